@@ -1,0 +1,51 @@
+# Everything runs in .venv, made on first use from constraints.txt.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CODE := $(wildcard src tests benchmarks examples)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check format test test-all demo bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.setup ## make .venv with the pinned packages
+
+check: setup ## lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports --no-logo
+
+format: setup ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+test: setup ## the tests, without the long matrix
+	$(BIN)/python -m pytest
+
+test-all: setup ## the tests, with the long matrix
+	$(BIN)/python -m pytest -m "not gpu"
+
+demo: setup ## train, break, recover, compare
+	$(BIN)/python examples/demo.py
+
+bench: $(VENV)/.bench ## measure, beside torchft
+	$(BIN)/python -m benchmarks
+
+clean: ## remove caches and build products; keep .venv and runs/
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.setup: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "relight needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.setup
+	$(PIP) --editable '.[bench]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Breaks: fault plans, the nemesis that injects them, the checker that judges. No torch."""

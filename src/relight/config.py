@@ -1,0 +1,1 @@
+"""Settings of a run: arguments beat files, files beat environment. No torch."""

@@ -1,0 +1,1 @@
+"""Decides: events and the time in, commands out. No input or output, no clock, no randomness."""

@@ -1,0 +1,109 @@
+"""What shall be done: the orders that come out of the core. The shells around it carry them out.
+
+A command addresses an *audience*, not each rank, so that a decision is a handful of commands at any scale.
+`Controller.audience` turns an audience into process names.
+"""
+
+import enum
+
+import msgspec
+
+
+class Audience(enum.StrEnum):
+    SURVIVORS = "survivors"  # members of the job that are not replacements in this generation
+    REPLACEMENTS = "replacements"
+    MEMBERS = "members"  # survivors and replacements: one process per rank
+    EVERYONE = "everyone"  # members and standbys
+
+
+class _Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    why: str
+
+
+class Spawn(_Command):
+    """Start a process of the script. `rank` is None for a standby."""
+
+    agent: str
+    process: str
+    rank: int | None
+    slot: int  # LOCAL_RANK of an initial worker; the device a standby builds on
+
+
+class Kill(_Command):
+    """SIGKILL a process: it was declared failed, and must be known dead before its rank is taken."""
+
+    process: str
+
+
+class Begin(_Command):
+    """All initial ranks hold the same state: take the first step."""
+
+    audience: Audience
+    generation: int
+
+
+class Assign(_Command):
+    """A standby takes a rank. From now on it is the replacement."""
+
+    process: str
+    rank: int
+    generation: int
+
+
+class Stop(_Command):
+    """Close the older generation: collectives fail at once, a write in progress finishes, then stand still."""
+
+    audience: Audience
+    generation: int
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that serves its intact state."""
+
+    rank: int
+    address: str
+
+
+class Restore(_Command):
+    """Reach `target`: finish the step locally if prepared, copy from `sources` if blank or torn, then roll back.
+
+    `targets` are ranks that copy. `attempt` counts how often step `target` has been started before.
+    """
+
+    audience: Audience
+    generation: int
+    target: int
+    attempt: int
+    sources: tuple[Source, ...]
+    targets: tuple[int, ...]
+
+
+class Resume(_Command):
+    """The handshake agreed: train on from the target version."""
+
+    audience: Audience
+    generation: int
+
+
+class Release(_Command):
+    """Training finished: leave the loop and run to the end of the script; standbys exit."""
+
+    audience: Audience
+    generation: int
+
+
+class EndJob(_Command):
+    """The job is over. `error` is empty if training finished."""
+
+    error: str
+    details: str  # e.g. the user's traceback
+
+
+class Notice(_Command):
+    """A line for people."""
+
+    level: str  # "info", "warning", "error"
+
+
+Command = Spawn | Kill | Begin | Assign | Stop | Restore | Resume | Release | EndJob | Notice
+WorkerCommand = Begin | Assign | Stop | Restore | Resume | Release

@@ -1,0 +1,231 @@
+"""What happened: the facts that go into the core. Each is one journal line; replaying them repeats every decision.
+
+An event carries no clock reading of the controller; the time of its arrival is the `now` argument of `handle`.
+Fields ending in `_ns` are CLOCK_MONOTONIC readings of the host where the fact was observed.
+"""
+
+import msgspec
+
+from relight.core.position import Position
+
+
+class _Event(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    pass
+
+
+class AgentJoined(_Event):
+    """An agent connected and can start `slots` ranks on its node."""
+
+    agent: str
+    slots: int
+
+
+class AgentLost(_Event):
+    """The connection to an agent ended and it did not come back in time."""
+
+    agent: str
+    evidence: str
+
+
+class ProcessStarted(_Event):
+    process: str
+    pid: int
+
+
+class ProcessExited(_Event):
+    """A process is gone (its pidfd became readable). `exit_status` as in subprocess: negative is a signal."""
+
+    process: str
+    exit_status: int | None  # None: an adopted process, whose status is not known
+    evidence: str
+    position: Position
+    noticed_ns: int
+
+
+class ProcessSuspected(_Event):
+    """The detector holds a live process to be useless: frozen, hung, or too slow to stop."""
+
+    process: str
+    kind: str  # "frozen" or "hang"
+    evidence: str
+    position: Position
+    noticed_ns: int
+
+
+class CommunicationStalled(_Event):
+    """No rank progresses and none is behind the others: the network, or a deadlock in the script."""
+
+    evidence: str
+    noticed_ns: int
+
+
+class StandbyReady(_Event):
+    """A standby ran the script up to its first step, and one warm-up step on a detached group."""
+
+    process: str
+    layout_digest: str  # of names, shapes and dtypes of all state
+
+
+class TrainingEntered(_Event):
+    """An initial rank reached its first step; its replicated state has this digest."""
+
+    process: str
+    rank: int
+    version: int
+    layout_digest: str
+    state_digest: str
+    until: int
+
+
+class Stopped(_Event):
+    """A survivor's main thread stands still, outside any write. The only basis of a decision."""
+
+    process: str
+    rank: int
+    generation: int  # the one that Stop opened
+    step: int
+    version: int
+    lineage: str
+    prepared: int  # step whose gradient is fully reduced here and known to be so, or -1
+    torn: bool  # a write was cut short: this state is worth nothing
+    blank: bool  # a replacement that has not been restored yet
+    stop_seconds: float  # from the arrival of Stop to standing still
+    restore_address: str  # where this worker serves its state
+
+
+class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds and bytes that one worker spent in each stage of a restore."""
+
+    finish_seconds: float = 0.0
+    reform_seconds: float = 0.0
+    copy_seconds: float = 0.0
+    copied_bytes: int = 0
+    digest_seconds: float = 0.0
+    rollback_seconds: float = 0.0
+
+
+class Restored(_Event):
+    """A worker holds the target version, is rolled back to the start of its step and has formed the new group."""
+
+    process: str
+    rank: int
+    generation: int
+    version: int
+    lineage: str
+    state_digest: str
+    layout_digest: str
+    data_digest: str  # replicated part of the data cursor
+    progress: RestoreProgress
+
+
+class RestoreFailed(_Event):
+    """A transfer or the forming of the new group failed; the worker itself lives."""
+
+    process: str
+    generation: int
+    evidence: str
+    culprit: str  # the process it was waiting for, or ""
+
+
+class StepResumed(_Event):
+    """First commit after a recovery: when its forward began and when it was committed."""
+
+    process: str
+    rank: int
+    generation: int
+    step: int
+    forward_ns: int
+    commit_ns: int
+
+
+class WorkerFailed(_Event):
+    """The script raised in this worker; the process is about to exit."""
+
+    process: str
+    rank: int
+    kind: str  # "exception" or "usage"
+    step: int
+    phase: str
+    summary: str  # "ValueError: ..."
+    traceback: str
+    noticed_ns: int
+
+
+class CollectiveFailed(_Event):
+    """A collective broke in this worker though no failure has been announced yet."""
+
+    process: str
+    rank: int
+    generation: int
+    step: int
+    summary: str
+    noticed_ns: int
+
+
+class TrainingDone(_Event):
+    """A worker committed its last step and waits for the others."""
+
+    process: str
+    rank: int
+    generation: int
+    version: int
+    lineage: str
+    state_digest: str
+    cut_collectives: int  # collectives outside the protected part of a step that a recovery cut short
+
+
+class WorkerReleased(_Event):
+    """A worker ran to the end of its script after training finished and is about to exit."""
+
+    process: str
+
+
+class WorkerNotice(_Event):
+    """Something the user should read, said once by one worker."""
+
+    process: str
+    rank: int
+    text: str
+
+
+class ShutdownRequested(_Event):
+    """Ctrl-C, SIGTERM or `relight run` going away."""
+
+    reason: str
+
+
+Event = (
+    AgentJoined
+    | AgentLost
+    | ProcessStarted
+    | ProcessExited
+    | ProcessSuspected
+    | CommunicationStalled
+    | StandbyReady
+    | TrainingEntered
+    | Stopped
+    | Restored
+    | RestoreFailed
+    | StepResumed
+    | WorkerFailed
+    | CollectiveFailed
+    | TrainingDone
+    | WorkerReleased
+    | WorkerNotice
+    | ShutdownRequested
+)
+
+# What a worker may say about itself; anything else from a worker's connection is refused.
+WorkerEvent = (
+    StandbyReady
+    | TrainingEntered
+    | Stopped
+    | Restored
+    | RestoreFailed
+    | StepResumed
+    | WorkerFailed
+    | CollectiveFailed
+    | TrainingDone
+    | WorkerReleased
+    | WorkerNotice
+)

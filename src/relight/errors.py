@@ -1,0 +1,28 @@
+"""Every error a user of relight can meet. Each message says what happened, the evidence, and what to do."""
+
+
+class RelightError(Exception):
+    """Base of all errors raised by relight."""
+
+
+class UsageError(RelightError, ValueError):
+    """The script or the command line asks for something that cannot work; the message says what to change."""
+
+
+class StepInterrupted(RelightError):
+    """Raised inside a step whose generation was closed by a failure elsewhere; `with step` absorbs it.
+
+    Let it pass: a script that catches it keeps the worker from stopping.
+    """
+
+
+class ProtocolError(RelightError):
+    """A peer said something that the protocol does not allow; the connection is closed."""
+
+
+class RestoreError(RelightError):
+    """A transfer of state failed or its digest did not match; the target stays blank and is restored anew."""
+
+
+class StateMismatchError(RelightError):
+    """Replicas that must hold the same bits do not."""

@@ -1,0 +1,1 @@
+"""Serves: the controller's loop, journal, status, dashboard. The core decides; no torch."""

@@ -1,0 +1,1 @@
+"""Carries messages: typed, framed, authenticated, bounded. No decisions, no pickle, no torch."""

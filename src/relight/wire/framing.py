@@ -1,0 +1,85 @@
+"""Frames: four bytes of length (big endian), then one msgpack message of a known type.
+
+The length is checked before anything is allocated, and a message that does not decode to one of the expected
+types closes the connection (`ProtocolError`).
+"""
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+from relight.errors import ProtocolError
+from relight.wire.messages import MAX_FRAME_BYTES
+
+_LENGTH = struct.Struct(">I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_frame(message: msgspec.Struct) -> bytes:
+    """One frame, ready to send. Raises ProtocolError if the message is over the limit."""
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"{type(message).__name__} of {len(payload)} bytes is over {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def encode_payload(message: msgspec.Struct) -> msgspec.Raw:
+    """A message encoded for relaying inside another (FromWorker, ToWorkers)."""
+    return msgspec.Raw(_encoder.encode(message))
+
+
+def make_decoder(types: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A decoder that accepts only `types`, a union of message classes."""
+    return msgspec.msgpack.Decoder(types)
+
+
+def decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes | msgspec.Raw) -> Any:
+    """Decode one payload, turning every malformation into ProtocolError."""
+    try:
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"malformed message: {error}") from error
+
+
+async def read_payload(reader: asyncio.StreamReader) -> bytes | None:
+    """The next frame's payload, or None at a clean end of stream."""
+    try:
+        header = await reader.readexactly(_LENGTH.size)
+        (length,) = _LENGTH.unpack(header)
+        _check_length(length)
+        return await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+def receive_payload(connection: socket.socket) -> bytes | None:
+    """Blocking form of `read_payload`, for threads without an event loop."""
+    header = _receive_exactly(connection, _LENGTH.size)
+    if header is None:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    _check_length(length)
+    return _receive_exactly(connection, length)
+
+
+def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
+    buffer = bytearray(count)
+    view = memoryview(buffer)
+    done = 0
+    while done < count:
+        try:
+            received = connection.recv_into(view[done:])
+        except ConnectionError:
+            return None
+        if received == 0:
+            return None
+        done += received
+    return bytes(buffer)
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")

@@ -1,0 +1,207 @@
+"""Every message between relight's processes, as types. Nothing else crosses a socket; nothing is ever unpickled.
+
+Worker <-> agent: a Unix stream socket. Agent <-> controller and observer <-> controller: TCP, after a handshake
+that proves knowledge of the job's token. The agent relays workers' messages and never interprets them.
+"""
+
+import msgspec
+
+from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
+from relight.core.events import (
+    CollectiveFailed,
+    ProcessExited,
+    ProcessStarted,
+    Restored,
+    RestoreFailed,
+    StandbyReady,
+    StepResumed,
+    Stopped,
+    TrainingDone,
+    TrainingEntered,
+    WorkerFailed,
+    WorkerNotice,
+    WorkerReleased,
+)
+from relight.core.position import Position
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 4 * 2**20
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    pass
+
+
+# --- handshake (TCP only) ---------------------------------------------------------------------------------------
+class Challenge(_Message):
+    """First frame on every TCP connection, from the controller."""
+
+    protocol_version: int
+    nonce: bytes
+
+
+class Hello(_Message):
+    """The peer's answer: who it is, and HMAC-SHA256(token, nonce + role + name)."""
+
+    protocol_version: int
+    role: str  # "agent" or "observer"
+    name: str
+    mac: bytes
+    slots: int = 0
+    processes: tuple[str, ...] = ()  # live workers that a restarted agent has adopted
+
+
+class Welcome(_Message):
+    """The controller accepts the peer."""
+
+    job: str
+
+
+class Refused(_Message):
+    """The controller closes the connection, and says why."""
+
+    reason: str
+
+
+# --- the store: rendezvous keys of a generation -----------------------------------------------------------------
+class StoreSet(_Message):
+    generation: int
+    key: str
+    value: bytes
+
+
+class StoreWait(_Message):
+    """Ask for the values of `keys`, answered once all are there."""
+
+    request: int
+    generation: int
+    keys: tuple[str, ...]
+
+
+class StoreAdd(_Message):
+    """Add to a counter; answered with its new value."""
+
+    request: int
+    generation: int
+    key: str
+    amount: int
+
+
+class StoreReply(_Message):
+    """`values` in the order of the request's keys; empty with `error` set if the generation is closed."""
+
+    request: int
+    values: tuple[bytes, ...]
+    error: str = ""
+
+
+# --- worker <-> agent -------------------------------------------------------------------------------------------
+class WorkerHello(_Message):
+    """First frame of a worker. The agent compares pid with the socket's peer credentials."""
+
+    process: str
+    pid: int
+
+
+WorkerUp = (
+    WorkerHello
+    | StandbyReady
+    | TrainingEntered
+    | Stopped
+    | Restored
+    | RestoreFailed
+    | StepResumed
+    | WorkerFailed
+    | CollectiveFailed
+    | TrainingDone
+    | WorkerReleased
+    | WorkerNotice
+    | StoreSet
+    | StoreWait
+    | StoreAdd
+)
+WorkerDown = Begin | Assign | Stop | Restore | Resume | Release | StoreReply
+
+
+# --- agent <-> controller ---------------------------------------------------------------------------------------
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent sees of one live process. Sent a few times a second; never journaled."""
+
+    process: str
+    position: Position
+    state: str  # third field of /proc/PID/stat: R, S, D, T, Z, ...
+    run_delay_ns: int  # time spent waiting for a CPU since the process started (/proc/PID/schedstat)
+    rss_bytes: int
+    sampled_ns: int
+
+
+class Samples(_Message):
+    samples: tuple[Sample, ...]
+
+
+class FromWorker(_Message):
+    """A worker's frame, relayed as it came."""
+
+    process: str
+    payload: msgspec.Raw
+
+
+class ToWorkers(_Message):
+    """A frame for some of this agent's workers."""
+
+    processes: tuple[str, ...]
+    payload: msgspec.Raw
+
+
+class TraceChunk(_Message):
+    """Phase changes of one process since the last chunk: (stamp_ns, generation, step, phase, version) each."""
+
+    process: str
+    rank: int
+    records: tuple[tuple[int, int, int, int, int], ...]
+    clock_offset_ns: int  # wall clock minus CLOCK_MONOTONIC on the agent's host
+
+
+class StopAgent(_Message):
+    """End every process you started, then exit."""
+
+    why: str
+
+
+AgentUp = Hello | ProcessStarted | ProcessExited | FromWorker | Samples | TraceChunk
+AgentDown = Challenge | Welcome | Refused | Spawn | Kill | ToWorkers | StopAgent
+
+
+# --- controller -> observer -------------------------------------------------------------------------------------
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    rank: int
+    process: str
+    position: Position
+    rss_bytes: int
+
+
+class StatusUpdate(_Message):
+    """A snapshot for people, a few times a second."""
+
+    job: str
+    stage: str
+    generation: int
+    until: int
+    failures: int
+    standbys_ready: int
+    steps_per_second: float
+    ranks: tuple[RankStatus, ...]
+
+
+class NoticeUpdate(_Message):
+    level: str
+    text: str
+
+
+class JobEnded(_Message):
+    error: str
+    details: str
+
+
+ObserverUp = Hello | StopAgent
+ObserverDown = Challenge | Welcome | Refused | StatusUpdate | NoticeUpdate | JobEnded

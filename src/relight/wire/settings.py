@@ -1,0 +1,46 @@
+"""What `relight run` was asked for, as one frozen value that every process of the job reads.
+
+It lies in `settings.json` in the job's private directory (mode 0700), next to the token. Processes of the job
+get the directory's path in RELIGHT_PRIVATE_DIR; secrets are never put on a command line or in an environment.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from relight.core.fault import Plan
+
+
+class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one job. Defaults are the defaults of `relight run`."""
+
+    job: str
+    script: str
+    script_arguments: tuple[str, ...] = ()
+    module: bool = False  # run `script` as a module, like torchrun -m
+    world_size: int = 1
+    standbys: int = 0
+    run_dir: str = ""
+    controller_address: str = "127.0.0.1"
+    controller_port: int = 0  # chosen by the system, and written to `controller.json` in the private directory
+    master_address: str = "127.0.0.1"
+    master_port: int = 29500
+    # failure detection
+    hang_timeout_seconds: float = 30.0  # no progress inside a step while peers wait; grows with the job's step time
+    outside_hang_timeout_seconds: float = 600.0  # the same between steps (evaluation, checkpoint)
+    startup_timeout_seconds: float = 600.0  # from start to the first step, and for the first step itself
+    frozen_timeout_seconds: float = 1.0  # stopped (SIGSTOP) for so long
+    stop_timeout_seconds: float = 30.0  # a survivor that does not stand still by then has failed too
+    restore_timeout_seconds: float = 120.0
+    agent_timeout_seconds: float = 15.0  # a lost agent may come back for so long
+    # retries
+    max_failures: int | None = None  # None: as many as happen
+    max_failures_per_step: int = 10  # a step that fails more often ends the job
+    max_identical_errors: int = 2  # the same exception at the same step: a bug, not a failure
+    seed: int = 0
+    plan: Plan = Plan()
+
+
+def read_settings(private_dir: str | Path) -> JobSettings:
+    """Read `settings.json` of a job. Raises OSError or msgspec.ValidationError."""
+    return msgspec.json.decode((Path(private_dir) / "settings.json").read_bytes(), type=JobSettings)
