@@ -140,8 +140,7 @@ def attempts_of(events: Iterable[Event]) -> list[Attempt]:
     attempts = []
     for _, own in sorted(by_process.items()):
         starts = [index for index, event in enumerate(own) if event.event == "step_start"]
-        ends = [*starts[1:], len(own)]
-        attempts += [_attempt(own[start:end]) for start, end in zip(starts, ends, strict=True)]
+        attempts += [_attempt(own[start:end]) for start, end in itertools.pairwise([*starts, len(own)])]
     return attempts
 
 
@@ -401,9 +400,10 @@ def trial_directory(workdir: Path) -> Iterator[Path]:
 # ---------------------------------------------------------------- processes
 
 
-def launch(command: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+def launch(command: Sequence[str], output: Path, **variables: str) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, with what it prints appended to a file."""
     environment = os.environ | {
+        **variables,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
@@ -477,7 +477,10 @@ class TorchrunJob:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        self._processes.append(launch(self._command, self._output))
+        # Shared with the agent, which is the default, the store keeps the addresses of the ranks of before the
+        # restart, and new ranks connect to those: restarts then fail by chance (pytorch#135712, torch 2.13).
+        variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        self._processes.append(launch(self._command, self._output, **variables))
 
     def supervise(self) -> None:
         if self.exited() is not None:

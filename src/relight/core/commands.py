@@ -20,7 +20,7 @@ class _Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     why: str
 
 
-class Spawn(_Command):
+class Spawn(_Command, frozen=True, kw_only=True):
     """Start a process of the script. `rank` is None for a standby."""
 
     agent: str
@@ -29,20 +29,20 @@ class Spawn(_Command):
     slot: int  # LOCAL_RANK of an initial worker; the device a standby builds on
 
 
-class Kill(_Command):
+class Kill(_Command, frozen=True, kw_only=True):
     """SIGKILL a process: it was declared failed, and must be known dead before its rank is taken."""
 
     process: str
 
 
-class Begin(_Command):
+class Begin(_Command, frozen=True, kw_only=True):
     """All initial ranks hold the same state: take the first step."""
 
     audience: Audience
     generation: int
 
 
-class Assign(_Command):
+class Assign(_Command, frozen=True, kw_only=True):
     """A standby takes a rank. From now on it is the replacement."""
 
     process: str
@@ -50,7 +50,7 @@ class Assign(_Command):
     generation: int
 
 
-class Stop(_Command):
+class Stop(_Command, frozen=True, kw_only=True):
     """Close the older generation: collectives fail at once, a write in progress finishes, then stand still."""
 
     audience: Audience
@@ -64,7 +64,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     address: str
 
 
-class Restore(_Command):
+class Restore(_Command, frozen=True, kw_only=True):
     """Reach `target`: finish the step locally if prepared, copy from `sources` if blank or torn, then roll back.
 
     `targets` are ranks that copy. `attempt` counts how often step `target` has been started before.
@@ -78,28 +78,28 @@ class Restore(_Command):
     targets: tuple[int, ...]
 
 
-class Resume(_Command):
+class Resume(_Command, frozen=True, kw_only=True):
     """The handshake agreed: train on from the target version."""
 
     audience: Audience
     generation: int
 
 
-class Release(_Command):
+class Release(_Command, frozen=True, kw_only=True):
     """Training finished: leave the loop and run to the end of the script; standbys exit."""
 
     audience: Audience
     generation: int
 
 
-class EndJob(_Command):
+class EndJob(_Command, frozen=True, kw_only=True):
     """The job is over. `error` is empty if training finished."""
 
     error: str
     details: str  # e.g. the user's traceback
 
 
-class Notice(_Command):
+class Notice(_Command, frozen=True, kw_only=True):
     """A line for people."""
 
     level: str  # "info", "warning", "error"

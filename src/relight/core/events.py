@@ -13,26 +13,26 @@ class _Event(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     pass
 
 
-class AgentJoined(_Event):
+class AgentJoined(_Event, frozen=True, kw_only=True):
     """An agent connected and can start `slots` ranks on its node."""
 
     agent: str
     slots: int
 
 
-class AgentLost(_Event):
+class AgentLost(_Event, frozen=True, kw_only=True):
     """The connection to an agent ended and it did not come back in time."""
 
     agent: str
     evidence: str
 
 
-class ProcessStarted(_Event):
+class ProcessStarted(_Event, frozen=True, kw_only=True):
     process: str
     pid: int
 
 
-class ProcessExited(_Event):
+class ProcessExited(_Event, frozen=True, kw_only=True):
     """A process is gone (its pidfd became readable). `exit_status` as in subprocess: negative is a signal."""
 
     process: str
@@ -42,7 +42,7 @@ class ProcessExited(_Event):
     noticed_ns: int
 
 
-class ProcessSuspected(_Event):
+class ProcessSuspected(_Event, frozen=True, kw_only=True):
     """The detector holds a live process to be useless: frozen, hung, or too slow to stop."""
 
     process: str
@@ -52,21 +52,21 @@ class ProcessSuspected(_Event):
     noticed_ns: int
 
 
-class CommunicationStalled(_Event):
+class CommunicationStalled(_Event, frozen=True, kw_only=True):
     """No rank progresses and none is behind the others: the network, or a deadlock in the script."""
 
     evidence: str
     noticed_ns: int
 
 
-class StandbyReady(_Event):
+class StandbyReady(_Event, frozen=True, kw_only=True):
     """A standby ran the script up to its first step, and one warm-up step on a detached group."""
 
     process: str
     layout_digest: str  # of names, shapes and dtypes of all state
 
 
-class TrainingEntered(_Event):
+class TrainingEntered(_Event, frozen=True, kw_only=True):
     """An initial rank reached its first step; its replicated state has this digest."""
 
     process: str
@@ -77,7 +77,7 @@ class TrainingEntered(_Event):
     until: int
 
 
-class Stopped(_Event):
+class Stopped(_Event, frozen=True, kw_only=True):
     """A survivor's main thread stands still, outside any write. The only basis of a decision."""
 
     process: str
@@ -104,7 +104,7 @@ class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):
     rollback_seconds: float = 0.0
 
 
-class Restored(_Event):
+class Restored(_Event, frozen=True, kw_only=True):
     """A worker holds the target version, is rolled back to the start of its step and has formed the new group."""
 
     process: str
@@ -118,7 +118,7 @@ class Restored(_Event):
     progress: RestoreProgress
 
 
-class RestoreFailed(_Event):
+class RestoreFailed(_Event, frozen=True, kw_only=True):
     """A transfer or the forming of the new group failed; the worker itself lives."""
 
     process: str
@@ -127,18 +127,19 @@ class RestoreFailed(_Event):
     culprit: str  # the process it was waiting for, or ""
 
 
-class StepResumed(_Event):
-    """First commit after a recovery: when its forward began and when it was committed."""
+class StepResumed(_Event, frozen=True, kw_only=True):
+    """First commit after a recovery: when Resume arrived, its forward began, and it was committed."""
 
     process: str
     rank: int
     generation: int
     step: int
+    resumed_ns: int
     forward_ns: int
     commit_ns: int
 
 
-class WorkerFailed(_Event):
+class WorkerFailed(_Event, frozen=True, kw_only=True):
     """The script raised in this worker; the process is about to exit."""
 
     process: str
@@ -151,7 +152,7 @@ class WorkerFailed(_Event):
     noticed_ns: int
 
 
-class CollectiveFailed(_Event):
+class CollectiveFailed(_Event, frozen=True, kw_only=True):
     """A collective broke in this worker though no failure has been announced yet."""
 
     process: str
@@ -162,7 +163,7 @@ class CollectiveFailed(_Event):
     noticed_ns: int
 
 
-class TrainingDone(_Event):
+class TrainingDone(_Event, frozen=True, kw_only=True):
     """A worker committed its last step and waits for the others."""
 
     process: str
@@ -174,13 +175,13 @@ class TrainingDone(_Event):
     cut_collectives: int  # collectives outside the protected part of a step that a recovery cut short
 
 
-class WorkerReleased(_Event):
+class WorkerReleased(_Event, frozen=True, kw_only=True):
     """A worker ran to the end of its script after training finished and is about to exit."""
 
     process: str
 
 
-class WorkerNotice(_Event):
+class WorkerNotice(_Event, frozen=True, kw_only=True):
     """Something the user should read, said once by one worker."""
 
     process: str
@@ -188,7 +189,7 @@ class WorkerNotice(_Event):
     text: str
 
 
-class ShutdownRequested(_Event):
+class ShutdownRequested(_Event, frozen=True, kw_only=True):
     """Ctrl-C, SIGTERM or `relight run` going away."""
 
     reason: str

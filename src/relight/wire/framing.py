@@ -44,12 +44,12 @@ def decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes | msgspec.Raw) 
         raise ProtocolError(f"malformed message: {error}") from error
 
 
-async def read_payload(reader: asyncio.StreamReader) -> bytes | None:
-    """The next frame's payload, or None at a clean end of stream."""
+async def read_payload(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> bytes | None:
+    """The next frame's payload, or None at a clean end of stream. Strangers get a smaller `limit`."""
     try:
         header = await reader.readexactly(_LENGTH.size)
         (length,) = _LENGTH.unpack(header)
-        _check_length(length)
+        _check_length(length, limit)
         return await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
@@ -80,6 +80,6 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
     return bytes(buffer)
 
 
-def _check_length(length: int) -> None:
-    if length > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+def _check_length(length: int, limit: int = MAX_FRAME_BYTES) -> None:
+    if length > limit:
+        raise ProtocolError(f"a frame of {length} bytes is over the limit of {limit}")

@@ -7,6 +7,7 @@ that proves knowledge of the job's token. The agent relays workers' messages and
 import msgspec
 
 from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
+from relight.core.detector import Sample as Sample
 from relight.core.events import (
     CollectiveFailed,
     ProcessExited,
@@ -33,14 +34,14 @@ class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 # --- handshake (TCP only) ---------------------------------------------------------------------------------------
-class Challenge(_Message):
+class Challenge(_Message, frozen=True, kw_only=True):
     """First frame on every TCP connection, from the controller."""
 
     protocol_version: int
     nonce: bytes
 
 
-class Hello(_Message):
+class Hello(_Message, frozen=True, kw_only=True):
     """The peer's answer: who it is, and HMAC-SHA256(token, nonce + role + name)."""
 
     protocol_version: int
@@ -51,26 +52,26 @@ class Hello(_Message):
     processes: tuple[str, ...] = ()  # live workers that a restarted agent has adopted
 
 
-class Welcome(_Message):
+class Welcome(_Message, frozen=True, kw_only=True):
     """The controller accepts the peer."""
 
     job: str
 
 
-class Refused(_Message):
+class Refused(_Message, frozen=True, kw_only=True):
     """The controller closes the connection, and says why."""
 
     reason: str
 
 
 # --- the store: rendezvous keys of a generation -----------------------------------------------------------------
-class StoreSet(_Message):
+class StoreSet(_Message, frozen=True, kw_only=True):
     generation: int
     key: str
     value: bytes
 
 
-class StoreWait(_Message):
+class StoreWait(_Message, frozen=True, kw_only=True):
     """Ask for the values of `keys`, answered once all are there."""
 
     request: int
@@ -78,7 +79,7 @@ class StoreWait(_Message):
     keys: tuple[str, ...]
 
 
-class StoreAdd(_Message):
+class StoreAdd(_Message, frozen=True, kw_only=True):
     """Add to a counter; answered with its new value."""
 
     request: int
@@ -87,7 +88,7 @@ class StoreAdd(_Message):
     amount: int
 
 
-class StoreReply(_Message):
+class StoreReply(_Message, frozen=True, kw_only=True):
     """`values` in the order of the request's keys; empty with `error` set if the generation is closed."""
 
     request: int
@@ -96,7 +97,7 @@ class StoreReply(_Message):
 
 
 # --- worker <-> agent -------------------------------------------------------------------------------------------
-class WorkerHello(_Message):
+class WorkerHello(_Message, frozen=True, kw_only=True):
     """First frame of a worker. The agent compares pid with the socket's peer credentials."""
 
     process: str
@@ -124,36 +125,25 @@ WorkerDown = Begin | Assign | Stop | Restore | Resume | Release | StoreReply
 
 
 # --- agent <-> controller ---------------------------------------------------------------------------------------
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent sees of one live process. Sent a few times a second; never journaled."""
-
-    process: str
-    position: Position
-    state: str  # third field of /proc/PID/stat: R, S, D, T, Z, ...
-    run_delay_ns: int  # time spent waiting for a CPU since the process started (/proc/PID/schedstat)
-    rss_bytes: int
-    sampled_ns: int
-
-
-class Samples(_Message):
+class Samples(_Message, frozen=True, kw_only=True):
     samples: tuple[Sample, ...]
 
 
-class FromWorker(_Message):
+class FromWorker(_Message, frozen=True, kw_only=True):
     """A worker's frame, relayed as it came."""
 
     process: str
     payload: msgspec.Raw
 
 
-class ToWorkers(_Message):
+class ToWorkers(_Message, frozen=True, kw_only=True):
     """A frame for some of this agent's workers."""
 
     processes: tuple[str, ...]
     payload: msgspec.Raw
 
 
-class TraceChunk(_Message):
+class TraceChunk(_Message, frozen=True, kw_only=True):
     """Phase changes of one process since the last chunk: (stamp_ns, generation, step, phase, version) each."""
 
     process: str
@@ -162,14 +152,31 @@ class TraceChunk(_Message):
     clock_offset_ns: int  # wall clock minus CLOCK_MONOTONIC on the agent's host
 
 
-class StopAgent(_Message):
+class CopyPrivate(_Message, frozen=True, kw_only=True):
+    """Give `target` the rank-private state of `version` that `source`, its dead predecessor, left behind.
+
+    A version that is not there is skipped: an older predecessor may have it.
+    """
+
+    source: str
+    target: str
+    version: int
+
+
+class ForgetProcess(_Message, frozen=True, kw_only=True):
+    """Nobody will ask for this dead process's position page again."""
+
+    process: str
+
+
+class StopAgent(_Message, frozen=True, kw_only=True):
     """End every process you started, then exit."""
 
     why: str
 
 
 AgentUp = Hello | ProcessStarted | ProcessExited | FromWorker | Samples | TraceChunk
-AgentDown = Challenge | Welcome | Refused | Spawn | Kill | ToWorkers | StopAgent
+AgentDown = Challenge | Welcome | Refused | Spawn | Kill | ToWorkers | CopyPrivate | ForgetProcess | StopAgent
 
 
 # --- controller -> observer -------------------------------------------------------------------------------------
@@ -180,7 +187,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int
 
 
-class StatusUpdate(_Message):
+class StatusUpdate(_Message, frozen=True, kw_only=True):
     """A snapshot for people, a few times a second."""
 
     job: str
@@ -193,12 +200,12 @@ class StatusUpdate(_Message):
     ranks: tuple[RankStatus, ...]
 
 
-class NoticeUpdate(_Message):
+class NoticeUpdate(_Message, frozen=True, kw_only=True):
     level: str
     text: str
 
 
-class JobEnded(_Message):
+class JobEnded(_Message, frozen=True, kw_only=True):
     error: str
     details: str
 

@@ -1,0 +1,676 @@
+"""The controller's decisions: facts in, orders out, time as an argument. No sockets, no clock, no randomness.
+
+    STARTING -> TRAINING -> FINISHING -> ENDED
+                 |     ^
+                 v     |
+              STOPPING -> RESTORING        (a failure in either opens the next generation, from STOPPING)
+
+The shell around it (relight.server) calls `handle(event, now)`, `expire(now)` when `next_deadline()` has passed,
+and carries out the commands in order. It journals each event and command first, so a journal can be replayed.
+"""
+
+import enum
+from collections import Counter
+
+import msgspec
+
+from relight.core import events as ev
+from relight.core.commands import (
+    Assign,
+    Audience,
+    Begin,
+    Command,
+    EndJob,
+    Kill,
+    Notice,
+    Release,
+    Restore,
+    Resume,
+    Source,
+    Spawn,
+    Stop,
+)
+from relight.core.decision import Decision, Halt, decide
+from relight.core.ledger import Ledger
+from relight.core.members import Members, Process
+from relight.core.report import JobReport
+
+
+class Stage(enum.StrEnum):
+    STARTING = "starting"
+    TRAINING = "training"
+    STOPPING = "stopping"  # waiting for every member to stand still, and for a process for every rank
+    RESTORING = "restoring"  # waiting for every member to hold the target version
+    FINISHING = "finishing"  # training is done; the scripts run to their ends
+    ENDED = "ended"
+
+
+class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the job's settings that decisions depend on."""
+
+    world_size: int
+    standbys: int = 0
+    stop_timeout_seconds: float = 630.0
+    restore_timeout_seconds: float = 120.0
+    startup_timeout_seconds: float = 600.0
+    max_failures: int | None = None
+    max_failures_per_step: int = 10
+    max_identical_errors: int = 2
+
+
+# A collective that breaks is nearly always the echo of a death that the agent reports within milliseconds. Only
+# if none is reported for this long is the network itself held to be the cause.
+COLLECTIVE_GRACE_SECONDS = 0.25
+# A standby that takes longer than this to get warm may never be; start another beside it.
+STANDBY_PATIENCE_SECONDS = 30.0
+MAX_RESTORE_FAILURES = 5
+MAX_STANDBY_FAILURES = 3
+MAX_STARTUP_RESTARTS = 3
+
+
+class Controller:
+    """One job. See the module's docstring for the calling convention."""
+
+    def __init__(self, settings: ControllerSettings) -> None:
+        self.settings = settings
+        self.stage = Stage.STARTING
+        self.generation = 1
+        self.until = 0
+        self.members = Members()
+        self.ledger = Ledger(settings.world_size, settings.standbys)
+        self._agent = ""
+        self._entered: dict[str, ev.TrainingEntered] = {}
+        self._stopped: dict[str, ev.Stopped] = {}
+        self._restored: dict[str, ev.Restored] = {}
+        self._done: dict[str, ev.TrainingDone] = {}
+        self._released: set[str] = set()
+        self._decision: Decision | None = None
+        self._deadline: float | None = None
+        self._suspected_collective: ev.CollectiveFailed | None = None
+        self._failures_at_step: Counter[int] = Counter()
+        self._identical: Counter[tuple[object, ...]] = Counter()
+        self._attempts: Counter[int] = Counter()
+        self._tracebacks: dict[str, ev.WorkerFailed] = {}
+        self._restore_failures = 0
+        self._standby_failures = 0
+        self._startup_restarts = 0
+
+    # --- what the shell and people look at --------------------------------------------------------------------
+    def audience(self, audience: Audience) -> tuple[str, ...]:
+        """Names of the processes that a command of this audience goes to, now."""
+        return self.members.audience(audience)
+
+    def rank_processes(self) -> dict[int, str]:
+        """Rank to process name."""
+        return {rank: process.name for rank, process in self.members.by_rank().items()}
+
+    @property
+    def failures(self) -> int:
+        """Failures so far."""
+        return len(self.ledger.failures)
+
+    @property
+    def standbys_ready(self) -> int:
+        """Warm standbys."""
+        return len(self.members.ready_standbys())
+
+    @property
+    def predecessors(self) -> dict[int, tuple[str, ...]]:
+        """For each rank, its failed holders since it was last restored, newest last."""
+        return self.members.predecessors
+
+    def report(self) -> JobReport:
+        """The report so far."""
+        return self.ledger.report()
+
+    def next_deadline(self) -> float | None:
+        """When `expire` wants to be called, or None."""
+        return self._deadline
+
+    def check(self) -> None:
+        """Assert what must always hold."""
+        assert self.generation >= 1
+        ranks = [p.rank for p in self.members.processes.values() if p.rank is not None and p.alive and not p.failed]
+        assert len(ranks) == len(set(ranks)), f"two live processes hold one rank: {sorted(ranks)}"
+        assert self.stage is not Stage.RESTORING or self._decision is not None
+
+    # --- events ------------------------------------------------------------------------------------------------
+    def handle(self, event: ev.Event, now: float) -> tuple[Command, ...]:
+        """Take in one fact; return the orders it leads to, in the order in which they must be carried out."""
+        if self.stage is Stage.ENDED:
+            return ()
+        match event:
+            case ev.AgentJoined():
+                out = self._on_agent_joined(event, now)
+            case ev.ProcessStarted():
+                out = self._on_started(event)
+            case ev.ProcessExited():
+                out = self._on_exited(event, now)
+            case ev.ProcessSuspected():
+                out = self._on_suspected(event, now)
+            case ev.WorkerFailed():
+                out = self._on_worker_failed(event, now)
+            case ev.CollectiveFailed():
+                out = self._on_collective_failed(event, now)
+            case ev.CommunicationStalled():
+                out = self._on_stalled(event, now)
+            case ev.AgentLost():
+                out = self._on_agent_lost(event, now)
+            case ev.TrainingEntered():
+                out = self._on_entered(event, now)
+            case ev.StandbyReady():
+                out = self._on_standby_ready(event, now)
+            case ev.Stopped():
+                out = self._on_stopped(event, now)
+            case ev.Restored():
+                out = self._on_restored(event, now)
+            case ev.RestoreFailed():
+                out = self._on_restore_failed(event, now)
+            case ev.StepResumed():
+                self.ledger.step_resumed(event, self.settings.world_size)
+                out = []
+            case ev.TrainingDone():
+                out = self._on_done(event, now)
+            case ev.WorkerReleased():
+                self._released.add(event.process)
+                out = []
+            case ev.WorkerNotice():
+                self.ledger.notices.append(event.text)
+                out = [Notice(why=event.text, level="warning")]
+            case ev.ShutdownRequested():
+                out = self._end(f"stopped: {event.reason}", now)
+        return tuple(out)
+
+    def expire(self, now: float) -> tuple[Command, ...]:
+        """The deadline has passed: whoever was waited for has failed too, or the grace is over."""
+        if self._deadline is None or now < self._deadline or self.stage is Stage.ENDED:
+            return ()
+        self._deadline = None
+        if self.stage is Stage.STARTING:
+            return tuple(self._on_startup_timeout(now))
+        if self.stage is Stage.TRAINING:
+            return tuple(self._on_grace_over(now))
+        if self.stage is Stage.STOPPING:
+            return tuple(self._on_stop_timeout(now))
+        if self.stage is Stage.RESTORING:
+            late = [p for p in self.members.by_rank().values() if p.name not in self._restored]
+            limit = self.settings.restore_timeout_seconds
+            return tuple(self._fail_late(late, f"did not finish restoring within {limit:g} s", now))
+        return ()
+
+    # --- starting ----------------------------------------------------------------------------------------------
+    def _on_agent_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
+        if self._agent:
+            return []  # the same agent again, after a restart: its workers live on
+        self._agent = event.agent
+        self.ledger.started(now)
+        self._deadline = now + self.settings.startup_timeout_seconds
+        out: list[Command] = [
+            self._spawn(rank, rank, now, why="initial rank") for rank in range(self.settings.world_size)
+        ]
+        return out + self._top_up_standbys(now)
+
+    def _spawn(self, rank: int | None, slot: int, now: float, *, why: str, fresh: bool = False) -> Spawn:
+        process = self.members.add(self._agent, slot, rank, now, fresh=fresh)
+        return Spawn(agent=process.agent, process=process.name, rank=rank, slot=slot, why=why)
+
+    def _top_up_standbys(self, now: float) -> list[Command]:
+        """Keep as many standbys as were asked for, warm or on their way."""
+        if self._standby_failures >= MAX_STANDBY_FAILURES:
+            return []
+        missing = self.settings.standbys - len(self.members.standbys())
+        return [
+            self._spawn(None, self.settings.world_size + index, now, why="a standby in reserve")
+            for index in range(missing)
+        ]
+
+    def _on_started(self, event: ev.ProcessStarted) -> list[Command]:
+        process = self.members.processes.get(event.process)
+        if process is None or process.started:
+            return []
+        process.started = True
+        if process.rank is None:
+            return []
+        return [Assign(process=process.name, rank=process.rank, generation=self.generation, why="initial rank")]
+
+    def _on_entered(self, event: ev.TrainingEntered, now: float) -> list[Command]:
+        if self.stage is not Stage.STARTING or not self._is_member(event.process):
+            return []
+        self._entered[event.process] = event
+        if len(self._entered) < self.settings.world_size:
+            return []
+        reports = sorted(self._entered.values(), key=lambda e: e.rank)
+        problem = _startup_mismatch(reports)
+        if problem:
+            return self._end(problem, now)
+        self.stage, self._deadline, self.until = Stage.TRAINING, None, reports[0].until
+        self.ledger.began(now, reports[0])
+        return [
+            Begin(
+                audience=Audience.MEMBERS,
+                generation=self.generation,
+                why=f"all {self.settings.world_size} ranks hold the same state ({reports[0].state_digest})",
+            )
+        ]
+
+    def _on_startup_timeout(self, now: float) -> list[Command]:
+        late = sorted(rank for rank, p in self.members.by_rank().items() if p.name not in self._entered)
+        return self._end(
+            f"rank {', '.join(map(str, late))} did not reach its first step within "
+            f"{self.settings.startup_timeout_seconds:g} s; raise --startup-timeout-seconds if the script needs longer",
+            now,
+        )
+
+    def _restart_startup(self, failure: str, now: float) -> list[Command]:
+        """Before the first step there is nothing to preserve: start all ranks anew."""
+        self._startup_restarts += 1
+        if self._startup_restarts > MAX_STARTUP_RESTARTS:
+            return self._end(f"{failure}; {MAX_STARTUP_RESTARTS} starts have failed", now)
+        out: list[Command] = [
+            Notice(why=f"{failure} before the first step; starting all ranks again", level="warning")
+        ]
+        for process in self.members.by_rank().values():
+            self.members.fail(process)
+            out.append(Kill(process=process.name, why="starting all ranks again"))
+        self.members.predecessors.clear()
+        self._entered.clear()
+        self.generation += 1
+        self._deadline = now + self.settings.startup_timeout_seconds
+        out += [
+            self._spawn(rank, rank, now, why="initial rank, again") for rank in range(self.settings.world_size)
+        ]
+        return out
+
+    # --- failures ----------------------------------------------------------------------------------------------
+    def _on_exited(self, event: ev.ProcessExited, now: float) -> list[Command]:
+        process = self.members.processes.get(event.process)
+        if process is None or not process.alive:
+            return []
+        process.alive = False
+        process.final_position = event.position
+        if self.stage is Stage.FINISHING:
+            return self._on_exit_after_training(process, event, now)
+        if process.failed:  # declared failed before; its death was awaited
+            return self._advance(now)
+        if process.rank is None:
+            return self._on_standby_lost(process, event.evidence, now)
+        if self.stage is Stage.STARTING:
+            return self._on_exit_before_training(process, event, now)
+        kind = "killed" if (event.exit_status or 0) < 0 else "exited"
+        if "out-of-memory" in event.evidence:
+            kind = "out of memory"
+        key = (kind, process.rank, event.position.step, event.exit_status) if kind != "killed" else None
+        self.ledger.failure(process, kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
+        return self._fail([process], event.position.step, key, now)
+
+    def _on_exit_before_training(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
+        raised = self._tracebacks.get(process.name)
+        if raised is not None:
+            return self._end(f"rank {process.rank} failed before its first step: {raised.summary}", now, raised)
+        if event.exit_status == 0:
+            return self._end(
+                f"rank {process.rank} ended before its first step: the script must call relight.init() and take its "
+                "steps from training.steps(); see `relight run --help` for an example",
+                now,
+            )
+        if (event.exit_status or 0) > 0:
+            return self._end(f"rank {process.rank} {event.evidence} before its first step", now)
+        self.members.fail(process)
+        return self._restart_startup(f"rank {process.rank} {event.evidence}", now)
+
+    def _on_exit_after_training(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
+        if process.rank is not None and not process.failed and event.exit_status not in (0, None):
+            raised = self._tracebacks.get(process.name)
+            what = raised.summary if raised else event.evidence
+            return self._end(
+                f"training finished, but rank {process.rank} failed in the code after the last step: {what}", now, raised
+            )
+        if any(p.alive for p in self.members.processes.values()):
+            return []
+        return self._end("", now)
+
+    def _on_standby_lost(self, process: Process, evidence: str, now: float) -> list[Command]:
+        self._standby_failures += 1
+        out: list[Command] = [Notice(why=f"standby {process.name} {evidence}", level="warning")]
+        if self._standby_failures == MAX_STANDBY_FAILURES:
+            out.append(
+                Notice(why="no more standbys are started: too many failed without a success between", level="warning")
+            )
+        out += self._top_up_standbys(now)
+        return out + self._advance(now)
+
+    def _on_suspected(self, event: ev.ProcessSuspected, now: float) -> list[Command]:
+        process = self.members.processes.get(event.process)
+        if process is None or not process.alive or process.failed or self.stage is Stage.FINISHING:
+            return []
+        kill = Kill(process=process.name, why=event.evidence)
+        if process.rank is None:
+            process.failed = True
+            return [kill, *self._on_standby_lost(process, event.evidence, now)]
+        if self.stage is Stage.STARTING:
+            self.members.fail(process)
+            return [kill, *self._restart_startup(f"rank {process.rank}: {event.evidence}", now)]
+        self.ledger.failure(
+            process, event.kind, event.evidence, event.position, event.noticed_ns, self.generation, now
+        )
+        key = ("hang", process.rank, event.position.step) if event.kind == "hang" else None
+        return [kill, *self._fail([process], event.position.step, key, now)]
+
+    def _on_worker_failed(self, event: ev.WorkerFailed, now: float) -> list[Command]:
+        process = self.members.processes.get(event.process)
+        if process is None or not process.alive or process.failed:
+            return []
+        self._tracebacks[event.process] = event
+        if event.kind == "usage" and process.rank is not None:
+            return self._end(f"rank {event.rank}: {event.summary}", now, event)
+        if process.rank is None or self.stage in (Stage.STARTING, Stage.FINISHING):
+            return []  # its exit tells the rest
+        position = msgspec.structs.replace(process.final_position, step=event.step)
+        self.ledger.failure(
+            process, "exception", event.summary, position, event.noticed_ns, self.generation, now, phase=event.phase
+        )
+        kill = Kill(process=process.name, why=f"it raised {event.summary}")
+        return [kill, *self._fail([process], event.step, ("exception", event.step, event.summary), now, event)]
+
+    def _on_collective_failed(self, event: ev.CollectiveFailed, now: float) -> list[Command]:
+        if self.stage is not Stage.TRAINING or event.generation != self.generation:
+            return []
+        if self._suspected_collective is None:
+            self._suspected_collective = event
+            self._deadline = now + COLLECTIVE_GRACE_SECONDS
+        return []
+
+    def _on_grace_over(self, now: float) -> list[Command]:
+        event = self._suspected_collective
+        if event is None:
+            return []
+        evidence = f"a collective of rank {event.rank} broke while every process lives: {event.summary}"
+        self.ledger.failure(None, "communication", evidence, None, event.noticed_ns, self.generation, now, event.step)
+        return self._fail([], event.step, ("communication", event.step), now, limit=MAX_RESTORE_FAILURES)
+
+    def _on_stalled(self, event: ev.CommunicationStalled, now: float) -> list[Command]:
+        if self.stage is not Stage.TRAINING:
+            return []
+        self.ledger.failure(None, "communication", event.evidence, None, event.noticed_ns, self.generation, now)
+        return self._fail([], -1, ("stall",), now)
+
+    def _on_agent_lost(self, event: ev.AgentLost, now: float) -> list[Command]:
+        if event.agent != self._agent:
+            return []
+        return self._end(
+            f"the agent of the only node is gone ({event.evidence}), and with it every replica of the state", now
+        )
+
+    def _fail(
+        self,
+        processes: list[Process],
+        step: int,
+        key: tuple[object, ...] | None,
+        now: float,
+        raised: ev.WorkerFailed | None = None,
+        limit: int = 0,
+    ) -> list[Command]:
+        """Take failed processes out, unless it is one failure too many; then open the next generation."""
+        for process in processes:
+            self.members.fail(process)
+        self._failures_at_step[step] += 1
+        if key is not None:
+            self._identical[key] += 1
+        ending = self._breaker(step, key, limit or self.settings.max_identical_errors)
+        if ending:
+            return self._end(ending, now, raised)
+        return self._open_generation(now)
+
+    def _breaker(self, step: int, key: tuple[object, ...] | None, limit: int) -> str:
+        """Why it is useless to go on, or an empty string."""
+        last = self.ledger.failures[-1]
+        where = f"rank {last.rank} in {last.phase} of step {last.step}" if last.rank >= 0 else "all ranks"
+        if key is not None and self._identical[key] >= limit:
+            return f"{where}: {last.evidence} ({limit} times in the same place, so it is a bug, not a failure)"
+        if self.settings.max_failures is not None and self.failures > self.settings.max_failures:
+            return f"{self.failures} failures, more than --max-failures {self.settings.max_failures}; last {where}"
+        if step >= 0 and self._failures_at_step[step] > self.settings.max_failures_per_step:
+            return f"step {step} failed {self._failures_at_step[step]} times; last: {where}: {last.evidence}"
+        return ""
+
+    # --- a recovery --------------------------------------------------------------------------------------------
+    def _open_generation(self, now: float) -> list[Command]:
+        """A failure, wherever it struck: from the top, under a new number."""
+        if not any(not p.replacement for p in self.members.by_rank().values()):
+            return self._end(self._all_lost(), now, next(iter(self._tracebacks.values()), None))
+        self.generation += 1
+        self.stage = Stage.STOPPING
+        self._stopped.clear()
+        self._restored.clear()
+        self._done.clear()
+        self._decision = None
+        self._suspected_collective = None
+        self._deadline = now + self.settings.stop_timeout_seconds
+        last = self.ledger.failures[-1]
+        self.ledger.stopping(self.generation, now)
+        out: list[Command] = [
+            Notice(why=self.ledger.describe_failure(last), level="warning"),
+            Stop(audience=Audience.MEMBERS, generation=self.generation, why=last.evidence),
+        ]
+        return out + self._fill_vacancies(now)
+
+    def _all_lost(self) -> str:
+        last = self.ledger.failures[-1]
+        return (
+            f"every replica of the state is lost; last: rank {last.rank} in {last.phase} of step {last.step}: "
+            f"{last.evidence}. Resume from your last checkpoint"
+        )
+
+    def _fill_vacancies(self, now: float) -> list[Command]:
+        """Give vacant ranks to warm standbys; see that enough processes are on their way for the rest."""
+        out: list[Command] = []
+        vacant = list(self.members.vacant(self.settings.world_size))
+        for standby in self.members.ready_standbys():
+            if not vacant:
+                break
+            rank = vacant.pop(0)
+            self.members.take_rank(standby, rank)
+            what = "a fresh process" if standby.fresh else f"standby {standby.name}"
+            out.append(
+                Assign(
+                    process=standby.name,
+                    rank=rank,
+                    generation=self.generation,
+                    why=f"{what} takes the place of rank {rank}",
+                )
+            )
+        patience = now - STANDBY_PATIENCE_SECONDS
+        coming = [p for p in self.members.standbys() if p.spawned_at > patience]
+        for rank in vacant[len(coming) :]:
+            out.append(
+                self._spawn(None, rank, now, why=f"no standby is left for rank {rank}: a fresh process", fresh=True)
+            )
+        if vacant:
+            self._deadline = now + min(STANDBY_PATIENCE_SECONDS, self.settings.stop_timeout_seconds)
+        return out
+
+    def _on_standby_ready(self, event: ev.StandbyReady, now: float) -> list[Command]:
+        process = self.members.processes.get(event.process)
+        if process is None or process.rank is not None or process.failed:
+            return []
+        process.ready = True
+        self._standby_failures = 0
+        if self.stage is Stage.STOPPING:
+            return self._fill_vacancies(now)
+        if process.fresh and len(self.members.standbys()) > self.settings.standbys and self.stage is Stage.TRAINING:
+            process.failed = True
+            return [Kill(process=process.name, why="a replacement that is no longer needed")]
+        return []
+
+    def _on_stopped(self, event: ev.Stopped, now: float) -> list[Command]:
+        if self.stage is not Stage.STOPPING or event.generation != self.generation:
+            return []
+        if not self._is_member(event.process):
+            return []
+        self._stopped[event.process] = event
+        self.ledger.stopped(event, now)
+        return self._advance(now)
+
+    def _advance(self, now: float) -> list[Command]:
+        """Decide as soon as every rank has a process, all stand still, and every failed process is known dead."""
+        if self.stage is not Stage.STOPPING:
+            return []
+        held = self.members.by_rank()
+        if self.members.vacant(self.settings.world_size):
+            return self._fill_vacancies(now)
+        if self.members.dying() or any(p.name not in self._stopped for p in held.values()):
+            return []
+        replaced = [rank for rank, p in held.items() if p.replacement]
+        reports = [self._stopped[p.name] for p in held.values()]
+        private = {rank: self.members.private_versions(rank) for rank in replaced}
+        decision = decide(reports, private, self.settings.world_size)
+        if isinstance(decision, Halt):
+            return self._end(
+                f"{decision.reason}. Resume from your last checkpoint", now, next(iter(self._tracebacks.values()), None)
+            )
+        self.stage, self._decision = Stage.RESTORING, decision
+        self._deadline = now + self.settings.restore_timeout_seconds
+        self.ledger.decided(decision, [p for p in held.values() if p.replacement], now)
+        addresses = {r.rank: r.restore_address for r in reports}
+        if any(r.step == decision.target for r in reports if not r.blank):
+            self._attempts[decision.target] += 1
+        return [
+            Restore(
+                audience=Audience.MEMBERS,
+                generation=self.generation,
+                target=decision.target,
+                attempt=self._attempts[decision.target],
+                sources=tuple(Source(rank=rank, address=addresses[rank]) for rank in decision.sources),
+                targets=decision.targets,
+                why=f"{decision.direction} to version {decision.target}: {decision.reason}",
+            )
+        ]
+
+    def _on_restored(self, event: ev.Restored, now: float) -> list[Command]:
+        if self.stage is not Stage.RESTORING or event.generation != self.generation:
+            return []
+        if not self._is_member(event.process) or self._decision is None:
+            return []
+        self._restored[event.process] = event
+        self.ledger.restored(event, now)
+        if len(self._restored) < self.settings.world_size:
+            return []
+        problem = _handshake_mismatch(sorted(self._restored.values(), key=lambda e: e.rank), self._decision.target)
+        if problem:
+            return self._end(problem, now)
+        self.stage, self._deadline, self._restore_failures = Stage.TRAINING, None, 0
+        for process in self.members.by_rank().values():
+            process.replacement = False
+        self.members.predecessors.clear()
+        self.ledger.resumed(now)
+        out: list[Command] = [
+            Resume(
+                audience=Audience.MEMBERS,
+                generation=self.generation,
+                why=f"all ranks hold version {self._decision.target} ({event.state_digest})",
+            )
+        ]
+        return out + self._top_up_standbys(now)
+
+    def _on_restore_failed(self, event: ev.RestoreFailed, now: float) -> list[Command]:
+        if self.stage is not Stage.RESTORING or event.generation != self.generation:
+            return []
+        self._restore_failures += 1
+        self.ledger.failure(
+            None, "communication", f"restoring: {event.evidence}", None, 0, self.generation, now
+        )
+        if self._restore_failures > MAX_RESTORE_FAILURES:
+            return self._end(f"restoring failed {self._restore_failures} times in a row: {event.evidence}", now)
+        return self._open_generation(now)
+
+    def _on_stop_timeout(self, now: float) -> list[Command]:
+        late = [p for p in self.members.by_rank().values() if p.name not in self._stopped]
+        overdue = self.ledger.since_stop(now) >= self.settings.stop_timeout_seconds
+        if late and overdue:
+            return self._fail_late(late, f"did not stop within {self.settings.stop_timeout_seconds:g} s", now)
+        out = self._fill_vacancies(now)
+        if self._deadline is None:
+            self._deadline = now + self.settings.stop_timeout_seconds
+        return out
+
+    def _fail_late(self, late: list[Process], evidence: str, now: float) -> list[Command]:
+        out: list[Command] = []
+        for process in late:
+            self.ledger.failure(process, "hang", evidence, process.final_position, 0, self.generation, now)
+            out.append(Kill(process=process.name, why=evidence))
+        return out + self._fail(late, -1, None, now)
+
+    # --- the end -----------------------------------------------------------------------------------------------
+    def _on_done(self, event: ev.TrainingDone, now: float) -> list[Command]:
+        if self.stage is not Stage.TRAINING or event.generation != self.generation:
+            return []
+        if not self._is_member(event.process):
+            return []
+        self._done[event.process] = event
+        if len(self._done) < self.settings.world_size:
+            return []
+        reports = sorted(self._done.values(), key=lambda e: e.rank)
+        for report in reports[1:]:
+            if (report.version, report.lineage) != (reports[0].version, reports[0].lineage):
+                return self._end(
+                    f"rank {report.rank} finished at version {report.version}, rank 0 at {reports[0].version}", now
+                )
+            if report.state_digest != reports[0].state_digest:
+                return self._end(
+                    f"the final state of rank {report.rank} ({report.state_digest}) is not that of rank 0 "
+                    f"({reports[0].state_digest}): replicas diverged",
+                    now,
+                )
+        self.stage, self._deadline = Stage.FINISHING, None
+        self.ledger.finished(reports, now)
+        out: list[Command] = [
+            Release(audience=Audience.MEMBERS, generation=self.generation, why="every rank committed its last step")
+        ]
+        for standby in self.members.standbys():
+            standby.failed = True
+            out.append(Kill(process=standby.name, why="training finished"))
+        return out
+
+    def _end(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
+        self.stage, self._deadline = Stage.ENDED, None
+        self.ledger.ended(error, now)
+        return [EndJob(error=error, details=raised.traceback if raised else "", why=error or "training finished")]
+
+    def _is_member(self, name: str) -> bool:
+        process = self.members.processes.get(name)
+        return process is not None and process.alive and not process.failed and process.rank is not None
+
+
+def _startup_mismatch(reports: list[ev.TrainingEntered]) -> str:
+    """Why the initial ranks cannot train together, or an empty string."""
+    first = reports[0]
+    for other in reports[1:]:
+        if other.layout_digest != first.layout_digest:
+            return (
+                f"rank {other.rank} has other parameters or optimizer settings than rank {first.rank} (names, shapes or "
+                "dtypes differ); every rank must build the same model"
+            )
+        if other.until != first.until:
+            return f"rank {other.rank} wants {other.until} steps, rank {first.rank} wants {first.until}; use one number"
+        if (other.version, other.state_digest) != (first.version, first.state_digest):
+            return (
+                f"the state of rank {other.rank} ({other.state_digest}) differs from that of rank {first.rank} "
+                f"({first.state_digest}): wrap the model in DDP, or seed every rank alike before building it"
+            )
+    return ""
+
+
+def _handshake_mismatch(reports: list[ev.Restored], target: int) -> str:
+    """Why the members must not train on together (rule 8), or an empty string."""
+    first = reports[0]
+    for report in reports:
+        if report.version != target:
+            return f"rank {report.rank} is at version {report.version} after a restore to {target}"
+        for what in ("lineage", "layout_digest", "state_digest", "data_digest"):
+            mine, theirs = getattr(report, what), getattr(first, what)
+            if mine != theirs:
+                return (
+                    f"after the restore to version {target}, {what.replace('_', ' ')} of rank {report.rank} is {mine}, "
+                    f"of rank {first.rank} {theirs}: halting rather than training on replicas that differ"
+                )
+    return ""

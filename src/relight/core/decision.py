@@ -1,0 +1,136 @@
+"""The recovery rule: forward or back, from what the survivors report after Stop. A pure function of those facts.
+
+It is variant A18 of docs/PROTOCOL.md, the one that held in every state searched: *forward if and only if every
+intact survivor is prepared for the step or already past it; otherwise back*, in which case nobody can have
+passed the barrier, so nobody wrote. FlashRecovery's published rule (section 3.3) decides from the failed rank's
+tag and diverges, because an all-reduce can complete on some survivors and fail on others.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from relight.core.events import Stopped
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Reach `target` by finishing on `finishers` and copying onto `targets` from `sources`."""
+
+    target: int
+    direction: str  # "forward", "back" or "as they are"
+    reason: str
+    sources: tuple[int, ...]
+    finishers: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+class Halt(msgspec.Struct, frozen=True, kw_only=True):
+    """No target keeps the promise; the job ends and says why."""
+
+    reason: str
+
+
+def decide(
+    reports: Sequence[Stopped], private_versions: Mapping[int, Collection[int]], world_size: int
+) -> Decision | Halt:
+    """Choose the version at which everyone resumes.
+
+    Args:
+        reports: one per rank that lives, survivors and replacements alike, collected after Stop.
+        private_versions: for each rank whose process died, the versions for which its rank-private state
+            (random streams, unsynchronized buffers, data position) is still held by its agent.
+        world_size: ranks in the job.
+    """
+    intact = sorted((r for r in reports if not r.blank and not r.torn), key=lambda r: r.rank)
+    if not intact:
+        return Halt(reason=f"no intact replica is left ({_count_lost(reports, world_size)})")
+    base = min(r.version for r in intact)
+    contradiction = _contradiction(intact, base)
+    if contradiction:
+        return Halt(reason=contradiction)
+    ahead = tuple(r.rank for r in intact if r.version == base + 1)
+    prepared = tuple(r.rank for r in intact if r.version == base and r.prepared == base)
+    unprepared = tuple(r.rank for r in intact if r.version == base and r.prepared != base)
+    targets = tuple(sorted(set(range(world_size)) - {r.rank for r in intact}))
+    sources = tuple(r.rank for r in intact)
+    if ahead and unprepared:
+        return Halt(
+            reason=f"ranks {_list(ahead)} finished step {base} though ranks {_list(unprepared)} had not reduced its "
+            "gradient: the barrier was passed without everyone, which must not happen"
+        )
+    if not (ahead or prepared) or unprepared:
+        gone = tuple(rank for rank in sorted(private_versions) if base not in private_versions[rank])
+        if gone:
+            return Halt(reason=f"the private state of rank {_list(gone)} for version {base} is held by no agent")
+    if not ahead and not prepared:
+        return Decision(
+            target=base,
+            direction="back" if any(r.step >= base for r in intact) else "as they are",
+            reason=f"no survivor has reduced the gradient of step {base}: nobody can have written it",
+            sources=sources,
+            finishers=(),
+            targets=targets,
+        )
+    if unprepared:
+        return Decision(
+            target=base,
+            direction="back",
+            reason=f"ranks {_list(unprepared)} had not reduced the gradient of step {base}: nobody passed its barrier",
+            sources=sources,
+            finishers=(),
+            targets=targets,
+        )
+    missing = tuple(rank for rank in sorted(private_versions) if base + 1 not in private_versions[rank])
+    if missing and ahead:
+        return Halt(
+            reason=f"ranks {_list(ahead)} finished step {base}, but the private state of rank {_list(missing)} for "
+            f"version {base + 1} is not held by any agent"
+        )
+    if missing:
+        return Decision(
+            target=base,
+            direction="back",
+            reason=f"rank {_list(missing)} died before it entered the barrier of step {base}: nobody passed it",
+            sources=sources,
+            finishers=(),
+            targets=targets,
+        )
+    if not prepared:
+        return Decision(
+            target=base + 1,
+            direction="as they are",
+            reason=f"every survivor finished step {base}",
+            sources=sources,
+            finishers=(),
+            targets=targets,
+        )
+    who = f"ranks {_list(ahead)} finished step {base} and the others" if ahead else "all survivors"
+    return Decision(
+        target=base + 1,
+        direction="forward",
+        reason=f"{who} hold its complete gradient: they finish step {base} without another rank",
+        sources=sources,
+        finishers=prepared,
+        targets=targets,
+    )
+
+
+def _contradiction(intact: Sequence[Stopped], base: int) -> str:
+    """What must not hold among intact survivors (invariants I1 and I6), or an empty string."""
+    lineages: dict[int, str] = {}
+    for report in intact:
+        if report.version > base + 1:
+            return f"rank {report.rank} is at version {report.version} while another is at {base}"
+        known = lineages.setdefault(report.version, report.lineage)
+        if known != report.lineage:
+            return f"rank {report.rank} reached version {report.version} by another history than its peers"
+    return ""
+
+
+def _count_lost(reports: Sequence[Stopped], world_size: int) -> str:
+    torn = sum(r.torn for r in reports)
+    return f"{world_size - len(reports)} dead, {torn} interrupted inside a write, {len(reports) - torn} blank"
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -1,0 +1,238 @@
+"""The account of a job: each failure and each recovery with its stages, for `report.json`. Takes no decisions."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from relight.core import events as ev
+from relight.core.decision import Decision
+from relight.core.members import Process
+from relight.core.position import Position
+from relight.core.report import FailureReport, JobReport, RecoveryReport, RecoveryStages
+
+
+@dataclass
+class _Open:
+    """The recovery under way. Times are the controller's."""
+
+    generation: int
+    failures: list[int]
+    since: float  # first failure noticed
+    stop_sent: float
+    survivors_stopped: float = 0.0
+    all_stopped: float = 0.0
+    decided: float = 0.0
+    restored: float = 0.0
+    resumed: float = 0.0
+    restarts: int = 0
+    decision: Decision | None = None
+    replaced: tuple[int, ...] = ()
+    replacement_kind: str = "none"
+    worked_on: int = 0  # newest step any survivor had started
+    stop_seconds: float = 0.0
+    progress: list[ev.RestoreProgress] = field(default_factory=list)
+    steps: list[ev.StepResumed] = field(default_factory=list)
+
+
+class Ledger:
+    """Collects; `report()` gives the value."""
+
+    def __init__(self, world_size: int, standbys: int) -> None:
+        self.world_size = world_size
+        self.standbys = standbys
+        self.failures: list[FailureReport] = []
+        self.recoveries: list[RecoveryReport] = []
+        self.notices: list[str] = []
+        self._open: _Open | None = None
+        self._start = 0.0
+        self._end = 0.0
+        self._until = 0
+        self._version = 0
+        self._lineage = ""
+        self._digest = ""
+        self._cut = 0
+        self._error = ""
+
+    # --- the job ----------------------------------------------------------------------------------------------
+    def started(self, now: float) -> None:
+        self._start = self._end = now
+
+    def began(self, now: float, first: ev.TrainingEntered) -> None:
+        self._until, self._version, self._digest, self._end = first.until, first.version, first.state_digest, now
+
+    def finished(self, reports: list[ev.TrainingDone], now: float) -> None:
+        self._version, self._lineage = reports[0].version, reports[0].lineage
+        self._digest, self._end = reports[0].state_digest, now
+        self._cut = max(r.cut_collectives for r in reports)
+        self._close()
+
+    def ended(self, error: str, now: float) -> None:
+        self._error, self._end = error, now
+        self._close()
+
+    # --- failures ---------------------------------------------------------------------------------------------
+    def failure(
+        self,
+        process: Process | None,
+        kind: str,
+        evidence: str,
+        position: Position | None,
+        noticed_ns: int,
+        generation: int,
+        now: float,
+        step: int = -1,
+        phase: str = "",
+    ) -> None:
+        """Record one failure; `process` is None if no rank is to blame."""
+        position = position or Position(step=step)
+        known = 0 < position.fault_ns < noticed_ns
+        self.failures.append(
+            FailureReport(
+                number=len(self.failures) + 1,
+                rank=-1 if process is None or process.rank is None else process.rank,
+                process="" if process is None else process.name,
+                kind=kind,
+                step=position.step,
+                phase=phase or position.phase.name,
+                evidence=evidence,
+                generation=generation,
+                noticed_seconds=now - self._start,
+                detect_seconds=(noticed_ns - position.fault_ns) / 1e9 if known else None,
+            )
+        )
+
+    def describe_failure(self, failure: FailureReport) -> str:
+        """One line for people."""
+        if failure.rank < 0:
+            return f"failure {failure.number}: {failure.evidence}"
+        return (
+            f"failure {failure.number}: rank {failure.rank} ({failure.process}) in {failure.phase} of step "
+            f"{failure.step}: {failure.evidence}"
+        )
+
+    # --- the recovery under way -------------------------------------------------------------------------------
+    def stopping(self, generation: int, now: float) -> None:
+        """A generation was opened for the newest failure."""
+        if self._open is not None and self._open.resumed:
+            self._close()
+        if self._open is None:
+            self._open = _Open(generation=generation, failures=[], since=now, stop_sent=now)
+        else:
+            self._open.restarts += 1
+        recovery = self._open
+        recovery.generation, recovery.stop_sent = generation, now
+        recovery.survivors_stopped = recovery.all_stopped = now
+        recovery.stop_seconds = 0.0
+        recovery.progress.clear()
+        recovery.failures.append(self.failures[-1].number)
+
+    def since_stop(self, now: float) -> float:
+        """Seconds since the newest Stop was sent."""
+        return now - self._open.stop_sent if self._open else 0.0
+
+    def stopped(self, event: ev.Stopped, now: float) -> None:
+        if self._open is None:
+            return
+        self._open.all_stopped = now
+        if not event.blank:
+            self._open.survivors_stopped = now
+            self._open.worked_on = max(self._open.worked_on, event.step)
+            self._open.stop_seconds = max(self._open.stop_seconds, event.stop_seconds)
+
+    def decided(self, decision: Decision, replacements: list[Process], now: float) -> None:
+        if self._open is None:
+            return
+        self._open.decided, self._open.decision = now, decision
+        self._open.replaced = tuple(p.rank for p in replacements if p.rank is not None)
+        kinds = {"fresh process" if p.fresh else "standby" for p in replacements}
+        self._open.replacement_kind = " and ".join(sorted(kinds)) or "none"
+
+    def restored(self, event: ev.Restored, now: float) -> None:
+        if self._open is not None:
+            self._open.restored = now
+            self._open.progress.append(event.progress)
+
+    def resumed(self, now: float) -> None:
+        if self._open is not None:
+            self._open.resumed = now
+            self._open.steps.clear()
+
+    def step_resumed(self, event: ev.StepResumed, world_size: int) -> None:
+        recovery = self._open
+        if recovery is None or event.generation != recovery.generation or not recovery.resumed:
+            return
+        recovery.steps.append(event)
+        if len(recovery.steps) == world_size:
+            self._close()
+
+    def _close(self) -> None:
+        recovery, self._open = self._open, None
+        if recovery is not None and recovery.decision is not None and recovery.resumed:
+            self.recoveries.append(self._recovery_report(recovery, recovery.decision))
+
+    def _recovery_report(self, recovery: _Open, decision: Decision) -> RecoveryReport:
+        first = self.failures[recovery.failures[0] - 1]
+        detect = first.detect_seconds
+        resume = max((s.forward_ns - s.resumed_ns for s in recovery.steps), default=0) / 1e9
+        redo = max((s.commit_ns - s.forward_ns for s in recovery.steps), default=0) / 1e9
+
+        def slowest(name: str) -> float:
+            return max((float(getattr(p, name)) for p in recovery.progress), default=0.0)
+
+        repeated = int(decision.target <= recovery.worked_on and decision.direction == "back")
+        return RecoveryReport(
+            number=len(self.recoveries) + 1,
+            generation=recovery.generation,
+            failures=tuple(recovery.failures),
+            decision=decision.direction,
+            target_version=decision.target,
+            reason=decision.reason,
+            survivors=tuple(r for r in range(self.world_size) if r not in recovery.replaced),
+            replaced=recovery.replaced,
+            replacement_kind=recovery.replacement_kind,
+            sources=decision.sources if decision.targets else (),
+            stages=RecoveryStages(
+                detect_seconds=detect,
+                stop_seconds=recovery.survivors_stopped - recovery.stop_sent,
+                replace_seconds=recovery.all_stopped - recovery.survivors_stopped,
+                decide_seconds=max(0.0, recovery.decided - recovery.all_stopped),
+                finish_seconds=slowest("finish_seconds"),
+                reform_seconds=slowest("reform_seconds"),
+                copy_seconds=slowest("copy_seconds"),
+                digest_seconds=slowest("digest_seconds"),
+                rollback_seconds=slowest("rollback_seconds"),
+                resume_seconds=resume,
+                redo_seconds=redo,
+                total_seconds=(detect or 0.0) + (recovery.resumed - recovery.since) + resume,
+            ),
+            steps_repeated=repeated,
+            moved_bytes=sum(p.copied_bytes for p in recovery.progress),
+            restarts=recovery.restarts,
+        )
+
+    # --- the value --------------------------------------------------------------------------------------------
+    def report(self) -> JobReport:
+        """Everything so far."""
+        recoveries = list(self.recoveries)
+        if self._open is not None and self._open.decision is not None and self._open.resumed:
+            recoveries.append(self._recovery_report(self._open, self._open.decision))
+        redone = sum(r.stages.redo_seconds for r in recoveries if r.steps_repeated)
+        return msgspec.structs.replace(
+            JobReport(job=""),
+            wall_seconds=self._end - self._start,
+            world_size=self.world_size,
+            standbys=self.standbys,
+            steps=self._version,
+            until=self._until,
+            failures=tuple(self.failures),
+            recoveries=tuple(recoveries),
+            notices=tuple(self.notices),
+            steps_repeated=sum(r.steps_repeated for r in recoveries),
+            moved_bytes=sum(r.moved_bytes for r in recoveries),
+            final_version=self._version,
+            final_state_digest=self._digest,
+            final_lineage=self._lineage,
+            time_lost_seconds=sum(r.stages.total_seconds for r in recoveries) + redone,
+            cut_collectives=self._cut,
+            error=self._error,
+        )

@@ -1,0 +1,92 @@
+"""Who is who: processes, the ranks they hold, and the standbys that wait. Bookkeeping only, no decisions."""
+
+from dataclasses import dataclass, field
+
+from relight.core.commands import Audience
+from relight.core.position import Position
+
+
+@dataclass
+class Process:
+    """One life of one process, from its Spawn to its exit."""
+
+    name: str
+    agent: str
+    slot: int
+    rank: int | None = None  # None: a standby, warm or still starting
+    started: bool = False
+    alive: bool = True  # False once its exit is known
+    failed: bool = False  # declared failed; no longer a member, perhaps not yet dead
+    ready: bool = False  # a standby that is warm
+    replacement: bool = False  # took its rank from a failed process, and is not restored yet
+    fresh: bool = False  # started because no standby was left
+    spawned_at: float = 0.0
+    final_position: Position = field(default_factory=Position)
+
+
+class Members:
+    """The processes of a job. Names are never reused; a rank has at most one live, unfailed process."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, Process] = {}
+        self.predecessors: dict[int, tuple[str, ...]] = {}  # failed holders of a rank, newest last
+        self._next_name = 0
+
+    def add(self, agent: str, slot: int, rank: int | None, now: float, *, fresh: bool = False) -> Process:
+        """Register a process that is about to be started."""
+        process = Process(f"w{self._next_name}", agent, slot, rank, fresh=fresh, spawned_at=now)
+        self._next_name += 1
+        self.processes[process.name] = process
+        return process
+
+    def of_rank(self, rank: int) -> Process | None:
+        """The live, unfailed process that holds `rank`."""
+        return self.by_rank().get(rank)
+
+    def by_rank(self) -> dict[int, Process]:
+        """Rank to process, live and unfailed ones only, in rank order."""
+        held = [p for p in self.processes.values() if p.rank is not None and p.alive and not p.failed]
+        return {p.rank: p for p in sorted(held, key=lambda p: p.rank or 0) if p.rank is not None}
+
+    def vacant(self, world_size: int) -> tuple[int, ...]:
+        """Ranks that no process holds."""
+        return tuple(sorted(set(range(world_size)) - set(self.by_rank())))
+
+    def ready_standbys(self) -> list[Process]:
+        """Warm standbys, oldest first."""
+        return [p for p in self.standbys() if p.ready]
+
+    def standbys(self) -> list[Process]:
+        """Live processes without a rank."""
+        return [p for p in self.processes.values() if p.rank is None and p.alive and not p.failed]
+
+    def dying(self) -> list[Process]:
+        """Failed processes whose death is not known yet: their ranks are not safe to give away."""
+        return [p for p in self.processes.values() if p.failed and p.alive]
+
+    def take_rank(self, process: Process, rank: int) -> None:
+        """A standby becomes the replacement for `rank`."""
+        process.rank, process.ready, process.replacement = rank, False, True
+
+    def fail(self, process: Process) -> None:
+        """Take a process out of the job. Its rank, if any, is vacant from now on."""
+        process.failed = True
+        if process.rank is not None:
+            before = self.predecessors.get(process.rank, ())
+            self.predecessors[process.rank] = (*before, process.name)
+
+    def audience(self, audience: Audience) -> tuple[str, ...]:
+        """Names of the processes that a command goes to, in rank order, standbys last."""
+        held = self.by_rank().values()
+        if audience is Audience.SURVIVORS:
+            return tuple(p.name for p in held if not p.replacement)
+        if audience is Audience.REPLACEMENTS:
+            return tuple(p.name for p in held if p.replacement)
+        if audience is Audience.MEMBERS:
+            return tuple(p.name for p in held)
+        return (*(p.name for p in held), *(p.name for p in self.standbys()))
+
+    def private_versions(self, rank: int) -> frozenset[int]:
+        """Versions for which some failed holder of `rank` left its private state with its agent."""
+        names = self.predecessors.get(rank, ())
+        return frozenset(v for name in names for v in self.processes[name].final_position.private_versions if v >= 0)

@@ -1,0 +1,101 @@
+"""What a job went through, as one value: `report.json`. The controller fills it, people and `timeline` read it.
+
+All times are seconds: since the job's start where a moment is meant, a duration elsewhere. The trace's stamps
+meet this clock through `JobReport.started_wall`.
+"""
+
+import msgspec
+
+
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One device lost, and how it was noticed."""
+
+    number: int  # 1: the first of the job
+    rank: int  # -1: not a rank's (a standby's, or the whole job's, as in "communication")
+    process: str
+    kind: str  # "killed", "exited", "exception", "frozen", "hang", "agent lost", "communication", ...
+    step: int
+    phase: str  # a name of `Phase`, as the process last stamped it
+    evidence: str
+    generation: int  # the one it happened in
+    noticed_seconds: float  # moment, since the job's start
+    detect_seconds: float | None = None  # fault to notice; None if the time of the fault is not known
+
+    @property
+    def struck_seconds(self) -> float:
+        """The moment of the fault, or the moment it was noticed if that is all that is known."""
+        return self.noticed_seconds - (self.detect_seconds or 0.0)
+
+
+class RecoveryStages(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of one recovery went. A stage is as long as its slowest rank needed.
+
+    The total runs from the fault (its notice, if the time of the fault is not known) to the first step committed
+    again. It need not be the sum: ranks do different stages side by side.
+    """
+
+    detect_seconds: float | None = None  # fault to notice; None if the time of the fault is not known
+    stop_seconds: float = 0.0  # until every survivor stands still
+    decide_seconds: float = 0.0
+    replace_seconds: float = 0.0  # until every rank has a living process
+    reform_seconds: float = 0.0  # the new process group
+    finish_seconds: float = 0.0  # prepared survivors complete the step locally
+    copy_seconds: float = 0.0  # state from the sources to the replacements
+    digest_seconds: float = 0.0
+    rollback_seconds: float = 0.0  # data cursor, random streams and buffers
+    resume_seconds: float = 0.0  # handshake, until the first forward
+    redo_seconds: float = 0.0  # the first step after it, up to its commit
+    total_seconds: float = 0.0
+
+
+class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One recovery, from the first failure noticed to the first step committed again."""
+
+    number: int  # 1: the first of the job
+    generation: int  # the one it opened; the last one, if failures struck during the recovery
+    failures: tuple[int, ...]  # numbers of the failures it answers, the first one first
+    decision: str  # "forward", "back" or "as they are"
+    target_version: int
+    reason: str
+    survivors: tuple[int, ...] = ()
+    replaced: tuple[int, ...] = ()
+    replacement_kind: str = "none"  # "standby", "fresh process" or "none"
+    sources: tuple[int, ...] = ()
+    stages: RecoveryStages = RecoveryStages()
+    steps_repeated: int = 0  # 0 or 1
+    moved_bytes: int = 0
+    restarts: int = 0  # failures that struck during it
+
+
+class JobReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One job."""
+
+    job: str
+    started_wall: float = 0.0  # Unix seconds
+    wall_seconds: float = 0.0
+    world_size: int = 0
+    standbys: int = 0
+    steps: int = 0  # committed
+    until: int = 0  # asked for
+    failures: tuple[FailureReport, ...] = ()
+    recoveries: tuple[RecoveryReport, ...] = ()
+    notices: tuple[str, ...] = ()
+    steps_repeated: int = 0
+    moved_bytes: int = 0
+    final_version: int = 0
+    final_state_digest: str = ""
+    final_lineage: str = ""
+    time_lost_seconds: float = 0.0
+    cut_collectives: int = 0  # collectives outside the protected part of a step that a recovery cut short
+    error: str = ""  # empty: training finished
+    versions: dict[str, str] = {}  # of relight, Python, torch, ...
+
+
+def encode_report(report: JobReport) -> bytes:
+    """The text of `report.json`, indented for people."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+
+def decode_report(text: bytes) -> JobReport:
+    """Read `report.json`. Raises msgspec.DecodeError, of which ValidationError is one."""
+    return msgspec.json.decode(text, type=JobReport)

@@ -1,0 +1,63 @@
+"""The snapshot that people see: who is where, how fast, how many failures survived."""
+
+from collections import deque
+
+from relight.core.controller import Controller
+from relight.core.position import Position
+from relight.wire.messages import RankStatus, Sample, StatusUpdate
+
+_RATE_WINDOW_SECONDS = 10.0
+
+
+class StatusBoard:
+    """Keeps the newest sample of each process and the job's recent speed."""
+
+    def __init__(self, job: str, controller: Controller) -> None:
+        self._job = job
+        self._controller = controller
+        self._samples: dict[str, Sample] = {}
+        self._history: deque[tuple[float, int]] = deque()  # (now, steps committed by every rank)
+
+    def observe(self, sample: Sample) -> None:
+        self._samples[sample.process] = sample
+
+    def forget(self, process: str) -> None:
+        self._samples.pop(process, None)
+
+    def position(self, process: str) -> Position:
+        """Where `process` was last seen."""
+        sample = self._samples.get(process)
+        return sample.position if sample else Position()
+
+    def update(self, now: float) -> StatusUpdate:
+        """The snapshot; called at a steady pace, since the speed is measured between calls."""
+        status = self._controller.status
+        ranks = []
+        for rank, process in sorted(status.members.items()):
+            sample = self._samples.get(process)
+            ranks.append(
+                RankStatus(
+                    rank=rank,
+                    process=process,
+                    position=sample.position if sample else Position(),
+                    rss_bytes=sample.rss_bytes if sample else 0,
+                )
+            )
+        versions = [item.position.version for item in ranks if item.position.stamp_ns]
+        self._history.append((now, min(versions, default=0)))
+        while now - self._history[0][0] > _RATE_WINDOW_SECONDS:
+            self._history.popleft()
+        return StatusUpdate(
+            job=self._job,
+            stage=status.stage,
+            generation=status.generation,
+            until=status.until,
+            failures=status.failures,
+            standbys_ready=status.standbys_ready,
+            steps_per_second=self._rate(),
+            ranks=tuple(ranks),
+        )
+
+    def _rate(self) -> float:
+        (first_time, first), (last_time, last) = self._history[0], self._history[-1]
+        return max(0.0, (last - first) / (last_time - first_time)) if last_time > first_time else 0.0

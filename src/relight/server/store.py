@@ -1,0 +1,98 @@
+"""Rendezvous keys of the current generation: how its members find each other to form a process group.
+
+Everything carries the generation, so a process that slept through a recovery meets nobody: its requests are
+answered with an error, and nothing that it sets can be seen by the new group.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from relight.wire.messages import StoreAdd, StoreReply, StoreSet, StoreWait
+
+MAX_STORE_BYTES = 64 * 2**20  # of one generation, keys and values
+MAX_WAITS = 65536
+
+
+class _Wait(msgspec.Struct, frozen=True):
+    process: str
+    request: StoreWait
+
+
+class Store:
+    """Answers go out through `reply(process, message)`; only the asking process gets its own keys."""
+
+    def __init__(self, reply: Callable[[str, StoreReply], None]) -> None:
+        self._reply = reply
+        self._generation = 0
+        self._values: dict[str, bytes] = {}
+        self._bytes = 0
+        self._waits: list[_Wait] = []
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    def open(self, generation: int) -> None:
+        """Close the current generation and open a newer one; opening the current one again changes nothing."""
+        if generation <= self._generation:
+            return
+        waits, self._waits = self._waits, []
+        self._generation = generation
+        self._values.clear()
+        self._bytes = 0
+        for wait in waits:
+            self._refuse(wait.process, wait.request.request, wait.request.generation)
+
+    def set(self, process: str, message: StoreSet) -> str:
+        """Store a value; returns an empty string, or why it was not stored (there is no reply to a set)."""
+        if message.generation != self._generation:
+            return ""  # a latecomer: it learns that its generation is closed from its next request
+        grown = len(message.value) - len(self._values.get(message.key, b"")) + len(message.key)
+        if self._bytes + grown > MAX_STORE_BYTES:
+            return f"{process} wanted to put more than {MAX_STORE_BYTES} bytes into the rendezvous store"
+        self._bytes += grown
+        self._values[message.key] = message.value
+        self._answer_waits()
+        return ""
+
+    def add(self, process: str, message: StoreAdd) -> None:
+        if message.generation != self._generation:
+            self._refuse(process, message.request, message.generation)
+            return
+        try:
+            value = int(self._values.get(message.key, b"0")) + message.amount
+        except ValueError:
+            error = f"the value of {message.key!r} is not a number"
+            self._reply(process, StoreReply(request=message.request, values=(), error=error))
+            return
+        self._values[message.key] = str(value).encode()
+        self._reply(process, StoreReply(request=message.request, values=(self._values[message.key],)))
+        self._answer_waits()
+
+    def wait(self, process: str, message: StoreWait) -> None:
+        if message.generation != self._generation:
+            self._refuse(process, message.request, message.generation)
+        elif len(self._waits) >= MAX_WAITS:
+            error = f"more than {MAX_WAITS} requests wait in the rendezvous store"
+            self._reply(process, StoreReply(request=message.request, values=(), error=error))
+        elif not self._answer(process, message):
+            self._waits.append(_Wait(process, message))
+
+    def forget(self, process: str) -> None:
+        """Drop the requests of a process that is gone."""
+        self._waits = [wait for wait in self._waits if wait.process != process]
+
+    def _answer_waits(self) -> None:
+        self._waits = [wait for wait in self._waits if not self._answer(wait.process, wait.request)]
+
+    def _answer(self, process: str, request: StoreWait) -> bool:
+        values = tuple(self._values[key] for key in request.keys if key in self._values)
+        if len(values) != len(request.keys):
+            return False
+        self._reply(process, StoreReply(request=request.request, values=values))
+        return True
+
+    def _refuse(self, process: str, request: int, generation: int) -> None:
+        error = f"generation {generation} is closed; the current one is {self._generation}"
+        self._reply(process, StoreReply(request=request, values=(), error=error))

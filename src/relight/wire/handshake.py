@@ -1,0 +1,24 @@
+"""The proof that a TCP peer belongs to the job: it knows the token, and never sends it."""
+
+import hashlib
+import hmac
+import re
+from pathlib import Path
+
+NAME = re.compile(r"[a-z0-9-]{1,64}")
+ROLES = ("agent", "observer")
+
+
+def hello_mac(token: bytes, nonce: bytes, role: str, name: str) -> bytes:
+    """HMAC-SHA256 over nonce, role and name: worth nothing on another connection, or under another name."""
+    return hmac.new(token, nonce + role.encode() + name.encode(), hashlib.sha256).digest()
+
+
+def check_mac(token: bytes, nonce: bytes, role: str, name: str, mac: bytes) -> bool:
+    """Whether `mac` is the one of `hello_mac`, compared in constant time."""
+    return hmac.compare_digest(hello_mac(token, nonce, role, name), mac)
+
+
+def read_token(private_dir: str | Path) -> bytes:
+    """The job's token, from the private directory that only its owner can read."""
+    return (Path(private_dir) / "token").read_bytes()
