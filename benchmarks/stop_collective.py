@@ -1,18 +1,19 @@
-"""How to leave a gloo collective whose peer has died or frozen: two roads, measured.
+"""How to leave a gloo collective whose peer has died or frozen: the roads, measured.
 
 A survivor blocked in an all-reduce must come out at once and form a new group in the same process.
 
-*cut*: ``shutdown(2)`` on the group's own connected sockets. The blocked operation raises, the group is
-dropped, a new one is formed.
-
-*abandon*: launch asynchronously, poll, walk away from the stuck operation and keep the old group for ever,
-because its destructor would wait for the operation. A new group is formed beside it.
+cut           shutdown(2) on the group's own connections, both directions: the blocked operation raises,
+              the group is dropped, a new one is formed
+cut-read      the same, but only the reading direction is shut
+abandon       walk away from the stuck operation and keep its group for ever, because the destructor would
+              wait for it; a new group is formed beside it
+cut+abandon   cut-read; what has not raised a moment later is abandoned, the rest is dropped
 
 Four real processes all-reduce in a loop, 1 element three times out of four and 4 MiB the fourth time. In
 each trial one of them gets SIGKILL or SIGSTOP (in turns), the survivors are told, and form a new group
 with a replacement that was started beforehand. Survivors live on from trial to trial, which is the point:
 rank 0 lives through all of them. The parent imports torch, never starts a thread and forks every process,
-so a replacement costs milliseconds.
+so a replacement costs milliseconds. Takes about a quarter of an hour on two cores.
 """
 
 from __future__ import annotations
@@ -43,20 +44,24 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 WORLD_SIZE = 4
-LARGE_ELEMENTS = 1 << 20  # float32: 4 MiB
+LARGE_MIB = 4
 LARGE_EVERY = 4  # one operation in this many is large
-IN_FLIGHT_OPERATIONS = 8  # in the variant that drops operations without waiting for them
+BUCKET_MIB = 25  # DDP's default, in a variant
+IN_FLIGHT_OPERATIONS = 8  # in a variant
 
 # Longer than any trial: nobody may get out of a collective because its own timeout ran out.
 GROUP_TIMEOUT_S = 300.0
 TRIAL_DEADLINE_S = 10.0
-POLL_INTERVAL_S = 0.0005
+# Roads that may walk away wait in slices. A slice ends at once when the operation does.
+WAIT_SLICE = datetime.timedelta(milliseconds=5)
+# After a cut, operations get this long to fail before they count as stuck.
+PATIENCE_S = 0.050
 TRAINING_BEFORE_FAULT_S = (0.005, 0.060)
 # A detector needs a while: half of the orders come at once, half within this time after the fault, when
 # the neighbours of a killed rank have begun to fail by themselves.
@@ -79,7 +84,21 @@ class Road(enum.StrEnum):
     """The way out of a blocked collective."""
 
     CUT = "cut"
+    CUT_READ = "cut-read"
     ABANDON = "abandon"
+    CUT_OR_ABANDON = "cut+abandon"
+
+    @property
+    def shuts(self) -> int | None:
+        """The direction that is shut down."""
+        if self is Road.ABANDON:
+            return None
+        return socket.SHUT_RDWR if self is Road.CUT else socket.SHUT_RD
+
+    @property
+    def may_walk_away(self) -> bool:
+        """Whether an operation may be left behind."""
+        return self in {Road.ABANDON, Road.CUT_OR_ABANDON}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +107,7 @@ class Mode:
 
     road: Road
     operations: int = 1  # in flight at a time
+    large_mib: int = LARGE_MIB
     cut_listener: bool = False
     bystander: bool = False
 
@@ -136,6 +156,7 @@ class Left:
 
     where: str
     out_s: float | None  # order to being out; None if the rank had already failed before the order
+    stuck: int  # operations that had not even failed
     drop_s: float
     small_count: int
     small_s: float
@@ -163,9 +184,10 @@ class Joined:
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """All groups of a rank are dropped."""
+    """All groups of a rank are dropped, but those that would not let go."""
 
     drop_s: float
+    stuck_groups: int
 
 
 # ------------------------------------------------------------------------------- the sockets of a group
@@ -263,9 +285,10 @@ class Group:
     def __init__(self, order: Form) -> None:
         before = Sockets.of_this_process()
         started_s = time.monotonic()
-        store = dist.FileStore(order.store_path, WORLD_SIZE)
+        store = dist.FileStore(order.store_path, WORLD_SIZE)  # type: ignore[attr-defined]
         timeout = datetime.timedelta(seconds=GROUP_TIMEOUT_S)
-        self.process_group = dist.ProcessGroupGloo(store, order.rank, WORLD_SIZE, timeout)
+        gloo = dist.ProcessGroupGloo(store, order.rank, WORLD_SIZE, timeout)
+        self.process_group = cast(dist.ProcessGroup, gloo)  # torch's stubs give gloo no operations
         self.form_s = time.monotonic() - started_s
         self._epoll_fd, mine = self._find_sockets(before)
         # What merely comparing the open descriptors before and after would have taken for the group's.
@@ -285,13 +308,13 @@ class Group:
             raise AssertionError(f"{len(found)} epoll instances look like the group's: {found}")
         return found[0]
 
-    def cut(self, *, listener: bool) -> None:
+    def cut(self, direction: int, *, listener: bool) -> None:
         """Shut the connections down. The listener only to show what comes of it."""
         for fd, inode in watched(self._epoll_fd):
             with pinned_socket(fd, inode) as candidate:
                 if candidate is not None and (listener or not is_listening(candidate)):
                     with contextlib.suppress(OSError):  # the peer was faster
-                        candidate.shutdown(socket.SHUT_RDWR)
+                        candidate.shutdown(direction)
 
 
 class Bystander:
@@ -330,6 +353,24 @@ class Bystander:
 # ------------------------------------------------------------------------------------------ one rank
 
 
+class Operation(NamedTuple):
+    """One all-reduce in flight and the buffer that it may write until it has completed."""
+
+    work: dist.Work
+    buffer: torch.Tensor
+
+
+class Abandoned(NamedTuple):
+    """A group left behind, with what must not be freed or reused while it lives."""
+
+    group: Group
+    operations: list[Operation]
+
+    def has_let_go(self) -> bool:
+        """Whether the destructor of the group would return."""
+        return all(operation.work.is_completed() for operation in self.operations)
+
+
 class Rank:
     """One training process: the main thread computes, the control thread obeys."""
 
@@ -341,8 +382,8 @@ class Rank:
         self._closing = threading.Event()
         self._stop = Stop(sent_s=0.0)
         self._group: Group | None = None
-        self._in_flight: list[tuple[dist.Work, torch.Tensor]] = []
-        self._abandoned: list[tuple[Group, list[tuple[dist.Work, torch.Tensor]]]] = []
+        self._in_flight: list[Operation] = []
+        self._abandoned: list[Abandoned] = []
         self._buffers = self._make_buffers()
         self._wrong_sums = 0
         self._bystander = Bystander() if mode.bystander else None
@@ -355,9 +396,8 @@ class Rank:
             self._join(order, left)
             left = self._train_and_leave(order.rank)
         started_s = time.monotonic()
-        self._drop()
-        self._abandoned.clear()
-        self._link.send(Finished(drop_s=time.monotonic() - started_s))
+        self._drop_what_let_go()
+        self._link.send(Finished(time.monotonic() - started_s, len(self._abandoned)))
 
     def _obey(self) -> None:
         """Control thread: a stop is carried out here, while the main thread is blocked."""
@@ -368,8 +408,9 @@ class Rank:
                 return
             if isinstance(order, Stop):
                 self._stop = order
-                if self._mode.road is Road.CUT and self._group is not None:
-                    self._group.cut(listener=self._mode.cut_listener)
+                direction = self._mode.road.shuts
+                if direction is not None and self._group is not None:
+                    self._group.cut(direction, listener=self._mode.cut_listener)
                 # Only now may the main thread drop the group: nobody cuts a group that is going away.
                 self._closing.set()
             else:
@@ -409,18 +450,21 @@ class Rank:
         self._stage.value = Stage.TRAINING
         cost_s = {"small": [0.0], "large": [0.0]}
         where = self._train(rank, cost_s)
-        out_s = time.monotonic()
+        failed_s = time.monotonic()
         self._stage.value = Stage.LEAVING
         # A neighbour of a killed rank fails before the order: it still leaves by order only.
         self._closing.wait()
+        stuck = self._count_stuck() if self._mode.road is Road.CUT_OR_ABANDON else 0
+        out_s = time.monotonic() if stuck else failed_s
         order_to_out_s = out_s - self._stop.sent_s
         started_s = time.monotonic()
         self._stage.value = Stage.DROPPING
-        self._drop()
+        self._drop(walk_away=self._mode.road is Road.ABANDON or stuck > 0)
         self._stage.value = Stage.IDLE
         return Left(
             where=where if order_to_out_s >= 0 else "before the order",
             out_s=order_to_out_s if order_to_out_s >= 0 else None,
+            stuck=stuck,
             drop_s=time.monotonic() - started_s,
             small_count=len(cost_s["small"]) - 1,
             small_s=sum(cost_s["small"]),
@@ -440,47 +484,62 @@ class Rank:
                 for step in steps:
                     buffer = self._buffers[step % len(self._buffers)]
                     buffer.fill_(float(rank + 1 + step % 7))
-                    self._in_flight.append((process_group.allreduce([buffer]), buffer))
+                    self._in_flight.append(Operation(process_group.allreduce([buffer]), buffer))
             except RuntimeError:
                 return "launching"
-            for work, _ in self._in_flight:
-                if not self._settle(work):
+            for operation in self._in_flight:
+                if not self._settle(operation.work):
                     return "waiting"
-            kind = "large" if self._in_flight[-1][1].numel() > 1 else "small"
+            kind = "large" if self._in_flight[-1].buffer.numel() > 1 else "small"
             cost_s[kind].append(time.monotonic() - started_s)
-            for step, (_, buffer) in zip(steps, self._in_flight, strict=True):
-                self._check(buffer, step)
+            for step, operation in zip(steps, self._in_flight, strict=True):
+                self._check(operation.buffer, step)
             self._in_flight.clear()
         return "between operations"
 
     def _settle(self, work: dist.Work) -> bool:
         """Wait for one operation; false if it failed or was left alone."""
-        if self._mode.road is Road.ABANDON:
+        if self._mode.road.may_walk_away:
             while not work.is_completed():
                 if self._closing.is_set():
                     return False
-                time.sleep(POLL_INTERVAL_S)
+                with contextlib.suppress(RuntimeError):  # the slice is over, or the operation failed
+                    work.wait(WAIT_SLICE)
         try:
             work.wait()
         except RuntimeError:
             return False
         return True
 
-    def _drop(self) -> None:
-        """Get rid of the group. Cut: also of its operations, without waiting for them.
+    def _count_stuck(self) -> int:
+        """How many operations have not completed, be it with an error, a moment after the cut."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        for operation in self._in_flight:
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s > 0 and not operation.work.is_completed():
+                with contextlib.suppress(RuntimeError):
+                    operation.work.wait(datetime.timedelta(seconds=remaining_s))
+        return sum(not operation.work.is_completed() for operation in self._in_flight)
+
+    def _drop(self, *, walk_away: bool) -> None:
+        """Get rid of the group.
 
         An abandoned operation may still write its buffer, so the buffers stay behind with it. After a cut
         they are used again, on purpose: a late write would show as a wrong sum.
         """
-        if self._mode.road is Road.ABANDON and self._group is not None:
-            self._abandoned.append((self._group, list(self._in_flight)))
+        if walk_away and self._group is not None:
+            self._abandoned.append(Abandoned(self._group, list(self._in_flight)))
             self._buffers = self._make_buffers()
         self._in_flight.clear()
         self._group = None
 
+    def _drop_what_let_go(self) -> None:
+        self._abandoned = [entry for entry in self._abandoned if not entry.has_let_go()]
+
     def _make_buffers(self) -> list[torch.Tensor]:
+        large = self._mode.large_mib << 18  # float32
         count = max(LARGE_EVERY, self._mode.operations)
-        return [torch.zeros(LARGE_ELEMENTS if i % LARGE_EVERY == 0 else 1) for i in range(count)]
+        return [torch.zeros(large if i % LARGE_EVERY == 0 else 1) for i in range(count)]
 
     def _check(self, buffer: torch.Tensor, step: int) -> None:
         expected = float(sum(rank + 1 + step % 7 for rank in range(WORLD_SIZE)))
@@ -499,7 +558,9 @@ def rank_main(mode: Mode, link: multiprocessing.connection.Connection, stage: ct
     torch.set_num_threads(1)
     if mode.cut_listener:  # it is meant to end in std::terminate: the outcome is counted, the noise is not
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    Rank(mode, link, stage).run()
+    rank = Rank(mode, link, stage)
+    rank.run()
+    os._exit(0)  # by the ordinary way out, the destructor of a stuck group would never return
 
 
 def burn() -> None:
@@ -605,8 +666,8 @@ class Job:
         reports = [joined[rank] for rank in sorted(joined)]
         return Trial(fault.name, "ok", reports, done_s - stop.sent_s)
 
-    def finish(self) -> float:
-        """Let all ranks drop everything and exit by themselves; the longest drop."""
+    def finish(self) -> tuple[float, int]:
+        """Let all ranks drop everything and exit; the longest drop, and how many groups were stuck."""
         for rank in sorted(self._members):
             self._send(rank, Stop(sent_s=time.monotonic()))
             self._send(rank, Finish())
@@ -615,7 +676,8 @@ class Job:
             member.process.join(TRIAL_DEADLINE_S)
             if member.process.exitcode != 0:
                 raise TrialFailedError("abort", f"exit code {member.process.exitcode} at the end")
-        return max(report.drop_s for report in finished.values())
+        reports = finished.values()
+        return max(report.drop_s for report in reports), sum(report.stuck_groups for report in reports)
 
     def kill(self) -> None:
         """End whatever is left."""
@@ -637,9 +699,7 @@ class Job:
     def _gone(self, rank: int) -> TrialFailedError:
         member = self._members[rank]
         member.process.join(TRIAL_DEADLINE_S)
-        return TrialFailedError(
-            "abort", f"exit code {member.process.exitcode} at {Stage(member.stage.value).name}"
-        )
+        return TrialFailedError("abort", f"exit code {member.process.exitcode} at {Stage(member.stage.value).name}")
 
     def _collect(self, kind: type[Report]) -> dict[int, Report]:
         """One report of each member, within the deadline."""
@@ -675,6 +735,7 @@ class Series:
     trials: list[Trial] = dataclasses.field(default_factory=list)
     oldest: list[Joined] = dataclasses.field(default_factory=list)  # rank 0 of the longest-lived job
     finish_s: float | None = None
+    stuck_at_finish: int = 0
     finish_outcome: str = "not tried"
     load_average: float = 0.0  # of the last minute, at the end: what else ran on the machine shows here
 
@@ -711,7 +772,7 @@ def run_series(mode: Mode, load: int, count: int, directory: Path, *, keep: bool
 def finish(job: Job, series: Series) -> None:
     """End a job in good order."""
     try:
-        series.finish_s = job.finish()
+        series.finish_s, series.stuck_at_finish = job.finish()
         series.finish_outcome = "ok"
     except TrialFailedError as error:
         series.finish_outcome = str(error)
@@ -763,6 +824,7 @@ def summary(series: Series, fault: str) -> dict[str, Any]:
         "load": series.load,
         **outcomes(trials),
         "was": dict(sorted(Counter(item.where for item in left).items())),
+        "operations_stuck": sum(item.stuck for item in left),
         "out_ms": spread_ms([item.out_s for item in left if item.out_s is not None]),
         "drop_ms": spread_ms([item.drop_s for item in left]),
         "form_ms": spread_ms([report.form_s for report in joined]),
@@ -807,6 +869,9 @@ def whole(series: Series) -> dict[str, Any]:
         "rank_0": growth(series),
         "finish": series.finish_outcome,
         "finish_drop_ms": None if series.finish_s is None else round(series.finish_s * 1e3, 1),
+        "groups_stuck_at_finish": series.stuck_at_finish,
+        "operations_stuck": sum(item.stuck for item in left),
+        "ranks_with_stuck_operations": sum(item.stuck > 0 for item in left),
         "sockets_of_others_that_appeared": sum(report.strangers for report in joined),
         "own_sockets_that_did_not_appear": sum(report.missed for report in joined),
         "bystander_errors": sum(report.bystander_errors for report in joined),
@@ -840,14 +905,14 @@ def print_comparison(rows: Sequence[dict[str, Any]]) -> None:
     """One line per road, fault and load; times as median / 95th percentile / maximum."""
     names = ("out", "drop", "form", "first all-reduce", "recovered")
     print("milliseconds: median / p95 / max")
-    heading = f"{'road':8} {'fault':8} {'load':>4} {'trials':>6} {'hangs':>5} {'aborts':>6}"
-    print(heading + "".join(f" {name:>22}" for name in names))
-    for row in sorted(rows, key=lambda row: (row["fault"], row["load"], row["road"])):
-        line = f"{row['road']:8} {row['fault']:8} {row['load']:>4} {row['trials']:>6}"
-        line += f" {row['hangs']:>5} {row['aborts']:>6}"
+    heading = f"{'road':11} {'fault':7} {'load':>4} {'trials':>6} {'hangs':>5} {'aborts':>6} {'stuck':>5}"
+    print(heading + "".join(f" {name:>21}" for name in names))
+    for row in sorted(rows, key=lambda row: (row["fault"], row["load"])):
+        line = f"{row['road']:11} {row['fault']:7} {row['load']:>4} {row['trials']:>6}"
+        line += f" {row['hangs']:>5} {row['aborts']:>6} {row['operations_stuck']:>5}"
         for column in COLUMNS:
             parts = [f"{row[column][key]:.1f}" for key in ("median", "p95", "max") if key in row[column]]
-            line += f" {' / '.join(parts):>22}"
+            line += f" {' / '.join(parts):>21}"
         print(line)
 
 
@@ -859,11 +924,13 @@ def print_whole(name: str, row: dict[str, Any]) -> None:
     )
     for failure, count in row["failures"].items():
         print(f"  {count} x {failure}")
-    print(f"  rank 0: {row['rank_0']}; end: {row['finish']}, drops {row['finish_drop_ms']} ms")
+    print(f"  operations stuck: {row['operations_stuck']}, in {row['ranks_with_stuck_operations']} ranks")
+    print(f"  rank 0: {row['rank_0']}")
+    print(f"  end: {row['finish']}, {row['groups_stuck_at_finish']} groups would not let go")
     if row["mode"]["bystander"]:
         print(
-            f"  a comparison of descriptors would have taken {row['sockets_of_others_that_appeared']} sockets "
-            f"of others for the groups' and missed {row['own_sockets_that_did_not_appear']} of theirs; "
+            "  a comparison of descriptors would have taken "
+            f"{row['sockets_of_others_that_appeared']} sockets of others for the groups' and missed {row['own_sockets_that_did_not_appear']} of theirs; "
             f"{row['bystander_errors']} transfers of others were hurt"
         )
 
@@ -878,10 +945,13 @@ def measure(trials: int, load: int, directory: Path) -> dict[str, Any]:
         plain.append(whole(series))
         print_whole(road.value, plain[-1])
     variants: dict[str, dict[str, Any]] = {}
+    best = Road.CUT_OR_ABANDON
     for name, mode, count, keep in (
         ("cut, also the listener", Mode(Road.CUT, cut_listener=True), LISTENER_TRIALS, False),
-        ("cut, sockets opened beside it", Mode(Road.CUT, bystander=True), VARIANT_TRIALS, True),
-        ("cut, operations in flight", Mode(Road.CUT, operations=IN_FLIGHT_OPERATIONS), VARIANT_TRIALS, True),
+        ("cut, 8 operations in flight", Mode(Road.CUT, operations=IN_FLIGHT_OPERATIONS), VARIANT_TRIALS, True),
+        ("cut+abandon, 8 operations in flight", Mode(best, operations=IN_FLIGHT_OPERATIONS), VARIANT_TRIALS, True),
+        ("cut+abandon, 25 MiB", Mode(best, large_mib=BUCKET_MIB), VARIANT_TRIALS, True),
+        ("cut+abandon, sockets opened beside it", Mode(best, bystander=True), VARIANT_TRIALS, True),
     ):
         variants[name] = whole(run_series(mode, 0, count, directory, keep=keep))
         print_whole(name, variants[name])
@@ -943,7 +1013,8 @@ def main() -> None:
             "trials_per_road_and_load": arguments.trials,
             "load": arguments.load,
             "trial_deadline_s": TRIAL_DEADLINE_S,
-            "poll_interval_s": POLL_INTERVAL_S,
+            "wait_slice_s": WAIT_SLICE.total_seconds(),
+            "patience_s": PATIENCE_S,
             "detection_delay_max_s": DETECTION_DELAY_MAX_S,
         },
         **results,

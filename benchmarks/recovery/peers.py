@@ -17,6 +17,8 @@ steps undone
     those among them that had been completed, so that finished work was lost.
 batches skipped
     batches (one rank's share of one step) that the parameters moved on without.
+ranks restarted
+    ranks that another process holds afterwards: one if no healthy process had to end.
 
 Run by ``python -m benchmarks.recovery.peers --system torchft --trials 5``. The parts that know no system
 (``Job``, ``run_trial``, ``Trial``, ``table``, ``write_results``) serve other measurements in this folder.
@@ -204,6 +206,7 @@ class Recovery:
     steps_again: int
     steps_undone: int
     batches_skipped: int
+    ranks_restarted: int
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,7 @@ class Trial:
     steps_again: int | None
     steps_undone: int | None
     batches_skipped: int | None
+    ranks_restarted: int | None
     load_before: float  # of the machine, one-minute average before the job started
     raw: Recovery | None
     failure: str | None = None  # why there is no recovery
@@ -249,6 +253,8 @@ def find_recovery(events: Sequence[Event], fault: Fault, world_size: int = WORLD
     first_kept = {rank: _first(kept, rank) for rank in range(world_size)}
     replacement = first_kept[fault.rank]
     restored = (e.t_ns for e in events if e.event == "restored" and e.pid == replacement.pid)
+    old_pids = {attempt.pid for attempt in before}
+    moved_on = range(last_completed + 1, whole + 1)
     again = {attempt.step for attempt in kept if attempt.step <= last_begun}
     return Recovery(
         computing_ns={rank: _known(attempt.forward_ns) for rank, attempt in first_kept.items()},
@@ -258,16 +264,14 @@ def find_recovery(events: Sequence[Event], fault: Fault, world_size: int = WORLD
         new_step_ns=max(_known(attempt.end_ns) for attempt in kept if attempt.step == new_steps[0]),
         steps_again=len(again),
         steps_undone=sum(step <= last_completed for step in again),
-        batches_skipped=sum(
-            world_size - len(ranks_of[step]) for step in range(last_completed + 1, whole + 1)
-        ),
+        batches_skipped=sum(world_size - len(ranks_of[step]) for step in moved_on),
+        ranks_restarted=sum(attempt.pid not in old_pids for attempt in first_kept.values()),
     )
 
 
 def _first(attempts: Iterable[Attempt], rank: int) -> Attempt:
-    return min(
-        (attempt for attempt in attempts if attempt.rank == rank), key=lambda attempt: attempt.start_ns
-    )
+    own = (attempt for attempt in attempts if attempt.rank == rank)
+    return min(own, key=lambda attempt: attempt.start_ns)
 
 
 def _known(t_ns: int | None) -> int:
@@ -373,6 +377,7 @@ def _trial(
         steps_again=recovery.steps_again if recovery else None,
         steps_undone=recovery.steps_undone if recovery else None,
         batches_skipped=recovery.batches_skipped if recovery else None,
+        ranks_restarted=recovery.ranks_restarted if recovery else None,
         load_before=round(load_before, 2),
         raw=recovery,
         failure=failure,
@@ -477,8 +482,8 @@ class TorchrunJob:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        # Shared with the agent, which is the default, the store keeps the addresses of the ranks of before the
-        # restart, and new ranks connect to those: restarts then fail by chance (pytorch#135712, torch 2.13).
+        # The store that the agent shares by default still holds the ranks' addresses of before the restart.
+        # New ranks connect to those, so that restarts fail by chance (pytorch#135712; torch 2.13).
         variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         self._processes.append(launch(self._command, self._output, **variables))
 
@@ -618,6 +623,7 @@ _FIGURES = {
     "steps_again": "steps again",
     "steps_undone": "steps undone",
     "batches_skipped": "batches skipped",
+    "ranks_restarted": "ranks restarted",
     "step_s": "undisturbed step",
 }
 

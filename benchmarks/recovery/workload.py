@@ -64,10 +64,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         samples, length, width = x.shape
         qkv: Tensor = self.qkv(self.norm_attention(x))
-        query, key, value = (
-            part.view(samples, length, self.heads, width // self.heads).transpose(1, 2)
-            for part in qkv.chunk(3, dim=-1)
-        )
+        split = (samples, length, self.heads, width // self.heads)
+        query, key, value = (part.view(split).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(samples, length, width))
         fed: Tensor = self.feed(self.norm_feed(x))
@@ -169,7 +167,12 @@ def compute_gradients(model: nn.Module, log: EventLog, seed: int, step: int, ran
 
 
 def train_step(
-    model: nn.Module, optimizer: Optimizer, log: EventLog, seed: int, step: int, rank: int
+    model: nn.Module,
+    optimizer: Optimizer,
+    log: EventLog,
+    seed: int,
+    step: int,
+    rank: int,
 ) -> float:
     """One ordinary optimizer step; a system with its own idea of a step writes its own."""
     log.emit("step_start", step)

@@ -1,4 +1,23 @@
 """Keeps synchronous data-parallel PyTorch training alive through failures, bit-identically.
 
-Every process imports this file, so it loads nothing that needs torch.
+Every process imports this file, so it loads nothing that needs torch: what scripts use is imported at first use.
 """
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "init": "relight.training.job",
+    "Job": "relight.training.job",
+    "Training": "relight.training.training",
+    "Step": "relight.training.training",
+}
+__all__ = ["Job", "Step", "Training", "__version__", "init"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'relight' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

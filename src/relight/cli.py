@@ -1,6 +1,264 @@
-"""The `relight` command: reads arguments, calls the rooms below. No torch, nothing of training."""
+"""The `relight` command: reads arguments, calls the rooms below. No torch, nothing of training.
+
+The flags of `relight run` are torchrun's where torchrun has them, so that a launch line can be kept.
+"""
+
+import argparse
+import datetime
+import difflib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from relight.errors import UsageError
+from relight.wire.settings import JobSettings
+
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(JobSettings)}
+_EXAMPLE = """\
+a script needs three changes (see the README):
+  import relight
+  job = relight.init()
+  training = relight.Training(model=model, optimizer=optimizer, data=loader)
+  for step in training.steps(until=10_000):
+      with step as batch: ...
+
+examples:
+  relight run --nproc-per-node 4 --standby 1 train.py --lr 0.1
+  relight chaos --nproc-per-node 4 --standby 2 --chaos "kill rank 2 in BACKWARD of step 13" train.py
+  relight report runs/train-20260101-120000
+"""
 
 
-def main() -> int:
+class _Parser(argparse.ArgumentParser):
+    """Adds a hint to "unrecognized arguments": the nearest flag, and where the script's own flags go."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"relight: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    raise NotImplementedError
+    parser, commands = _make_parser()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parsed, unknown = parser.parse_known_args(given)
+    if unknown:
+        commands[parsed.command].error(_unknown_hint(unknown[0], commands[parsed.command]))
+    try:
+        return int(parsed.call(parsed))
+    except UsageError as error:
+        print(f"relight: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from relight.config import build_settings
+    from relight.launch import launch
+
+    if arguments.command == "chaos":
+        if arguments.explain:
+            return _explain()
+        if not arguments.chaos and not arguments.chaos_rate:
+            raise UsageError(
+                'no fault given: add --chaos "SENTENCE" or --chaos-rate P (words: relight chaos --explain)'
+            )
+    settings = build_settings(arguments, datetime.datetime.now())
+    return launch(settings, quiet=arguments.quiet)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from relight.timeline.show import print_report
+
+    _check_run_dir(arguments.run_dir)
+    return 0 if print_report(arguments.run_dir, Console()) else 1
+
+
+def _timeline(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from relight.timeline.show import print_timeline
+
+    _check_run_dir(arguments.run_dir)
+    shown = print_timeline(arguments.run_dir, Console(), step=arguments.step, recoveries=arguments.recoveries)
+    return 0 if shown else 1
+
+
+def _check_run_dir(run_dir: Path) -> None:
+    if not run_dir.is_dir():
+        raise UsageError(f"there is no run directory {run_dir}; `relight run` prints the path of each run")
+
+
+def _explain() -> int:
+    from relight.chaos.plan import ACTION_WORDS, EXAMPLES, POINT_WORDS
+
+    print("actions:")
+    for action, words in ACTION_WORDS.items():
+        print(f"  {action.value:<16} {words}")
+    print("\npoints:")
+    for point, words in POINT_WORDS.items():
+        print(f"  {point.value:<16} {words}")
+    print("\nsentences, for example:")
+    for example in EXAMPLES:
+        print(f'  --chaos "{example}"')
+    return 0
+
+
+# --- the parser ---------------------------------------------------------------------------------------------------
+def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    parser = _Parser(
+        prog="relight",
+        description="Keeps synchronous data-parallel PyTorch training alive through failures, bit-identically.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"relight {_version()}")
+    choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = choices.add_parser("run", help="train a script, through failures", **_style("run"))
+    chaos = choices.add_parser("chaos", help="run with faults: see what a script survives", **_style("chaos"))
+    chaos.add_argument("--explain", action="store_true", help="print every action and point, with examples, and exit")
+    for command in (run, chaos):
+        _add_run_arguments(command)
+        command.set_defaults(call=_run)
+    report = choices.add_parser("report", help="what a finished run went through", allow_abbrev=False)
+    timeline = choices.add_parser("timeline", help="who did what when in a finished run", allow_abbrev=False)
+    for command in (report, timeline):
+        command.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory of the run")
+    report.set_defaults(call=_report)
+    timeline.add_argument("--step", type=int, metavar="N", help="show what happened around this step")
+    timeline.add_argument(
+        "--recoveries", type=int, default=5, metavar="N", help="how many recoveries to draw; default 5"
+    )
+    timeline.set_defaults(call=_timeline)
+    return parser, {"run": run, "chaos": chaos, "report": report, "timeline": timeline}
+
+
+def _style(command: str) -> dict[str, Any]:
+    return {
+        "usage": f"relight {command} [flags] SCRIPT [the script's own arguments]",
+        "epilog": _EXAMPLE,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+    }
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script_and_arguments", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help=argparse.SUPPRESS)
+    _add_launch_flags(parser.add_argument_group("launch, as with torchrun"))
+    _add_job_flags(parser.add_argument_group("the job"))
+    _add_detection_flags(parser.add_argument_group("noticing failures"))
+    _add_retry_flags(parser.add_argument_group("giving up"))
+    _add_chaos_flags(parser.add_argument_group("faults on purpose"))
+
+
+def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        *("--nproc-per-node", "--nproc_per_node"),
+        default="1",
+        metavar="N",
+        help="workers to start: a number, 'gpu', 'cpu', or 'auto' (one for each GPU, or else each core); default 1",
+    )
+    add("--nnodes", default="1", metavar="N", help="nodes; this version runs on one")
+    add("--standalone", action="store_true", help="accepted and needless: a job on one node always stands alone")
+    add("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as with python -m")
+    add(
+        *("--master-addr", "--master_addr"),
+        default=_DEFAULTS["master_address"],
+        metavar="HOST",
+        help="what the script finds in MASTER_ADDR; relight itself does not need it",
+    )
+    add(
+        *("--master-port", "--master_port"),
+        type=int,
+        default=_DEFAULTS["master_port"],
+        metavar="PORT",
+        help="the same for MASTER_PORT",
+    )
+
+
+def _add_job_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--standby",
+        type=int,
+        default=_DEFAULTS["standbys"],
+        metavar="N",
+        help="warm processes in reserve: with one, a lost rank is replaced without starting Python and torch",
+    )
+    add("--run-dir", metavar="DIR", help="where journal, logs and report go; default runs/SCRIPT-DATE-TIME")
+    add("--seed", type=int, default=_DEFAULTS["seed"], help="seed of each step's random streams; default 0")
+    add("--controller-port", type=int, default=0, metavar="PORT", help="port of the controller; default: a free one")
+    add("--oversubscribe", action="store_true", help="allow more than 16 processes for each core")
+    add("--quiet", action="store_true", help="show only the workers' output, warnings and errors")
+
+
+def _add_detection_flags(group: argparse._ArgumentGroup) -> None:
+    texts = {
+        "hang_timeout_seconds": "a rank without progress in a step, for which the others wait, is replaced after this "
+        "long; grows by itself for jobs with long steps",
+        "outside_hang_timeout_seconds": "the same for code between two steps, such as evaluation",
+        "startup_timeout_seconds": "the same for the script up to the end of its first step",
+        "frozen_timeout_seconds": "a process stopped by a signal (SIGSTOP) is replaced after this long",
+        "stop_timeout_seconds": "a survivor that does not stand still this long after a failure is replaced too",
+    }
+    for name, text in texts.items():
+        default = _DEFAULTS[name]
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, type=float, default=default, metavar="S", help=f"{text}; default {default:g}")
+
+
+def _add_retry_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        *("--max-failures", "--max-restarts", "--max_restarts"),
+        type=int,
+        default=None,
+        metavar="N",
+        help="end the job at failure N+1; default: never, since a failure costs one step",
+    )
+    add(
+        "--max-failures-per-step",
+        type=int,
+        default=_DEFAULTS["max_failures_per_step"],
+        metavar="N",
+        help=f"end the job if one step fails more often; default {_DEFAULTS['max_failures_per_step']}",
+    )
+
+
+def _add_chaos_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--chaos",
+        action="append",
+        default=[],
+        metavar="SENTENCE",
+        help='a fault, such as "kill rank 2 in BACKWARD of step 13"; may be given many times; all words: '
+        "relight chaos --explain",
+    )
+    add("--chaos-rate", type=float, default=0.0, metavar="P", help="a random fault in each step, with this probability")
+    add("--chaos-seed", type=int, default=0, metavar="SEED", help="seed of those; the same seed, the same faults")
+
+
+def _unknown_hint(flag: str, parser: argparse.ArgumentParser) -> str:
+    known = [option for action in parser._actions for option in action.option_strings]
+    near = difflib.get_close_matches(flag.partition("=")[0], known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"unknown argument {flag}; {hint}Arguments of the script itself go after its name; --help lists the others"
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("relight")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

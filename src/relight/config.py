@@ -1,1 +1,198 @@
-"""Settings of a run: arguments beat files, files beat environment. No torch."""
+"""Settings of a run: validates what was asked for before anything is started. No torch.
+
+Every mistake is a UsageError that says what was asked, what is there, and which flag to change.
+"""
+
+import argparse
+import contextlib
+import datetime
+import errno
+import importlib.util
+import math
+import os
+from pathlib import Path
+
+from relight.chaos.plan import check_fault, parse_fault
+from relight.core.fault import Plan
+from relight.errors import UsageError
+from relight.wire.settings import JobSettings
+
+MAX_WORKERS_PER_CORE = 16
+_PROBE_BYTES = 256 * 1024  # enough for the first lines of the journal, the trace and the report
+
+
+def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> JobSettings:
+    """Turn parsed arguments into the job's settings, and make its run directory. Raises UsageError."""
+    world_size = count_workers(arguments.nproc_per_node)
+    check_nodes(arguments.nnodes)
+    standbys = _at_least(0, arguments.standby, "--standby")
+    check_fit(world_size + standbys, arguments.oversubscribe)
+    script = arguments.script_and_arguments[0] if arguments.script_and_arguments else ""
+    check_script(script, module=arguments.module)
+    plan = build_plan(arguments, world_size, standbys)
+    run_dir = make_run_dir(arguments.run_dir, script, now)
+    return JobSettings(
+        job=run_dir.name,
+        script=script,
+        script_arguments=tuple(arguments.script_and_arguments[1:]),
+        module=arguments.module,
+        world_size=world_size,
+        standbys=standbys,
+        run_dir=str(run_dir),
+        controller_port=_port(arguments.controller_port, "--controller-port", lowest=0),
+        master_address=arguments.master_addr,
+        master_port=_port(arguments.master_port, "--master-port", lowest=1),
+        max_failures=None if arguments.max_failures is None else _at_least(0, arguments.max_failures, "--max-failures"),
+        max_failures_per_step=_at_least(1, arguments.max_failures_per_step, "--max-failures-per-step"),
+        seed=arguments.seed,
+        plan=plan,
+        hang_timeout_seconds=_positive(arguments.hang_timeout_seconds, "--hang-timeout-seconds"),
+        outside_hang_timeout_seconds=_positive(
+            arguments.outside_hang_timeout_seconds, "--outside-hang-timeout-seconds"
+        ),
+        startup_timeout_seconds=_positive(arguments.startup_timeout_seconds, "--startup-timeout-seconds"),
+        frozen_timeout_seconds=_positive(arguments.frozen_timeout_seconds, "--frozen-timeout-seconds"),
+        stop_timeout_seconds=_positive(arguments.stop_timeout_seconds, "--stop-timeout-seconds"),
+    )
+
+
+def count_workers(asked: str) -> int:
+    """The number of workers, spelt as for torchrun: a number, "cpu", "gpu", or "auto" (GPUs if there are any)."""
+    if asked in ("auto", "cpu", "gpu"):
+        gpus = _count_gpus()
+        if asked == "gpu" and not gpus:
+            raise UsageError("--nproc-per-node gpu: no GPU is visible; give a number, or 'cpu'")
+        return gpus if gpus and asked != "cpu" else len(os.sched_getaffinity(0))
+    try:
+        count = int(asked)
+    except ValueError:
+        raise UsageError(f"--nproc-per-node {asked!r}: expected a number, 'auto', 'cpu' or 'gpu'") from None
+    if count < 1:
+        raise UsageError(f"--nproc-per-node {count}: a job needs at least one worker")
+    return count
+
+
+def _count_gpus() -> int:
+    """Visible NVIDIA devices, without loading anything that drives them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = sum(1 for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
+    if visible is None:
+        return devices
+    return min(devices, len([item for item in visible.split(",") if item.strip() not in ("", "-1")]))
+
+
+def check_nodes(asked: str) -> None:
+    if asked not in ("1", "1:1"):
+        raise UsageError(f"--nnodes {asked}: this version runs on one node; leave the flag out, or give 1")
+
+
+def check_fit(processes: int, oversubscribe: bool) -> None:
+    cores = len(os.sched_getaffinity(0))
+    if processes > MAX_WORKERS_PER_CORE * cores and not oversubscribe:
+        raise UsageError(f"this asks for {processes} workers on {cores} cores; pass --oversubscribe to insist")
+
+
+def check_script(script: str, *, module: bool) -> None:
+    """See that there is something to run, before anything is started for it."""
+    if not script:
+        raise UsageError("no script given; for example: relight run --nproc-per-node 4 --standby 1 train.py")
+    if module:
+        _check_module(script)
+        return
+    path = Path(script)
+    if path.is_dir():
+        raise UsageError(f"{script} is a directory; give the path of a Python file (at {path.absolute()})")
+    if not path.is_file():
+        raise UsageError(f"there is no script {script} (at {path.absolute()}); check the path, or add -m for a module")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"the script {script} cannot be read; check its permissions")
+
+
+def _check_module(name: str) -> None:
+    """Only the outermost package is looked up: finding an inner one would run the package's code."""
+    top = name.partition(".")[0]
+    try:
+        found = importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        found = False
+    if not found and not any((Path.cwd() / candidate).exists() for candidate in (top, f"{top}.py")):
+        raise UsageError(f"-m {name}: there is no module {top} on the path or in {Path.cwd()}; check the name")
+
+
+def build_plan(arguments: argparse.Namespace, world_size: int, standbys: int) -> Plan:
+    """The faults asked for, checked against the size of the job."""
+    faults = tuple(parse_fault(sentence) for sentence in arguments.chaos)
+    for fault in faults:
+        check_fault(fault, world_size, standbys)
+    rate = arguments.chaos_rate
+    if not 0.0 <= rate <= 1.0:
+        raise UsageError(f"--chaos-rate {rate:g}: expected a probability per step, from 0 to 1")
+    return Plan(faults=faults, seed=arguments.chaos_seed, rate_per_step=rate, world_size=world_size)
+
+
+def make_run_dir(asked: str | None, script: str, now: datetime.datetime) -> Path:
+    """Make the run's directory, and prove that it can be written by writing."""
+    if asked is not None:
+        run_dir = Path(asked).absolute()
+        if (run_dir / "journal.jsonl").exists():
+            raise UsageError(f"--run-dir {asked} already holds a run; choose another, or remove it")
+    else:
+        run_dir = _fresh_run_dir(Path("runs").absolute(), f"{Path(script).stem}-{now:%Y%m%d-%H%M%S}")
+    is_new = not run_dir.exists()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        _write_probe(run_dir)
+    except OSError as error:
+        if is_new:
+            with contextlib.suppress(OSError):
+                run_dir.rmdir()
+        raise UsageError(_run_dir_problem(run_dir, error)) from error
+    return run_dir
+
+
+def _fresh_run_dir(parent: Path, name: str) -> Path:
+    candidates = [parent / name] + [parent / f"{name}-{number}" for number in range(2, 100)]
+    return next((path for path in candidates if not path.exists()), candidates[-1])
+
+
+def _write_probe(run_dir: Path) -> None:
+    """A full disk often shows only when bytes are really written, and forced out."""
+    probe = run_dir / f".probe-{os.getpid()}"
+    try:
+        with probe.open("wb") as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _run_dir_problem(run_dir: Path, error: OSError) -> str:
+    reasons = {
+        errno.ENOSPC: "the disk is full",
+        errno.EDQUOT: "the disk quota is used up",
+        errno.EROFS: "the file system is read-only",
+        errno.EACCES: "permission denied",
+        errno.EEXIST: "something that is no directory is in the way",
+        errno.ENOTDIR: "something that is no directory is in the way",
+    }
+    reason = reasons.get(error.errno or 0, error.strerror or str(error))
+    return f"cannot write the run directory {run_dir}: {reason}; choose another with --run-dir"
+
+
+def _positive(value: float, flag: str) -> float:
+    if not (value > 0 and math.isfinite(value)):
+        raise UsageError(f"{flag} {value:g}: expected a number of seconds above 0")
+    return value
+
+
+def _at_least(lowest: int, value: int, flag: str) -> int:
+    if value < lowest:
+        raise UsageError(f"{flag} {value}: expected {lowest} or more")
+    return value
+
+
+def _port(value: int, flag: str, *, lowest: int) -> int:
+    if not lowest <= value <= 65535:
+        raise UsageError(f"{flag} {value}: expected a port number from {lowest} to 65535")
+    return value

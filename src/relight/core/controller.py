@@ -266,9 +266,7 @@ class Controller:
         self._startup_restarts += 1
         if self._startup_restarts > MAX_STARTUP_RESTARTS:
             return self._end(f"{failure}; {MAX_STARTUP_RESTARTS} starts have failed", now)
-        out: list[Command] = [
-            Notice(why=f"{failure} before the first step; starting all ranks again", level="warning")
-        ]
+        out: list[Command] = [Notice(why=f"{failure} before the first step; starting all ranks again", level="warning")]
         for process in self.members.by_rank().values():
             self.members.fail(process)
             out.append(Kill(process=process.name, why="starting all ranks again"))
@@ -276,9 +274,7 @@ class Controller:
         self._entered.clear()
         self.generation += 1
         self._deadline = now + self.settings.startup_timeout_seconds
-        out += [
-            self._spawn(rank, rank, now, why="initial rank, again") for rank in range(self.settings.world_size)
-        ]
+        out += [self._spawn(rank, rank, now, why="initial rank, again") for rank in range(self.settings.world_size)]
         return out
 
     # --- failures ----------------------------------------------------------------------------------------------
@@ -323,7 +319,9 @@ class Controller:
             raised = self._tracebacks.get(process.name)
             what = raised.summary if raised else event.evidence
             return self._end(
-                f"training finished, but rank {process.rank} failed in the code after the last step: {what}", now, raised
+                f"training finished, but rank {process.rank} failed in the code after the last step: {what}",
+                now,
+                raised,
             )
         if any(p.alive for p in self.members.processes.values()):
             return []
@@ -350,9 +348,7 @@ class Controller:
         if self.stage is Stage.STARTING:
             self.members.fail(process)
             return [kill, *self._restart_startup(f"rank {process.rank}: {event.evidence}", now)]
-        self.ledger.failure(
-            process, event.kind, event.evidence, event.position, event.noticed_ns, self.generation, now
-        )
+        self.ledger.failure(process, event.kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
         key = ("hang", process.rank, event.position.step) if event.kind == "hang" else None
         return [kill, *self._fail([process], event.position.step, key, now)]
 
@@ -576,9 +572,7 @@ class Controller:
         if self.stage is not Stage.RESTORING or event.generation != self.generation:
             return []
         self._restore_failures += 1
-        self.ledger.failure(
-            None, "communication", f"restoring: {event.evidence}", None, 0, self.generation, now
-        )
+        self.ledger.failure(None, "communication", f"restoring: {event.evidence}", None, 0, self.generation, now)
         if self._restore_failures > MAX_RESTORE_FAILURES:
             return self._end(f"restoring failed {self._restore_failures} times in a row: {event.evidence}", now)
         return self._open_generation(now)

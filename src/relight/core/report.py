@@ -1,4 +1,4 @@
-"""What a job went through, as one value: `report.json`. The controller fills it, people and `timeline` read it.
+"""What a job went through, as one value, `report.json`: the controller fills it, people and `timeline` read it.
 
 All times are seconds: since the job's start where a moment is meant, a duration elsewhere. The trace's stamps
 meet this clock through `JobReport.started_wall`.
@@ -30,8 +30,8 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 class RecoveryStages(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one recovery went. A stage is as long as its slowest rank needed.
 
-    The total runs from the fault (its notice, if the time of the fault is not known) to the first step committed
-    again. It need not be the sum: ranks do different stages side by side.
+    The total runs from the fault (its notice, if the time of the fault is not known) to the first forward after
+    it; the redo comes on top. It need not be the sum: ranks do different stages side by side.
     """
 
     detect_seconds: float | None = None  # fault to notice; None if the time of the fault is not known
@@ -49,7 +49,7 @@ class RecoveryStages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One recovery, from the first failure noticed to the first step committed again."""
+    """One recovery, from the first failure to training again; failures that strike meanwhile belong to it."""
 
     number: int  # 1: the first of the job
     generation: int  # the one it opened; the last one, if failures struck during the recovery
@@ -59,7 +59,7 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     survivors: tuple[int, ...] = ()
     replaced: tuple[int, ...] = ()
-    replacement_kind: str = "none"  # "standby", "fresh process" or "none"
+    replacement_kind: str = "none"  # "standby", "fresh process", both joined by "and", or "none"
     sources: tuple[int, ...] = ()
     stages: RecoveryStages = RecoveryStages()
     steps_repeated: int = 0  # 0 or 1

@@ -88,7 +88,7 @@ class Gate:
                 f"{PROTOCOL_VERSION}: install the same relight on both sides"
             )
         if hello.role not in ROLES or not NAME.fullmatch(hello.name):
-            raise ProtocolError(f"the peer calls itself {hello.role[:64]!r} {hello.name[:64]!r}, which is no valid name")
+            raise ProtocolError(f"{hello.role[:64]!r} {hello.name[:64]!r} is no valid role and name")
         if not check_mac(self._token, nonce, hello.role, hello.name, hello.mac):
             raise ProtocolError("the peer does not know this job's token")
         return hello

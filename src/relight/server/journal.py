@@ -23,7 +23,7 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The first line."""
 
     format: int
-    wall: str  # ISO time at which the job's clock read 0
+    wall: str  # ISO time at which it was opened
     settings: JobSettings
 
 
@@ -41,7 +41,7 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Journal:
     """Appends lines to a file. Never raises: `on_failure` is told once, with the reason in words."""
 
-    def __init__(self, path: Path, header: JournalHeader, on_failure: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, settings: JobSettings, on_failure: Callable[[str], None]) -> None:
         self._path = path
         self._on_failure = on_failure
         self._encoder = msgspec.json.Encoder()
@@ -50,7 +50,7 @@ class Journal:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except OSError as error:
             self._fail(error)
-        self._write(header)
+        self._write(JournalHeader(format=FORMAT_VERSION, wall=_wall(), settings=settings))
 
     def event(self, now: float, event: Event) -> None:
         self._write(JournalLine(now=now, wall=_wall(), event=event))

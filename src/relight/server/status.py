@@ -31,9 +31,9 @@ class StatusBoard:
 
     def update(self, now: float) -> StatusUpdate:
         """The snapshot; called at a steady pace, since the speed is measured between calls."""
-        status = self._controller.status
+        core = self._controller
         ranks = []
-        for rank, process in sorted(status.members.items()):
+        for rank, process in sorted(core.rank_processes().items()):
             sample = self._samples.get(process)
             ranks.append(
                 RankStatus(
@@ -49,11 +49,11 @@ class StatusBoard:
             self._history.popleft()
         return StatusUpdate(
             job=self._job,
-            stage=status.stage,
-            generation=status.generation,
-            until=status.until,
-            failures=status.failures,
-            standbys_ready=status.standbys_ready,
+            stage=core.stage.value,
+            generation=core.generation,
+            until=core.until,
+            failures=core.failures,
+            standbys_ready=core.standbys_ready,
             steps_per_second=self._rate(),
             ranks=tuple(ranks),
         )

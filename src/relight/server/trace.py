@@ -14,9 +14,7 @@ MAX_TRACE_BYTES = 64 * 2**20
 class TraceFile:
     """Appends chunks as JSON lines. Never raises: `on_failure` is told once, and the trace ends there."""
 
-    def __init__(
-        self, run_dir: Path, on_failure: Callable[[str], None], max_bytes: int = MAX_TRACE_BYTES
-    ) -> None:
+    def __init__(self, run_dir: Path, on_failure: Callable[[str], None], max_bytes: int = MAX_TRACE_BYTES) -> None:
         self._path = run_dir / "trace.jsonl"
         self._older = run_dir / "trace.1.jsonl"
         self._on_failure = on_failure

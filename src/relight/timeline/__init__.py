@@ -1,1 +1,1 @@
-"""Shows: from journal to spans to terminal, HTML and Perfetto. Only reads; no torch."""
+"""Shows: from report and trace to tables, and to spans drawn in the terminal. Only reads; no torch."""

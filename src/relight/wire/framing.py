@@ -7,6 +7,7 @@ types closes the connection (`ProtocolError`).
 import asyncio
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,8 +19,8 @@ _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_frame(message: msgspec.Struct) -> bytes:
-    """One frame, ready to send. Raises ProtocolError if the message is over the limit."""
+def encode_frame(message: msgspec.Struct | msgspec.Raw) -> bytes:
+    """One frame, ready to send; a relayed (Raw) message as it came. Raises ProtocolError if it is over the limit."""
     payload = _encoder.encode(message)
     if len(payload) > MAX_FRAME_BYTES:
         raise ProtocolError(f"{type(message).__name__} of {len(payload)} bytes is over {MAX_FRAME_BYTES}")
@@ -53,6 +54,19 @@ async def read_payload(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTE
         return await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
+
+
+def split_payloads(buffer: bytearray) -> Iterator[bytes]:
+    """Take every complete payload off the front of `buffer`, for callers that are handed bytes as they come."""
+    while len(buffer) >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(buffer)
+        _check_length(length)
+        end = _LENGTH.size + length
+        if len(buffer) < end:
+            return
+        payload = bytes(buffer[_LENGTH.size : end])
+        del buffer[:end]
+        yield payload
 
 
 def receive_payload(connection: socket.socket) -> bytes | None:

@@ -7,7 +7,7 @@ that proves knowledge of the job's token. The agent relays workers' messages and
 import msgspec
 
 from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
-from relight.core.detector import Sample as Sample
+from relight.core.detector import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
 from relight.core.events import (
     CollectiveFailed,
     ProcessExited,

@@ -1,0 +1,99 @@
+"""`python -m relight.agent`: the agent of one node as a process. Started by `relight run`."""
+
+import argparse
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from relight.agent.agent import Agent
+from relight.agent.process import WORKER_COMMAND, Launch
+from relight.errors import UsageError
+from relight.wire.handshake import NAME, read_token
+from relight.wire.settings import read_settings
+
+_PR_SET_PDEATHSIG = 1
+_EPILOG = """\
+The private directory is the job's: settings.json says what to run, token proves to the controller that this agent
+belongs to the job. The agent starts processes when the controller orders it to, shows what they print as
+"[rank 2] ..." and keeps it in logs/ of the run directory.
+
+It ends, and its processes with it, when the controller says so, when the controller or the process that started
+the agent goes away, or on SIGTERM or Ctrl-C. Only after SIGKILL do its processes live on: start an agent with the
+same --name and --private-dir and with --adopt in time, and it takes them over.
+
+exit status: 0 told to end, 2 wrong usage, 3 the controller is gone
+"""
+
+
+def main(arguments: Sequence[str] | None = None, command: tuple[str, ...] = WORKER_COMMAND) -> int:
+    """Run one agent whose processes are started with `command`; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m relight.agent",
+        description="Starts, watches and ends the processes of one node.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--controller", type=_address, required=True, metavar="HOST:PORT", help="where the controller listens"
+    )
+    parser.add_argument(
+        "--name", type=_name, required=True, help="this node's name in the job: a-z, 0-9 and '-', for example node-0"
+    )
+    parser.add_argument(
+        "--private-dir", type=Path, required=True, metavar="DIR", help="the job's directory with settings and token"
+    )
+    parser.add_argument(
+        "--adopt", action="store_true", help="take over the processes of an agent of this name that was killed"
+    )
+    parser.add_argument(
+        "--parent", type=int, default=0, metavar="PID", help="check at the start that this parent still lives"
+    )
+    options = parser.parse_args(arguments)
+    _end_with_parent(options.parent)
+    try:
+        return asyncio.run(_run(options, command))
+    except (UsageError, OSError, msgspec.ValidationError) as error:
+        print(f"relight: agent {options.name}: {error}", file=sys.stderr, flush=True)
+        return 2
+
+
+async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
+    private_dir = options.private_dir.resolve()
+    launch = Launch(
+        settings=read_settings(private_dir),
+        private_dir=private_dir,
+        socket_path=private_dir / f"agent-{options.name}.sock",
+        command=command,
+    )
+    agent = Agent(options.name, launch, read_token(private_dir), options.controller)
+    return await agent.run(take_over=options.adopt)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Have the kernel send SIGTERM when the thread that started this process ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if parent and os.getppid() != parent:
+        raise SystemExit("relight: the process that started this agent is gone")
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:29400")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name for an agent: use a-z, 0-9 and '-'")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Takes over processes that a predecessor of this agent started, after proof that they are this job's."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from relight.agent import probes
+from relight.agent.page import Page
+from relight.agent.process import Process, has_ended
+from relight.agent.roster import Record
+from relight.errors import ProtocolError
+
+
+def adopt(name: str, pid: int, private_dir: Path, record: Record | None) -> Process:
+    """Watch process `pid` as worker `name` from here on.
+
+    Its shared mapping and its output are opened anew through /proc/PID/fd. Raises ProtocolError if it is not that
+    worker, and OSError if it is gone or cannot be looked into.
+    """
+    with contextlib.ExitStack() as undo:
+        # First: whatever is read about this number below is about this process if it is alive at the end.
+        pidfd = os.pidfd_open(pid)
+        undo.callback(os.close, pidfd)
+        if record is not None and (record.pid, record.start_time) != (pid, probes.start_time(pid)):
+            raise ProtocolError(f"{name} is process {record.pid}, not process {pid}")
+        environment = probes.environment(pid)
+        expected = {"RELIGHT_PROCESS": name, "RELIGHT_PRIVATE_DIR": str(private_dir)}
+        found = {key: environment.get(key) for key in expected}
+        if found != expected:
+            raise ProtocolError(f"process {pid} is not {name} of this job: its environment says {found}")
+        try:
+            page_descriptor = int(environment["RELIGHT_PAGE_FD"])
+            output_descriptors = [int(number) for number in environment["RELIGHT_OUTPUT_FDS"].split(",")]
+            page = Page.open(f"/proc/{pid}/fd/{page_descriptor}")
+        except (KeyError, ValueError) as error:
+            raise ProtocolError(f"process {pid} has no position page: {error!r}") from error
+        undo.callback(page.close)
+        outputs = []
+        for number in output_descriptors:
+            outputs.append(os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            undo.callback(os.close, outputs[-1])
+        process = Process(
+            name=name,
+            pid=pid,
+            pidfd=pidfd,
+            page=page,
+            outputs=tuple(outputs),
+            rank=_rank(record, page, environment),
+        )
+        undo.callback(process.probe.close)
+        if has_ended(pidfd):
+            raise ProcessLookupError(f"process {pid} has ended")
+        undo.pop_all()
+        return process
+
+
+def put_down(record: Record, why: str) -> Process | None:
+    """Kill a recorded process that cannot be adopted, so that its rank can be given to another. None: it is gone."""
+    with contextlib.ExitStack() as undo:
+        try:
+            pidfd = os.pidfd_open(record.pid)
+            undo.callback(os.close, pidfd)
+            if probes.start_time(record.pid) != record.start_time:
+                return None
+            page = Page.create()
+            undo.callback(page.close)
+            process = Process(name=record.process, pid=record.pid, pidfd=pidfd, page=page, outputs=(), rank=record.rank)
+        except OSError:
+            return None
+        undo.pop_all()
+    process.kill(f"it could not be taken over ({why})")
+    return process
+
+
+def _rank(record: Record | None, page: Page, environment: dict[str, str]) -> int | None:
+    """The rank by the best witness: the page, then what was written down, then how it was started."""
+    stamped = page.position().rank
+    if stamped >= 0:
+        return stamped
+    if record is not None:
+        return record.rank
+    return int(environment["RANK"]) if environment.get("RELIGHT_ROLE") == "rank" else None

@@ -1,0 +1,367 @@
+"""The agent of one node: an event loop between the controller and this node's processes. It decides nothing."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from relight.agent.adoption import adopt, put_down
+from relight.agent.link import Connection, Mailbox, listen
+from relight.agent.output import Output, Printer
+from relight.agent.probes import MemoryKills, start_time
+from relight.agent.process import STATUS_UNKNOWN, Launch, Process, spawn
+from relight.agent.roster import Record, Roster
+from relight.agent.uplink import Uplink
+from relight.core.commands import Assign, Kill, Spawn
+from relight.core.events import ProcessExited, ProcessStarted
+from relight.core.position import Position
+from relight.errors import ProtocolError
+from relight.wire.framing import decode, encode_frame, make_decoder
+from relight.wire.messages import (
+    CopyPrivate,
+    ForgetProcess,
+    FromWorker,
+    Sample,
+    Samples,
+    StopAgent,
+    ToWorkers,
+    TraceChunk,
+    WorkerHello,
+)
+
+SAMPLE_SECONDS = 0.05
+IDLE_SAMPLE_SECONDS = 0.5  # between samples when nothing changes; also this agent's sign of life
+TRACE_SECONDS = 1.0
+END_SECONDS = 10.0  # for killed processes to be gone
+FLUSH_SECONDS = 2.0
+CONTROLLER_LOST = 3  # exit status
+_assign_decoder = make_decoder(Assign)
+
+
+class _Worker:
+    """A process with its mailbox and its output."""
+
+    def __init__(self, process: Process, output: Output) -> None:
+        self.process = process
+        self.output = output
+        self.mailbox = Mailbox()
+        self.sampled = (-1, "")  # progress and state when last looked at
+
+
+class Agent:
+    """Feed it with `run`; it returns the exit status."""
+
+    def __init__(self, name: str, launch: Launch, token: bytes, controller: tuple[str, int]) -> None:
+        self._name = name
+        self._launch = launch
+        self._token = token
+        self._controller = controller
+        self._printer = Printer(launch.settings.run_dir)
+        self._memory_kills = MemoryKills()
+        self._roster: Roster
+        self._live: dict[str, _Worker] = {}
+        self._known: dict[str, _Worker] = {}  # the live ones, and dead ones until the controller forgets them
+        self._uplink: Uplink | None = None
+        self._unsent: list[msgspec.Struct] = []  # before there was a connection
+        self._ending = asyncio.Event()
+        self._none_live = asyncio.Event()
+
+    # --- life ---------------------------------------------------------------------------------------------------
+    async def run(self, *, take_over: bool) -> int:
+        """Serve until the controller or a signal ends it. `take_over`: go on where a dead predecessor stopped.
+
+        Raises UsageError if another agent of this name is running, OSError if the socket cannot be made.
+        """
+        self._roster = Roster(self._launch.private_dir / f"agent-{self._name}.pids", keep=take_over)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ending.set)
+        listener = listen(self._launch.socket_path)
+        self._take_over()
+        server = await loop.create_unix_server(lambda: Connection(self), sock=listener)
+        serving = asyncio.create_task(self._serve())
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+            return serving.result() if serving.done() else 0
+        finally:
+            serving.cancel()
+            server.close()
+            await self._end_all()
+
+    async def _serve(self) -> int:
+        """Until this agent is told to stop, or nobody is left who could tell it."""
+        try:
+            self._uplink = await Uplink.connect(
+                self._controller,
+                token=self._token,
+                name=self._name,
+                slots=self._launch.settings.world_size,
+                processes=tuple(sorted(self._live)),
+            )
+        except (OSError, ProtocolError) as error:
+            host, port = self._controller
+            return self._controller_lost(f"no connection to {host}:{port}: {str(error) or type(error).__name__}")
+        for message in self._unsent:
+            self._uplink.send(message)
+        self._unsent.clear()
+        async with asyncio.TaskGroup() as group:
+            watching = [group.create_task(self._sample()), group.create_task(self._trace())]
+            evidence = await self._obey_orders(self._uplink)
+            for task in watching:
+                task.cancel()
+        return self._controller_lost(evidence) if evidence else 0
+
+    def _controller_lost(self, evidence: str) -> int:
+        """Without a controller nobody can order a recovery: the processes end with this agent."""
+        self._say(f"the controller is gone ({evidence}); ending {len(self._live)} process(es)")
+        return CONTROLLER_LOST
+
+    async def _end_all(self) -> None:
+        """Kill every process, wait until all are gone, and let go of what was printed and reported."""
+        for _, worker in sorted(self._live.items()):
+            worker.process.kill("the agent was told to end")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                while self._live:
+                    self._none_live.clear()
+                    await self._none_live.wait()
+        for name in sorted(self._live):
+            self._say(f"{name} (process {self._live[name].process.pid}) is still there {END_SECONDS:g} s after SIGKILL")
+        for worker in self._known.values():
+            worker.output.finish()
+        if self._uplink is not None:
+            await self._uplink.close(FLUSH_SECONDS)
+        self._launch.socket_path.unlink(missing_ok=True)
+        self._roster.close(remove=not self._live)
+        self._printer.flush(FLUSH_SECONDS)
+
+    def _say(self, text: str) -> None:
+        self._printer.say(f"relight: agent {self._name}: {text}")
+
+    # --- processes ----------------------------------------------------------------------------------------------
+    def _take_over(self) -> None:
+        for record in self._roster.standing():
+            name = record.process
+            try:
+                self._watch(adopt(name, record.pid, self._launch.private_dir, record))
+            except (OSError, ProtocolError) as error:
+                process = put_down(record, str(error))
+                if process is not None:
+                    self._watch(process)
+                else:
+                    self._report(_exited_unseen(name))
+
+    def _spawn(self, order: Spawn) -> None:
+        if order.process in self._known:
+            self._say(f"{order.process} is not started: there is one already")
+            return
+        try:
+            process = spawn(self._launch, order.process, order.rank, order.slot)
+        except (OSError, ValueError) as error:
+            self._report(
+                ProcessExited(
+                    process=order.process,
+                    exit_status=None,
+                    evidence=f"could not be started: {error}",
+                    position=Position(),
+                    noticed_ns=time.monotonic_ns(),
+                )
+            )
+            return
+        with self._roster_kept():
+            self._roster.add(
+                Record(
+                    process=process.name,
+                    pid=process.pid,
+                    start_time=start_time(process.pid),
+                    rank=process.rank,
+                )
+            )
+        self._watch(process)
+
+    def _watch(self, process: Process) -> None:
+        output = Output(process.name, process.rank, process.outputs, self._printer)
+        worker = self._live[process.name] = self._known[process.name] = _Worker(process, output)
+        asyncio.get_running_loop().add_reader(process.pidfd, self._on_exit, worker)
+        self._report(ProcessStarted(process=process.name, pid=process.pid))
+
+    def _on_exit(self, worker: _Worker) -> None:
+        noticed_ns = time.monotonic_ns()
+        process = worker.process
+        asyncio.get_running_loop().remove_reader(process.pidfd)
+        end = process.reap(self._memory_kills)
+        worker.mailbox.drain()  # its last words come before its end
+        worker.mailbox.close()
+        self._report_trace(process)
+        self._report(
+            ProcessExited(
+                process=process.name,
+                exit_status=end.status,
+                evidence=end.evidence,
+                position=process.page.position(),
+                noticed_ns=noticed_ns,
+            )
+        )
+        del self._live[process.name]
+        if not self._live:
+            self._none_live.set()
+
+    def _forget(self, name: str) -> None:
+        if name in self._live:
+            self._say(f"{name} is not forgotten: it lives")
+            return
+        with self._roster_kept():
+            self._roster.forget(name)
+        worker = self._known.pop(name, None)
+        if worker is not None:
+            worker.output.finish()
+            worker.process.page.close()
+
+    def _copy_private(self, order: CopyPrivate) -> None:
+        """Without a word if that version is not there: an older predecessor may have left it."""
+        source, target = self._known.get(order.source), self._known.get(order.target)
+        payload = source.process.page.read_private(order.version) if source is not None else None
+        if payload is not None and target is not None:
+            target.process.page.write_private(order.version, payload)
+
+    @contextlib.contextmanager
+    def _roster_kept(self) -> Iterator[None]:
+        """A roster that cannot be written costs a successor its knowledge, not this agent its work."""
+        try:
+            yield
+        except OSError as error:
+            self._say(f"its list of processes cannot be written ({error.strerror}); a successor will kill them")
+
+    # --- workers' connections (see link.Host) -------------------------------------------------------------------
+    def admit(self, hello: WorkerHello, peer_pid: int) -> Mailbox:
+        if hello.pid != peer_pid:
+            raise ProtocolError(f"it calls itself process {hello.pid}")
+        worker = self._live.get(hello.process)
+        if worker is None:
+            self._watch(adopt(hello.process, peer_pid, self._launch.private_dir, self._roster.get(hello.process)))
+            worker = self._live[hello.process]
+            worker.process.kill("it came back after it had been counted as lost")
+        if worker.process.pid != peer_pid:
+            raise ProtocolError(f"{hello.process} is process {worker.process.pid}")
+        return worker.mailbox
+
+    def relay(self, process: str, payload: bytes) -> None:
+        self._report(FromWorker(process=process, payload=msgspec.Raw(payload)))
+
+    def refused(self, peer_pid: int, reason: str) -> None:
+        self._say(f"closed a connection of process {peer_pid}: {reason}")
+
+    # --- orders -------------------------------------------------------------------------------------------------
+    async def _obey_orders(self, uplink: Uplink) -> str:
+        """Until the connection ends: returns why, or nothing if this agent was told to stop."""
+        try:
+            while (message := await uplink.receive()) is not None:
+                if isinstance(message, StopAgent):
+                    return ""
+                self._obey(message)
+        except ProtocolError as error:
+            return str(error)
+        return "it closed the connection"
+
+    def _obey(self, message: msgspec.Struct) -> None:
+        match message:
+            case Spawn():
+                self._spawn(message)
+            case Kill():
+                worker = self._live.get(message.process)
+                if worker is not None:
+                    worker.process.kill(message.why)
+            case ToWorkers():
+                self._deliver(message)
+            case CopyPrivate():
+                self._copy_private(message)
+            case ForgetProcess():
+                self._forget(message.process)
+
+    def _deliver(self, message: ToWorkers) -> None:
+        self._look_for_assign(message.payload)
+        frame = encode_frame(message.payload)
+        for name in message.processes:
+            worker = self._live.get(name)
+            if worker is not None:
+                worker.mailbox.put(frame)
+
+    def _look_for_assign(self, payload: msgspec.Raw) -> None:
+        """The one message to workers that concerns the agent: whose output this is from now on."""
+        try:
+            assign: Assign = decode(_assign_decoder, payload)
+        except ProtocolError:
+            return
+        worker = self._live.get(assign.process)
+        if worker is not None and worker.process.rank != assign.rank:
+            worker.process.rank = assign.rank
+            worker.output.assign(assign.rank)
+            with self._roster_kept():
+                self._roster.assign(assign.process, assign.rank)
+
+    # --- reports ------------------------------------------------------------------------------------------------
+    def _report(self, message: msgspec.Struct) -> None:
+        if self._uplink is not None:
+            self._uplink.send(message)
+        else:
+            self._unsent.append(message)
+
+    async def _sample(self) -> None:
+        """Positions and process states: at once when one changed, else now and then."""
+        sent = 0.0
+        while True:
+            changed = False
+            samples = []
+            for _, worker in sorted(self._live.items()):
+                reading = worker.process.probe.read()
+                if reading is None:
+                    continue
+                position = worker.process.page.position()
+                changed |= worker.sampled != (position.progress, reading.state)
+                worker.sampled = (position.progress, reading.state)
+                samples.append(
+                    Sample(
+                        process=worker.process.name,
+                        position=position,
+                        state=reading.state,
+                        run_delay_ns=reading.run_delay_ns,
+                        rss_bytes=reading.rss_bytes,
+                        sampled_ns=time.monotonic_ns(),
+                    )
+                )
+            now = time.monotonic()
+            if (changed or now - sent >= IDLE_SAMPLE_SECONDS) and not self._congested():
+                self._report(Samples(samples=tuple(samples)))
+                sent = now
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    async def _trace(self) -> None:
+        while True:
+            await asyncio.sleep(TRACE_SECONDS)
+            if not self._congested():
+                for _, worker in sorted(self._live.items()):
+                    self._report_trace(worker.process)
+
+    def _report_trace(self, process: Process) -> None:
+        records = process.page.drain_trace()
+        if records:
+            rank = process.page.position().rank
+            offset_ns = time.time_ns() - time.monotonic_ns()
+            self._report(TraceChunk(process=process.name, rank=rank, records=records, clock_offset_ns=offset_ns))
+
+    def _congested(self) -> bool:
+        return self._uplink is not None and self._uplink.congested()
+
+
+def _exited_unseen(name: str) -> ProcessExited:
+    return ProcessExited(
+        process=name,
+        exit_status=None,
+        evidence=STATUS_UNKNOWN,
+        position=Position(),
+        noticed_ns=time.monotonic_ns(),
+    )

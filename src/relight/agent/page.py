@@ -1,0 +1,117 @@
+"""Reads what a worker stamped into shared memory, also after its death.
+
+The mapping is a memfd shared with one worker: its position page, its phase trace, and two slots of rank-private
+state. Worker and agent share no lock, and a worker may die (or scribble) anywhere, so every read is checked.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+from pathlib import Path
+
+import xxhash
+
+from relight.core.position import (
+    MAPPING_BYTES,
+    PAGE_BYTES,
+    PRIVATE_HEADER,
+    PRIVATE_OFFSET,
+    PRIVATE_SLOT_BYTES,
+    TRACE_INDEX_OFFSET,
+    TRACE_OFFSET,
+    TRACE_RECORD,
+    TRACE_RECORDS,
+    Position,
+    decode_page,
+)
+
+TraceRecord = tuple[int, int, int, int, int]
+MAX_PRIVATE_BYTES = PRIVATE_SLOT_BYTES - PRIVATE_HEADER.size
+_NO_VERSION = -1
+_WORD = struct.Struct("<q")
+
+
+class Page:
+    """One worker's shared mapping."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Map `descriptor`, and own it from here on."""
+        self.descriptor = descriptor
+        self._traced = 0
+        try:
+            if os.fstat(descriptor).st_size != MAPPING_BYTES:
+                raise ValueError(f"a position page has {MAPPING_BYTES} bytes, not {os.fstat(descriptor).st_size}")
+            self._mapping = mmap.mmap(descriptor, MAPPING_BYTES)
+        except (OSError, ValueError):
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def create(cls) -> "Page":
+        """A blank page. It cannot be resized, so no worker can make its agent fault on a missing byte."""
+        descriptor = os.memfd_create("relight-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, MAPPING_BYTES)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return cls(descriptor)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Page":
+        """The page of a worker that somebody else started, through /proc/PID/fd."""
+        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def position(self) -> Position:
+        """The last stamp. Words that make no position read as a worker that has not stamped yet."""
+        try:
+            return decode_page(self._mapping[:PAGE_BYTES])
+        except ValueError:
+            return Position()
+
+    def drain_trace(self) -> tuple[TraceRecord, ...]:
+        """The records written since the last call, oldest first, as far as the ring still holds them."""
+        written = self._trace_count()
+        if written < self._traced:
+            self._traced = written  # no writer of ours counts down
+        first = max(self._traced, written - TRACE_RECORDS)
+        records = [self._trace_record(index) for index in range(first, written)]
+        # What the worker has overwritten meanwhile, or is overwriting now, is not what it was when it was new.
+        overwritten = max(0, self._trace_count() - TRACE_RECORDS + 1 - first)
+        self._traced = written
+        return tuple(records[overwritten:])
+
+    def read_private(self, version: int) -> bytes | None:
+        """The rank-private state of `version`, or None unless all of it is there."""
+        offset = _slot_offset(version)
+        held, size, digest = PRIVATE_HEADER.unpack_from(self._mapping, offset)
+        if held != version or not 0 <= size <= MAX_PRIVATE_BYTES:
+            return None
+        begin = offset + PRIVATE_HEADER.size
+        payload = self._mapping[begin : begin + size]
+        return payload if xxhash.xxh3_64_intdigest(payload) == digest else None
+
+    def write_private(self, version: int, payload: bytes) -> None:
+        """Put a version into its slot; a reader sees all of it or nothing."""
+        if len(payload) > MAX_PRIVATE_BYTES:
+            raise ValueError(f"rank-private state of {len(payload)} bytes is over {MAX_PRIVATE_BYTES}")
+        offset = _slot_offset(version)
+        begin = offset + PRIVATE_HEADER.size
+        PRIVATE_HEADER.pack_into(self._mapping, offset, _NO_VERSION, 0, 0)
+        self._mapping[begin : begin + len(payload)] = payload
+        PRIVATE_HEADER.pack_into(self._mapping, offset, version, len(payload), xxhash.xxh3_64_intdigest(payload))
+
+    def close(self) -> None:
+        self._mapping.close()
+        os.close(self.descriptor)
+
+    def _trace_count(self) -> int:
+        (count,) = _WORD.unpack_from(self._mapping, TRACE_INDEX_OFFSET)
+        return max(0, int(count))
+
+    def _trace_record(self, index: int) -> TraceRecord:
+        offset = TRACE_OFFSET + index % TRACE_RECORDS * TRACE_RECORD.size
+        stamp_ns, generation, step, phase, version = TRACE_RECORD.unpack_from(self._mapping, offset)
+        return stamp_ns, generation, step, phase, version
+
+
+def _slot_offset(version: int) -> int:
+    return PRIVATE_OFFSET + version % 2 * PRIVATE_SLOT_BYTES

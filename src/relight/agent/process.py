@@ -1,0 +1,203 @@
+"""One process of the user's script: started, watched through a pidfd, killed, and its end put into words."""
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from relight.agent.page import Page
+from relight.agent.probes import MemoryKills, Probe
+from relight.wire.settings import JobSettings
+
+WORKER_COMMAND = (sys.executable, "-m", "relight.training.bootstrap")
+STATUS_UNKNOWN = "exited; its status is not known because its agent had been restarted"
+_PIPE_BYTES = 2**20  # room for output while the agent is busy, or being replaced
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What all processes that one agent starts have in common."""
+
+    settings: JobSettings
+    private_dir: Path
+    socket_path: Path
+    command: tuple[str, ...] = WORKER_COMMAND
+
+
+@dataclass(frozen=True)
+class End:
+    """How a process ended. `status` as in subprocess: negative is a signal; None is not known."""
+
+    status: int | None
+    evidence: str
+
+
+class Process:
+    """A live or dead process. `child` is None for one that a predecessor of this agent started."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        pid: int,
+        pidfd: int,
+        page: Page,
+        outputs: tuple[int, ...],
+        rank: int | None,
+        child: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        self.pidfd = pidfd
+        self.page = page
+        self.outputs = outputs  # read ends of its pipes
+        self.rank = rank  # None: a standby
+        self.probe = Probe(pid)
+        self._child = child
+        self._killed_because = ""
+
+    def kill(self, why: str) -> None:
+        """SIGKILL, which also ends a stopped process. `why` becomes part of the evidence."""
+        self._killed_because = self._killed_because or why
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def reap(self, memory_kills: MemoryKills) -> End:
+        """Collect the status of a process that has ended; call it once.
+
+        What a failed worker leaves behind (data loading processes, say) still holds its sockets and its device,
+        so that goes too. A worker that finished may leave something to go on.
+        """
+        status = self._peek()
+        if status != 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        if self._child is not None:
+            self._child.wait()
+        os.close(self.pidfd)
+        self.probe.close()
+        return End(status, self._evidence(status, memory_kills.rose()))
+
+    def _peek(self) -> int | None:
+        """The status, with the zombie left in place: until it is reaped, nobody else can get its number."""
+        if self._child is None:
+            return None
+        result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        if result is None:
+            return None
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+    def _evidence(self, status: int | None, memory_kills: int) -> str:
+        if status is None:
+            evidence = STATUS_UNKNOWN
+        elif status < 0:
+            evidence = f"was killed by {_signal_name(-status)}"
+        else:
+            evidence = f"exited with code {status}"
+        if status in (None, -signal.SIGKILL):
+            if self._killed_because:
+                evidence += f", as ordered: {self._killed_because}"
+            elif memory_kills:
+                evidence += f" (the out-of-memory killer struck {memory_kills} time(s) in its memory cgroup)"
+        return evidence
+
+
+def spawn(launch: Launch, name: str, rank: int | None, slot: int) -> Process:
+    """Start a worker, or a standby if `rank` is None. Raises OSError if that fails; nothing is left then.
+
+    A worker also gets the read ends of its own output pipes: should this agent die, the pipes neither break nor
+    lose anything, and the agent's successor finds them in the worker.
+    """
+    with contextlib.ExitStack() as undo, contextlib.ExitStack() as write_ends:
+        page = Page.create()
+        undo.callback(page.close)
+        pipes = []
+        for _ in range(2):
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            undo.callback(os.close, read_end)
+            write_ends.callback(os.close, write_end)
+            with contextlib.suppress(OSError):  # over the user's quota: the usual 64 KiB will do
+                fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            pipes.append((read_end, write_end))
+        outputs = tuple(read_end for read_end, _ in pipes)
+        child = subprocess.Popen(
+            launch.command,
+            env=worker_environment(os.environ, launch, name, rank, slot, page.descriptor, outputs),
+            stdin=subprocess.DEVNULL,
+            stdout=pipes[0][1],
+            stderr=pipes[1][1],
+            pass_fds=(page.descriptor, *outputs),
+            start_new_session=True,  # Ctrl-C in a terminal is for the launcher
+        )
+        undo.callback(child.wait)
+        undo.callback(child.kill)
+        pidfd = os.pidfd_open(child.pid)
+        undo.callback(os.close, pidfd)
+        process = Process(name=name, pid=child.pid, pidfd=pidfd, page=page, outputs=outputs, rank=rank, child=child)
+        undo.pop_all()
+        return process
+
+
+def worker_environment(
+    inherited: Mapping[str, str],
+    launch: Launch,
+    name: str,
+    rank: int | None,
+    slot: int,
+    page_descriptor: int,
+    outputs: tuple[int, ...],
+) -> dict[str, str]:
+    """The agent's own environment, what relight's part in the worker needs, and torchrun's variables.
+
+    A standby has no rank yet; it shows itself to the script as the last one.
+    """
+    world_size = launch.settings.world_size
+    shown_rank = world_size - 1 if rank is None else rank
+    local_rank = world_size - 1 if rank is None else slot
+    environment = {
+        **inherited,
+        "RELIGHT_PRIVATE_DIR": str(launch.private_dir),
+        "RELIGHT_PROCESS": name,
+        "RELIGHT_AGENT_SOCKET": str(launch.socket_path),
+        "RELIGHT_PAGE_FD": str(page_descriptor),
+        "RELIGHT_OUTPUT_FDS": ",".join(str(descriptor) for descriptor in outputs),
+        "RELIGHT_ROLE": "standby" if rank is None else "rank",
+        "RELIGHT_SLOT": str(slot),
+        "RANK": str(shown_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_RANK": str(shown_rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": launch.settings.master_address,
+        "MASTER_PORT": str(launch.settings.master_port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": launch.settings.job,
+        "PYTHONUNBUFFERED": "1",
+    }
+    if world_size > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
+def has_ended(pidfd: int) -> bool:
+    """Whether the process behind a pidfd is dead."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,264 @@
+"""Who has stopped making progress, judged from what agents sample. Suspicions only; the controller decides.
+
+A fixed time-out must be longer than anything a script ever does, so it is either useless or wrong. Here a rank is
+blamed only if it is idle *and* the others are waiting for it, and what counts as idle is learned from the job's own
+phases. A machine that is slow is not a failure: time in which a process wanted a processor and got none does not
+count, nor does time in which nobody looked (a late sample, a suspended terminal).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from relight.core.events import CommunicationStalled, Event, ProcessSuspected
+from relight.core.position import IN_STEP, Phase, Position
+
+LEARNED_FACTOR = 10  # a phase may take this many times as long as it ever took
+BLIND_GAP_NS = 2 * 10**9  # of a longer pause between two samples, the rest counts for nobody
+FROZEN_GAP_NS = 5 * 10**8  # the same for the state: two samples far apart do not prove that it was stopped between
+STALE_SECONDS = 10.0  # a rank whose samples are older than this is not known well enough to compare with
+FORGET_SECONDS = 600.0
+
+_NEVER = frozenset({Phase.PARKED, Phase.STANDBY, Phase.DONE})
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent sees of one live process. Sent a few times a second; never journaled."""
+
+    process: str
+    position: Position
+    state: str  # third field of /proc/PID/stat: R, S, D, T, Z, ...
+    run_delay_ns: int  # time spent waiting for a CPU since the process started (/proc/PID/schedstat)
+    rss_bytes: int
+    sampled_ns: int
+
+
+class DetectorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the job's settings that suspicions depend on."""
+
+    hang_timeout_seconds: float
+    outside_hang_timeout_seconds: float
+    startup_timeout_seconds: float
+    frozen_timeout_seconds: float
+
+
+@dataclass
+class _Watch:
+    """What is remembered of one process."""
+
+    sample: Sample
+    seen_at: float  # the detector's `now`
+    since_ns: int  # the stamp from which it is idle
+    excused_ns: int = 0  # of that time: starved, or not looked at
+    frozen_ns: int = 0
+    committed: bool = False  # has finished a step of its own
+    leading_idle_ns: int = 0  # longest it was idle in this phase while it waited for nobody
+
+    @property
+    def position(self) -> Position:
+        return self.sample.position
+
+    @property
+    def idle_ns(self) -> int:
+        return max(0, self.sample.sampled_ns - self.since_ns - self.excused_ns)
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """How far it got. Between steps, the step that comes next counts, which its version names."""
+        at = self.position
+        return (at.step if at.phase in IN_STEP else at.version, at.collectives, _ORDER[at.phase])
+
+
+# Waiting for a command after a step comes before that step's forward; done comes after everything.
+_ORDER = {
+    Phase.STARTING: 0,
+    Phase.STANDBY: 0,
+    Phase.PARKED: 1,
+    Phase.OUTSIDE: 2,
+    Phase.FORWARD: 3,
+    Phase.BACKWARD: 4,
+    Phase.BARRIER: 5,
+    Phase.OPTIMIZER: 6,
+    Phase.DONE: 7,
+}
+
+
+class Detector:
+    """Feed it every batch of samples; it returns what the controller should know."""
+
+    def __init__(self, settings: DetectorSettings) -> None:
+        self._settings = settings
+        self._watched: dict[str, _Watch] = {}
+        self._suspected: set[str] = set()
+        self._stalled_generation = -1
+        self._longest_ns: dict[Phase, int] = {}  # per phase, over all ranks
+
+    def observe(self, samples: Sequence[Sample], members: Mapping[int, str], now: float) -> tuple[Event, ...]:
+        """Take in samples of some processes. `members` names the process of each rank."""
+        for sample in samples:
+            self._update(sample, now)
+        ranks = {rank: self._watched[name] for rank, name in sorted(members.items()) if name in self._watched}
+        complete = len(ranks) == len(members) > 0
+        if complete:
+            self._note_leaders(ranks)
+        events = [event for sample in samples if (event := self._check_frozen(sample.process))]
+        if complete and all(now - watch.seen_at <= STALE_SECONDS for watch in ranks.values()):
+            events += self._check_hangs(ranks)
+        self._forget(now)
+        return tuple(events)
+
+    # --- what each sample adds ----------------------------------------------------------------------------------
+    def _update(self, sample: Sample, now: float) -> None:
+        watch = self._watched.get(sample.process)
+        if watch is None:
+            since = sample.position.stamp_ns or sample.sampled_ns
+            self._watched[sample.process] = _Watch(sample=sample, seen_at=now, since_ns=since)
+            return
+        before, at = watch.position, sample.position
+        gap_ns = max(0, sample.sampled_ns - watch.sample.sampled_ns)
+        starved_ns = max(0, sample.run_delay_ns - watch.sample.run_delay_ns)
+        blind_ns = max(0, gap_ns - BLIND_GAP_NS)
+        stopped = sample.state == watch.sample.state == "T"
+        watch.frozen_ns = watch.frozen_ns + min(gap_ns, FROZEN_GAP_NS) if stopped else 0
+        if (at.generation, at.progress, at.stamp_ns) == (before.generation, before.progress, before.stamp_ns):
+            watch.excused_ns += max(starved_ns, blind_ns)
+        else:
+            self._learn(watch, at)
+            if at.generation == before.generation and before.phase in _ACTIVE and at.version > before.version:
+                watch.committed = True
+            # When within the gap it stamped is not known, so all of the gap's starvation is excused.
+            watch.since_ns, watch.excused_ns = at.stamp_ns, max(0, min(starved_ns, sample.sampled_ns - at.stamp_ns))
+            watch.leading_idle_ns = 0
+        watch.sample, watch.seen_at = sample, now
+
+    def _learn(self, watch: _Watch, at: Position) -> None:
+        """A phase ended well: remember how long it may take. A phase that a recovery cut short teaches nothing."""
+        before = watch.position
+        if not watch.committed or before.phase not in IN_STEP or at.generation != before.generation:
+            return
+        if at.phase is Phase.PARKED:
+            return
+        longest = self._longest_ns.get(before.phase, 0)
+        self._longest_ns[before.phase] = max(longest, watch.leading_idle_ns)
+
+    def _note_leaders(self, ranks: Mapping[int, _Watch]) -> None:
+        """Only time in which a rank waited for nobody tells how long its phase takes."""
+        last = min(watch.key for watch in ranks.values())
+        for watch in ranks.values():
+            if watch.key == last:
+                watch.leading_idle_ns = max(watch.leading_idle_ns, watch.idle_ns)
+
+    def _forget(self, now: float) -> None:
+        gone = [name for name, watch in self._watched.items() if now - watch.seen_at > FORGET_SECONDS]
+        for name in gone:
+            del self._watched[name]
+
+    # --- judgement ----------------------------------------------------------------------------------------------
+    def _check_frozen(self, process: str) -> Event | None:
+        watch = self._watched[process]
+        if watch.frozen_ns < self._settings.frozen_timeout_seconds * 1e9:
+            return None
+        evidence = f"stopped (process state T) for {_seconds(watch.frozen_ns)} in {_where(watch.position)}"
+        return self._suspect(process, "frozen", evidence)
+
+    def _check_hangs(self, ranks: Mapping[int, _Watch]) -> list[Event]:
+        if any(watch.position.phase is Phase.STANDBY for watch in ranks.values()):
+            return []
+        overdue = {rank: watch for rank, watch in ranks.items() if watch.idle_ns > self._limit_ns(watch, ranks) > 0}
+        last = min(watch.key for watch in ranks.values())
+        ahead = {rank: watch for rank, watch in ranks.items() if watch.key > last}
+        if not ahead and len(ranks) > 1:
+            return self._stalled(ranks) if len(overdue) == len(ranks) else []
+        events = []
+        for rank, watch in overdue.items():
+            if watch.key == last:
+                event = self._suspect(ranks[rank].sample.process, "hang", self._hang_evidence(watch, ahead, ranks))
+                events += [event] if event else []
+        return events
+
+    def _limit_ns(self, watch: _Watch, ranks: Mapping[int, _Watch]) -> int:
+        """How long this process may be idle where it is; 0: for ever."""
+        settings, phase = self._settings, watch.position.phase
+        if phase is Phase.PARKED and self._peers_train(watch, ranks):
+            return round(settings.hang_timeout_seconds * 1e9)
+        if phase in _NEVER:
+            return 0
+        if phase is Phase.OUTSIDE:
+            return round(settings.outside_hang_timeout_seconds * 1e9)
+        if phase is Phase.STARTING or not watch.committed:
+            return round(settings.startup_timeout_seconds * 1e9)
+        learned = LEARNED_FACTOR * self._longest_ns.get(phase, 0)
+        return max(round(settings.hang_timeout_seconds * 1e9), learned)
+
+    def _peers_train(self, watch: _Watch, ranks: Mapping[int, _Watch]) -> bool:
+        """Whether a peer took a step after this one parked: then Resume was sent, and no deadline of the core runs."""
+        return any(
+            peer.position.phase in IN_STEP
+            and peer.position.generation == watch.position.generation
+            and peer.position.stamp_ns > watch.position.stamp_ns
+            for peer in ranks.values()
+        )
+
+    def _hang_evidence(self, watch: _Watch, ahead: Mapping[int, _Watch], ranks: Mapping[int, _Watch]) -> str:
+        limit = _seconds(self._limit_ns(watch, ranks))
+        text = f"no progress in {_where(watch.position)} for {_seconds(watch.idle_ns)}"
+        if ahead:
+            text += f" while {_waiting(ahead)}"
+        longest = self._longest_ns.get(watch.position.phase)
+        learned = f"; the longest such phase so far took {_seconds(longest)}" if longest else ""
+        return f"{text} (limit {limit}{learned})"
+
+    def _stalled(self, ranks: Mapping[int, _Watch]) -> list[Event]:
+        watches = list(ranks.values())
+        generation = watches[0].position.generation
+        if generation == self._stalled_generation:
+            return []
+        self._stalled_generation = generation
+        shortest = min(watches, key=lambda watch: watch.idle_ns)
+        evidence = (
+            f"no rank made progress for {_seconds(shortest.idle_ns)}: all {len(ranks)} are in "
+            f"{_where(shortest.position)}, none behind the others"
+        )
+        noticed_ns = max(watch.sample.sampled_ns for watch in watches)
+        return [CommunicationStalled(evidence=evidence, noticed_ns=noticed_ns)]
+
+    def _suspect(self, process: str, kind: str, evidence: str) -> Event | None:
+        """A process is suspected once: it will be killed for it."""
+        if process in self._suspected:
+            return None
+        self._suspected.add(process)
+        sample = self._watched[process].sample
+        return ProcessSuspected(
+            process=process, kind=kind, evidence=evidence, position=sample.position, noticed_ns=sample.sampled_ns
+        )
+
+
+_ACTIVE = IN_STEP | {Phase.OUTSIDE}
+
+
+def _seconds(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e9:.1f} s"
+
+
+def _where(position: Position) -> str:
+    if position.phase in IN_STEP:
+        return f"{position.phase.name} of step {position.step}"
+    if position.phase is Phase.OUTSIDE:
+        return f"the code before step {position.version}"
+    return position.phase.name
+
+
+def _waiting(ahead: Mapping[int, _Watch]) -> str:
+    """ "ranks 0, 1 and 3 wait in BARRIER and rank 2 waits in BACKWARD"."""
+    phases: dict[Phase, list[int]] = {}
+    for rank, watch in sorted(ahead.items()):
+        phases.setdefault(watch.position.phase, []).append(rank)
+    return " and ".join(
+        f"rank {ranks[0]} waits in {phase.name}" if len(ranks) == 1 else f"ranks {_list(ranks)} wait in {phase.name}"
+        for phase, ranks in phases.items()
+    )
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -1,0 +1,349 @@
+"""`relight run`: starts the controller and the agent, shows what happens, and leaves nothing behind.
+
+It takes no part in recoveries, so it may be slow or stuck without harm. Its own death ends the job: the kernel
+tells the controller and the agent (PR_SET_PDEATHSIG).
+"""
+
+import asyncio
+import contextlib
+import io
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight.children import describe_exit, end_children, is_stopped, kill_listed, start_module
+from relight.errors import ProtocolError
+from relight.terminal import Screen
+from relight.wire.framing import decode, encode_frame, make_decoder, read_payload
+from relight.wire.handshake import hello_mac
+from relight.wire.messages import (
+    PROTOCOL_VERSION,
+    Challenge,
+    Hello,
+    JobEnded,
+    NoticeUpdate,
+    ObserverDown,
+    Refused,
+    StatusUpdate,
+    StopAgent,
+)
+from relight.wire.settings import JobSettings
+
+AGENT = "node-0"
+CONTROLLER_START_SECONDS = 30.0
+END_SECONDS = 15.0  # for controller and agent, once the job has ended
+INTERRUPT_SECONDS = 5.0  # from Ctrl-C to SIGTERM
+GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
+OUTPUT_SECONDS = 2.0  # for the last output, once nobody is left to write any
+MAX_AGENT_DEATHS = 3  # within a minute
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def launch(settings: JobSettings, *, quiet: bool) -> int:
+    """Run one job to its end; returns the exit status of `relight run`."""
+    screen = Screen(quiet=quiet)
+    try:
+        return asyncio.run(_launch(settings, screen, quiet=quiet))
+    except OSError as error:
+        screen.say(f"the job could not be started: {error}", "error")
+        return 1
+    finally:
+        screen.close(OUTPUT_SECONDS)
+
+
+async def _launch(settings: JobSettings, screen: Screen, *, quiet: bool) -> int:
+    private_dir = make_private_dir(settings)
+    launcher = Launcher(settings, screen, private_dir)
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, launcher.interrupt, number)
+    try:
+        status = await launcher.run()
+    finally:
+        await launcher.end()
+        shutil.rmtree(private_dir, ignore_errors=True)
+    launcher.sum_up(show_report=not quiet)
+    return status
+
+
+def make_private_dir(settings: JobSettings) -> Path:
+    """A directory that only this user can look into, with the job's token and settings."""
+    private_dir = Path(tempfile.mkdtemp(prefix="relight-"))  # mode 0700
+    try:
+        for name, content in (("token", secrets.token_bytes(32)), ("settings.json", msgspec.json.encode(settings))):
+            descriptor = os.open(private_dir / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+    except OSError:
+        shutil.rmtree(private_dir, ignore_errors=True)
+        raise
+    return private_dir
+
+
+class _Address(msgspec.Struct):
+    host: str
+    port: int
+
+
+class Launcher:
+    """One job as its user sees it."""
+
+    def __init__(self, settings: JobSettings, screen: Screen, private_dir: Path) -> None:
+        self._private_dir = private_dir
+        self._settings = settings
+        self._screen = screen
+        self._controller: asyncio.subprocess.Process | None = None
+        self._agent: asyncio.subprocess.Process | None = None
+        self._observer: asyncio.StreamWriter | None = None
+        self._ended: JobEnded | None = None
+        self._ending = asyncio.Event()  # the job is over, or is being ended
+        self._at_once = asyncio.Event()  # no more patience
+        self._signal = 0
+        self._started = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._decode = make_decoder(ObserverDown)
+
+    # --- signals ------------------------------------------------------------------------------------------------
+    def interrupt(self, number: int) -> None:
+        """The first signal asks the controller to end the job; a second one ends everything at once."""
+        if self._signal or self._ended is not None:
+            self._at_once.set()
+            return
+        self._signal = number
+        name = signal.Signals(number).name
+        self._screen.say(f"{name}: ending the job (again: at once)", "warning")
+        if self._observer is None:
+            self._at_once.set()
+        else:
+            self._ask_to_end(name)
+            asyncio.get_running_loop().call_later(INTERRUPT_SECONDS, self._at_once.set)
+
+    def _ask_to_end(self, why: str) -> None:
+        if self._observer is not None and not self._observer.is_closing():
+            self._observer.write(encode_frame(StopAgent(why=why)))
+
+    # --- the job ------------------------------------------------------------------------------------------------
+    async def run(self) -> int:
+        """Start everything and stay until the job has ended."""
+        self._controller = await start_module(
+            "relight.server", "--private-dir", str(self._private_dir), "--parent", str(os.getpid())
+        )
+        address = await self._until_listening(self._controller)
+        if address is None:
+            return 128 + self._signal if self._signal else self._controller.returncode or 1
+        self._started = True
+        self._screen.say(f"{self._describe_job()}; logs in {self._settings.run_dir}")
+        connected = asyncio.Event()
+        observing = asyncio.create_task(self._observe(address, connected))
+        await self._first(connected.wait(), self._controller.wait())
+        self._spawn(self._keep_agent(address))
+        await self._first(self._until_over(observing), self._at_once.wait())
+        observing.cancel()
+        self._ending.set()
+        return self._status()
+
+    async def _until_listening(self, controller: asyncio.subprocess.Process) -> _Address | None:
+        """Wait for the address that the controller announces; None if it ended, or a signal came, before."""
+        announced = self._private_dir / "controller.json"
+        deadline = time.monotonic() + CONTROLLER_START_SECONDS
+        while time.monotonic() < deadline:
+            if announced.exists():
+                return msgspec.json.decode(announced.read_bytes(), type=_Address)
+            if controller.returncode is not None or self._at_once.is_set():
+                return None
+            await asyncio.sleep(0.01)
+        self._screen.say(f"the controller did not start within {CONTROLLER_START_SECONDS:g} s", "error")
+        return None
+
+    async def _until_over(self, observing: asyncio.Task[None]) -> None:
+        """Until the job has ended and controller and agent are gone, or the controller has died."""
+        assert self._controller is not None
+        await self._first(observing, self._controller.wait())
+        if self._ended is None:  # the last words may still be on their way
+            await self._first(observing, asyncio.sleep(GRACE_SECONDS))
+        if self._ended is None:
+            what = describe_exit(self._controller.returncode)
+            self._screen.say(f"the controller {what}; nobody is left to handle failures, so the job ends", "error")
+            return
+        self._ending.set()
+        waits = [process.wait() for process in (self._controller, self._agent) if process is not None]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*waits), END_SECONDS)
+
+    def _status(self) -> int:
+        if self._ended is not None and not self._ended.error:
+            return 0
+        return 128 + self._signal if self._signal else 1
+
+    async def end(self) -> None:
+        """End whatever is still there, by pid and start time, and show the last output."""
+        self._ending.set()
+        for task in self._tasks:
+            task.cancel()
+        children = [process for process in (self._controller, self._agent) if process is not None]
+        await end_children(children, 0.0 if self._at_once.is_set() and self._signal else GRACE_SECONDS)
+        kill_listed(self._private_dir)
+        if self._pumps:
+            await asyncio.wait(self._pumps, timeout=OUTPUT_SECONDS)
+        if self._observer is not None:
+            self._observer.close()
+
+    def sum_up(self, *, show_report: bool) -> None:
+        """The last lines: what the run went through, and why it failed if it did."""
+        self._screen.end_progress()
+        if not self._started:
+            with contextlib.suppress(OSError):  # nothing was started: leave no empty directory
+                Path(self._settings.run_dir).rmdir()
+            return
+        if show_report:
+            self._show_report()
+        if self._ended is not None and self._ended.error:
+            if self._ended.details:
+                self._screen.say_block(self._ended.details)
+            self._screen.say(self._ended.error, "error")
+        if self._ended is None or self._ended.error:
+            self._screen.say(f"logs: {self._settings.run_dir}", "error")
+
+    def _show_report(self) -> None:
+        run_dir = Path(self._settings.run_dir)
+        if not (run_dir / "report.json").exists():
+            return
+        from rich.console import Console
+
+        from relight.timeline.show import print_report, print_timeline
+
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=sys.stderr.isatty(), width=None if sys.stderr.isatty() else 120)
+        try:
+            print_report(run_dir, console)
+            print_timeline(run_dir, console)
+        except Exception as error:  # a report that cannot be drawn must not hide how the job ended
+            self._screen.say(f"the report cannot be shown ({error!r}); it lies in {run_dir}", "warning")
+        self._screen.show_text(text.getvalue())
+
+    def _describe_job(self) -> str:
+        settings = self._settings
+        ranks = f"{settings.world_size} rank{'s' if settings.world_size > 1 else ''}"
+        standbys = f", {settings.standbys} standby" if settings.standbys else ", no standby"
+        faults = f", {len(settings.plan.faults)} planned faults" if settings.plan.faults else ""
+        return f"{settings.script} on {ranks}{standbys}{faults}"
+
+    # --- the observer connection --------------------------------------------------------------------------------
+    async def _observe(self, address: _Address, connected: asyncio.Event) -> None:
+        """Show what the controller says, until it says that the job has ended."""
+        for _ in range(3):
+            try:
+                reader, writer = await asyncio.open_connection(address.host, address.port)
+            except OSError:
+                return
+            self._observer = writer
+            try:
+                while (payload := await read_payload(reader)) is not None:
+                    self._on_update(decode(self._decode, payload), connected)
+                    if self._ended is not None:
+                        return
+            except ProtocolError as error:
+                self._screen.say(f"lost the controller's updates: {error}", "warning")
+            finally:
+                self._observer = None if self._ended is None else writer
+                writer.close()
+
+    def _on_update(self, update: ObserverDown, connected: asyncio.Event) -> None:
+        match update:
+            case Challenge():
+                self._answer(update)
+            case StatusUpdate():
+                self._screen.progress(update)
+                connected.set()
+            case NoticeUpdate():
+                self._screen.say(update.text, update.level)
+            case JobEnded():
+                self._ended = update
+            case Refused():
+                self._screen.say(f"the controller refused us: {update.reason}", "error")
+            case _:
+                connected.set()
+
+    def _answer(self, challenge: Challenge) -> None:
+        assert self._observer is not None
+        token = (self._private_dir / "token").read_bytes()
+        name = f"launcher-{os.getpid()}"
+        mac = hello_mac(token, challenge.nonce, "observer", name)
+        hello = Hello(protocol_version=PROTOCOL_VERSION, role="observer", name=name, mac=mac)
+        self._observer.write(encode_frame(hello))
+
+    # --- the agent ----------------------------------------------------------------------------------------------
+    async def _keep_agent(self, address: _Address) -> None:
+        """Keep one agent running: its workers outlive it, and a successor adopts them."""
+        deaths: deque[float] = deque(maxlen=MAX_AGENT_DEATHS)
+        adopt: tuple[str, ...] = ()
+        controller = f"{address.host}:{address.port}"
+        while True:
+            self._agent = await start_module(
+                *("relight.agent", "--controller", controller, "--name", AGENT),
+                *("--private-dir", str(self._private_dir), *adopt),
+                pipe=True,
+            )
+            self._pump(self._agent)
+            await self._first(self._agent.wait(), self._kill_if_frozen(self._agent.pid))
+            status = await self._agent.wait()
+            if status >= 0:  # it ended in order, most likely because the job did: that news may be a moment behind
+                await self._first(self._ending.wait(), asyncio.sleep(GRACE_SECONDS))
+            if self._ending.is_set() or self._ended is not None or self._signal:
+                return
+            what = f"the agent {describe_exit(status)}"
+            deaths.append(time.monotonic())
+            if len(deaths) == MAX_AGENT_DEATHS and deaths[-1] - deaths[0] < 60.0:
+                self._screen.say(f"{what}, {MAX_AGENT_DEATHS} times within a minute; ending the job", "error")
+                self._ask_to_end("the agent keeps dying")
+                return
+            self._screen.say(f"{what}; its workers train on, and a new agent adopts them", "warning")
+            adopt = ("--adopt",)
+
+    async def _kill_if_frozen(self, pid: int) -> None:
+        """An agent that is stopped watches nobody: better no agent, and a successor, than this one."""
+        while True:
+            await asyncio.sleep(0.25)
+            if is_stopped(pid):
+                await asyncio.sleep(self._settings.frozen_timeout_seconds)
+                if is_stopped(pid):
+                    self._screen.say("the agent is stopped (process state T); killing it", "warning")
+                    os.kill(pid, signal.SIGKILL)
+                    return
+
+    def _pump(self, agent: asyncio.subprocess.Process) -> None:
+        """Show what the agent relays from its workers, also what is left in the pipe after its death."""
+        assert agent.stdout is not None
+        pump = asyncio.create_task(self._pump_output(agent.stdout))
+        self._pumps.add(pump)
+        pump.add_done_callback(self._pumps.discard)
+
+    async def _pump_output(self, stream: asyncio.StreamReader) -> None:
+        while chunk := await stream.read(65536):
+            await self._screen.output(chunk)
+
+    # --- tasks --------------------------------------------------------------------------------------------------
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+
+    async def _first(self, *works: Coroutine[Any, Any, Any] | asyncio.Task[None]) -> None:
+        """Wait until one of them is done; the others are cancelled, except tasks that the caller owns."""
+        tasks = [work if isinstance(work, asyncio.Task) else asyncio.create_task(work) for work in works]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task, work in zip(tasks, works, strict=True):
+                if task is not work and not task.done():
+                    task.cancel()

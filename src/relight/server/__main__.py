@@ -1,0 +1,70 @@
+"""`python -m relight.server --private-dir DIR`: the job's controller as a process. Started by `relight run`."""
+
+import argparse
+import asyncio
+import ctypes
+import errno
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from relight.server.server import Server
+from relight.wire.handshake import read_token
+from relight.wire.settings import JobSettings, read_settings
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Serve one job; return the exit status."""
+    parser = argparse.ArgumentParser(prog="relight.server", description="The controller of one job.")
+    parser.add_argument("--private-dir", type=Path, required=True, help="where settings.json and the token lie")
+    parser.add_argument("--parent", type=int, default=0, help="end when this parent process ends")
+    arguments = parser.parse_args()
+    if arguments.parent:
+        end_with_parent(arguments.parent)
+    settings = read_settings(arguments.private_dir)
+    return asyncio.run(_serve(settings, read_token(arguments.private_dir), arguments.private_dir))
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGTERM when `parent` dies, and make up for a death before we asked."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise SystemExit("relight: the process that started the controller is gone")
+
+
+async def _serve(settings: JobSettings, token: bytes, private_dir: Path) -> int:
+    server = Server(settings, token)
+    try:
+        host, port = await server.listen()
+    except OSError as error:
+        return _refuse_to_listen(settings, error)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.shut_down, signal.Signals(number).name)
+    _announce(private_dir, host, port)
+    return await server.run()
+
+
+def _refuse_to_listen(settings: JobSettings, error: OSError) -> int:
+    where = f"{settings.controller_address}:{settings.controller_port}"
+    if error.errno == errno.EADDRINUSE:
+        what = f"port {where} is in use; choose another with --controller-port, or leave the flag out"
+    else:
+        what = f"cannot listen on {where}: {error.strerror or error}; choose another port with --controller-port"
+    print(f"relight: {what}", file=sys.stderr, flush=True)
+    return 2
+
+
+def _announce(private_dir: Path, host: str, port: int) -> None:
+    draft = private_dir / "controller.json.tmp"
+    draft.write_bytes(msgspec.json.encode({"host": host, "port": port, "pid": os.getpid()}))
+    draft.replace(private_dir / "controller.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""A job's report as tables that people read. Pure: from a value to something rich can print."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from relight.core.report import FailureReport, JobReport, RecoveryReport, RecoveryStages
+from relight.timeline.terminal import duration
+
+_STAGES = tuple(name.removesuffix("_seconds") for name in RecoveryStages.__struct_fields__)
+
+
+def render_report(report: JobReport) -> RenderableType:
+    """What failed, how each recovery went and where its time was spent, and the totals."""
+    parts: list[RenderableType] = [_headline(report), Text()]
+    if report.failures:
+        parts += [_failures(report.failures), Text()]
+    if report.recoveries:
+        parts += [_recoveries(report.recoveries), Text(), _stage_seconds(report.recoveries), Text()]
+    if report.notices:
+        parts += [_notices(report.notices), Text()]
+    parts.append(_totals(report))
+    return Group(*parts)
+
+
+def plain(text: str) -> str:
+    """`text` without anything a terminal would obey: evidence may quote what a script printed."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def describe_recovery(report: JobReport, recovery: RecoveryReport) -> str:
+    """One recovery in a sentence or two."""
+    failures = [f for f in report.failures if f.number in recovery.failures]
+    lost = " and ".join(_describe_failure(f) for f in failures) or "a failure"
+    decision = {
+        "forward": f"forward to version {recovery.target_version}",
+        "back": f"back to version {recovery.target_version}, the step was repeated",
+        "as they are": f"all were at version {recovery.target_version}",
+    }.get(recovery.decision, f"{recovery.decision}, version {recovery.target_version}")
+    if recovery.replaced:
+        ranks = "rank" if len(recovery.replaced) == 1 else "ranks"
+        numbers = ", ".join(map(str, recovery.replaced))
+        decision += f"; {ranks} {numbers} taken over by a {recovery.replacement_kind}"
+    time = duration(recovery.stages.total_seconds)
+    return plain(f"Recovery {recovery.number} of {len(report.recoveries)}, {time}: {lost}; {decision}.")
+
+
+def _describe_failure(failure: FailureReport) -> str:
+    where = f" in {failure.phase} of step {failure.step}" if failure.phase else ""
+    if failure.rank < 0:
+        return f"{failure.process or 'the job'}: {failure.kind}"
+    return f"rank {failure.rank} ({failure.process}): {failure.kind}{where}"
+
+
+def _headline(report: JobReport) -> Text:
+    text = Text()
+    text.append(f"Job {plain(report.job)}: ", "bold")
+    if report.error:
+        text.append(f"ended with an error after {_count(report.steps, 'step')}.\n", "bold red")
+        text.append(plain(report.error))
+    else:
+        text.append(f"{_count(report.steps, 'step')} in {duration(report.wall_seconds)}.")
+    if not report.failures:
+        text.append(" Nothing failed." if not report.error else "")
+    return text
+
+
+def _failures(failures: Sequence[FailureReport]) -> Table:
+    table = _table("Failures")
+    table.add_column("#", justify="right")
+    table.add_column("rank", justify="right")
+    table.add_column("process", no_wrap=True)
+    table.add_column("what", min_width=6)
+    table.add_column("step", justify="right")
+    table.add_column("phase", no_wrap=True)
+    table.add_column("at", justify="right", no_wrap=True)
+    table.add_column("noticed after", justify="right")
+    table.add_column("evidence", ratio=1)
+    for f in failures:
+        table.add_row(
+            str(f.number),
+            str(f.rank) if f.rank >= 0 else "–",
+            _text(f.process) if f.process else "–",
+            _text(f.kind),
+            str(f.step) if f.step >= 0 else "–",
+            _text(f.phase) if f.phase else "–",
+            duration(f.noticed_seconds),
+            "–" if f.detect_seconds is None else duration(f.detect_seconds),
+            _text(f.evidence),
+        )
+    return table
+
+
+def _recoveries(recoveries: Sequence[RecoveryReport]) -> Table:
+    table = _table("Recoveries")
+    table.add_column("#", justify="right")
+    table.add_column("of failure")
+    table.add_column("decision")
+    table.add_column("version", justify="right")
+    table.add_column("replaced")
+    table.add_column("by")
+    table.add_column("copied from")
+    table.add_column("moved", justify="right", no_wrap=True)
+    table.add_column("total", justify="right", no_wrap=True)
+    table.add_column("why", ratio=1)
+    for r in recoveries:
+        restarts = f" (restarted {r.restarts}×)" if r.restarts else ""
+        repeated = ", step repeated" if r.steps_repeated else ""
+        table.add_row(
+            str(r.number),
+            _numbers(r.failures),
+            _text(r.decision + repeated + restarts),
+            str(r.target_version),
+            _numbers(r.replaced),
+            _text(r.replacement_kind),
+            _numbers(r.sources),
+            _bytes(r.moved_bytes),
+            duration(r.stages.total_seconds),
+            _text(r.reason),
+        )
+    return table
+
+
+def _stage_seconds(recoveries: Sequence[RecoveryReport]) -> Table:
+    """A column per stage that took time in any recovery; medians below if there are several."""
+    values = {
+        stage: [getattr(r.stages, f"{stage}_seconds") for r in recoveries]
+        for stage in _STAGES
+        if stage in {"detect", "total"} or any(getattr(r.stages, f"{stage}_seconds") > 0 for r in recoveries)
+    }
+    table = _table("Seconds of each stage", show_footer=len(recoveries) > 2)
+    table.add_column("#", justify="right", footer="median")
+    for stage, seconds in values.items():
+        known = [s for s in seconds if s is not None]
+        footer = f"{median(known):.3f}" if known else "–"
+        table.add_column(stage, justify="right", no_wrap=True, footer=footer)
+    for index, recovery in enumerate(recoveries):
+        cells = (values[stage][index] for stage in values)
+        table.add_row(str(recovery.number), *("–" if s is None else f"{s:.3f}" for s in cells))
+    return table
+
+
+def _notices(notices: Sequence[str]) -> Text:
+    return Text("\n").join([Text("Notices", "bold"), *(Text("- " + plain(notice)) for notice in notices)])
+
+
+def _totals(report: JobReport) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.title = "Totals"
+    table.title_justify, table.title_style = "left", "bold"
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    lost = duration(report.time_lost_seconds)
+    if report.wall_seconds > 0:
+        lost += f" ({report.time_lost_seconds / report.wall_seconds:.2%} of the job)"
+    standbys = f", {_count(report.standbys, 'standby')}" if report.standbys else ""
+    rows = {
+        "ranks": f"{report.world_size}{standbys}",
+        "steps": f"{report.steps} of {report.until}" if report.until else str(report.steps),
+        "failures": str(len(report.failures)),
+        "recoveries": str(len(report.recoveries)),
+        "steps repeated": str(report.steps_repeated),
+        "state moved": _bytes(report.moved_bytes),
+        "time lost": lost,
+        "final version": str(report.final_version),
+        "state digest": report.final_state_digest,
+        "lineage": report.final_lineage,
+        "cut collectives": str(report.cut_collectives) if report.cut_collectives else "",
+        "versions": ", ".join(f"{name} {version}" for name, version in sorted(report.versions.items())),
+    }
+    for name, value in rows.items():
+        if value:
+            table.add_row(name, _text(value))
+    return table
+
+
+def _table(title: str, show_footer: bool = False) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        footer_style="dim",
+        show_footer=show_footer,
+        box=None,
+        pad_edge=False,
+        padding=(0, 1),
+        collapse_padding=True,
+    )
+
+
+def _text(value: str) -> str:
+    return escape(plain(value))
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Numbers in words short enough for a table: runs are joined."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs) or "–"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _bytes(count: int) -> str:
+    if count < 1024:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if value < 1023.95 or unit == "TiB":
+            return f"{value:.1f} {unit}"
+    raise AssertionError("unreachable")

@@ -1,0 +1,99 @@
+"""Runs the user's script inside a worker process: `python -m relight.training.bootstrap`, started by the agent.
+
+It reports an uncaught exception to the controller before the process ends. The traceback goes to the rank's log
+file only; the terminal shows it once, for the whole job, if it turns out to be a bug.
+"""
+
+import os
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from relight.core.events import WorkerFailed, WorkerReleased
+from relight.errors import RelightError
+from relight.training import job
+from relight.wire.settings import JobSettings, read_settings
+
+FILE_ONLY = "\x1e"  # agent.output writes such lines to the log file, not to the terminal
+
+
+def main() -> None:
+    """Run the script named in the job's settings as `__main__`."""
+    settings = read_settings(os.environ["RELIGHT_PRIVATE_DIR"])
+    sys.argv = [settings.script, *settings.script_arguments]
+    try:
+        _run(settings)
+    except SystemExit as exit_:
+        if exit_.code in (None, 0):
+            _say_goodbye()
+        raise
+    except BaseException as error:
+        _report(error)
+        _leave(1)
+    _say_goodbye()
+    _leave(0)
+
+
+def _run(settings: JobSettings) -> None:
+    if settings.module:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(settings.script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(settings.script).resolve().parent)
+        runpy.run_path(settings.script, run_name="__main__")
+
+
+def _report(error: BaseException) -> None:
+    trace = "".join(traceback.format_exception(error, chain=True))
+    trace = _without_our_frames(trace)
+    for line in trace.splitlines():
+        print(FILE_ONLY + line, file=sys.stderr, flush=True)
+    runtime = job._runtime
+    if runtime is None:
+        print(trace, file=sys.stderr, flush=True)
+        return
+    runtime.link.send(
+        WorkerFailed(
+            process=runtime.process,
+            rank=runtime.rank,
+            kind="usage" if isinstance(error, RelightError) else "exception",
+            step=runtime.faults.step,
+            phase=runtime.page.phase.name,
+            summary=f"{type(error).__name__}: {error}".splitlines()[0][:500],
+            traceback=trace,
+            noticed_ns=time.monotonic_ns(),
+        )
+    )
+
+
+def _without_our_frames(trace: str) -> str:
+    """Drop the frames of runpy and of this module: the user wants the script's own."""
+    kept, skipping = [], False
+    for line in trace.splitlines(keepends=True):
+        if line.startswith("  File "):
+            skipping = "<frozen runpy>" in line or "relight/training/bootstrap.py" in line
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    return "".join(kept)
+
+
+def _say_goodbye() -> None:
+    runtime = job._runtime
+    if runtime is not None:
+        runtime.link.send(WorkerReleased(process=runtime.process))
+        runtime.link.close()
+
+
+def _leave(status: int) -> None:
+    """End at once: gloo's and DDP's destructors may wait for peers that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

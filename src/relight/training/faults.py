@@ -1,0 +1,74 @@
+"""Planned faults, carried out by the worker itself at the exact place that the plan names (`relight chaos`)."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from relight.chaos.plan import random_fault
+from relight.core.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Plan, Point
+from relight.training.page import PositionPage
+
+
+class PlannedFault(RuntimeError):
+    """The exception that `raise` faults put into the script."""
+
+
+class Faults:
+    """Looks faults up at each point, and strikes. Without a plan a look costs one attribute test."""
+
+    def __init__(self, plan: Plan, page: PositionPage, standby: int | None, cut: Callable[[], None]) -> None:
+        self.active = bool(plan.faults) or plan.rate_per_step > 0
+        self._plan = plan
+        self._page = page
+        self._standby = standby
+        self._cut = cut
+        self.rank = -1
+        self.step = 0
+        self.attempt = 0
+        self.recovery = 0  # number of the recovery under way, counted as generations are: the first is 1
+
+    def strike(self, point: Point) -> None:
+        """Carry out the fault planned for here and now, if any."""
+        if not self.active:
+            return
+        fault = self._find(point)
+        if fault is not None:
+            self._carry_out(fault)
+
+    def _find(self, point: Point) -> Fault | None:
+        for fault in self._plan.faults:
+            if fault.point is point and self._applies(fault, point):
+                return fault
+        if self._plan.rate_per_step > 0 and point in STEP_POINTS and self.attempt == 0:
+            fault_here = random_fault(self._plan.seed, self._plan.rate_per_step, self.step, self._plan.world_size)
+            if fault_here is not None and fault_here.point is point and fault_here.rank == self.rank:
+                return fault_here
+        return None
+
+    def _applies(self, fault: Fault, point: Point) -> bool:
+        if point in STEP_POINTS:
+            return (fault.rank, fault.step, fault.attempt) == (self.rank, self.step, self.attempt)
+        if point in RECOVERY_POINTS:
+            return fault.rank in (None, self.rank) and fault.recovery == self.recovery
+        return fault.standby == self._standby
+
+    def _carry_out(self, fault: Fault) -> None:
+        self._page.put("fault_ns", time.monotonic_ns())
+        if fault.action is Action.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.action is Action.SEGFAULT:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif fault.action is Action.FREEZE:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.action is Action.EXIT:
+            os._exit(0)
+        elif fault.action is Action.LOOP:
+            while True:
+                pass
+        elif fault.action is Action.BLOCK:
+            os.read(os.pipe()[0], 1)
+        elif fault.action is Action.CUT:
+            self._cut()
+        elif fault.action is Action.RAISE:
+            raise PlannedFault(f"planned fault in {fault.point} of step {self.step}")

@@ -1,0 +1,120 @@
+"""`relight.init()`: join the job that `relight run` started."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from relight.core.commands import Assign
+from relight.core.position import Phase
+from relight.errors import UsageError
+from relight.training.group import RelightProcessGroup
+from relight.training.runtime import Runtime, connect
+from relight.training.store import GenerationStore
+
+_runtime: Runtime | None = None
+
+
+class Job:
+    """This process's place in the job.
+
+    Read `rank` where you need it instead of copying it: a standby learns its rank only when it takes one over.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank; provisional in a standby."""
+        return self._runtime.rank
+
+    @property
+    def local_rank(self) -> int:
+        """The rank on this node."""
+        return self._runtime.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks; it never changes."""
+        return self._runtime.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where to put the model."""
+        return self._runtime.device
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether this process has no rank (yet)."""
+        return self._runtime.is_standby
+
+    @property
+    def generation(self) -> int:
+        """1 until the first recovery."""
+        return self._runtime.generation
+
+
+def init() -> Job:
+    """Form the process group and return this process's place in the job.
+
+    Call it once, before the model is built, instead of `torch.distributed.init_process_group`. Everything in
+    `torch.distributed` works afterwards. Raises UsageError if the script was not started by `relight run`.
+    """
+    global _runtime  # noqa: PLW0603 - one job per process, as c10d has one default group
+    if _runtime is not None:
+        raise UsageError("relight.init() was called twice in one process")
+    if "RELIGHT_PRIVATE_DIR" not in os.environ:
+        raise UsageError(
+            "relight.init() found no job: start the script with `relight run --nproc-per-node N script.py` "
+            "instead of python or torchrun"
+        )
+    if dist.is_initialized():
+        raise UsageError("torch.distributed is initialized already: let relight.init() do it")
+    runtime = connect()
+    runtime.page.stamp(Phase.STARTING)
+
+    def create(options: Any, _: Any = None) -> RelightProcessGroup:
+        return _create_group(runtime, options)
+
+    dist.Backend.register_backend("relight", create, extended_api=True, devices=["cpu", "cuda"])
+    store: dist.Store
+    if runtime.is_standby:
+        store = dist.HashStore()
+    else:
+        order = runtime.await_order(Assign)
+        runtime.take_assignment(order.generation, order.rank)
+        store = GenerationStore(runtime.store, order.generation, "c10d/")
+    if runtime.device.type == "cuda":
+        torch.cuda.set_device(runtime.device)
+    dist.init_process_group("relight", store=store, rank=runtime.rank, world_size=runtime.world_size)
+    _runtime = runtime
+    return Job(runtime)
+
+
+def _create_group(runtime: Runtime, options: Any) -> RelightProcessGroup:
+    size = options.group_size
+    if size != runtime.world_size:
+        raise UsageError(
+            f"a process group of {size} of {runtime.world_size} ranks: subgroups are not supported yet, only the default "
+            "group (DDP and plain collectives)"
+        )
+    group = RelightProcessGroup(runtime, lambda: runtime.rank, size, runtime.device)
+    if runtime.groups or runtime.is_standby:
+        if runtime.is_standby:
+            group.detach()
+        else:  # another group of all ranks: share the connections of the first
+            group.attach(runtime.groups[0].inner)  # type: ignore[arg-type]
+    else:
+        forming = runtime.begin_forming(runtime.generation)
+        group.attach(runtime.await_formed(forming, runtime.generation))
+    runtime.groups.append(group)
+    return group
+
+
+def current_runtime() -> Runtime:
+    """The runtime that `init` made. Raises UsageError if there is none."""
+    if _runtime is None:
+        raise UsageError("call relight.init() before relight.Training(...)")
+    return _runtime

@@ -1,0 +1,90 @@
+"""The worker's connection to its agent. A lost agent may come back: the worker waits for it, then gives up."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from relight.errors import ProtocolError
+from relight.wire.framing import decode, encode_frame, make_decoder, receive_payload
+from relight.wire.messages import WorkerDown, WorkerHello
+
+_RETRY_SECONDS = 0.05
+
+
+class AgentLink:
+    """Frames to and from the agent. `receive` runs on a thread of its own and must not block."""
+
+    def __init__(
+        self, path: str, process: str, patience_seconds: float, receive: Callable[[msgspec.Struct], None]
+    ) -> None:
+        self._path = path
+        self._process = process
+        self._patience_seconds = patience_seconds
+        self._receive = receive
+        self._lock = threading.Lock()
+        self._decoder = make_decoder(WorkerDown)
+        self._last_report: bytes | None = None
+        self._connection = self._connect()
+        self._closing = False
+        threading.Thread(target=self._run, name="relight-link", daemon=True).start()
+
+    def send(self, message: msgspec.Struct, *, report: bool = False) -> None:
+        """Send one message. A `report` is said again to an agent that was restarted: the old one may have lost it."""
+        frame = encode_frame(message)
+        with self._lock:
+            if report:
+                self._last_report = frame
+            try:
+                self._connection.sendall(frame)
+            except OSError:
+                # The receiving thread notices too, reconnects, and repeats the last report.
+                return
+
+    def close(self) -> None:
+        """Say no more; the end of the stream is expected from now on."""
+        self._closing = True
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            connection.connect(self._path)
+            connection.sendall(encode_frame(WorkerHello(process=self._process, pid=os.getpid())))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def _run(self) -> None:
+        while True:
+            try:
+                payload = receive_payload(self._connection)
+                if payload is not None:
+                    self._receive(decode(self._decoder, payload))
+                    continue
+            except (OSError, ProtocolError) as error:
+                print(f"relight: connection to the agent: {error}", file=sys.stderr)
+            if self._closing:
+                return
+            self._reconnect()
+
+    def _reconnect(self) -> None:
+        deadline = time.monotonic() + self._patience_seconds
+        while time.monotonic() < deadline:
+            try:
+                connection = self._connect()
+            except OSError:
+                time.sleep(_RETRY_SECONDS)
+                continue
+            with self._lock:
+                self._connection.close()
+                self._connection = connection
+                if self._last_report is not None:
+                    connection.sendall(self._last_report)
+            return
+        print(f"relight: no agent for {self._patience_seconds:g} s; this worker ends", file=sys.stderr)
+        os._exit(70)

@@ -1,0 +1,106 @@
+"""The worker's side of its position page: plain stores into shared memory, readable after the worker's death."""
+
+import mmap
+import struct
+import time
+
+import xxhash
+
+from relight.core.position import (
+    MAPPING_BYTES,
+    PRIVATE_HEADER,
+    PRIVATE_OFFSET,
+    PRIVATE_SLOT_BYTES,
+    TRACE_INDEX_OFFSET,
+    TRACE_OFFSET,
+    TRACE_RECORD,
+    TRACE_RECORDS,
+    WORD,
+    Phase,
+)
+from relight.errors import UsageError
+
+_LOSS = struct.Struct("<d")
+
+
+class PositionPage:
+    """Stamps (generation, step, phase, version, ...) and keeps the rank-private state of two versions.
+
+    Not thread-safe: only the main thread stamps, except `count_collective`, which the autograd thread may call
+    while the main thread waits for it.
+    """
+
+    def __init__(self, file_descriptor: int) -> None:
+        """Map the page that the agent created. `file_descriptor` -1 makes one of this process's own."""
+        self._map = mmap.mmap(file_descriptor, MAPPING_BYTES)
+        self._words = memoryview(self._map)[: 8 * len(WORD)].cast("q")
+        self._trace_index = memoryview(self._map)[TRACE_INDEX_OFFSET : TRACE_INDEX_OFFSET + 8].cast("q")
+        self.phase = Phase.STARTING
+        self.set_private_versions((-1, -1))
+        self._words[WORD["prepared"]] = -1
+        self._words[WORD["rank"]] = -1
+        self.report_loss(float("nan"))
+
+    def stamp(self, phase: Phase) -> None:
+        """Enter `phase` now."""
+        words = self._words
+        now = time.monotonic_ns()
+        self.phase = phase
+        words[WORD["phase"]] = phase
+        words[WORD["progress"]] += 1
+        words[WORD["stamp_ns"]] = now
+        index = self._trace_index[0]
+        TRACE_RECORD.pack_into(
+            self._map,
+            TRACE_OFFSET + (index % TRACE_RECORDS) * TRACE_RECORD.size,
+            now,
+            words[WORD["generation"]],
+            words[WORD["step"]],
+            phase,
+            words[WORD["version"]],
+        )
+        self._trace_index[0] = index + 1
+
+    def put(self, name: str, value: int) -> None:
+        """Store one word by its name."""
+        self._words[WORD[name]] = value
+
+    def count_collective(self) -> None:
+        """One more collective was launched in this generation; that is progress."""
+        words = self._words
+        words[WORD["collectives"]] += 1
+        words[WORD["progress"]] += 1
+        words[WORD["stamp_ns"]] = time.monotonic_ns()
+
+    def report_loss(self, loss: float) -> None:
+        """Show the last loss."""
+        _LOSS.pack_into(self._map, 8 * WORD["loss"], loss)
+
+    def set_private_versions(self, versions: tuple[int, int]) -> None:
+        self._words[WORD["private_version_0"]], self._words[WORD["private_version_1"]] = versions
+
+    def write_private(self, version: int, payload: bytes) -> None:
+        """Keep `payload` as the rank-private state with which `version` starts; the version before stays."""
+        if len(payload) > PRIVATE_SLOT_BYTES - PRIVATE_HEADER.size:
+            raise UsageError(
+                f"rank-private state of {len(payload)} bytes (buffers that change in forward, data position, per_rank "
+                f"objects) is over the limit of {PRIVATE_SLOT_BYTES}; hand over less, or keep it replicated"
+            )
+        slot = version % 2
+        name = f"private_version_{slot}"
+        offset = PRIVATE_OFFSET + slot * PRIVATE_SLOT_BYTES
+        self._words[WORD[name]] = -1
+        start = offset + PRIVATE_HEADER.size
+        self._map[start : start + len(payload)] = payload
+        PRIVATE_HEADER.pack_into(self._map, offset, version, len(payload), xxhash.xxh3_64_intdigest(payload))
+        self._words[WORD[name]] = version
+
+    def read_private(self, version: int) -> bytes | None:
+        """The rank-private state kept for `version` (also one that the agent put there), or None."""
+        offset = PRIVATE_OFFSET + (version % 2) * PRIVATE_SLOT_BYTES
+        kept, length, checksum = PRIVATE_HEADER.unpack_from(self._map, offset)
+        if kept != version or not 0 <= length <= PRIVATE_SLOT_BYTES - PRIVATE_HEADER.size:
+            return None
+        start = offset + PRIVATE_HEADER.size
+        payload = self._map[start : start + length]
+        return payload if xxhash.xxh3_64_intdigest(payload) == checksum else None

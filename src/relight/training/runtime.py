@@ -1,0 +1,327 @@
+"""One worker's part in a job: it hears the controller's orders and brings the main thread to obey them.
+
+Two threads meet here. The *link* thread receives orders and does only what must happen at once: close the
+generation, break its connections, wake whoever waits. The *main* thread runs the script; where it may stand still
+it calls `stand_still`, and everything a recovery does to the state is done there, by the thread that owns it.
+"""
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.nn.modules import module as torch_module
+
+from relight.core.commands import Assign, Begin, Release, Restore, Resume, Stop
+from relight.core.events import CollectiveFailed, RestoreFailed, Stopped, WorkerNotice
+from relight.core.fault import Point
+from relight.core.position import Phase
+from relight.errors import RestoreError, StepInterrupted
+from relight.training.faults import Faults
+from relight.training.group import Forming, Inner, RelightProcessGroup
+from relight.training.link import AgentLink
+from relight.training.page import PositionPage
+from relight.training.store import StoreClient
+from relight.transfer.restore import RestoreClient, RestoreServer
+from relight.wire.messages import StoreReply
+from relight.wire.settings import JobSettings, read_settings
+
+# An error in a collective nearly always precedes the Stop that explains it by milliseconds.
+VERDICT_SECONDS = 30.0
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker that stands still has in hand."""
+
+    step: int
+    version: int
+    lineage: str
+    prepared: int = -1
+    torn: bool = False
+    blank: bool = False
+
+
+class Superseded(Exception):
+    """A newer Stop arrived while the main thread obeyed an older generation's orders."""
+
+
+class Runtime:
+    """See the module's docstring. Attributes without an underscore belong to the main thread unless noted."""
+
+    def __init__(self, settings: JobSettings, private_dir: Path) -> None:
+        environment = os.environ
+        self.settings = settings
+        self.process = environment["RELIGHT_PROCESS"]
+        self.is_standby = environment["RELIGHT_ROLE"] == "standby"
+        self.slot = int(environment["RELIGHT_SLOT"])
+        self.world_size = settings.world_size
+        self.rank = settings.world_size - 1 if self.is_standby else int(environment["RANK"])
+        self.page = PositionPage(int(environment["RELIGHT_PAGE_FD"]))
+        self.device = _choose_device(self.slot)
+        self.generation = 0  # the one the main thread works in
+        self.closed = False  # set by the link thread: a newer generation was opened
+        self.in_step = False  # inside `with step`
+        self.started = False  # the first step was offered; before that nothing is protected
+        self.cut_collectives = 0
+        self.groups: list[RelightProcessGroup] = []
+        standby_index = self.slot - settings.world_size if self.is_standby else None
+        self.faults = Faults(settings.plan, self.page, standby_index, self.break_connections)
+        self.store = StoreClient()
+        self._condition = threading.Condition()
+        self._newest = 0  # generation of the newest Stop or Assign
+        self._stop_arrived_ns = 0
+        self._orders: dict[type, Any] = {}
+        self._forming: Forming | None = None
+        self._client: RestoreClient | None = None
+        self._interrupt: Any = None
+        self._said: set[str] = set()
+        self.server = RestoreServer(
+            private_dir / f"restore-{self.process}.sock", lambda: self.faults.strike(Point.RESTORE_SEND)
+        )
+        self.link = AgentLink(
+            environment["RELIGHT_AGENT_SOCKET"], self.process, settings.agent_timeout_seconds, self._receive
+        )
+        self.store.link = self.link
+
+    # --- the link thread --------------------------------------------------------------------------------------
+    def _receive(self, message: msgspec.Struct) -> None:
+        if isinstance(message, StoreReply):
+            self.store.reply(message)
+            return
+        with self._condition:
+            if isinstance(message, Stop):
+                if message.generation <= self._newest:
+                    return
+                self._newest = message.generation
+                self._stop_arrived_ns = time.monotonic_ns()
+                self._close()
+            elif isinstance(message, Assign):
+                self._newest = max(self._newest, message.generation)
+                self._orders[Assign] = message
+            elif isinstance(message, (Begin, Restore, Resume, Release)):
+                self._orders[type(message)] = message
+            self._condition.notify_all()
+
+    def _close(self) -> None:
+        """Stop: nothing of the older generation goes on. Holds the condition."""
+        self.closed = True
+        self.store.close_below(self._newest)
+        if self._interrupt is None:
+            # Registered only now, so that an undisturbed forward pays nothing for it.
+            self._interrupt = torch_module.register_module_forward_pre_hook(self._interrupt_forward)
+        self.break_connections()
+        if self._forming is not None:
+            self._forming.abandon()
+        if self._client is not None:
+            self._client.cancel()
+        self.server.withdraw(self._newest)
+
+    def break_connections(self) -> None:
+        """Make collectives in flight fail at once."""
+        for group in self.groups:
+            inner = group.inner
+            if inner is not None:
+                inner.break_connections()
+
+    def _interrupt_forward(self, module: torch.nn.Module, arguments: Any) -> None:  # noqa: ARG002
+        if self.closed and self.is_protected() and threading.current_thread() is threading.main_thread():
+            raise StepInterrupted("the generation was closed by a failure elsewhere")
+
+    # --- what the process group asks (Gate) -------------------------------------------------------------------
+    def is_protected(self) -> bool:
+        return not self.started or (self.in_step and self.page.phase is not Phase.OPTIMIZER)
+
+    def count_collective(self) -> None:
+        self.page.count_collective()
+
+    def cut(self, operation: str) -> None:
+        self.cut_collectives += 1
+        self.say(
+            "cut",
+            f"rank {self.rank}: {operation} between two steps was cut short by a recovery; its result is this rank's own "
+            "value. Put collectives inside `with step`, before optimizer.step(), where they are repeated",
+        )
+
+    def unprotected(self, operation: str) -> None:
+        if self.rank == 0 and not self.is_standby:
+            where = "after optimizer.step()" if self.in_step else "between two steps"
+            self.say(
+                "unprotected",
+                f"the script calls {operation} {where}, where a recovery cannot repeat it: should a failure strike just "
+                "there, each rank keeps its own value. Move it inside `with step`, before optimizer.step()",
+            )
+
+    def await_verdict(self) -> bool:
+        """A collective broke: wait for the Stop that explains it. False if the group is sound and none comes."""
+        return self.closed or (self.is_broken() and self.await_stop("the connection to a peer was lost"))
+
+    def is_broken(self) -> bool:
+        """Whether some peer's connection has ended."""
+        return any(g.inner is not None and g.inner.is_broken() for g in self.groups)
+
+    def await_stop(self, summary: str) -> bool:
+        """Report a broken collective and wait for Stop. False if none comes."""
+        self.report_broken_collective(summary)
+        with self._condition:
+            return self._condition.wait_for(lambda: self.closed, VERDICT_SECONDS)
+
+    def report_broken_collective(self, summary: str) -> None:
+        self.link.send(
+            CollectiveFailed(
+                process=self.process,
+                rank=self.rank,
+                generation=self.generation,
+                step=self.faults.step,
+                summary=summary,
+                noticed_ns=time.monotonic_ns(),
+            )
+        )
+
+    def say(self, key: str, text: str) -> None:
+        """Tell the user once."""
+        if key not in self._said:
+            self._said.add(key)
+            self.link.send(WorkerNotice(process=self.process, rank=self.rank, text=text))
+
+    # --- orders, on the main thread ---------------------------------------------------------------------------
+    def await_order(self, kind: type, generation: int | None = None) -> Any:
+        """Wait for an order of this kind (and generation). Raises Superseded if a newer Stop comes first."""
+        with self._condition:
+            while True:
+                order = self._orders.get(kind)
+                if order is not None and (generation is None or order.generation == generation):
+                    return order
+                if generation is not None and self._newest > generation:
+                    raise Superseded
+                self._condition.wait()
+
+    def await_release(self) -> bool:
+        """After the last step: True once everyone may leave, False if a recovery needs this rank first."""
+        with self._condition:
+            self._condition.wait_for(lambda: Release in self._orders or self.closed)
+            return Release in self._orders and not self.closed
+
+    def take_assignment(self, generation: int, rank: int) -> None:
+        self.rank = rank
+        self.generation = generation
+        self.page.put("rank", rank)
+        self.page.put("generation", generation)
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+        self.faults.rank = rank
+
+    def report_standing(self, standing: Standing) -> Restore:
+        """Stand still: say what is in hand, wait for the decision. Repeats itself whenever a newer Stop arrives."""
+        self.page.stamp(Phase.PARKED)
+        while True:
+            with self._condition:
+                generation = self._newest
+                arrived = self._stop_arrived_ns
+            self.faults.recovery = generation - 1
+            self.faults.strike(Point.STOP)
+            self.page.put("generation", generation)
+            self.page.put("collectives", 0)
+            waited = (time.monotonic_ns() - arrived) / 1e9 if arrived else 0.0
+            self.link.send(
+                Stopped(
+                    process=self.process,
+                    rank=self.rank,
+                    generation=generation,
+                    step=standing.step,
+                    version=standing.version,
+                    lineage=standing.lineage,
+                    prepared=standing.prepared,
+                    torn=standing.torn,
+                    blank=standing.blank,
+                    stop_seconds=waited,
+                    restore_address=self.server.address,
+                ),
+                report=True,
+            )
+            try:
+                return self.await_order(Restore, generation)  # type: ignore[no-any-return]
+            except Superseded:
+                continue
+
+    def begin_forming(self, generation: int) -> Forming:
+        """Form the default group of a generation, on a thread of its own."""
+        self.faults.strike(Point.REFORM)
+        cuda = self.device if self.device.type == "cuda" and _one_gpu_per_rank(self.world_size) else None
+        forming = Forming(self.store, generation, "default", self.rank, self.world_size, cuda)
+        with self._condition:
+            self._forming = forming
+            if self._newest > generation:
+                forming.abandon()
+        return forming
+
+    def await_formed(self, forming: Forming, generation: int) -> Inner:
+        """The formed group. Raises Superseded if the generation is closed first, RestoreError if forming failed."""
+        forming.result.add_done_callback(lambda _: self._notify())
+        with self._condition:
+            self._condition.wait_for(lambda: forming.result.done() or self._newest > generation)
+            if self._newest > generation:
+                raise Superseded
+            self._forming = None
+        try:
+            return forming.result.result()
+        except Exception as error:
+            raise RestoreError(f"the new process group could not be formed: {error}") from error
+
+    def is_current(self, generation: int) -> bool:
+        """Whether no newer Stop has arrived."""
+        with self._condition:
+            return self._newest <= generation
+
+    def _notify(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+    def fetcher(self, generation: int) -> RestoreClient:
+        """A client that is cancelled when the generation is closed."""
+        client = RestoreClient(lambda: self.faults.strike(Point.RESTORE_RECEIVE), self.settings.restore_timeout_seconds)
+        with self._condition:
+            self._client = client
+            if self._newest > generation:
+                client.cancel()
+        return client
+
+    def report_restore_failure(self, generation: int, error: Exception) -> None:
+        self.link.send(RestoreFailed(process=self.process, generation=generation, evidence=str(error), culprit=""))
+
+    def await_newer(self, generation: int) -> None:
+        """After a failed restore: the controller will open another generation."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._newest > generation)
+
+    def open_generation(self, generation: int, inner: Inner) -> None:
+        """Resume: collectives go through the new group. Raises Superseded if it is closed already."""
+        with self._condition:
+            if self._newest > generation:
+                raise Superseded
+            for group in self.groups:
+                group.attach(inner)
+            self.generation = generation
+            self.closed = False
+            self._client = None
+            if self._interrupt is not None:
+                self._interrupt.remove()
+                self._interrupt = None
+
+
+def _choose_device(slot: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", slot % torch.cuda.device_count())
+
+
+def _one_gpu_per_rank(world_size: int) -> bool:
+    """NCCL refuses two ranks on one device; then gloo carries CUDA tensors through host memory."""
+    return torch.cuda.device_count() >= world_size
+
+
+def connect() -> Runtime:
+    """The runtime of this process, from the environment that the agent set."""
+    private_dir = Path(os.environ["RELIGHT_PRIVATE_DIR"])
+    return Runtime(read_settings(private_dir), private_dir)

@@ -1,0 +1,226 @@
+"""What must survive: the state that all replicas share, and the little that belongs to one rank alone.
+
+Replicated state is copied from a peer. Rank-private state (buffers that change in forward, such as BatchNorm's
+statistics; the data position; per_rank objects; random streams if they are to be preserved) is kept beside the
+position page, where it outlives the process.
+"""
+
+import copy
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from relight.errors import UsageError
+from relight.transfer.codec import Flat, digest_of, tensor_digests
+from relight.transfer.restore import Restored
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """As torch.distributed.checkpoint.stateful.Stateful."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class TrackedState:
+    """The modules, optimizers and other objects that a script handed over."""
+
+    def __init__(
+        self,
+        modules: dict[str, nn.Module],
+        optimizers: dict[str, Optimizer],
+        objects: dict[str, Any],
+        per_rank: dict[str, Any],
+    ) -> None:
+        self.modules = modules
+        self.optimizers = optimizers
+        self.objects = objects
+        self.per_rank = per_rank
+        for name, thing in {**objects, **per_rank}.items():
+            if not isinstance(thing, Stateful):
+                raise UsageError(
+                    f"relight.Training({name}=...) got a {type(thing).__qualname__}, which has no state_dict() and "
+                    "load_state_dict(): add them (as in torch.distributed.checkpoint's Stateful), or do not hand it over"
+                )
+        self.parameters = [p for module in modules.values() for p in module.parameters()]
+        # Buffers known to change in forward, by module and name: rank-private from then on.
+        self.private_buffers: set[tuple[str, str]] = set()
+        self._buffers = {
+            (owner, name): buffer for owner, module in modules.items() for name, buffer in module.named_buffers()
+        }
+        self._snapshot: dict[tuple[str, str], torch.Tensor] = {}
+        self._object_snapshot: dict[str, Any] = {}
+
+    # --- replicated -------------------------------------------------------------------------------------------
+    def replicated(self) -> Flat:
+        """The replicated state, flattened; its tensors are the live ones, not copies."""
+        return Flat(
+            {
+                "modules": {name: self._module_tree(name, module) for name, module in self.modules.items()},
+                "optimizers": {name: _optimizer_tree(optimizer) for name, optimizer in self.optimizers.items()},
+                "objects": {name: thing.state_dict() for name, thing in self.objects.items()},
+            }
+        )
+
+    def _module_tree(self, owner: str, module: nn.Module) -> dict[str, Any]:
+        tensors: dict[str, Any] = dict(module.named_parameters())
+        tensors.update((n, b) for n, b in module.named_buffers() if (owner, n) not in self.private_buffers)
+        extra = {
+            name: child.get_extra_state()
+            for name, child in module.named_modules()
+            if type(child).get_extra_state is not nn.Module.get_extra_state
+        }
+        return {"tensors": tensors, "extra": extra}
+
+    def digest(self, known: dict[int, list[int]] | None = None) -> str:
+        """Digest of the replicated state. `known` holds piece digests computed already, by tensor index."""
+        flat = self.replicated()
+        known = known or {}
+        return digest_of(flat, [known.get(i) or tensor_digests(t) for i, t in enumerate(flat.tensors)])
+
+    def layout(self) -> str:
+        """Digest of names, shapes and dtypes: equal on ranks that built the same model and optimizer."""
+        shapes = {
+            name: [(n, str(p.dtype), list(p.shape)) for n, p in module.named_parameters()]
+            for name, module in self.modules.items()
+        }
+        groups = {
+            name: [
+                type(o).__qualname__,
+                [[len(g["params"]), sorted(k for k in g if k != "params")] for g in o.param_groups],
+            ]
+            for name, o in self.optimizers.items()
+        }
+        return digest_of(Flat([shapes, groups, sorted(self.objects), sorted(self.per_rank)]), [])
+
+    def destination(self) -> dict[str, torch.Tensor]:
+        """The live tensors by path: where a replacement receives."""
+        flat = self.replicated()
+        return dict(zip(flat.paths, flat.tensors, strict=True))
+
+    def adopt(self, copy_: Restored, tree: Any) -> None:
+        """Make a verified copy this rank's state. Tensors received in place are already where they belong."""
+        with torch.no_grad():
+            for name, part in tree["modules"].items():
+                module = self.modules[name]
+                own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+                for tensor_name, tensor in part["tensors"].items():
+                    if own[tensor_name].data_ptr() != tensor.data_ptr():
+                        own[tensor_name].copy_(tensor)
+                children = dict(module.named_modules())
+                for child, extra in part["extra"].items():
+                    children[child].set_extra_state(extra)
+            for name, part in tree["optimizers"].items():
+                _adopt_optimizer(self.optimizers[name], part)
+        for name, part in tree["objects"].items():
+            self.objects[name].load_state_dict(part)
+        self.private_buffers = {(owner, name) for owner, name in copy_.header.meta["private_buffers"]}
+
+    # --- rank-private -----------------------------------------------------------------------------------------
+    def private(self) -> dict[str, Any]:
+        """The rank-private part, as a tree (data position and random streams are added by the caller)."""
+        return {
+            "buffers": {f"{owner}/{name}": self._buffers[owner, name] for owner, name in sorted(self.private_buffers)},
+            "per_rank": {name: thing.state_dict() for name, thing in self.per_rank.items()},
+        }
+
+    def adopt_private(self, tree: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for path, tensor in tree["buffers"].items():
+                owner, name = path.split("/", 1)
+                self._buffers[owner, name].copy_(tensor)
+        for name, part in tree["per_rank"].items():
+            self.per_rank[name].load_state_dict(part)
+
+    # --- step-local -------------------------------------------------------------------------------------------
+    def remember_step_start(self, *, every_buffer: bool) -> None:
+        """Copy what forward and backward may change, so that a rollback can put it back."""
+        watched = self._buffers if every_buffer else self.private_buffers
+        self._snapshot = {key: self._buffers[key].detach().clone() for key in watched}
+        self._object_snapshot = {
+            name: copy.deepcopy(thing.state_dict())
+            for name, thing in {**self.objects, **self.per_rank}.items()
+            if _may_change_before_write(thing)
+        }
+
+    def notice_changed_buffers(self) -> None:
+        """After forward and backward: buffers that changed belong to this rank alone from now on."""
+        for key, before in self._snapshot.items():
+            if key not in self.private_buffers and not _same_bits(before, self._buffers[key]):
+                self.private_buffers.add(key)
+
+    def roll_back(self) -> None:
+        """Put back what changed since the step started. Parameters and optimizer state did not."""
+        with torch.no_grad():
+            for key, before in self._snapshot.items():
+                if not _same_bits(before, self._buffers[key]):
+                    self._buffers[key].copy_(before)
+        for name, before in self._object_snapshot.items():
+            {**self.objects, **self.per_rank}[name].load_state_dict(copy.deepcopy(before))
+
+    def clear_gradients(self, *, to_none: bool) -> None:
+        """Throw away gradients of the aborted step."""
+        for parameter in self.parameters:
+            if to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad = torch.zeros_like(parameter.grad)
+
+    def fingerprint(self) -> tuple[Any, ...]:
+        """Cheap trace of what only the protected block may change; compared between two steps."""
+        return (
+            tuple(p._version for p in self.parameters),
+            tuple(g["lr"] if not isinstance(g["lr"], torch.Tensor) else g["lr"]._version for g in self._groups()),
+            tuple(getattr(thing, "last_epoch", None) for thing in self.objects.values()),
+        )
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
+
+
+def _may_change_before_write(thing: Any) -> bool:
+    """Schedulers and scalers change only behind the barrier (their methods wait for it); others may not know."""
+    return not isinstance(thing, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.equal(left, right) or tensor_digests(left) == tensor_digests(right)
+
+
+def _optimizer_tree(optimizer: Optimizer) -> dict[str, Any]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
+        "state": [[i, dict(optimizer.state[p])] for i, p in enumerate(parameters) if p in optimizer.state],
+    }
+
+
+def _adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
+        group.update(saved)
+    received = {index: values for index, values in tree["state"]}
+    for index, parameter in enumerate(parameters):
+        if index not in received:
+            optimizer.state.pop(parameter, None)
+            continue
+        own = optimizer.state[parameter]
+        for key in [key for key in own if key not in received[index]]:
+            del own[key]
+        for key, value in received[index].items():
+            own[key] = _placed(value, own.get(key), parameter)
+
+
+def _placed(value: Any, own: Any, parameter: torch.Tensor) -> Any:
+    """A received value on the device where the optimizer keeps it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if isinstance(own, torch.Tensor) and own.shape == value.shape and own.dtype == value.dtype:
+        if own.data_ptr() != value.data_ptr():
+            own.copy_(value)
+        return own
+    return value.to(parameter.device) if value.shape == parameter.shape else value

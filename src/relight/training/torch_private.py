@@ -1,0 +1,90 @@
+"""Every private interface of torch that relight leans on, in one place. Checked on torch 2.13.0.
+
+tests/training/test_torch_private.py exercises each against the installed version, so that an upgrade that moves
+one of them fails there, by name, and not in somebody's recovery.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Store
+from torch.nn.parallel import DistributedDataParallel
+
+# The operations of a process group, by the names of 2.13 and of older versions; those that exist are delegated.
+_OPERATIONS = (
+    "allreduce allreduce_coalesced broadcast reduce allgather _allgather_base all_gather_single allgather_coalesced "
+    "allgather_into_tensor_coalesced all_gather_single_coalesced gather scatter reduce_scatter _reduce_scatter_base "
+    "reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced all_to_all_single "
+    "alltoall_base alltoall send recv recv_anysource barrier"
+).split()
+# A hung peer is the controller's business: it knows who hangs, and Stop ends the wait. Collectives never time out.
+_COLLECTIVE_TIMEOUT = timedelta(days=7)
+_FORMING_TIMEOUT = timedelta(seconds=60)
+OPERATIONS = tuple(name for name in _OPERATIONS if hasattr(ProcessGroup, name))
+
+
+def make_inner_group(store: Store, rank: int, size: int, name: str, cuda: torch.device | None) -> ProcessGroup:
+    """A real process group: gloo for CPU tensors, NCCL too where a CUDA device is given. Blocks until formed."""
+    group = ProcessGroup(store, rank, size)  # type: ignore[call-arg]
+    gloo = dist.ProcessGroupGloo(store, rank, size, _FORMING_TIMEOUT)
+    gloo._set_default_timeout(_COLLECTIVE_TIMEOUT)
+    kind = ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    group._register_backend(torch.device("cpu"), kind, gloo)
+    if cuda is not None:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _COLLECTIVE_TIMEOUT
+        nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
+        group._set_default_backend(ProcessGroup.BackendType.NCCL)
+        group._register_backend(cuda, ProcessGroup.BackendType.NCCL, nccl)
+    group._set_group_name(name)  # type: ignore[arg-type]
+    return group
+
+
+def make_detached_group(rank: int, size: int, device: torch.device) -> ProcessGroup:
+    """A group of `size` whose operations complete at once without a peer: what a standby builds and warms up on."""
+    fake = torch._C._distributed_c10d.FakeProcessGroup._create_internal(rank, size)
+    group = ProcessGroup(dist.HashStore(), rank, size)  # type: ignore[call-arg]
+    group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, fake)
+    if device.type != "cpu":
+        group._register_backend(device, ProcessGroup.BackendType.CUSTOM, fake)
+    group._set_group_name("relight-detached")  # type: ignore[arg-type]
+    return group
+
+
+def abort_nccl(group: ProcessGroup, device: torch.device) -> None:
+    """Make NCCL operations of this group fail at once. Not run on this project's CI, which has no GPU."""
+    group._get_backend(device).abort()
+
+
+class BucketLayout:
+    """Keeps DDP's gradient buckets the same on every rank, through aborted steps and replacements.
+
+    DDP starts with buckets in parameter order and rebuilds them after its first iteration, in the order in which
+    gradients became ready. Another layout is another summation order, so it must never depend on who failed when:
+    step 0 uses the initial layout, every later step the rebuilt one. `reset` sees to it, and clears what an
+    exception in the middle of forward or backward left behind in the reducer.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp: Any = ddp
+        self._rebuilt = False
+
+    def reset(self, target_version: int) -> None:
+        """Make the reducer ready for the step after `target_version`. The group must be detached meanwhile."""
+        reducer = self._ddp.reducer
+        if target_version > 0 and not self._rebuilt and not self._ddp._has_rebuilt_buckets:
+            # The gradients of step 0 have all been ready once, so the order is known; a peer's broadcast of the
+            # same order may have been cut short by the failure.
+            reducer._rebuild_buckets()
+        self._rebuilt = self._rebuilt or target_version > 0
+        self._ddp._has_rebuilt_buckets = False
+        reducer._reset_state()
+
+
+def reset_scaler(scaler: torch.amp.GradScaler) -> None:
+    """Forget what an aborted step did with the scaler; otherwise the redo's unscale_ is refused as a second one."""
+    scaler._per_optimizer_states.clear()

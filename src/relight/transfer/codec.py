@@ -1,0 +1,174 @@
+"""Trees of plain values and tensors, to bytes and back, without pickle.
+
+A tree is made of dict, list, tuple, str, int, float, bool, bytes, None and tensors (NumPy arrays count as bytes
+with a dtype). Tensors are replaced by numbered placeholders; their bytes travel beside the tree.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+
+from relight.errors import UsageError
+
+PIECE_BYTES = 4 * 2**20
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
+    """Type and shape of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+_TAG = "\x00"  # a dict key no user writes; marks what msgpack has no type for
+
+
+class Flat:
+    """A flattened tree: plain values with placeholders, and beside it each tensor with its path."""
+
+    def __init__(self, tree: Any, path: str = "") -> None:
+        """Flatten `tree`. Raises UsageError that names the path of a value that cannot be carried."""
+        self.paths: list[str] = []
+        self.tensors: list[torch.Tensor] = []
+        self.tree = self._flatten(tree, path)
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        return [spec_of(tensor) for tensor in self.tensors]
+
+    def _flatten(self, tree: Any, path: str) -> Any:
+        if tree is None or isinstance(tree, (bool, str, bytes)):
+            return tree
+        if isinstance(tree, float):
+            return float(tree)
+        if isinstance(tree, int):
+            return int(tree) if -(2**63) <= tree < 2**64 else {_TAG: "int", "v": str(int(tree))}
+        if isinstance(tree, torch.Tensor):
+            # A tensor met twice (tied parameters) is carried twice: that costs bytes, never correctness.
+            self.paths.append(path)
+            self.tensors.append(tree.detach())
+            return {_TAG: "tensor", "v": len(self.tensors) - 1}
+        if isinstance(tree, (list, tuple)):
+            members = [self._flatten(v, f"{path}[{i}]") for i, v in enumerate(tree)]
+            return members if isinstance(tree, list) else {_TAG: "tuple", "v": members}
+        if isinstance(tree, (set, frozenset)):
+            return {_TAG: "set", "v": [self._flatten(v, path) for v in sorted(tree, key=repr)]}
+        if isinstance(tree, dict):
+            pairs = [
+                [self._flatten(k, path), self._flatten(v, f"{path}.{k}" if path else str(k))] for k, v in tree.items()
+            ]
+            return {_TAG: "dict", "v": pairs}
+        array = _as_numpy(tree)
+        if array is not None:
+            return {_TAG: "numpy", "d": array.dtype.str, "s": list(array.shape), "v": array.tobytes()}
+        raise UsageError(
+            f"{path or 'state'} is a {type(tree).__module__}.{type(tree).__qualname__}: state_dict() may hold tensors, "
+            "numbers, strings, bytes, None, and lists, tuples, sets and dicts of these, so that it can be copied to a "
+            "replacement without pickle"
+        )
+
+
+def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    """The tree that was flattened, with these tensors in place of the placeholders."""
+    if isinstance(tree, list):
+        return [unflatten(v, tensors) for v in tree]
+    if not isinstance(tree, dict):
+        return tree
+    kind, value = tree[_TAG], tree["v"]
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "tuple":
+        return tuple(unflatten(v, tensors) for v in value)
+    if kind == "set":
+        return {unflatten(v, tensors) for v in value}
+    if kind == "dict":
+        return {unflatten(k, tensors): unflatten(v, tensors) for k, v in value}
+    if kind == "int":
+        return int(value)
+    if kind == "numpy":
+        import numpy as np
+
+        return np.frombuffer(value, dtype=np.dtype(tree["d"])).reshape(tree["s"]).copy()
+    raise UsageError(f"unknown kind {kind!r} in a transferred tree")
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def empty_like(spec: TensorSpec) -> torch.Tensor:
+    """A CPU tensor of this type and shape. Raises UsageError for a dtype this torch does not have."""
+    dtype = getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"unknown dtype {spec.dtype!r}")
+    return torch.empty(spec.shape, dtype=dtype)
+
+
+def raw_bytes(tensor: torch.Tensor) -> memoryview:
+    """The storage of a contiguous CPU tensor as writable bytes, without NumPy. Keep the tensor alive meanwhile."""
+    assert tensor.device.type == "cpu"
+    assert tensor.is_contiguous()
+    count = tensor.numel() * tensor.element_size()
+    if count == 0:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr())).cast("B")
+
+
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if its bytes can be read in place, otherwise a contiguous copy in host memory."""
+    return tensor.detach().to("cpu").contiguous()
+
+
+def pieces(count: int) -> Iterable[tuple[int, int]]:
+    """Half-open byte ranges of at most PIECE_BYTES that cover `count` bytes."""
+    for start in range(0, count, PIECE_BYTES):
+        yield start, min(start + PIECE_BYTES, count)
+
+
+def piece_digest(data: memoryview) -> int:
+    """64-bit digest of one piece (xxh3; not cryptographic: it guards against accidents, not against forgers)."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def tensor_digests(tensor: torch.Tensor) -> list[int]:
+    """Digests of the pieces of one tensor."""
+    host = host_copy(tensor)
+    view = raw_bytes(host)
+    return [piece_digest(view[start:end]) for start, end in pieces(len(view))]
+
+
+def digest_of(flat: Flat, digests: list[list[int]]) -> str:
+    """One digest for a flattened tree, given the piece digests of its tensors."""
+    return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode((flat.tree, flat.paths, flat.specs, digests)))
+
+
+def encode_tree(tree: Any, path: str) -> bytes:
+    """A whole tree as one byte string: for the small rank-private state."""
+    flat = Flat(tree, path)
+    hosts = [host_copy(t) for t in flat.tensors]
+    return msgspec.msgpack.encode((flat.tree, [spec_of(t) for t in hosts], [bytes(raw_bytes(t)) for t in hosts]))
+
+
+def decode_tree(data: bytes) -> Any:
+    """The inverse of `encode_tree`. Raises msgspec.DecodeError on garbage."""
+    flat, specs, blobs = msgspec.msgpack.decode(data, type=tuple[Any, list[TensorSpec], list[bytes]])
+    tensors = []
+    for spec, blob in zip(specs, blobs, strict=True):
+        tensor = empty_like(spec)
+        raw_bytes(tensor)[:] = blob
+        tensors.append(tensor)
+    return unflatten(flat, tensors)
+
+
+def _as_numpy(value: Any) -> Any:
+    """`value` as a NumPy array of numbers if it is one (or a NumPy scalar), else None."""
+    if type(value).__module__ != "numpy":
+        return None
+    import numpy as np
+
+    array = np.asarray(value)
+    return array if array.dtype.kind in "biufc" else None
