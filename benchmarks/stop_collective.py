@@ -70,7 +70,7 @@ BYSTANDER_CONNECTIONS = 4
 BYSTANDER_PAUSE_S = 0.001
 
 LISTENER_TRIALS = 20
-VARIANT_TRIALS = 50
+VARIANT_TRIALS = 100
 SEED = 20240607
 
 RESULTS = Path(__file__).parent / "results" / "stop_collective.json"
@@ -110,6 +110,16 @@ class Mode:
     large_mib: int = LARGE_MIB
     cut_listener: bool = False
     bystander: bool = False
+
+
+VARIANTS = {
+    "cut, also the listener": Mode(Road.CUT, cut_listener=True),
+    "cut, 8 in flight": Mode(Road.CUT, operations=IN_FLIGHT_OPERATIONS),
+    "cut-read, 8 in flight": Mode(Road.CUT_READ, operations=IN_FLIGHT_OPERATIONS),
+    "cut+abandon, 8 in flight": Mode(Road.CUT_OR_ABANDON, operations=IN_FLIGHT_OPERATIONS),
+    "cut+abandon, 25 MiB": Mode(Road.CUT_OR_ABANDON, large_mib=BUCKET_MIB),
+    "cut+abandon, other sockets": Mode(Road.CUT_OR_ABANDON, bystander=True),
+}
 
 
 # ------------------------------------------------------------------------------------------- messages
@@ -454,16 +464,16 @@ class Rank:
         self._stage.value = Stage.LEAVING
         # A neighbour of a killed rank fails before the order: it still leaves by order only.
         self._closing.wait()
+        early = failed_s < self._stop.sent_s
         stuck = self._count_stuck() if self._mode.road is Road.CUT_OR_ABANDON else 0
-        out_s = time.monotonic() if stuck else failed_s
-        order_to_out_s = out_s - self._stop.sent_s
+        order_to_out_s = time.monotonic() - self._stop.sent_s
         started_s = time.monotonic()
         self._stage.value = Stage.DROPPING
         self._drop(walk_away=self._mode.road is Road.ABANDON or stuck > 0)
         self._stage.value = Stage.IDLE
         return Left(
-            where=where if order_to_out_s >= 0 else "before the order",
-            out_s=order_to_out_s if order_to_out_s >= 0 else None,
+            where="before the order" if early else where,
+            out_s=None if early else order_to_out_s,
             stuck=stuck,
             drop_s=time.monotonic() - started_s,
             small_count=len(cost_s["small"]) - 1,
@@ -699,7 +709,8 @@ class Job:
     def _gone(self, rank: int) -> TrialFailedError:
         member = self._members[rank]
         member.process.join(TRIAL_DEADLINE_S)
-        return TrialFailedError("abort", f"exit code {member.process.exitcode} at {Stage(member.stage.value).name}")
+        stage = Stage(member.stage.value).name
+        return TrialFailedError("abort", f"exit code {member.process.exitcode} at {stage}")
 
     def _collect(self, kind: type[Report]) -> dict[int, Report]:
         """One report of each member, within the deadline."""
@@ -745,8 +756,8 @@ class Series:
         job.kill()
 
 
-def run_series(mode: Mode, load: int, count: int, directory: Path, *, keep: bool = True) -> Series:
-    """Run trials, in one job for as long as it lives (`keep`), else in a new job each."""
+def run_series(mode: Mode, load: int, count: int, directory: Path) -> Series:
+    """Run trials, in one job for as long as it lives."""
     series = Series(mode, load)
     rng = random.Random(f"{SEED} {mode} {load}")
     job: Job | None = None
@@ -760,7 +771,7 @@ def run_series(mode: Mode, load: int, count: int, directory: Path, *, keep: bool
             except TrialFailedError as error:
                 trial = Trial(fault.name, str(error))
             series.trials.append(trial)
-            if trial.outcome != "ok" or not keep:
+            if trial.outcome != "ok":
                 series.end(job)
                 job = None
         series.load_average = round(os.getloadavg()[0], 1)
@@ -928,11 +939,9 @@ def print_whole(name: str, row: dict[str, Any]) -> None:
     print(f"  rank 0: {row['rank_0']}")
     print(f"  end: {row['finish']}, {row['groups_stuck_at_finish']} groups would not let go")
     if row["mode"]["bystander"]:
-        print(
-            "  a comparison of descriptors would have taken "
-            f"{row['sockets_of_others_that_appeared']} sockets of others for the groups' and missed {row['own_sockets_that_did_not_appear']} of theirs; "
-            f"{row['bystander_errors']} transfers of others were hurt"
-        )
+        strangers, missed = row["sockets_of_others_that_appeared"], row["own_sockets_that_did_not_appear"]
+        print(f"  comparing descriptors would have hit {strangers} foreign sockets and missed {missed}")
+        print(f"  transfers of others that were hurt: {row['bystander_errors']}")
 
 
 def measure(trials: int, load: int, directory: Path) -> dict[str, Any]:
@@ -945,15 +954,9 @@ def measure(trials: int, load: int, directory: Path) -> dict[str, Any]:
         plain.append(whole(series))
         print_whole(road.value, plain[-1])
     variants: dict[str, dict[str, Any]] = {}
-    best = Road.CUT_OR_ABANDON
-    for name, mode, count, keep in (
-        ("cut, also the listener", Mode(Road.CUT, cut_listener=True), LISTENER_TRIALS, False),
-        ("cut, 8 operations in flight", Mode(Road.CUT, operations=IN_FLIGHT_OPERATIONS), VARIANT_TRIALS, True),
-        ("cut+abandon, 8 operations in flight", Mode(best, operations=IN_FLIGHT_OPERATIONS), VARIANT_TRIALS, True),
-        ("cut+abandon, 25 MiB", Mode(best, large_mib=BUCKET_MIB), VARIANT_TRIALS, True),
-        ("cut+abandon, sockets opened beside it", Mode(best, bystander=True), VARIANT_TRIALS, True),
-    ):
-        variants[name] = whole(run_series(mode, 0, count, directory, keep=keep))
+    for name, mode in VARIANTS.items():
+        count = LISTENER_TRIALS if mode.cut_listener else VARIANT_TRIALS
+        variants[name] = whole(run_series(mode, 0, count, directory))
         print_whole(name, variants[name])
     print()
     print_comparison(comparison)

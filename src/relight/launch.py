@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from relight.children import describe_exit, end_children, is_stopped, kill_listed, start_module
+from relight.core.report import decode_report
 from relight.errors import ProtocolError
 from relight.terminal import Screen
 from relight.wire.framing import decode, encode_frame, make_decoder, read_payload
@@ -217,8 +218,12 @@ class Launcher:
 
     def _show_report(self) -> None:
         run_dir = Path(self._settings.run_dir)
-        if not (run_dir / "report.json").exists():
-            return
+        try:
+            report = decode_report((run_dir / "report.json").read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return  # the controller has said why there is none
+        if report.error and not report.failures:
+            return  # a job that never came to training: its error says it all
         from rich.console import Console
 
         from relight.timeline.show import print_report, print_timeline
@@ -292,7 +297,7 @@ class Launcher:
         while True:
             self._agent = await start_module(
                 *("relight.agent", "--controller", controller, "--name", AGENT),
-                *("--private-dir", str(self._private_dir), *adopt),
+                *("--private-dir", str(self._private_dir), "--parent", str(os.getpid()), *adopt),
                 pipe=True,
             )
             self._pump(self._agent)

@@ -172,6 +172,47 @@ def taken_over() -> tuple[JobReport, list[Chunk]]:
     return _job("taken-over", failure, recovery), [w.chunk() for w in (*survivors, victim, standby)]
 
 
+def hung() -> tuple[JobReport, list[Chunk]]:
+    """Rank 0 of 2 hangs in BACKWARD of step 7, noticed after 30 s; a fresh process takes 8 s to start."""
+    hanging, survivor = Worker("w0", 0), Worker("w1", 1)
+    for worker in (hanging, survivor):
+        worker.step(600, 6).stamp(700, Phase.FORWARD, 7).stamp(740, Phase.BACKWARD, 7)
+    survivor.in_generation(2).stamp(30_755, Phase.PARKED, 7)
+    fresh = Worker("f0", 0, generation=2).stamp(30_800, Phase.STARTING, 0).stamp(38_800, Phase.PARKED, 0)
+    for worker in (survivor, fresh):
+        worker.step(38_840, 7).step(38_940, 8)
+    failure = FailureReport(
+        number=1,
+        rank=0,
+        process="w0",
+        kind="hang",
+        step=7,
+        phase="BACKWARD",
+        evidence="no progress for 30 s while its peer waits",
+        generation=1,
+        noticed_seconds=30.750,
+        detect_seconds=30.0,
+    )
+    recovery = RecoveryReport(
+        number=1,
+        generation=2,
+        failures=(1,),
+        decision="back",
+        target_version=7,
+        reason="rank 1 was not prepared for step 7",
+        survivors=(1,),
+        replaced=(0,),
+        replacement_kind="fresh process",
+        sources=(1,),
+        stages=RecoveryStages(
+            detect_seconds=30.0, stop_seconds=0.005, replace_seconds=8.0, redo_seconds=0.095, total_seconds=38.09
+        ),
+        steps_repeated=1,
+    )
+    report = msgspec.structs.replace(_job("hung", failure, recovery), world_size=2, wall_seconds=39.04)
+    return report, [w.chunk() for w in (hanging, survivor, fresh)]
+
+
 def _job(job: str, failure: FailureReport, recovery: RecoveryReport) -> JobReport:
     return JobReport(
         job=job,
@@ -204,7 +245,11 @@ def write_run(run_dir: Path, report: JobReport | None, chunks: list[Chunk]) -> P
     """The files a run leaves behind."""
     run_dir.mkdir(parents=True, exist_ok=True)
     if report is not None:
-        (run_dir / "report.json").write_bytes(encode_report(report))
+        write_report(run_dir, report)
     lines = [msgspec.json.encode({"type": "TraceChunk", **msgspec.structs.asdict(c)}) for c in chunks]
     (run_dir / "trace.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     return run_dir
+
+
+def write_report(run_dir: Path, report: JobReport) -> None:
+    (run_dir / "report.json").write_bytes(encode_report(report))

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -224,7 +226,7 @@ def test_spans_of_a_row_never_overlap_and_are_ordered(chunks: list[Chunk], struc
     failures = tuple(failure(f"p{index}", at / 1e9) for index, at in struck)
     for row in collect(chunks, JobReport(job="j", failures=failures)).rows:
         assert all(span.start_ns < span.end_ns for span in row.spans)
-        assert all(one.end_ns <= other.start_ns for one, other in zip(row.spans, row.spans[1:], strict=False))
+        assert all(one.end_ns <= other.start_ns for one, other in pairwise(row.spans))
 
 
 @given(processes())
@@ -239,8 +241,8 @@ def test_a_row_held_by_one_process_covers_its_records(chunks: list[Chunk]) -> No
         assert spans == ()
         return
     assert (spans[0].start_ns, spans[-1].end_ns) == (records[0][0], records[-1][0])
-    assert all(one.end_ns == other.start_ns for one, other in zip(spans, spans[1:], strict=False))
-    for record, after in zip(records, records[1:], strict=False):
+    assert all(one.end_ns == other.start_ns for one, other in pairwise(spans))
+    for record, after in pairwise(records):
         if record[0] < after[0]:
             (held,) = [span for span in spans if span.start_ns <= record[0] < span.end_ns]
             assert (held.activity, held.step, held.version) == (Phase(record[3]).name, record[2], record[4])

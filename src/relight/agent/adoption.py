@@ -45,7 +45,7 @@ def adopt(name: str, pid: int, private_dir: Path, record: Record | None) -> Proc
             pidfd=pidfd,
             page=page,
             outputs=tuple(outputs),
-            rank=_rank(record, page, environment),
+            rank=_rank(record, environment),
         )
         undo.callback(process.probe.close)
         if has_ended(pidfd):
@@ -72,11 +72,8 @@ def put_down(record: Record, why: str) -> Process | None:
     return process
 
 
-def _rank(record: Record | None, page: Page, environment: dict[str, str]) -> int | None:
-    """The rank by the best witness: the page, then what was written down, then how it was started."""
-    stamped = page.position().rank
-    if stamped >= 0:
-        return stamped
+def _rank(record: Record | None, environment: dict[str, str]) -> int | None:
+    """The rank by what was written down, else as the process was started."""
     if record is not None:
         return record.rank
     return int(environment["RANK"]) if environment.get("RELIGHT_ROLE") == "rank" else None

@@ -77,7 +77,7 @@ class Agent:
         """
         self._roster = Roster(self._launch.private_dir / f"agent-{self._name}.pids", keep=take_over)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._ending.set)
         listener = listen(self._launch.socket_path)
         self._take_over()

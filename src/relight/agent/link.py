@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
         except (ProtocolError, OSError) as error:
             self._refuse(str(error))
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, _error: Exception | None) -> None:
         self._deadline.cancel()
         if self._mailbox is not None:
             self._mailbox.detach(self)

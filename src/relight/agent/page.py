@@ -70,8 +70,7 @@ class Page:
     def drain_trace(self) -> tuple[TraceRecord, ...]:
         """The records written since the last call, oldest first, as far as the ring still holds them."""
         written = self._trace_count()
-        if written < self._traced:
-            self._traced = written  # no writer of ours counts down
+        self._traced = min(self._traced, written)  # no writer of ours counts down
         first = max(self._traced, written - TRACE_RECORDS)
         records = [self._trace_record(index) for index in range(first, written)]
         # What the worker has overwritten meanwhile, or is overwriting now, is not what it was when it was new.

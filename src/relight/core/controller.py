@@ -329,7 +329,9 @@ class Controller:
 
     def _on_standby_lost(self, process: Process, evidence: str, now: float) -> list[Command]:
         self._standby_failures += 1
-        out: list[Command] = [Notice(why=f"standby {process.name} {evidence}", level="warning")]
+        raised = self._tracebacks.get(process.name)
+        what = f"{evidence} ({raised.summary})" if raised else evidence
+        out: list[Command] = [Notice(why=f"standby {process.name} {what}", level="warning")]
         if self._standby_failures == MAX_STANDBY_FAILURES:
             out.append(
                 Notice(why="no more standbys are started: too many failed without a success between", level="warning")

@@ -205,9 +205,17 @@ class Detector:
         text = f"no progress in {_where(watch.position)} for {_seconds(watch.idle_ns)}"
         if ahead:
             text += f" while {_waiting(ahead)}"
-        longest = self._longest_ns.get(watch.position.phase)
-        learned = f"; the longest such phase so far took {_seconds(longest)}" if longest else ""
-        return f"{text} (limit {limit}{learned})"
+        return f"{text} (limit {limit}{self._hint(watch)})"
+
+    def _hint(self, watch: _Watch) -> str:
+        """Where the limit comes from, or how to raise it."""
+        phase = watch.position.phase
+        if phase is Phase.OUTSIDE:
+            return "; --outside-hang-timeout-seconds raises it"
+        if phase is Phase.STARTING or not watch.committed:
+            return " up to the end of the first step; --startup-timeout-seconds raises it"
+        longest = self._longest_ns.get(phase)
+        return f"; the longest such phase so far took {_seconds(longest)}" if longest else ""
 
     def _stalled(self, ranks: Mapping[int, _Watch]) -> list[Event]:
         watches = list(ranks.values())
@@ -218,7 +226,8 @@ class Detector:
         shortest = min(watches, key=lambda watch: watch.idle_ns)
         evidence = (
             f"no rank made progress for {_seconds(shortest.idle_ns)}: all {len(ranks)} are in "
-            f"{_where(shortest.position)}, none behind the others"
+            f"{_where(shortest.position)}, none behind the others "
+            f"(limit {_seconds(self._limit_ns(shortest, ranks))}{self._hint(shortest)})"
         )
         noticed_ns = max(watch.sample.sampled_ns for watch in watches)
         return [CommunicationStalled(evidence=evidence, noticed_ns=noticed_ns)]

@@ -5,6 +5,7 @@ import asyncio
 import ctypes
 import errno
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -27,7 +28,11 @@ def main() -> int:
     if arguments.parent:
         end_with_parent(arguments.parent)
     settings = read_settings(arguments.private_dir)
-    return asyncio.run(_serve(settings, read_token(arguments.private_dir), arguments.private_dir))
+    try:
+        return asyncio.run(_serve(settings, read_token(arguments.private_dir), arguments.private_dir))
+    finally:
+        if arguments.parent and os.getppid() != arguments.parent:  # its own end came too suddenly to tidy up
+            shutil.rmtree(arguments.private_dir, ignore_errors=True)
 
 
 def end_with_parent(parent: int) -> None:

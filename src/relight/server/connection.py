@@ -26,6 +26,12 @@ class Connection:
         self.reader = reader
         self._writer = writer
 
+    @property
+    def peer(self) -> str:
+        """Its address, for people."""
+        address = self._writer.get_extra_info("peername")
+        return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "an unknown peer"
+
     def send(self, message: msgspec.Struct) -> None:
         if self._writer.is_closing():
             return

@@ -7,8 +7,9 @@ import asyncio
 import platform
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,36 +25,31 @@ from relight.core.commands import (
     Resume,
     Spawn,
     Stop,
-    WorkerCommand,
 )
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.detector import Detector, DetectorSettings
 from relight.core.events import AgentJoined, AgentLost, Event, ProcessExited, ProcessStarted, ShutdownRequested
 from relight.core.report import encode_report
 from relight.errors import ProtocolError
-from relight.server.agents import Agent
+from relight.server.agents import Agent, Agents
 from relight.server.connection import Connection, Gate
 from relight.server.journal import Journal
+from relight.server.observers import Observers
 from relight.server.status import StatusBoard
 from relight.server.store import Store
 from relight.server.trace import TraceFile
-from relight.wire.framing import decode, encode_payload, make_decoder, read_payload
+from relight.wire.framing import decode, make_decoder, read_payload
 from relight.wire.messages import (
     AgentUp,
-    CopyPrivate,
-    ForgetProcess,
     FromWorker,
     Hello,
     JobEnded,
-    NoticeUpdate,
     ObserverUp,
     Samples,
     StopAgent,
     StoreAdd,
-    StoreReply,
     StoreSet,
     StoreWait,
-    ToWorkers,
     TraceChunk,
     WorkerHello,
     WorkerUp,
@@ -63,7 +59,7 @@ from relight.wire.settings import JobSettings
 STATUS_SECONDS = 0.25
 AGENT_STOP_SECONDS = 10.0  # for the agents to end their processes once the job is over
 FLUSH_SECONDS = 2.0
-REFUSALS_TOLD_PER_SECOND = 5  # a hostile peer must not flood the terminal
+Part = TypeVar("Part", bound=msgspec.Struct)
 
 
 class Server:
@@ -72,27 +68,24 @@ class Server:
     def __init__(self, settings: JobSettings, token: bytes) -> None:
         self._settings = settings
         self._run_dir = Path(settings.run_dir)
-        self._core = Controller(controller_settings(settings))
-        self._detector = Detector(detector_settings(settings))
+        self._core = Controller(_part(ControllerSettings, settings))
+        self._detector = Detector(_part(DetectorSettings, settings))
         self._gate = Gate(token, settings.job)
-        self._store = Store(self._reply_to_worker)
+        self._agents = Agents()
+        self._observers = Observers()
+        self._store = Store(self._agents.reply)
         self._board = StatusBoard(settings.job, self._core)
-        self._trace = TraceFile(self._run_dir, self._alarm)
-        self._agents: dict[str, Agent] = {}
-        self._observers: set[Connection] = set()
-        self._owner: dict[str, Agent] = {}  # process -> the agent that was ordered to start it
-        self._dead: set[str] = set()  # processes whose pages may still be asked for
-        self._away: dict[str, asyncio.TimerHandle] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._journal: Journal  # opened by `listen`
+        self._trace = TraceFile(self._run_dir, self._observers.alarm)
+        self._away: dict[str, asyncio.TimerHandle] = {}  # agents that may come back
+        self._timer: asyncio.TimerHandle | None = None  # for the core's next deadline
         self._started = time.monotonic()
         self._started_wall = time.time()
-        self._unheard: list[NoticeUpdate] = []  # said before anyone was there to hear it
-        self._refusals: list[float] = []
         self._ended: EndJob | None = None
         self._over = asyncio.Event()
         self._agents_gone = asyncio.Event()
-        self._server: asyncio.Server | None = None
-        self._journal: Journal  # opened by `listen`
+        self._listener: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
         self._decode_agent = make_decoder(AgentUp)
         self._decode_observer = make_decoder(ObserverUp)
         self._decode_worker = make_decoder(WorkerUp)
@@ -101,12 +94,12 @@ class Server:
     async def listen(self) -> tuple[str, int]:
         """Open the port, then the journal; returns the address for peers. Raises OSError if the port is taken."""
         settings = self._settings
-        self._server = await asyncio.start_server(
-            self._serve, settings.controller_address, settings.controller_port, backlog=128, start_serving=False
+        self._listener = await asyncio.start_server(
+            self._on_connection, settings.controller_address, settings.controller_port, start_serving=False
         )
-        self._journal = Journal(self._run_dir / "journal.jsonl", settings, self._alarm)
-        await self._server.start_serving()
-        host, port = self._server.sockets[0].getsockname()[:2]
+        self._journal = Journal(self._run_dir / "journal.jsonl", settings, self._observers.alarm)
+        await self._listener.start_serving()
+        host, port = self._listener.sockets[0].getsockname()[:2]
         return host, port
 
     async def run(self) -> int:
@@ -114,21 +107,22 @@ class Server:
         ticker = asyncio.create_task(self._tick())
         await self._over.wait()
         ticker.cancel()
-        if any(agent.connected for agent in self._agents.values()):
+        if any(agent.connected for agent in self._agents):
             try:
                 await asyncio.wait_for(self._agents_gone.wait(), AGENT_STOP_SECONDS)
             except TimeoutError:
-                self._tell("warning", f"an agent did not end its processes within {AGENT_STOP_SECONDS:g} s")
-        if self._server is not None:
-            self._server.close()
-        await asyncio.gather(*(observer.finish(FLUSH_SECONDS) for observer in list(self._observers)))
-        for agent in self._agents.values():
-            agent.abort()
+                self._observers.tell("warning", f"an agent did not end within {AGENT_STOP_SECONDS:g} s")
+        if self._listener is not None:
+            self._listener.close()
+        await self._observers.finish(FLUSH_SECONDS)
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
         self._journal.close()
         return 0 if self._ended is not None and not self._ended.error else 1
 
     def shut_down(self, reason: str) -> None:
-        """Somebody wants the job to end (a signal, or `relight run` by its observer connection)."""
+        """Somebody wants the job to end: a signal, or `relight run` by its observer connection."""
         if self._ended is not None:
             self._agents_gone.set()  # asked again: do not wait
             return
@@ -141,29 +135,28 @@ class Server:
             return
         now = self._now()
         self._journal.event(now, event)
-        try:
-            self._obey(self._core.handle(event, now), now)
-        except Exception:
-            self._give_up(f"the controller failed on {type(event).__name__}")
+        self._obey(lambda: self._core.handle(event, now), now)
 
     def _expire(self) -> None:
         self._timer = None
         deadline, now = self._core.next_deadline(), self._now()
         if self._ended is not None or deadline is None:
             return
-        if now >= deadline:
-            self._journal.expiry(now)
-            try:
-                self._obey(self._core.expire(now), now)
-            except Exception:
-                self._give_up("the controller failed on a deadline")
-        else:
+        if now < deadline:  # the loop's clock is a little coarser than ours
             self._arm_timer(now)
+            return
+        self._journal.expiry(now)
+        self._obey(lambda: self._core.expire(now), now)
 
-    def _obey(self, commands: Sequence[Command], now: float) -> None:
-        self._journal.commands(now, commands)
-        for command in commands:
-            self._carry_out(command)
+    def _obey(self, decide: Callable[[], Sequence[Command]], now: float) -> None:
+        try:
+            commands = decide()
+            self._journal.commands(now, commands)
+            for command in commands:
+                self._carry_out(command)
+        except Exception as error:  # a defect of ours must not leave a job without anyone in charge
+            text = f"the controller failed ({error!r}); this is a defect in relight"
+            self._end_job(EndJob(error=text, details=traceback.format_exc(), why=text))
         self._arm_timer(now)
 
     def _arm_timer(self, now: float) -> None:
@@ -177,82 +170,55 @@ class Server:
     def _now(self) -> float:
         return time.monotonic() - self._started
 
-    def _give_up(self, what: str) -> None:
-        """A defect of ours must not leave a job without anyone in charge: end it, loudly."""
-        self._end_job(
-            EndJob(error=f"{what}; this is a defect in relight", details=traceback.format_exc(), why="defect")
-        )
-
     # --- carrying out commands ----------------------------------------------------------------------------------
     def _carry_out(self, command: Command) -> None:
         match command:
             case Spawn():
-                agent = self._agents[command.agent]
-                agent.running.add(command.process)
-                self._owner[command.process] = agent
-                agent.send(command)
+                self._agents.spawn(command)
             case Kill():
-                self._owner[command.process].send(command)
+                self._agents.kill(command)
             case Assign():
                 self._store.open(command.generation)
-                self._send_to((command.process,), command)
+                self._agents.order((command.process,), command)
             case Begin() | Stop():
                 self._store.open(command.generation)
-                self._send_to(self._core.audience(command.audience), command)
+                self._agents.order(self._core.audience(command.audience), command)
             case Restore():
                 self._hand_over_private_state(command)
-                self._send_to(self._core.audience(command.audience), command)
+                self._agents.order(self._core.audience(command.audience), command)
             case Resume():
-                self._send_to(self._core.audience(command.audience), command)
-                self._forget_dead_processes()
+                self._agents.order(self._core.audience(command.audience), command)
+                self._agents.forget_dead()
             case Release():
-                self._send_to(self._core.audience(command.audience), command)
+                self._agents.order(self._core.audience(command.audience), command)
             case Notice():
-                self._tell(command.level, command.why)
+                self._observers.tell(command.level, command.why)
             case EndJob():
                 self._end_job(command)
 
-    def _send_to(self, processes: Sequence[str], command: WorkerCommand) -> None:
-        """One frame for each agent that runs any of these processes."""
-        payload = encode_payload(command)
-        for agent in self._agents.values():
-            names = tuple(name for name in processes if self._owner.get(name) is agent)
-            if names:
-                agent.send(ToWorkers(processes=names, payload=payload))
-
     def _hand_over_private_state(self, restore: Restore) -> None:
-        """A rank's private state lies beside the dead process's page; its new holder needs it before it restores."""
         holders = self._core.rank_processes()
         for rank in restore.targets:
-            target = holders[rank]
-            # Newest last: it overwrites what an older predecessor may have left of the same version.
-            for source in self._core.predecessors.get(rank, ()):
-                self._owner[target].send(CopyPrivate(source=source, target=target, version=restore.target))
-
-    def _forget_dead_processes(self) -> None:
-        """Everyone is restored: what dead processes left behind will not be asked for again."""
-        for process in sorted(self._dead):
-            self._owner[process].send(ForgetProcess(process=process))
-        self._dead.clear()
+            self._agents.copy_private(self._core.predecessors.get(rank, ()), holders[rank], restore.target)
 
     def _end_job(self, command: EndJob) -> None:
         if self._ended is not None:
             return
         self._ended = command
         self._write_report()
-        for observer in self._observers:
-            observer.send(JobEnded(error=command.error, details=command.details))
-        for agent in self._agents.values():
+        self._observers.send(JobEnded(error=command.error, details=command.details))
+        for agent in self._agents:
             agent.send(StopAgent(why=command.error or "training finished"))
         self._over.set()
 
     def _write_report(self) -> None:
+        report = self._core.report()
         report = msgspec.structs.replace(
-            self._core.report(),
+            report,
             job=self._settings.job,
             started_wall=self._started_wall,
             error=self._ended.error if self._ended else "",
-            versions={"python": platform.python_version(), **self._core.report().versions},
+            versions={"python": platform.python_version(), **report.versions},
         )
         path = self._run_dir / "report.json"
         try:
@@ -260,60 +226,40 @@ class Server:
             draft.write_bytes(encode_report(report))
             draft.replace(path)
         except OSError as error:
-            self._tell("error", f"the report {path} cannot be written: {error.strerror or error}")
-
-    # --- people -------------------------------------------------------------------------------------------------
-    def _tell(self, level: str, text: str) -> None:
-        update = NoticeUpdate(level=level, text=text)
-        if not self._observers and len(self._unheard) < 100:
-            self._unheard.append(update)
-        for observer in self._observers:
-            observer.send(update)
-
-    def _alarm(self, text: str) -> None:
-        self._tell("error", text)
-
-    def _refuse(self, text: str) -> None:
-        """Note that something was refused; on the terminal only as often as a person can read."""
-        now = self._now()
-        self._refusals = [told for told in self._refusals if now - told < 1.0]
-        if len(self._refusals) < REFUSALS_TOLD_PER_SECOND:
-            self._refusals.append(now)
-            self._journal.note(now, text)
-            self._tell("warning", text)
-
-    async def _tick(self) -> None:
-        while True:
-            update = self._board.update(self._now())
-            for observer in self._observers:
-                observer.send(update)
-            await asyncio.sleep(STATUS_SECONDS)
+            self._observers.alarm(f"the report {path} cannot be written: {error.strerror or error}")
 
     # --- connections --------------------------------------------------------------------------------------------
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer)
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(Connection(reader, writer)))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, connection: Connection) -> None:
         try:
             hello = await self._gate.admit(connection)
             if isinstance(hello, str):
-                self._refuse(f"refused a connection from {_peer_name(writer)}: {hello}")
+                self._refuse(f"refused a connection from {connection.peer}: {hello}")
             elif hello.role == "agent":
                 await self._serve_agent(connection, hello)
             else:
                 await self._serve_observer(connection)
         except ProtocolError as error:
-            self._refuse(f"closed the connection from {_peer_name(writer)}: {error}")
+            self._refuse(f"closed the connection from {connection.peer}: {error}")
         except Exception as error:
             traceback.print_exc()
-            self._refuse(f"closed the connection from {_peer_name(writer)} after a defect of ours: {error!r}")
+            self._refuse(f"closed the connection from {connection.peer} after a defect of ours: {error!r}")
         finally:
             await connection.finish(FLUSH_SECONDS)
+
+    def _refuse(self, text: str) -> None:
+        """Note that something was refused, as often as a person can read."""
+        now = self._now()
+        if self._observers.tell_refusal(text, now):
+            self._journal.note(now, text)
 
     async def _serve_observer(self, connection: Connection) -> None:
         self._observers.add(connection)
         try:
-            for update in self._unheard:
-                connection.send(update)
-            self._unheard.clear()
             if self._ended is not None:
                 connection.send(JobEnded(error=self._ended.error, details=self._ended.details))
             while (payload := await read_payload(connection.reader)) is not None:
@@ -322,6 +268,12 @@ class Server:
                     self.shut_down(message.why)
         finally:
             self._observers.discard(connection)
+
+    async def _tick(self) -> None:
+        """Tell observers how the job is doing."""
+        while True:
+            self._observers.send(self._board.update(self._now()))
+            await asyncio.sleep(STATUS_SECONDS)
 
     async def _serve_agent(self, connection: Connection, hello: Hello) -> None:
         if self._ended is not None:
@@ -341,31 +293,37 @@ class Server:
             timer.cancel()
         agent = self._agents.get(hello.name)
         if agent is None:
-            if not self._agents:  # the job's clock starts here
+            if not any(self._agents):  # the job's clock starts here
                 self._started, self._started_wall = time.monotonic(), time.time()
-            agent = self._agents[hello.name] = Agent(hello.name, hello.slots)
+            agent = self._agents.add(hello.name)
             agent.attach(connection, hello.processes)
             self.feed(AgentJoined(agent=hello.name, slots=hello.slots))
         else:
             for process in agent.attach(connection, hello.processes):
-                self._on_exit(agent, _exit_unseen(process, self._board))
-        for process in hello.processes:
-            if process not in agent.running:
-                agent.send(Kill(process=process, why="this job does not know it"))
+                self._on_exit(agent, self._exit_unseen(process))
         return agent
+
+    def _exit_unseen(self, process: str) -> ProcessExited:
+        """It died together with its agent, and with both the last mapping of its private state."""
+        position = msgspec.structs.replace(self._board.position(process), private_versions=(-1, -1))
+        evidence = "ended while its agent was away"
+        return ProcessExited(
+            process=process, exit_status=None, evidence=evidence, position=position, noticed_ns=time.monotonic_ns()
+        )
 
     def _on_agent_away(self, agent: Agent) -> None:
         if self._ended is not None:
-            if not any(other.connected for other in self._agents.values()):
+            if not any(other.connected for other in self._agents):
                 self._agents_gone.set()
             return
         seconds = self._settings.agent_timeout_seconds
-        self._tell("warning", f"lost the connection to agent {agent.name}; it has {seconds:g} s to come back")
+        self._observers.tell("warning", f"lost the connection to agent {agent.name}; it has {seconds:g} s to come back")
         evidence = f"no connection to agent {agent.name} for {seconds:g} s"
         self._away[agent.name] = asyncio.get_running_loop().call_later(seconds, self._lose_agent, agent, evidence)
 
     def _lose_agent(self, agent: Agent, evidence: str) -> None:
-        del self._away[agent.name], self._agents[agent.name]
+        del self._away[agent.name]
+        self._agents.remove(agent)
         self.feed(AgentLost(agent=agent.name, evidence=evidence))
 
     # --- messages -----------------------------------------------------------------------------------------------
@@ -387,8 +345,7 @@ class Server:
 
     def _on_exit(self, agent: Agent, event: ProcessExited) -> None:
         if self._runs(agent, event.process):
-            agent.running.discard(event.process)
-            self._dead.add(event.process)
+            self._agents.note_exit(agent, event.process)
             self._store.forget(event.process)
             self._board.forget(event.process)
             self.feed(event)
@@ -421,7 +378,7 @@ class Server:
             case StoreWait():
                 self._store.wait(process, message)
             case _ if message.process != process:
-                self._refuse(f"ignored {type(message).__name__} of {message.process} that came from {process}")
+                self._refuse(f"ignored {type(message).__name__} of {message.process[:64]!r} that came from {process}")
             case _:
                 self.feed(message)
 
@@ -429,35 +386,11 @@ class Server:
         """Whether this agent may speak about this process."""
         if process in agent.running:
             return True
-        if self._owner.get(process) is not agent:
+        if not self._agents.owns(agent, process):
             self._refuse(f"ignored a message of agent {agent.name} about {process[:64]!r}, which it does not run")
         return False
 
-    def _reply_to_worker(self, process: str, reply: StoreReply) -> None:
-        self._owner[process].send(ToWorkers(processes=(process,), payload=encode_payload(reply)))
 
-
-def controller_settings(settings: JobSettings) -> ControllerSettings:
-    """The part of the job's settings that the core decides by."""
-    return ControllerSettings(**{name: getattr(settings, name) for name in ControllerSettings.__struct_fields__})
-
-
-def detector_settings(settings: JobSettings) -> DetectorSettings:
-    """The part of the job's settings that the detector judges by."""
-    return DetectorSettings(**{name: getattr(settings, name) for name in DetectorSettings.__struct_fields__})
-
-
-def _exit_unseen(process: str, board: StatusBoard) -> ProcessExited:
-    """It died together with its agent, and with both the last mapping of its private state."""
-    return ProcessExited(
-        process=process,
-        exit_status=None,
-        evidence="it ended while its agent was away",
-        position=msgspec.structs.replace(board.position(process), private_versions=(-1, -1)),
-        noticed_ns=time.monotonic_ns(),
-    )
-
-
-def _peer_name(writer: asyncio.StreamWriter) -> str:
-    peer = writer.get_extra_info("peername")
-    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "an unknown peer"
+def _part(kind: type[Part], settings: JobSettings) -> Part:
+    """The part of the job's settings that a component of the core decides by."""
+    return kind(**{name: getattr(settings, name) for name in kind.__struct_fields__})

@@ -255,17 +255,14 @@ def _row(turns: list[_Holder], end_ns: int, deaths: dict[str, int]) -> tuple[Spa
             end = min(span.end_ns, limit)
             if start < end:
                 spans.append(msgspec.structs.replace(span, start_ns=start, end_ns=end))
-                cursor = end
+        cursor = limit if cursor is None else max(limit, cursor)
         if turn.death_ns is None:
             continue
-        death = limit if cursor is None else max(limit, cursor)
-        deaths[turn.process] = death
-        until = end_ns if successor is None else min(successor.takes_over_ns, max(successor.first_ns, death))
-        if death < until:
-            spans.append(Span(death, until, Activity.DEAD))
+        deaths[turn.process] = cursor
+        until = end_ns if successor is None else successor.first_ns
+        if cursor < until:
+            spans.append(Span(cursor, until, Activity.DEAD))
             cursor = until
-        else:
-            cursor = death
     return tuple(spans)
 
 

@@ -156,8 +156,8 @@ def _choose(window: Window, max_rows: int) -> tuple[list[Row], int]:
 
 
 def _changes(window: Window, rows: Sequence[Row]) -> list[int]:
-    """When something changes; empty if nothing failed, for then the figure is to be to scale."""
-    if not window.strikes and not window.bands:
+    """When something changes; empty if nothing was recovered, for then the figure is to be to scale."""
+    if not window.bands:
         return []
     times = [time for row in rows for span in row.spans for time in (span.start_ns, span.end_ns)]
     times += [strike.at_ns for strike in window.strikes]
@@ -314,7 +314,7 @@ def _band_line(bands: Sequence[Band], axis: Axis, glyphs: Glyphs) -> Text:
 
 def _boxed(name: str, width: int, glyphs: Glyphs) -> str:
     """`name` in a bracket of `width`, with a line after it; or as much of it as fits."""
-    return ("[" + name).ljust(width, glyphs.fill)[:width]
+    return name[:width] if width < 2 else ("[" + name).ljust(width, glyphs.fill)[:width]
 
 
 def _time_labels(window: Window, axis: Axis, glyphs: Glyphs) -> Text:
@@ -328,7 +328,7 @@ def _time_labels(window: Window, axis: Axis, glyphs: Glyphs) -> Text:
         labels.append((axis.column(window.zero_ns), "0"))
     for piece in axis.cuts:
         length = duration((piece.end_ns - piece.start_ns) / 1e9)
-        labels.append((int(piece.first_column), f"{glyphs.cut} {length} {glyphs.cut}"))
+        labels.append((int(piece.first_column) + 2, f"{glyphs.cut} {length} {glyphs.cut}"))
     last = label(window.end_ns)
     labels.append((axis.columns - cell_len(last), last))
     return _labels(sorted(labels), axis.columns, "dim")

@@ -104,7 +104,7 @@ def recovery_window(report: JobReport, recovery: RecoveryReport, history: Histor
     return _window(
         history,
         start,
-        end + (end - start) // 20,  # to show the version it led to
+        end + (end - band.resumed_ns) // 6,  # to show the version it led to
         band.struck_ns,
         tuple(bands.values()),
         base_version=step,

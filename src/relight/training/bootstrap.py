@@ -25,6 +25,8 @@ def main() -> None:
     sys.argv = [settings.script, *settings.script_arguments]
     try:
         _run(settings)
+        if job._runtime is not None and job._runtime.at_end is not None:
+            job._runtime.at_end()
     except SystemExit as exit_:
         if exit_.code in (None, 0):
             _say_goodbye()

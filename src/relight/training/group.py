@@ -44,8 +44,16 @@ class Gate(Protocol):
 class Inner:
     """One formed group and the sockets it opened."""
 
-    def __init__(self, group: dist.ProcessGroup, sockets: GroupSockets | None, cuda: torch.device | None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        sockets: GroupSockets | None = None,
+        cuda: torch.device | None = None,
+        *,
+        detached: bool = False,
+    ) -> None:
         self.group = group
+        self.detached = detached
         self._sockets = sockets
         self._cuda = cuda
 
@@ -112,7 +120,7 @@ class RelightProcessGroup(dist.ProcessGroup):
 
     def detach(self) -> None:
         """From now on operations complete at once, alone: for a standby, and while a recovery resets DDP."""
-        self.inner = Inner(make_detached_group(self._size - 1, self._size, self._device), None, None)
+        self.inner = Inner(make_detached_group(self._size - 1, self._size, self._device), detached=True)
 
     def getBackendName(self) -> str:
         return "relight"
@@ -125,13 +133,16 @@ class RelightProcessGroup(dist.ProcessGroup):
 
     def _launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         gate = self._gate
+        assert self.inner is not None
+        if self.inner.detached:
+            getattr(self.inner.group, operation)(*args, **kwargs)
+            return _Done(args[0] if args else None)
         protected = gate.is_protected()
         if gate.closed:
             if protected:
                 raise StepInterrupted(f"{operation}: the generation was closed by a failure elsewhere")
             gate.cut(operation)
-            return _NothingToWaitFor()
-        assert self.inner is not None
+            return _Done()
         gate.count_collective()
         if protected:
             return getattr(self.inner.group, operation)(*args, **kwargs)
@@ -142,7 +153,7 @@ class RelightProcessGroup(dist.ProcessGroup):
             if not gate.await_verdict():
                 raise
             gate.cut(operation)
-            return _NothingToWaitFor()
+            return _Done()
         return _CuttableWork(work, gate, operation)
 
 
@@ -158,8 +169,12 @@ for _operation in OPERATIONS:
     setattr(RelightProcessGroup, _operation, _delegate(_operation))
 
 
-class _NothingToWaitFor(dist.Work):
-    """The work of an operation that was cut before it was launched."""
+class _Done(dist.Work):
+    """The work of an operation that is over: one that was cut before it was launched, or a detached one."""
+
+    def __init__(self, result: Any = None) -> None:
+        super().__init__()
+        self._result = result
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
         return True
@@ -169,7 +184,7 @@ class _NothingToWaitFor(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(None)
+        future.set_result(self._result)
         return future
 
 

@@ -10,7 +10,7 @@ import xxhash
 
 def seed_everything(seed: int, purpose: str, number: int, rank: int) -> None:
     """Seed Python's, torch's and (if the script imported it) NumPy's global generators."""
-    value = xxhash.xxh3_64_intdigest(f"{seed}/{purpose}/{number}/{rank}")
+    value = xxhash.xxh3_64_intdigest(f"{seed}/{purpose}/{number}/{rank}".encode())
     random.seed(value)
     torch.manual_seed(value & (2**63 - 1))
     numpy = sys.modules.get("numpy")

@@ -8,6 +8,7 @@ it calls `stand_still`, and everything a recovery does to the state is done ther
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class Runtime:
         self.in_step = False  # inside `with step`
         self.started = False  # the first step was offered; before that nothing is protected
         self.cut_collectives = 0
+        self.at_end: Callable[[], None] | None = None  # what is left to do when the script has run to its end
         self.groups: list[RelightProcessGroup] = []
         standby_index = self.slot - settings.world_size if self.is_standby else None
         self.faults = Faults(settings.plan, self.page, standby_index, self.break_connections)

@@ -135,7 +135,7 @@ class Training:
         self._source = make_source(data, seed)
         self._layouts = [BucketLayout(m) for m in modules.values() if isinstance(m, DistributedDataParallel)]
         self.version = 0  # optimizer steps applied
-        self._lineage = xxhash.xxh3_64_hexdigest(f"{seed}/{self._runtime.world_size}/{self._state.layout()}")
+        self._lineage = xxhash.xxh3_64_hexdigest(f"{seed}/{self._runtime.world_size}/{self._state.layout()}".encode())
         self._attempt = 0
         self._until = 0
         self._batch: Any = None
@@ -177,13 +177,17 @@ class Training:
                 if self._finish():
                     return
         except GeneratorExit:
-            # The script left the loop by itself (early stopping); every rank must do so after the same step.
-            self._runtime.in_step = False
-            while not self._finish():
-                pass
+            # Either `break` (early stopping; every rank must do so after the same step), or an exception on its way
+            # out of the loop. Which one shows when the script ends: `bootstrap` then calls `leave_early`, or reports.
+            self._until = self.version
+            self._runtime.at_end = self._leave_early
             raise
         finally:
             self._uninstall()
+
+    def _leave_early(self) -> None:
+        while not self._finish():
+            pass
 
     # --- the loop ---------------------------------------------------------------------------------------------
     def _offer(self) -> Iterator[Step]:
@@ -274,7 +278,7 @@ class Training:
             torch.cuda.synchronize(runtime.device)
         if self._warming:
             return
-        self._lineage = xxhash.xxh3_64_hexdigest(f"{self._lineage}/{self.version}/{runtime.world_size}")
+        self._lineage = xxhash.xxh3_64_hexdigest(f"{self._lineage}/{self.version}/{runtime.world_size}".encode())
         self.version += 1
         page.put("version", self.version)
         page.put("torn", 0)
@@ -445,6 +449,7 @@ class Training:
                 "lineage": self._lineage,
                 "private_buffers": sorted(self._state.private_buffers),
                 "gradients_to_none": self._gradients_to_none,
+                "until": self._until,
             }
             offer = Offer(restore.generation, restore.target, meta, self._state.replicated())
             runtime.server.offer(offer)
@@ -500,6 +505,7 @@ class Training:
         self._batch, self._batch_of = None, -1
         self.version = restore.target
         self._lineage = fetched.header.meta["lineage"]
+        self._until = fetched.header.meta["until"]
         self._reset_scalers()
         self._state.clear_gradients(to_none=fetched.header.meta["gradients_to_none"])
         self._fingerprint = self._state.fingerprint()

@@ -1,0 +1,56 @@
+"""People: everyone who watches the job, and what they are told."""
+
+import asyncio
+
+import msgspec
+
+from relight.server.connection import Connection
+from relight.wire.messages import NoticeUpdate
+
+MAX_UNHEARD = 100
+REFUSALS_TOLD_PER_SECOND = 5  # a hostile peer must not flood the terminal
+
+
+class Observers:
+    """Notices said while nobody listens are kept for the first observer."""
+
+    def __init__(self) -> None:
+        self._connections: set[Connection] = set()
+        self._unheard: list[NoticeUpdate] = []
+        self._refusals: list[float] = []
+
+    def add(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        for update in self._unheard:
+            connection.send(update)
+        self._unheard.clear()
+
+    def discard(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+
+    def send(self, message: msgspec.Struct) -> None:
+        for connection in self._connections:
+            connection.send(message)
+
+    def tell(self, level: str, text: str) -> None:
+        """A line for people."""
+        update = NoticeUpdate(level=level, text=text)
+        if not self._connections and len(self._unheard) < MAX_UNHEARD:
+            self._unheard.append(update)
+        self.send(update)
+
+    def alarm(self, text: str) -> None:
+        self.tell("error", text)
+
+    def tell_refusal(self, text: str, now: float) -> bool:
+        """Something was refused. False if too many were in the last second for another line about it."""
+        self._refusals = [told for told in self._refusals if now - told < 1.0]
+        if len(self._refusals) >= REFUSALS_TOLD_PER_SECOND:
+            return False
+        self._refusals.append(now)
+        self.tell("warning", text)
+        return True
+
+    async def finish(self, timeout_seconds: float) -> None:
+        """Let the last words reach everyone, within `timeout_seconds`."""
+        await asyncio.gather(*(connection.finish(timeout_seconds) for connection in list(self._connections)))

@@ -1,0 +1,350 @@
+"""The agent as a process, with real workers, and a controller that speaks the wire."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from relight.core.commands import Assign, Spawn
+from relight.core.events import ProcessExited, ProcessStarted, WorkerNotice
+from relight.core.position import Phase
+from relight.wire.framing import decode, make_decoder
+from relight.wire.messages import (
+    CopyPrivate,
+    ForgetProcess,
+    FromWorker,
+    Samples,
+    StoreAdd,
+    StoreReply,
+    TraceChunk,
+    WorkerUp,
+)
+from tests.agent.peer import NAME, Connection, Job, stop_agent
+
+_worker_up = make_decoder(WorkerUp)
+
+
+def said(connection: Connection, process: str) -> list[object]:
+    return [
+        decode(_worker_up, message.payload) for message in connection.of_kind(FromWorker) if message.process == process
+    ]
+
+
+def ask(connection: Connection, process: str, *requests: int) -> None:
+    """Send numbered frames, and wait until the last one has been answered."""
+    for request in requests:
+        connection.tell(StoreReply(request=request, values=()), process)
+    connection.expect(
+        FromWorker,
+        lambda message: (
+            message.process == process and getattr(decode(_worker_up, message.payload), "request", None) == requests[-1]
+        ),
+    )
+
+
+def test_the_agent_starts_without_torch_and_soon() -> None:
+    code = "import sys, relight.agent.__main__; sys.exit('torch' in sys.modules)"
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    assert time.monotonic() - begun < 5.0  # 0.2 s on an idle machine
+
+
+def test_help_teaches() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "relight.agent", "--help"], check=True, capture_output=True, text=True, timeout=30
+    ).stdout
+    for word in ("--controller", "--private-dir", "--adopt", "exit status"):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--controller", "nowhere", "--name", "node-0", "--private-dir", "/tmp"],
+        ["--controller", "127.0.0.1:1", "--name", "Node 0", "--private-dir", "/tmp"],
+        ["--controller", "127.0.0.1:1", "--name", "node-0", "--private-dir", "/no/such/directory"],
+    ],
+)
+def test_wrong_usage_is_explained(arguments: list[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "relight.agent", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert result.stderr
+
+
+def test_without_a_controller_the_agent_ends(job: Job) -> None:
+    port = job.port
+    job.close_listener()
+    arguments = ["--controller", f"127.0.0.1:{port}", "--name", NAME, "--private-dir", str(job.private_dir)]
+    result = subprocess.run(
+        [sys.executable, "-m", "relight.agent", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 3
+    assert "the controller is gone" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("process", "status", "evidence"),
+    [
+        ("exit3", 3, "exited with code 3"),
+        ("kill", -9, "was killed by SIGKILL"),
+        ("segv", -11, "was killed by SIGSEGV"),
+    ],
+)
+def test_the_end_of_a_process_is_reported(job: Job, process: str, status: int, evidence: str) -> None:
+    agent, connection = job.start_agent()
+    connection.spawn(process)
+    exited = connection.exit_of(process)
+    assert (exited.exit_status, exited.evidence) == (status, evidence)
+    stop_agent(agent, connection)
+
+
+def test_frames_go_both_ways_in_order_also_before_the_worker_has_connected(job: Job) -> None:
+    agent, connection = job.start_agent()
+    connection.spawn("talk-0", 0)
+    connection.spawn("talk-1", 1)
+    ask(connection, "talk-1", *range(50))
+    ask(connection, "talk-0", *range(100, 150))
+    ask(connection, "talk-1", 50)
+    answers = [message.request for message in said(connection, "talk-1") if isinstance(message, StoreAdd)]
+    assert answers == list(range(51))
+    stop_agent(agent, connection)
+
+
+def test_positions_and_states_are_sampled(job: Job) -> None:
+    agent, connection = job.start_agent()
+    pid = connection.spawn("talk-0", 0)
+    ask(connection, "talk-0", 1)
+    os.kill(pid, signal.SIGSTOP)
+    samples = connection.expect(Samples, lambda samples: any(sample.state == "T" for sample in samples.samples))
+    (sample,) = samples.samples
+    assert sample.process == "talk-0"
+    assert (sample.position.step, sample.position.phase) == (3, Phase.BACKWARD)
+    assert sample.rss_bytes > 2**20
+    chunk = connection.expect(TraceChunk)
+    assert (chunk.process, chunk.rank) == ("talk-0", 0)
+    assert [record[1:] for record in chunk.records] == [(1, 3, int(Phase.BACKWARD), 3)]
+    stop_agent(agent, connection)
+
+
+def test_the_last_words_and_the_trace_come_before_the_end(job: Job) -> None:
+    agent, connection = job.start_agent()
+    connection.spawn("last", 0)
+    exited = connection.exit_of("last")
+    assert exited.position.step == 7
+    notices = [message.text for message in said(connection, "last") if isinstance(message, WorkerNotice)]
+    assert notices == [str(number) for number in range(100)]
+    assert connection.of_kind(TraceChunk)
+    stop_agent(agent, connection)
+
+
+def test_a_suspect_is_killed_on_order(job: Job) -> None:
+    agent, connection = job.start_agent()
+    pid = connection.spawn("talk-0", 0)
+    os.kill(pid, signal.SIGSTOP)
+    connection.kill("talk-0")
+    exited = connection.exit_of("talk-0")
+    assert exited.exit_status == -9
+    assert exited.evidence.endswith("as ordered: test")
+    stop_agent(agent, connection)
+
+
+def test_a_dead_worker_leaves_no_children_behind(job: Job) -> None:
+    agent, connection = job.start_agent()
+    connection.spawn("child", 0)
+    connection.exit_of("child")
+    agent.expect_printed("[rank 0] child")
+    stop_agent(agent, connection)
+
+
+def test_output_is_labelled_and_kept(job: Job) -> None:
+    agent, connection = job.start_agent()
+    connection.spawn("odd", 1)
+    agent.expect_printed("[rank 1] to stderr\n")
+    agent.expect_printed("[rank 1] bad \ufffd\ufffd bytes\n")
+    agent.expect_printed("[rank 1] no end\n")
+    stop_agent(agent, connection)
+    assert b"for the file only" not in agent.printed
+    assert set(job.log("rank-1").splitlines()) == {
+        "to stderr",
+        "bad \ufffd\ufffd bytes",
+        "for the file only",
+        "no end",
+    }
+
+
+def test_a_standby_that_takes_a_rank_prints_as_that_rank(job: Job) -> None:
+    agent, connection = job.start_agent()
+    connection.spawn("talk-5", None)
+    ask(connection, "talk-5", 1)
+    agent.expect_printed("[standby talk-5] request 1\n")
+    connection.tell(Assign(process="talk-5", rank=1, generation=2, why="test"), "talk-5")
+    ask(connection, "talk-5", 2)
+    agent.expect_printed("[rank 1] Assign\n[rank 1] request 2\n")
+    stop_agent(agent, connection)
+    assert "request 1" in job.log("standby-talk-5")
+    assert "request 2" in job.log("rank-1")
+
+
+def test_a_run_directory_that_cannot_be_written_is_told_once(job: Job) -> None:
+    job.run_dir.write_text("a file where the directory should be")
+    agent, connection = job.start_agent()
+    connection.spawn("talk-0", 0)
+    ask(connection, "talk-0", 1, 2, 3)
+    agent.expect_printed("[rank 0] request 3\n")
+    stop_agent(agent, connection)
+    assert agent.printed.count(b"cannot be written") == 1
+
+
+def test_a_frozen_worker_holds_nobody_up_and_does_not_come_back_unnoticed(job: Job) -> None:
+    agent, connection = job.start_agent()
+    pid = connection.spawn("talk-0", 0)
+    connection.spawn("talk-1", 1)
+    ask(connection, "talk-0", 1)
+    os.kill(pid, signal.SIGSTOP)
+    for _ in range(20):
+        connection.tell(StoreReply(request=2, values=(bytes(2**20),)), "talk-0")
+    ask(connection, "talk-1", 3)
+    os.kill(pid, signal.SIGCONT)
+    agent.expect_printed("frames for this worker were lost")
+    stop_agent(agent, connection)
+
+
+def test_garbage_and_forged_names_are_refused_and_disturb_nobody(job: Job) -> None:
+    agent, connection = job.start_agent()
+    connection.spawn("talk-0", 0)
+    ask(connection, "talk-0", 1)
+    connection.spawn("garbage", 1)
+    agent.expect_printed("[rank 1] done\n")
+    for attempt in ("noise", "huge", "untyped", "before hello", "wrong pid", "other name", "speaking for another"):
+        agent.expect_printed(f"[rank 1] {attempt}: closed\n")
+    ask(connection, "talk-0", 2)
+    assert connection.exit_of("garbage").exit_status == 0
+    assert said(connection, "garbage") == []
+    assert not [message for message in said(connection, "talk-0") if isinstance(message, WorkerNotice)]
+    assert os.stat(job.private_dir / f"agent-{NAME}.sock").st_mode & 0o777 == 0o600
+    stop_agent(agent, connection)
+
+
+def test_private_state_of_a_dead_process_is_handed_over(job: Job) -> None:
+    """Judged by the target's own memory, which the agent shares with it."""
+    agent, connection = job.start_agent()
+    connection.spawn("private", 0)
+    connection.exit_of("private")
+    pid = connection.spawn("talk-1", None)
+    ask(connection, "talk-1", 1)
+    connection.send(CopyPrivate(source="private", target="talk-1", version=3))
+    connection.send(CopyPrivate(source="private", target="talk-1", version=4))
+    connection.send(CopyPrivate(source="never-there", target="talk-1", version=3))
+    connection.send(ForgetProcess(process="private"))
+    ask(connection, "talk-1", 2)
+    page = job.page_of(pid)
+    assert page.read_private(3) == b"private state of version 3"
+    assert page.read_private(4) is None
+    page.close()
+    connection.send(CopyPrivate(source="private", target="talk-1", version=5))
+    ask(connection, "talk-1", 3)
+    stop_agent(agent, connection)
+
+
+def test_a_worker_that_cannot_be_started_is_reported_as_ended(job: Job) -> None:
+    agent, connection = job.start_agent(program="/no/such/program")
+    connection.send(Spawn(agent=NAME, process="w0", rank=0, slot=0, why="test"))
+    exited = connection.exit_of("w0")
+    assert exited.exit_status is None
+    assert "could not be started: [Errno 2]" in exited.evidence
+    stop_agent(agent, connection)
+
+
+def test_orders_that_make_no_sense_are_told_and_ignored(job: Job) -> None:
+    agent, connection = job.start_agent()
+    pid = connection.spawn("talk-0", 0)
+    connection.send(ForgetProcess(process="talk-0"))
+    connection.send(Spawn(agent=NAME, process="talk-0", rank=0, slot=0, why="test"))
+    connection.kill("never-there")
+    connection.tell(StoreReply(request=1, values=()), "never-there")
+    ask(connection, "talk-0", 2)
+    agent.expect_printed("talk-0 is not forgotten: it lives")
+    agent.expect_printed("talk-0 is not started: there is one already")
+    assert [started.pid for started in connection.of_kind(ProcessStarted)] == [pid]
+    stop_agent(agent, connection)
+
+
+def test_processes_come_and_go_without_a_trace(job: Job) -> None:
+    agent, connection = job.start_agent()
+    connection.spawn("talk-0", 0)
+    ask(connection, "talk-0", 1)
+    descriptors = Path(f"/proc/{agent.process.pid}/fd")
+    before = len(list(descriptors.iterdir()))
+    for number in range(5):
+        connection.spawn(f"last-{number}", 1)
+        connection.exit_of(f"last-{number}")
+        connection.send(ForgetProcess(process=f"last-{number}"))
+    ask(connection, "talk-0", 2)
+    assert len(list(descriptors.iterdir())) == before
+    stop_agent(agent, connection)
+
+
+def test_a_controller_that_talks_nonsense_is_left(job: Job) -> None:
+    agent, connection = job.start_agent()
+    connection.spawn("talk-0", 0)
+    connection.send_bytes(b"\xff" * 100)
+    connection.exit_of("talk-0")
+    assert agent.end() == 3
+    assert b"over the limit" in agent.printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_agent_and_all_its_processes(job: Job, number: signal.Signals) -> None:
+    agent, connection = job.start_agent()
+    pids = [connection.spawn("talk-0", 0), connection.spawn("talk-1", 1)]
+    os.kill(pids[1], signal.SIGSTOP)
+    agent.process.send_signal(number)
+    assert {connection.expect(ProcessExited).process for _ in pids} == {"talk-0", "talk-1"}
+    assert agent.end() == 0
+    assert job.processes() == []
+    assert not list(job.private_dir.glob("agent-*"))
+
+
+def test_the_end_of_the_controller_ends_everything(job: Job) -> None:
+    agent, connection = job.start_agent()
+    connection.spawn("talk-0", 0)
+    connection.close()
+    assert agent.end() == 3
+    assert b"the controller is gone" in agent.printed
+    assert job.processes() == []
+
+
+def test_the_agent_ends_with_its_launcher(job: Job) -> None:
+    connection = job.start_launched_agent()
+    connection.spawn("talk-0", 0)
+    ask(connection, "talk-0", 1)
+    job.kill_launcher()
+    connection.exit_of("talk-0")
+    connection.expect_end()
+    assert job.processes() == []
+
+
+def test_a_second_agent_of_the_same_name_is_refused(job: Job) -> None:
+    agent, connection = job.start_agent()
+    connection.spawn("talk-0", 0)
+    second = job.start_unconnected_agent()
+    assert second.end() == 2
+    assert b"already running" in second.printed
+    ask(connection, "talk-0", 1)
+    assert len(connection.of_kind(ProcessStarted)) == 1
+    stop_agent(agent, connection)

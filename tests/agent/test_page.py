@@ -1,0 +1,145 @@
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from relight.agent.page import MAX_PRIVATE_BYTES, Page
+from relight.core.position import (
+    MAPPING_BYTES,
+    PRIVATE_HEADER,
+    PRIVATE_OFFSET,
+    PRIVATE_SLOT_BYTES,
+    TRACE_INDEX_OFFSET,
+    TRACE_OFFSET,
+    TRACE_RECORD,
+    TRACE_RECORDS,
+    WORD,
+    Phase,
+    Position,
+    encode_page,
+)
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    page = Page.create()
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def worker(page: Page) -> Iterator[mmap.mmap]:
+    """The same memory as a worker sees it."""
+    with mmap.mmap(page.descriptor, MAPPING_BYTES) as mapping:
+        yield mapping
+
+
+def write_trace(worker: mmap.mmap, first: int, count: int) -> None:
+    for index in range(first, first + count):
+        offset = TRACE_OFFSET + index % TRACE_RECORDS * TRACE_RECORD.size
+        TRACE_RECORD.pack_into(worker, offset, index, 1, 2, 3, 4)
+        struct.pack_into("<q", worker, TRACE_INDEX_OFFSET, index + 1)
+
+
+def test_a_blank_page_is_a_worker_that_has_not_stamped(page: Page) -> None:
+    assert page.position() == Position()
+    assert page.drain_trace() == ()
+    assert page.read_private(0) is None
+    assert page.read_private(1) is None
+
+
+def test_a_position_round_trips(page: Page, worker: mmap.mmap) -> None:
+    position = Position(
+        generation=3,
+        rank=1,
+        step=118,
+        attempt=1,
+        phase=Phase.BARRIER,
+        version=117,
+        prepared=118,
+        torn=True,
+        collectives=9,
+        progress=2**40,
+        stamp_ns=5,
+        fault_ns=6,
+        private_versions=(116, 117),
+        loss=0.25,
+    )
+    data = encode_page(position)
+    worker[: len(data)] = data
+    assert page.position() == position
+
+
+def test_a_page_is_sparse_and_cannot_be_cut_short(page: Page) -> None:
+    assert os.fstat(page.descriptor).st_blocks * 512 < 2**20
+    with pytest.raises(PermissionError):
+        os.ftruncate(page.descriptor, 0)
+
+
+def test_a_file_of_another_size_is_no_page() -> None:
+    descriptor = os.memfd_create("short")
+    with pytest.raises(ValueError, match="not 0"):
+        Page(descriptor)
+
+
+def test_scribbled_words_read_as_no_position(page: Page, worker: mmap.mmap) -> None:
+    struct.pack_into("<q", worker, 8 * WORD["stamp_ns"], 1)
+    struct.pack_into("<q", worker, 8 * WORD["phase"], 99)
+    assert page.position() == Position()
+
+
+def test_trace_records_come_once_and_in_order(page: Page, worker: mmap.mmap) -> None:
+    write_trace(worker, 0, 3)
+    assert page.drain_trace() == ((0, 1, 2, 3, 4), (1, 1, 2, 3, 4), (2, 1, 2, 3, 4))
+    assert page.drain_trace() == ()
+    write_trace(worker, 3, 1)
+    assert [record[0] for record in page.drain_trace()] == [3]
+
+
+def test_an_overrun_trace_goes_on_with_what_is_still_there(page: Page, worker: mmap.mmap) -> None:
+    write_trace(worker, 0, 5)
+    page.drain_trace()
+    written = 2 * TRACE_RECORDS + 7
+    write_trace(worker, 5, written - 5)
+    # The oldest slot is the one that the worker may be writing at this moment.
+    assert [record[0] for record in page.drain_trace()] == list(range(written - TRACE_RECORDS + 1, written))
+
+
+@pytest.mark.parametrize("count", [-1, -(2**63), 2**63 - 1])
+def test_a_scribbled_trace_count_costs_no_more_than_the_ring(page: Page, worker: mmap.mmap, count: int) -> None:
+    struct.pack_into("<q", worker, TRACE_INDEX_OFFSET, count)
+    assert len(page.drain_trace()) <= TRACE_RECORDS
+    struct.pack_into("<q", worker, TRACE_INDEX_OFFSET, 0)
+    assert page.drain_trace() == ()
+    write_trace(worker, 0, 2)
+    assert [record[0] for record in page.drain_trace()] == [0, 1]
+
+
+def test_private_state_of_two_versions_is_kept(page: Page) -> None:
+    for version in (6, 7, 8):
+        page.write_private(version, b"state %d" % version)
+    assert page.read_private(8) == b"state 8"
+    assert page.read_private(7) == b"state 7"
+    assert page.read_private(6) is None
+
+
+@pytest.mark.parametrize("offset", [0, 8, 16, PRIVATE_HEADER.size, PRIVATE_HEADER.size + 5])
+def test_a_torn_private_slot_is_not_returned(page: Page, worker: mmap.mmap, offset: int) -> None:
+    page.write_private(8, b"payload of version 8")
+    page.write_private(9, b"payload of version 9")
+    worker[PRIVATE_OFFSET + offset] ^= 0xFF
+    assert page.read_private(8) is None
+    assert page.read_private(9) == b"payload of version 9"
+
+
+@pytest.mark.parametrize("size", [-1, MAX_PRIVATE_BYTES + 1, 2**62])
+def test_an_impossible_private_size_is_not_followed(page: Page, worker: mmap.mmap, size: int) -> None:
+    PRIVATE_HEADER.pack_into(worker, PRIVATE_OFFSET + PRIVATE_SLOT_BYTES, 9, size, 0)
+    assert page.read_private(9) is None
+
+
+def test_private_state_has_a_limit(page: Page) -> None:
+    with pytest.raises(ValueError, match="over"):
+        page.write_private(0, bytes(MAX_PRIVATE_BYTES + 1))

@@ -1,0 +1,145 @@
+"""A small training script with everything people write, switchable by flags. Tests run it under `relight run`."""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import relight
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--optimizer", default="adamw", choices=["sgd", "adam", "adamw", "adamw-fused", "adamw-foreach"])
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--batchnorm", action="store_true")
+    parser.add_argument("--clip", action="store_true")
+    parser.add_argument("--scheduler", action="store_true")
+    parser.add_argument("--autocast", action="store_true")
+    parser.add_argument("--scaler", action="store_true")
+    parser.add_argument("--overflow-at", type=int, default=-1, help="make the loss infinite at this step")
+    parser.add_argument("--ema", action="store_true")
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--data", default="loader", choices=["loader", "stateful", "function"])
+    parser.add_argument("--streams", default="step", choices=["step", "preserve"])
+    parser.add_argument("--evaluate", action="store_true", help="evaluate and draw random numbers between steps")
+    parser.add_argument("--zero-first", action="store_true", help="zero_grad at the start of the step")
+    parser.add_argument("--save", default="", help="write the final parameters of rank 0 here")
+    return parser.parse_args()
+
+
+class Net(nn.Module):
+    def __init__(self, width: int, dropout: float, batchnorm: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, width)
+        self.norm: nn.Module = nn.BatchNorm1d(width) if batchnorm else nn.LayerNorm(width)
+        self.middle = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.last = nn.Linear(width, 4)
+        self.register_buffer("mask", torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.first(x))) * self.mask
+        return self.last(self.dropout(torch.relu(self.middle(x))))
+
+
+def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if kind == "adam":
+        return torch.optim.Adam(model.parameters(), lr=0.003)
+    return torch.optim.AdamW(
+        model.parameters(), lr=0.003, fused=kind == "adamw-fused" or None, foreach=kind == "adamw-foreach" or None
+    )
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(1)
+    job = relight.init()
+    torch.manual_seed(job.rank if options.data == "loader" else 0)  # DDP's broadcast makes replicas equal
+    model = DDP(Net(options.width, options.dropout, options.batchnorm))
+    optimizer = make_optimizer(options.optimizer, model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if options.scaler else None
+    ema = torch.optim.swa_utils.AveragedModel(model.module) if options.ema else None
+
+    generator = torch.Generator().manual_seed(7)
+    data = torch.randn(96 * job.world_size, 16, generator=generator)
+    labels = torch.randint(0, 4, (96 * job.world_size,), generator=generator)
+    dataset = TensorDataset(data, labels)
+    source: object
+    if options.data == "function":
+        source = lambda number: (data[number % 8 :: 8], labels[number % 8 :: 8])  # noqa: E731
+    else:
+        sampler: DistributedSampler[object] = DistributedSampler(dataset, job.world_size, job.rank, shuffle=True, seed=3)
+        if options.data == "stateful":
+            from torchdata.stateful_dataloader import StatefulDataLoader
+
+            source = StatefulDataLoader(dataset, batch_size=24, sampler=sampler)
+        else:
+            source = DataLoader(dataset, batch_size=24, sampler=sampler)
+
+    training = relight.Training(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scaler=scaler,
+        ema=ema,
+        data=source,
+        accumulate=options.accumulate,
+        rng=options.streams,
+    )
+    for step in training.steps(until=options.steps):
+        with step as batch:
+            if options.zero_first:
+                optimizer.zero_grad()
+            batches = batch if options.accumulate > 1 else [batch]
+            for index, (x, y) in enumerate(batches):
+                last = index == len(batches) - 1
+                with contextlib.nullcontext() if last else model.no_sync():
+                    noise = random.random() * 0.01
+                    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.autocast):
+                        loss = F.cross_entropy(model(x + noise), y) / len(batches)
+                    if step.number == options.overflow_at:
+                        loss = loss * float("inf")
+                    (scaler.scale(loss) if scaler else loss).backward()
+            if options.clip:
+                if scaler:
+                    scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            if scaler:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            if ema is not None:
+                ema.update_parameters(model.module)
+            if scheduler is not None:
+                scheduler.step()
+            if not options.zero_first:
+                optimizer.zero_grad()
+            step.report(loss)
+        if options.evaluate and step.committed and step.number % 2 == 1:
+            torch.randn(3), random.random()
+            model.eval()
+            with torch.no_grad():
+                model.module(data[:8])
+            model.train()
+    if options.save and job.rank == 0:
+        with open(options.save + ".part", "w") as file:
+            json.dump([p.detach().double().sum().item() for p in model.parameters()], file)
+        os.replace(options.save + ".part", options.save)
+
+
+if __name__ == "__main__":
+    main()
