@@ -182,16 +182,18 @@ PHASES = [int(phase) for phase in Phase if phase is not Phase.STANDBY]
 
 @st.composite
 def processes(draw: st.DrawFn) -> list[Chunk]:
-    """Chunks of a few processes at a few ranks; steps go up, or back by one."""
+    """Chunks of a few processes at a few ranks; steps go up, and at most one back from the highest so far."""
     chunks = []
     for index in range(draw(st.integers(1, 4))):
         at, step = draw(st.integers(0, 50)), draw(st.integers(0, 3))
+        peak = step
         phases = draw(st.lists(st.sampled_from([*PHASES, int(Phase.STANDBY)]), min_size=1, max_size=25))
         records = []
         for phase in phases:
             records.append((at, 1, step, phase, step))
             at += draw(st.integers(0, 10))
-            step = max(0, step + draw(st.sampled_from([-1, 0, 0, 0, 1, 2])))
+            step = max(0, peak - 1, step + draw(st.sampled_from([-1, 0, 0, 0, 1, 2])))
+            peak = max(peak, step)
         rank = draw(st.integers(-1, 2))
         while records:
             size = draw(st.integers(1, 10))

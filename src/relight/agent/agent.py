@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from relight.agent.adoption import adopt, put_down
-from relight.agent.link import Connection, Mailbox, listen
+from relight.agent.link import Mailbox, Reception
 from relight.agent.output import Output, Printer
 from relight.agent.probes import MemoryKills, start_time
 from relight.agent.process import STATUS_UNKNOWN, Launch, Process, spawn
@@ -61,7 +61,8 @@ class Agent:
         self._controller = controller
         self._printer = Printer(launch.settings.run_dir)
         self._memory_kills = MemoryKills()
-        self._roster: Roster
+        self._roster: Roster  # opened by `run`, like the next
+        self._reception: Reception
         self._live: dict[str, _Worker] = {}
         self._known: dict[str, _Worker] = {}  # the live ones, and dead ones until the controller forgets them
         self._uplink: Uplink | None = None
@@ -79,9 +80,8 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._ending.set)
-        listener = listen(self._launch.socket_path)
+        self._reception = Reception(self._launch.socket_path, self)
         self._take_over()
-        server = await loop.create_unix_server(lambda: Connection(self), sock=listener)
         serving = asyncio.create_task(self._serve())
         ending = asyncio.create_task(self._ending.wait())
         try:
@@ -89,8 +89,8 @@ class Agent:
             return serving.result() if serving.done() else 0
         finally:
             serving.cancel()
-            server.close()
             await self._end_all()
+            self._reception.close()
 
     async def _serve(self) -> int:
         """Until this agent is told to stop, or nobody is left who could tell it."""
@@ -194,7 +194,7 @@ class Agent:
         process = worker.process
         asyncio.get_running_loop().remove_reader(process.pidfd)
         end = process.reap(self._memory_kills)
-        worker.mailbox.drain()  # its last words come before its end
+        self._reception.drain(process.pid)  # its last words come before its end
         worker.mailbox.close()
         self._report_trace(process)
         self._report(

@@ -6,7 +6,7 @@ import socket
 import struct
 from collections import deque
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from relight.errors import ProtocolError
 from relight.wire.framing import decode, make_decoder, split_payloads
@@ -15,24 +15,11 @@ from relight.wire.messages import MAX_FRAME_BYTES, WorkerHello, WorkerUp
 HELLO_SECONDS = 30.0
 MAX_QUEUED_BYTES = 16 * 2**20  # for a worker that is frozen or not there
 MAX_RELAYED_BYTES = MAX_FRAME_BYTES - 4096  # leaves room for the envelope
+_BACKLOG = 128
+_ACCEPT_PAUSE_SECONDS = 1.0
 _READ_BYTES = 64 * 1024
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _decoder = make_decoder(WorkerUp)
-
-
-def listen(path: Path) -> socket.socket:
-    """A socket at `path` that only this user can connect to; what a predecessor left there is removed."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    before = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    except OSError:
-        listener.close()
-        raise
-    finally:
-        os.umask(before)
-    return listener
 
 
 class Mailbox:
@@ -66,7 +53,7 @@ class Mailbox:
         if self.overflowed:
             raise ProtocolError("frames for this worker were lost: it did not read them")
         if self.connection is not None:
-            self.connection.abort()
+            self.connection.close()
         self.connection = connection
         while self._waiting:
             connection.send(self._waiting.popleft())
@@ -76,17 +63,11 @@ class Mailbox:
         if self.connection is connection:
             self.connection = None
 
-    def drain(self) -> None:
-        """Take what a dead worker had written before it died."""
-        if self.connection is not None:
-            self.connection.drain()
-
     def close(self) -> None:
         self._waiting.clear()
         self._waiting_bytes = 0
         if self.connection is not None:
-            self.connection.abort()
-            self.connection = None
+            self.connection.close()
 
 
 class Host(Protocol):
@@ -102,57 +83,142 @@ class Host(Protocol):
         """A connection was closed for what came through it."""
 
 
-class Connection(asyncio.Protocol):
+class Reception:
+    """Listens for workers at a path that only this user can connect to."""
+
+    def __init__(self, path: Path, host: Host) -> None:
+        """Raises OSError. What a predecessor left at `path` is removed."""
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._connections: set[Connection] = set()
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        before = os.umask(0o177)
+        try:
+            self._listener.bind(str(path))
+            self._listener.listen(_BACKLOG)
+        except OSError:
+            self._listener.close()
+            raise
+        finally:
+            os.umask(before)
+        self._loop.add_reader(self._listener, self._accept)
+
+    def drain(self, pid: int) -> None:
+        """Handle all that a dead process has sent, even if its connection had not been noticed yet."""
+        self._accept()
+        for connection in list(self._connections):
+            if connection.peer_pid == pid:
+                connection.drain()
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # out of descriptors: the listener stays readable, so look away for a while
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._resume)
+                return
+            self._connections.add(Connection(accepted, self._host, self._connections))
+
+    def _resume(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+
+class Connection:
     """One connection. It proves who it is, then its frames are checked and relayed."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, accepted: socket.socket, host: Host, registry: "set[Connection]") -> None:
+        accepted.setblocking(False)
+        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.peer_pid, _, _ = _CREDENTIALS.unpack(credentials)
+        self._socket = accepted
         self._host = host
-        self._buffer = bytearray()
+        self._registry = registry
+        self._received = bytearray()
+        self._unsent = bytearray()
         self._process = ""
-        self._peer_pid = 0
         self._mailbox: Mailbox | None = None
+        self._unheard = False  # the peer does not read any more
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(accepted, self._read)
+        self._deadline = self._loop.call_later(HELLO_SECONDS, self._refuse, f"no hello within {HELLO_SECONDS:g} s")
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        connection = transport.get_extra_info("socket")
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        self._peer_pid, _, _ = _CREDENTIALS.unpack(credentials)
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(HELLO_SECONDS, self._refuse, f"no hello within {HELLO_SECONDS:g} s")
+    def send(self, frame: bytes) -> None:
+        """Never waits: what the socket does not take is kept."""
+        if self._closed or self._unheard:
+            return
+        waiting = bool(self._unsent)
+        self._unsent += frame
+        if not waiting:
+            self._write()
+            if self._unsent:
+                self._loop.add_writer(self._socket, self._write)
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        try:
-            for payload in split_payloads(self._buffer):
-                self._receive(payload)
-        except (ProtocolError, OSError) as error:
-            self._refuse(str(error))
+    def unsent_bytes(self) -> int:
+        return len(self._unsent)
 
-    def connection_lost(self, _error: Exception | None) -> None:
+    def drain(self) -> None:
+        """Handle all that has arrived."""
+        while self._read():
+            pass
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self._deadline.cancel()
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._received.clear()
+        self._unsent.clear()
+        self._registry.discard(self)
         if self._mailbox is not None:
             self._mailbox.detach(self)
 
-    def send(self, frame: bytes) -> None:
-        self._transport.write(frame)
+    def _read(self) -> bool:
+        """Handle what is there, up to a limit that keeps the loop fair. False: there is nothing more."""
+        if self._closed:
+            return False
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return False
+        self._received += data
+        try:
+            for payload in split_payloads(self._received):
+                self._receive(payload)
+        except (ProtocolError, OSError) as error:
+            self._refuse(str(error))
+        return True
 
-    def unsent_bytes(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def drain(self) -> None:
-        """Handle all that has arrived, without waiting for the loop to find it."""
-        descriptor = self._transport.get_extra_info("socket").fileno()
-        while not self._transport.is_closing():
-            try:
-                data = os.read(descriptor, _READ_BYTES)
-            except OSError:  # EAGAIN: that was all
-                return
-            if not data:
-                return
-            self.data_received(data)
+    def _write(self) -> None:
+        try:
+            sent = self._socket.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:  # nobody reads any more; what was written before that is still read
+            self._unheard = True
+            sent = len(self._unsent)
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._socket)
 
     def _receive(self, payload: bytes) -> None:
         if len(payload) > MAX_RELAYED_BYTES:
@@ -161,7 +227,7 @@ class Connection(asyncio.Protocol):
         if self._mailbox is None:
             if not isinstance(message, WorkerHello):
                 raise ProtocolError(f"{type(message).__name__} before WorkerHello")
-            self._mailbox = self._host.admit(message, self._peer_pid)
+            self._mailbox = self._host.admit(message, self.peer_pid)
             self._mailbox.attach(self)
             self._process = message.process
             self._deadline.cancel()
@@ -171,6 +237,5 @@ class Connection(asyncio.Protocol):
             self._host.relay(self._process, payload)
 
     def _refuse(self, reason: str) -> None:
-        self._buffer.clear()
-        self._host.refused(self._peer_pid, reason)
-        self._transport.abort()
+        self._host.refused(self.peer_pid, reason)
+        self.close()

@@ -64,10 +64,14 @@ class _Watch:
         return max(0, self.sample.sampled_ns - self.since_ns - self.excused_ns)
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        """How far it got. Between steps, the step that comes next counts, which its version names."""
+    def key(self) -> tuple[int, int, int, int]:
+        """How far it got. Between steps, the step that comes next counts, which its version names.
+
+        The generation comes first: a survivor that was told to stop and has not is behind those that have.
+        """
         at = self.position
-        return (at.step if at.phase in IN_STEP else at.version, at.collectives, _ORDER[at.phase])
+        step = at.step if at.phase in IN_STEP else at.version
+        return (at.generation, step, at.collectives, _ORDER[at.phase])
 
 
 # Waiting for a command after a step comes before that step's forward; done comes after everything.

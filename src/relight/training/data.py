@@ -9,11 +9,16 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
+import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
 from relight.errors import UsageError
 from relight.training.rng import seed_everything
 from relight.training.state import Stateful
+from relight.transfer.codec import raw_bytes
+
+_MARKED_ELEMENTS = 512
 
 
 class DataSource(Protocol):
@@ -177,6 +182,18 @@ class StatefulSource:
         return self._epoch
 
 
+def batch_digest(batch: Any) -> int:
+    """Digest of the shapes and first bytes of a batch's tensors: enough to tell one batch from another, and cheap."""
+    state = xxhash.xxh3_64()
+    for leaf in torch.utils._pytree.tree_leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            state.update(str(tuple(leaf.shape)).encode())
+            state.update(raw_bytes(leaf.detach().flatten()[:_MARKED_ELEMENTS].to("cpu").contiguous()))
+        elif isinstance(leaf, (int, float, str)):
+            state.update(str(leaf).encode())
+    return state.intdigest() or 1
+
+
 def _samplers(loader: Any) -> list[Any]:
     found = [getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     found.append(getattr(found[1], "sampler", None))
@@ -209,7 +226,7 @@ class _SkippingSampler:
 def _skipping(loader: DataLoader[Any], skip: int) -> DataLoader[Any]:
     return DataLoader(
         loader.dataset,
-        batch_sampler=_SkippingSampler(loader.batch_sampler, skip),  # type: ignore[arg-type]
+        batch_sampler=_SkippingSampler(loader.batch_sampler, skip),
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,

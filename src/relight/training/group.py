@@ -108,7 +108,7 @@ class RelightProcessGroup(dist.ProcessGroup):
     """Delegates every operation to the inner group of the current generation."""
 
     def __init__(self, gate: Gate, rank: Callable[[], int], size: int, device: torch.device) -> None:
-        super().__init__(rank(), size)  # type: ignore[call-arg, arg-type]
+        super().__init__(rank(), size)  # type: ignore[call-arg]
         self._gate = gate
         self._rank = rank
         self._size = size

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store
 
 from relight.core.commands import Assign
 from relight.core.position import Phase
@@ -79,9 +80,9 @@ def init() -> Job:
         return _create_group(runtime, options)
 
     dist.Backend.register_backend("relight", create, extended_api=True, devices=["cpu", "cuda"])
-    store: dist.Store
+    store: Store
     if runtime.is_standby:
-        store = dist.HashStore()
+        store = HashStore()
     else:
         order = runtime.await_order(Assign)
         runtime.take_assignment(order.generation, order.rank)

@@ -7,6 +7,9 @@ import time
 import xxhash
 
 from relight.core.position import (
+    BATCH_MARK,
+    BATCH_MARK_OFFSET,
+    INHERITED_MARK_OFFSET,
     MAPPING_BYTES,
     PRIVATE_HEADER,
     PRIVATE_OFFSET,
@@ -75,6 +78,15 @@ class PositionPage:
     def report_loss(self, loss: float) -> None:
         """Show the last loss."""
         _LOSS.pack_into(self._map, 8 * WORD["loss"], loss)
+
+    def mark_batch(self, step: int, digest: int) -> None:
+        """Leave word of which batch was drawn for a step, for whoever has to draw it again."""
+        BATCH_MARK.pack_into(self._map, BATCH_MARK_OFFSET, step, digest)
+
+    def inherited_batch(self) -> tuple[int, int]:
+        """(step, digest) of the batch that the predecessor at this rank drew last; step -1 if it is not known."""
+        step, digest = BATCH_MARK.unpack_from(self._map, INHERITED_MARK_OFFSET)
+        return (step, digest) if digest else (-1, 0)
 
     def set_private_versions(self, versions: tuple[int, int]) -> None:
         self._words[WORD["private_version_0"]], self._words[WORD["private_version_1"]] = versions

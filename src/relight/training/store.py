@@ -7,7 +7,7 @@ that use the store directly.
 import threading
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from relight.errors import StepInterrupted
 from relight.training.link import AgentLink
@@ -72,7 +72,7 @@ class StoreClient:
         return reply
 
 
-class GenerationStore(dist.Store):
+class GenerationStore(Store):
     """A c10d store whose keys belong to one generation and one group."""
 
     def __init__(self, client: StoreClient, generation: int, prefix: str) -> None:
@@ -91,7 +91,7 @@ class GenerationStore(dist.Store):
             self.wait([key])
         return self._seen.pop(key)
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         seconds = timeout.total_seconds() if timeout is not None else None
         values = self._client.wait(self._generation, tuple(self._prefix + key for key in keys), seconds)
         self._seen.update(zip(keys, values, strict=True))

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 # The operations of a process group, by the names of 2.13 and of older versions; those that exist are delegated.
@@ -27,7 +28,7 @@ OPERATIONS = tuple(name for name in _OPERATIONS if hasattr(ProcessGroup, name))
 
 def make_inner_group(store: Store, rank: int, size: int, name: str, cuda: torch.device | None) -> ProcessGroup:
     """A real process group: gloo for CPU tensors, NCCL too where a CUDA device is given. Blocks until formed."""
-    group = ProcessGroup(store, rank, size)  # type: ignore[call-arg]
+    group = ProcessGroup(store, rank, size)
     gloo = dist.ProcessGroupGloo(store, rank, size, _FORMING_TIMEOUT)
     gloo._set_default_timeout(_COLLECTIVE_TIMEOUT)
     kind = ProcessGroup.BackendType.GLOO
@@ -36,7 +37,7 @@ def make_inner_group(store: Store, rank: int, size: int, name: str, cuda: torch.
     if cuda is not None:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _COLLECTIVE_TIMEOUT
-        nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
+        nccl = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
         group._set_default_backend(ProcessGroup.BackendType.NCCL)
         group._register_backend(cuda, ProcessGroup.BackendType.NCCL, nccl)
     group._set_group_name(name)  # type: ignore[arg-type]
@@ -46,7 +47,7 @@ def make_inner_group(store: Store, rank: int, size: int, name: str, cuda: torch.
 def make_detached_group(rank: int, size: int, device: torch.device) -> ProcessGroup:
     """A group of `size` whose operations complete at once without a peer: what a standby builds and warms up on."""
     fake = torch._C._distributed_c10d.FakeProcessGroup._create_internal(rank, size)
-    group = ProcessGroup(dist.HashStore(), rank, size)  # type: ignore[call-arg]
+    group = ProcessGroup(HashStore(), rank, size)
     group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, fake)
     if device.type != "cpu":

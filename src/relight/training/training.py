@@ -31,7 +31,7 @@ from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import RestoreError, StepInterrupted, UsageError
 from relight.training import rng
-from relight.training.data import make_source
+from relight.training.data import batch_digest, make_source
 from relight.training.job import current_runtime
 from relight.training.runtime import Standing, Superseded
 from relight.training.state import TrackedState
@@ -139,6 +139,7 @@ class Training:
         self._attempt = 0
         self._until = 0
         self._batch: Any = None
+        self._inherited_mark = (-1, 0)
         self._batch_of = -1  # the step whose batch is in hand
         self._wrote = False  # the barrier of the step under way was passed
         self._prepared = False
@@ -239,6 +240,7 @@ class Training:
             batches = [self._source.next() for _ in range(self._accumulate)]
             self._batch = batches[0] if self._accumulate == 1 else batches
             self._batch_of = step.number
+            self._check_batch(step)
         if not self._preserve_rng:
             # Drawing the batch may have used the streams; a redo keeps its batch and draws nothing.
             rng.seed_everything(self._seed, "forward", self.version, runtime.rank)
@@ -247,6 +249,20 @@ class Training:
         else:
             rng.put_back(self._batch_streams[1])
         return self._batch
+
+    def _check_batch(self, step: Step) -> None:
+        """A replacement must draw the very batch that its predecessor drew."""
+        page = self._runtime.page
+        digest = batch_digest(self._batch)
+        if self._inherited_mark[0] == step.number and self._inherited_mark[1] != digest and not self._warming:
+            raise UsageError(
+                f"the replacement of rank {self._runtime.rank} drew another batch for step {step.number} than the process "
+                "it replaced: the data depends on something that was fixed before the rank was known. Build samplers "
+                "with job.rank (torch's DistributedSampler is corrected by itself), or hand over a function: "
+                "relight.Training(data=lambda number: ...)"
+            )
+        if not self._warming:
+            page.mark_batch(step.number, digest)
 
     def _exit(self, step: Step, error: BaseException | None) -> bool:
         runtime = self._runtime
@@ -428,7 +444,8 @@ class Training:
             group.detach()
         started = time.monotonic_ns()
         redo = self.version == restore.target
-        copied, copy_seconds, known = 0, 0.0, {}
+        copied, copy_seconds = 0, 0.0
+        known: dict[int, list[int]] = {}
         if runtime.rank in restore.targets:
             copied, known = self._copy(restore)
             copy_seconds = self._seconds_since(started)
@@ -497,6 +514,7 @@ class Training:
             raise RestoreError(f"rank {runtime.rank} has no private state of version {restore.target}")
         private = decode_tree(payload)
         self._state.adopt_private(private)
+        self._inherited_mark = runtime.page.inherited_batch()
         self._source.position(restore.target * self._accumulate, runtime.rank)
         if private["data"] is not None:
             self._source.restore(private["data"])

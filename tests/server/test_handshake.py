@@ -1,0 +1,163 @@
+"""Strangers are told why they are refused; nobody else notices more than a line about it."""
+
+import struct
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from relight.server.connection import MAX_HELLO_BYTES, MAX_STRANGERS
+from relight.wire.messages import (
+    Challenge,
+    Hello,
+    NoticeUpdate,
+    Refused,
+    Samples,
+    Spawn,
+    StatusUpdate,
+    Welcome,
+)
+from tests.server.controller_process import ControllerProcess, Peer
+
+Start = Callable[..., ControllerProcess]
+
+
+@pytest.fixture
+def controller(start: Start) -> ControllerProcess:
+    return start(world_size=2)
+
+
+def check_refused(controller: ControllerProcess, peer: Peer, bystander: Peer, reason: str) -> None:
+    """The peer hears the reason and is cut off; the bystander hears of it, and goes on undisturbed."""
+    *_, refused = peer.expect_end()
+    assert isinstance(refused, Refused)
+    assert reason in refused.reason
+    bystander.expect(NoticeUpdate, lambda notice: reason in notice.text)
+    bystander.expect(StatusUpdate)
+    assert controller.process.poll() is None
+
+
+def test_a_peer_that_knows_the_token_is_welcome(controller: ControllerProcess) -> None:
+    peer = controller.connect()
+    peer.say_hello("observer", "someone")
+    assert peer.expect(Welcome).job == "test"
+
+
+def test_wrong_token(controller: ControllerProcess) -> None:
+    bystander, peer = controller.observer(), controller.connect()
+    peer.say_hello("agent", "node-0", token=bytes(32))
+    check_refused(controller, peer, bystander, "does not know this job's token")
+
+
+def test_a_proof_from_another_connection_is_worth_nothing(controller: ControllerProcess) -> None:
+    bystander, first, second = controller.observer(), controller.connect(), controller.connect()
+    hello = first.say_hello("observer", "first")
+    first.expect(Welcome)
+    second.expect(Challenge)
+    second.send(hello)
+    check_refused(controller, second, bystander, "does not know this job's token")
+
+
+def test_a_proof_for_another_role_is_worth_nothing(controller: ControllerProcess) -> None:
+    bystander, peer = controller.observer(), controller.connect()
+    hello = peer.say_hello("observer", "someone", token=b"wrong")
+    assert isinstance(hello, Hello)
+    check_refused(controller, peer, bystander, "does not know this job's token")
+
+
+def test_wrong_version_names_both(controller: ControllerProcess) -> None:
+    bystander, peer = controller.observer(), controller.connect()
+    peer.say_hello("agent", "node-0", version=99)
+    check_refused(controller, peer, bystander, "protocol version 99, this controller version 1")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "is over the limit of"),
+        (struct.pack(">I", MAX_HELLO_BYTES + 1), f"a frame of {MAX_HELLO_BYTES + 1} bytes is over the limit"),
+        (struct.pack(">I", 2**32 - 1), "is over the limit"),
+        (struct.pack(">I", 4) + b"\xc1\xff\xff\xff", "malformed message"),
+        (struct.pack(">I", 5) + b"\x80\x04\x95cK", "malformed message"),  # how a pickle begins
+        (struct.pack(">I", 0), "malformed message"),
+    ],
+)
+def test_garbage(controller: ControllerProcess, data: bytes, reason: str) -> None:
+    bystander, peer = controller.observer(), controller.connect()
+    peer.socket.sendall(data)
+    check_refused(controller, peer, bystander, reason)
+
+
+def test_another_message_than_hello(controller: ControllerProcess) -> None:
+    bystander, peer = controller.observer(), controller.connect()
+    peer.send(Samples(samples=()))
+    check_refused(controller, peer, bystander, "malformed message")
+
+
+@pytest.mark.parametrize(("role", "name"), [("master", "x"), ("agent", "../../etc"), ("agent", ""), ("agent", "a" * 65)])
+def test_bad_role_or_name(controller: ControllerProcess, role: str, name: str) -> None:
+    bystander, peer = controller.observer(), controller.connect()
+    peer.say_hello(role, name)
+    check_refused(controller, peer, bystander, "is no valid role and name")
+
+
+def test_a_silent_stranger_is_cut_off(controller: ControllerProcess) -> None:
+    bystander, peer = controller.observer(), controller.connect()
+    begun = time.monotonic()
+    check_refused(controller, peer, bystander, "no valid Hello within 5 s")
+    assert 4.0 < time.monotonic() - begun < 10.0
+
+
+def test_half_a_hello_is_cut_off_too(controller: ControllerProcess) -> None:
+    bystander, peer = controller.observer(), controller.connect()
+    peer.socket.sendall(struct.pack(">I", 100) + b"half")
+    check_refused(controller, peer, bystander, "no valid Hello within 5 s")
+
+
+def test_too_many_strangers_do_not_keep_peers_out_for_long(controller: ControllerProcess) -> None:
+    bystander = controller.observer()
+    strangers = [controller.connect() for _ in range(MAX_STRANGERS)]
+    for stranger in strangers:
+        stranger.expect(Challenge)
+    one_more = controller.connect()
+    check_refused(controller, one_more, bystander, f"more than {MAX_STRANGERS} connections wait")
+    strangers[0].close()
+    strangers[1].expect_end()  # the deadline frees the places
+    controller.observer("another")
+
+
+def test_a_flood_of_refusals_is_not_a_flood_of_lines(controller: ControllerProcess) -> None:
+    bystander = controller.observer()
+    for _ in range(100):
+        peer = controller.connect()
+        peer.socket.sendall(b"garbage!")
+        peer.expect_end()
+    lines = [line for line in controller.journal() if line.note]
+    assert 1 <= len(lines) <= 40
+    bystander.expect(StatusUpdate)
+
+
+def test_garbage_after_the_handshake_closes_that_connection_only(controller: ControllerProcess) -> None:
+    bystander, agent = controller.observer(), controller.agent()
+    agent.expect(Spawn)
+    observer = controller.observer("another")
+    observer.socket.sendall(struct.pack(">I", 3) + b"abc")
+    observer.expect_end()
+    bystander.expect(NoticeUpdate, lambda notice: "malformed message" in notice.text)
+    agent.send(Samples(samples=()))
+    bystander.expect(StatusUpdate)
+    assert controller.process.poll() is None
+
+
+def test_an_oversized_frame_after_the_handshake(controller: ControllerProcess) -> None:
+    bystander, observer = controller.observer(), controller.observer("another")
+    observer.socket.sendall(struct.pack(">I", 2**30))
+    observer.expect_end()
+    bystander.expect(NoticeUpdate, lambda notice: "a frame of 1073741824 bytes is over the limit" in notice.text)
+
+
+def test_the_token_is_never_sent(controller: ControllerProcess) -> None:
+    peer = controller.connect()
+    hello = peer.say_hello("observer", "someone")
+    assert controller.token not in msgspec.msgpack.encode(hello)

@@ -1,0 +1,166 @@
+"""The journal keeps what it can, says once when it cannot, and never stops the job."""
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from relight.core.commands import Audience, Notice, Stop
+from relight.core.events import ProcessExited, ProcessStarted
+from relight.core.position import Position
+from relight.server.journal import Journal, JournalLine, read_journal
+from relight.server.trace import TraceFile
+from relight.wire.messages import TraceChunk
+from relight.wire.settings import JobSettings
+
+SETTINGS = JobSettings(job="test", script="train.py")
+EVENT = ProcessStarted(process="w0", pid=1)
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "--lazy", str(mount)], check=True)
+
+
+class Alarms(list[str]):
+    def __call__(self, text: str) -> None:
+        self.append(text)
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    path, alarms = tmp_path / "journal.jsonl", Alarms()
+    journal = Journal(path, SETTINGS, alarms)
+    died = ProcessExited(
+        process="w0", exit_status=-9, evidence="was killed", position=Position(step=3, loss=2.5), noticed_ns=5
+    )
+    unstamped = msgspec.structs.replace(died, position=Position())  # its loss is not a number
+    stop = Stop(audience=Audience.MEMBERS, generation=2, why="w0 died")
+    journal.event(0.5, died)
+    journal.commands(0.5, [Notice(level="warning", why="w0 died"), stop])
+    journal.event(0.75, unstamped)
+    journal.expiry(1.0)
+    journal.note(1.5, "refused somebody")
+    journal.close()
+    header, lines = read_journal(path)
+    assert header.settings == SETTINGS
+    assert [line.now for line in lines] == [0.5, 0.5, 0.5, 0.75, 1.0, 1.5]
+    assert lines[0].event == died
+    assert lines[2].command == stop
+    assert repr(lines[3].event) == repr(unstamped)  # NaN is unlike itself
+    assert lines[4].expired
+    assert lines[5].note == "refused somebody"
+    assert not alarms
+
+
+def test_each_line_is_in_the_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, SETTINGS, Alarms())
+    for count in range(3):
+        assert len(read_journal(path)[1]) == count
+        journal.event(float(count), EVENT)
+    journal.close()
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, SETTINGS, Alarms())
+    journal.event(1.0, EVENT)
+    journal.event(2.0, EVENT)
+    journal.close()
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [line.now for line in read_journal(path)[1]] == [1.0]
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, SETTINGS, Alarms())
+    journal.event(1.0, EVENT)
+    journal.event(2.0, EVENT)
+    journal.close()
+    lines = path.read_bytes().split(b"\n")
+    lines[1] = b'{"now": "yesterday"}'
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(msgspec.ValidationError, match="line 2"):
+        read_journal(path)
+
+
+def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    Journal(path, SETTINGS, Alarms()).close()
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":99'))
+    with pytest.raises(msgspec.ValidationError, match="format 99"):
+        read_journal(path)
+
+
+def test_a_full_disk_is_told_once_and_what_is_there_stays_readable(full_disk: Path) -> None:
+    path, alarms = full_disk / "journal.jsonl", Alarms()
+    journal = Journal(path, SETTINGS, alarms)
+    for count in range(2_000):
+        journal.event(float(count), EVENT)
+        journal.commands(float(count), [Stop(audience=Audience.MEMBERS, generation=count, why="test")])
+    assert len(alarms) == 1
+    assert os.strerror(errno.ENOSPC) in alarms[0]
+    assert "training goes on without it" in alarms[0]
+    lines = read_journal(path)[1]
+    assert len(lines) > 50
+    assert [line.now for line in lines if line.event] == [float(count) for count in range(len(lines) - len(lines) // 2)]
+
+
+def test_a_place_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    alarms = Alarms()
+    journal = Journal(tmp_path / "missing" / "journal.jsonl", SETTINGS, alarms)
+    journal.event(1.0, EVENT)
+    journal.commands(1.0, [Stop(audience=Audience.MEMBERS, generation=2, why="test")])
+    journal.close()
+    assert len(alarms) == 1
+
+
+def test_an_older_journal_is_never_overwritten(tmp_path: Path) -> None:
+    path, alarms = tmp_path / "journal.jsonl", Alarms()
+    path.write_bytes(b"precious")
+    Journal(path, SETTINGS, alarms).event(1.0, EVENT)
+    assert path.read_bytes() == b"precious"
+    assert len(alarms) == 1
+
+
+def test_exactly_one_kind_of_line_is_written(tmp_path: Path) -> None:
+    line = msgspec.json.decode(msgspec.json.encode(JournalLine(now=1.0, wall="x", event=EVENT)))
+    assert sorted(line) == ["event", "now", "wall"]
+
+
+# --- the trace beside it ------------------------------------------------------------------------------------------
+CHUNK = TraceChunk(process="w0", rank=0, records=((1, 1, 0, 2, 0),), clock_offset_ns=0)
+
+
+def test_the_trace_keeps_two_files_of_bounded_size(tmp_path: Path) -> None:
+    trace = TraceFile(tmp_path, Alarms(), max_bytes=1_000)
+    for step in range(100):
+        trace.append(msgspec.structs.replace(CHUNK, records=((step, 1, step, 2, step),)))
+    newer, older = tmp_path / "trace.jsonl", tmp_path / "trace.1.jsonl"
+    assert 0 < newer.stat().st_size <= 1_000
+    assert 0 < older.stat().st_size <= 1_000
+    lines = (older.read_bytes() + newer.read_bytes()).splitlines()
+    steps = [msgspec.json.decode(line, type=TraceChunk).records[0][0] for line in lines]
+    assert steps == list(range(100 - len(steps), 100))
+
+
+def test_a_trace_on_a_full_disk_is_told_once(full_disk: Path) -> None:
+    alarms = Alarms()
+    trace = TraceFile(full_disk, alarms)
+    for _ in range(2_000):
+        trace.append(CHUNK)
+    assert len(alarms) == 1
+    assert os.strerror(errno.ENOSPC) in alarms[0]
