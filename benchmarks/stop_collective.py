@@ -12,7 +12,7 @@ cut+abandon   cut-read; what has not raised a moment later is abandoned, the res
 Four real processes all-reduce in a loop, 1 element three times out of four and 4 MiB the fourth time. In
 each trial one of them gets SIGKILL or SIGSTOP (in turns), the survivors are told, and form a new group
 with a replacement that was started beforehand. Survivors live on from trial to trial, which is the point:
-rank 0 lives through all of them. The parent imports torch, never starts a thread and forks every process,
+rank 0 lives through all of a turn. The parent imports torch, never starts a thread and forks every process,
 so a replacement costs milliseconds. Takes about a quarter of an hour on two cores.
 """
 
@@ -69,6 +69,8 @@ DETECTION_DELAY_MAX_S = 0.040
 BYSTANDER_CONNECTIONS = 4
 BYSTANDER_PAUSE_S = 0.001
 
+# The roads take turns, so that what else runs on the machine meets all of them. A job lives for one turn.
+TURNS = 4
 LISTENER_TRIALS = 20
 VARIANT_TRIALS = 100
 SEED = 20240607
@@ -745,10 +747,11 @@ class Series:
     load: int
     trials: list[Trial] = dataclasses.field(default_factory=list)
     oldest: list[Joined] = dataclasses.field(default_factory=list)  # rank 0 of the longest-lived job
-    finish_s: float | None = None
+    finish_s: list[float] = dataclasses.field(default_factory=list)
+    finish_outcomes: Counter[str] = dataclasses.field(default_factory=Counter)
     stuck_at_finish: int = 0
-    finish_outcome: str = "not tried"
-    load_average: float = 0.0  # of the last minute, at the end: what else ran on the machine shows here
+    # Of the last minute, at the end of each turn: what else ran on the machine shows here.
+    load_averages: list[float] = dataclasses.field(default_factory=list)
 
     def end(self, job: Job) -> None:
         """Note what the job's oldest process had gathered, and end what is left of it."""
@@ -756,15 +759,14 @@ class Series:
         job.kill()
 
 
-def run_series(mode: Mode, load: int, count: int, directory: Path) -> Series:
+def run_turn(series: Series, count: int, directory: Path) -> None:
     """Run trials, in one job for as long as it lives."""
-    series = Series(mode, load)
-    rng = random.Random(f"{SEED} {mode} {load}")
+    rng = random.Random(f"{SEED} {series.mode} {series.load} {len(series.trials)}")
     job: Job | None = None
-    with busy_loops(load):
+    with busy_loops(series.load):
         for number in range(count):
             fault = (signal.SIGKILL, signal.SIGSTOP)[number % 2]
-            job = job or Job(mode, directory, rng)
+            job = job or Job(series.mode, directory, rng)
             try:
                 job.start()
                 trial = job.trial(fault)
@@ -774,19 +776,20 @@ def run_series(mode: Mode, load: int, count: int, directory: Path) -> Series:
             if trial.outcome != "ok":
                 series.end(job)
                 job = None
-        series.load_average = round(os.getloadavg()[0], 1)
+        series.load_averages.append(round(os.getloadavg()[0], 1))
         if job is not None:
             finish(job, series)
-    return series
 
 
 def finish(job: Job, series: Series) -> None:
     """End a job in good order."""
     try:
-        series.finish_s, series.stuck_at_finish = job.finish()
-        series.finish_outcome = "ok"
+        took_s, stuck = job.finish()
+        series.finish_s.append(took_s)
+        series.stuck_at_finish += stuck
+        series.finish_outcomes["ok"] += 1
     except TrialFailedError as error:
-        series.finish_outcome = str(error)
+        series.finish_outcomes[str(error)] += 1
     series.end(job)
 
 
@@ -871,15 +874,15 @@ def whole(series: Series) -> dict[str, Any]:
     return {
         "mode": {**dataclasses.asdict(series.mode), "road": series.mode.road.value},
         "load": series.load,
-        "load_average": series.load_average,
+        "load_averages": series.load_averages,
         **outcomes(series.trials),
         "wrong_sums": sum(report.wrong_sums for report in joined),
         "all_reduces_checked": small + large,
         "healthy_small_ms_mean": mean_ms(sum(item.small_s for item in left), small),
         "healthy_large_ms_mean": mean_ms(sum(item.large_s for item in left), large),
         "rank_0": growth(series),
-        "finish": series.finish_outcome,
-        "finish_drop_ms": None if series.finish_s is None else round(series.finish_s * 1e3, 1),
+        "finish": dict(sorted(series.finish_outcomes.items())),
+        "finish_drop_ms": [round(took_s * 1e3, 1) for took_s in series.finish_s],
         "groups_stuck_at_finish": series.stuck_at_finish,
         "operations_stuck": sum(item.stuck for item in left),
         "ranks_with_stuck_operations": sum(item.stuck > 0 for item in left),
@@ -946,21 +949,23 @@ def print_whole(name: str, row: dict[str, Any]) -> None:
 
 def measure(trials: int, load: int, directory: Path) -> dict[str, Any]:
     """The whole experiment."""
-    comparison: list[dict[str, Any]] = []
-    plain: list[dict[str, Any]] = []
-    for loops, road in itertools.product(sorted({0, load}), Road):
-        series = run_series(Mode(road), loops, trials, directory)
-        comparison += [summary(series, fault) for fault in ("SIGKILL", "SIGSTOP")]
-        plain.append(whole(series))
-        print_whole(road.value, plain[-1])
+    plain = [Series(Mode(road), loops) for loops in sorted({0, load}) for road in Road]
+    for turn, series in itertools.product(range(TURNS), plain):
+        run_turn(series, trials // TURNS + (turn < trials % TURNS), directory)
+        print(f"turn {turn + 1} of {TURNS}: {series.mode.road}, load {series.load}", flush=True)
+    comparison = [summary(series, fault) for series in plain for fault in ("SIGKILL", "SIGSTOP")]
+    wholes = [whole(series) for series in plain]
+    for row in wholes:
+        print_whole(row["mode"]["road"], row)
     variants: dict[str, dict[str, Any]] = {}
     for name, mode in VARIANTS.items():
-        count = LISTENER_TRIALS if mode.cut_listener else VARIANT_TRIALS
-        variants[name] = whole(run_series(mode, 0, count, directory))
+        series = Series(mode, load=0)
+        run_turn(series, LISTENER_TRIALS if mode.cut_listener else VARIANT_TRIALS, directory)
+        variants[name] = whole(series)
         print_whole(name, variants[name])
     print()
     print_comparison(comparison)
-    return {"comparison": comparison, "series": plain, "variants": variants}
+    return {"comparison": comparison, "series": wholes, "variants": variants}
 
 
 def positive(text: str) -> int:

@@ -12,7 +12,7 @@ _HOMES = {
     "init": "relight.training.job",
     "Job": "relight.training.job",
     "Training": "relight.training.training",
-    "Step": "relight.training.training",
+    "Step": "relight.training.step",
 }
 __all__ = ["Job", "Step", "Training", "__version__", "init"]
 

@@ -248,7 +248,8 @@ def _add_chaos_flags(group: argparse._ArgumentGroup) -> None:
 
 def _unknown_hint(flag: str, parser: argparse.ArgumentParser) -> str:
     known = [option for action in parser._actions for option in action.option_strings]
-    near = difflib.get_close_matches(flag.partition("=")[0], known, n=1)
+    word = flag.partition("=")[0]
+    near = [option for option in known if option.startswith(word)] or difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"unknown argument {flag}; {hint}Arguments of the script itself go after its name; --help lists the others"
 

@@ -12,6 +12,8 @@ import math
 import os
 from pathlib import Path
 
+import msgspec
+
 from relight.chaos.plan import check_fault, parse_fault
 from relight.core.fault import Plan
 from relight.errors import UsageError
@@ -29,23 +31,20 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
     check_fit(world_size + standbys, arguments.oversubscribe)
     script = arguments.script_and_arguments[0] if arguments.script_and_arguments else ""
     check_script(script, module=arguments.module)
-    plan = build_plan(arguments, world_size, standbys)
-    run_dir = make_run_dir(arguments.run_dir, script, now)
-    return JobSettings(
-        job=run_dir.name,
+    settings = JobSettings(
+        job="",
         script=script,
         script_arguments=tuple(arguments.script_and_arguments[1:]),
         module=arguments.module,
         world_size=world_size,
         standbys=standbys,
-        run_dir=str(run_dir),
         controller_port=_port(arguments.controller_port, "--controller-port", lowest=0),
         master_address=arguments.master_addr,
         master_port=_port(arguments.master_port, "--master-port", lowest=1),
         max_failures=None if arguments.max_failures is None else _at_least(0, arguments.max_failures, "--max-failures"),
         max_failures_per_step=_at_least(1, arguments.max_failures_per_step, "--max-failures-per-step"),
         seed=arguments.seed,
-        plan=plan,
+        plan=build_plan(arguments, world_size, standbys),
         hang_timeout_seconds=_positive(arguments.hang_timeout_seconds, "--hang-timeout-seconds"),
         outside_hang_timeout_seconds=_positive(
             arguments.outside_hang_timeout_seconds, "--outside-hang-timeout-seconds"
@@ -54,6 +53,8 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
         frozen_timeout_seconds=_positive(arguments.frozen_timeout_seconds, "--frozen-timeout-seconds"),
         stop_timeout_seconds=_positive(arguments.stop_timeout_seconds, "--stop-timeout-seconds"),
     )
+    run_dir = make_run_dir(arguments.run_dir, script, now)  # last: a mistake above leaves nothing behind
+    return msgspec.structs.replace(settings, job=run_dir.name, run_dir=str(run_dir))
 
 
 def count_workers(asked: str) -> int:

@@ -46,6 +46,7 @@ END_SECONDS = 15.0  # for controller and agent, once the job has ended
 INTERRUPT_SECONDS = 5.0  # from Ctrl-C to SIGTERM
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 OUTPUT_SECONDS = 2.0  # for the last output, once nobody is left to write any
+MAX_TEMPORARY_BYTES = 60  # the agent's socket lies below it, and a socket's path has 107 bytes at most
 MAX_AGENT_DEATHS = 3  # within a minute
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -79,7 +80,10 @@ async def _launch(settings: JobSettings, screen: Screen, *, quiet: bool) -> int:
 
 def make_private_dir(settings: JobSettings) -> Path:
     """A directory that only this user can look into, with the job's token and settings."""
-    private_dir = Path(tempfile.mkdtemp(prefix="relight-"))  # mode 0700
+    place = tempfile.gettempdir()
+    if len(os.fsencode(place)) > MAX_TEMPORARY_BYTES:
+        place = "/tmp"
+    private_dir = Path(tempfile.mkdtemp(prefix="relight-", dir=place))  # mode 0700
     try:
         for name, content in (("token", secrets.token_bytes(32)), ("settings.json", msgspec.json.encode(settings))):
             descriptor = os.open(private_dir / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -313,7 +317,8 @@ class Launcher:
                 self._screen.say(f"{what}, {MAX_AGENT_DEATHS} times within a minute; ending the job", "error")
                 self._ask_to_end("the agent keeps dying")
                 return
-            self._screen.say(f"{what}; its workers train on, and a new agent adopts them", "warning")
+            then = "its workers train on, and a new agent adopts them" if status < 0 else "starting another"
+            self._screen.say(f"{what}; {then}", "warning")
             adopt = ("--adopt",)
 
     async def _kill_if_frozen(self, pid: int) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import psutil
 
 from relight.agent.page import Page
 from relight.agent.probes import environment
@@ -78,11 +79,6 @@ class Connection:
 
     def of_kind(self, kind: type[M]) -> list[M]:
         return [message for message in self.seen if isinstance(message, kind)]
-
-    def expect_end(self) -> None:
-        """Read until the agent hangs up."""
-        while receive_payload(self._socket) is not None:
-            pass
 
     def close(self) -> None:
         self._socket.close()
@@ -151,11 +147,16 @@ class Job:
         code = f"import os, subprocess; subprocess.run([*{command!r}, str(os.getpid())])"
         self._launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
         connection, _ = self._listener.accept()
+        (agent,) = psutil.Process(self._launcher.pid).children()
+        self._launched = os.pidfd_open(agent.pid)
         return Connection(connection, self._token)
 
     def kill_launcher(self) -> None:
+        """SIGKILL it, and wait for the end of the agent that it started."""
         self._launcher.kill()
         self._launcher.wait(DEADLINE_SECONDS)
+        assert select.select([self._launched], [], [], DEADLINE_SECONDS)[0], "the agent lives on"
+        os.close(self._launched)
 
     def close_listener(self) -> None:
         """From now on nobody listens on the controller's port."""

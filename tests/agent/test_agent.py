@@ -355,7 +355,6 @@ def test_the_agent_ends_with_its_launcher(job: Job) -> None:
     ask(connection, "talk-0", 1)
     job.kill_launcher()
     connection.exit_of("talk-0")
-    connection.expect_end()
     assert job.processes() == []
 
 

@@ -12,10 +12,15 @@ from relight.agent.probes import MemoryKills, Probe, environment, start_time
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "1000"], env={"WHO": "me=you", "PATH": os.environ["PATH"]})
-    yield process
-    process.kill()
-    process.wait()
+    """A process that has begun to run its program."""
+    environment = {"WHO": "me=you", "PATH": os.environ["PATH"]}
+    with subprocess.Popen(["cat"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as cat:
+        assert cat.stdin is not None
+        assert cat.stdout is not None
+        cat.stdin.write(b"x")
+        assert cat.stdout.read(1) == b"x"
+        yield cat
+        cat.kill()
 
 
 def test_a_process_is_read_while_it_lives_stops_and_dies(child: subprocess.Popen[bytes]) -> None:

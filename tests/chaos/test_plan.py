@@ -53,10 +53,9 @@ def test_white_space_and_case_of_the_action_do_not_matter(fault: Fault, space: s
 def test_any_text_is_a_fault_or_one_clear_error(text: str) -> None:
     try:
         fault = parse_fault(text)
-    except UsageError as error:
-        assert "--chaos" in str(error)
-    else:
-        assert parse_fault(describe_fault(fault)) == fault
+    except UsageError:
+        return
+    assert parse_fault(describe_fault(fault)) == fault
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import random
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +35,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--streams", default="step", choices=["step", "preserve"])
     parser.add_argument("--evaluate", action="store_true", help="evaluate and draw random numbers between steps")
     parser.add_argument("--zero-first", action="store_true", help="zero_grad at the start of the step")
-    parser.add_argument("--save", default="", help="write the final parameters of rank 0 here")
+    parser.add_argument("--noise", type=float, default=0.01, help="how much of Python's random numbers to add to x")
+    parser.add_argument("--save", default="", help="write digests of what this rank ends with to SAVE.RANK")
     return parser.parse_args()
 
 
@@ -60,6 +63,36 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         model.parameters(), lr=0.003, fused=kind == "adamw-fused" or None, foreach=kind == "adamw-foreach" or None
     )
+
+
+def save(path: str, model: DDP, **others: Any) -> None:
+    """Write a digest of the raw bytes of everything that training changes: independent of relight's own digest."""
+    found = {"parameters": digest(dict(model.named_parameters())), "buffers": digest(dict(model.named_buffers()))}
+    found.update((name, digest(thing.state_dict())) for name, thing in others.items() if thing is not None)
+    with open(path + ".part", "w") as file:
+        json.dump(found, file)
+    os.replace(path + ".part", path)
+
+
+def digest(tree: Any) -> str:
+    sha = hashlib.sha256()
+    _feed(sha, tree)
+    return sha.hexdigest()[:16]
+
+
+def _feed(sha: Any, tree: Any) -> None:
+    if isinstance(tree, torch.Tensor):
+        sha.update(f"{tree.dtype} {list(tree.shape)}".encode())
+        sha.update(tree.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            sha.update(repr(key).encode())
+            _feed(sha, value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            _feed(sha, value)
+    else:
+        sha.update(repr(tree).encode())
 
 
 def main() -> None:
@@ -107,7 +140,7 @@ def main() -> None:
             for index, (x, y) in enumerate(batches):
                 last = index == len(batches) - 1
                 with contextlib.nullcontext() if last else model.no_sync():
-                    noise = random.random() * 0.01
+                    noise = random.random() * options.noise
                     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.autocast):
                         loss = F.cross_entropy(model(x + noise), y) / len(batches)
                     if step.number == options.overflow_at:
@@ -135,10 +168,8 @@ def main() -> None:
             with torch.no_grad():
                 model.module(data[:8])
             model.train()
-    if options.save and job.rank == 0:
-        with open(options.save + ".part", "w") as file:
-            json.dump([p.detach().double().sum().item() for p in model.parameters()], file)
-        os.replace(options.save + ".part", options.save)
+    if options.save:
+        save(f"{options.save}.{job.rank}", model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ class ControllerProcess:
         (self.private_dir / "settings.json").write_bytes(msgspec.json.encode(self.settings))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "relight.server", "--private-dir", str(self.private_dir)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             stderr=subprocess.PIPE,
             text=True,
         )

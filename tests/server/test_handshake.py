@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from relight.core.commands import Spawn
 from relight.server.connection import MAX_HELLO_BYTES, MAX_STRANGERS
 from relight.wire.messages import (
     Challenge,
@@ -14,7 +15,6 @@ from relight.wire.messages import (
     NoticeUpdate,
     Refused,
     Samples,
-    Spawn,
     StatusUpdate,
     Welcome,
 )
@@ -95,7 +95,9 @@ def test_another_message_than_hello(controller: ControllerProcess) -> None:
     check_refused(controller, peer, bystander, "malformed message")
 
 
-@pytest.mark.parametrize(("role", "name"), [("master", "x"), ("agent", "../../etc"), ("agent", ""), ("agent", "a" * 65)])
+@pytest.mark.parametrize(
+    ("role", "name"), [("master", "x"), ("agent", "../../etc"), ("agent", ""), ("agent", "a" * 65)]
+)
 def test_bad_role_or_name(controller: ControllerProcess, role: str, name: str) -> None:
     bystander, peer = controller.observer(), controller.connect()
     peer.say_hello(role, name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relight.core.commands import Assign, Kill, Notice, Spawn
+from relight.core.commands import Assign, Command, Kill, Notice, Spawn
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.detector import Sample
 from relight.core.events import (
@@ -104,7 +104,8 @@ def test_replaying_the_journal_gives_the_same_orders(start: Start) -> None:
     header, lines = read_journal(controller.run_dir / "journal.jsonl")
     names = ControllerSettings.__struct_fields__
     core = Controller(ControllerSettings(**{name: getattr(header.settings, name) for name in names}))
-    replayed, recorded = [], [line.command for line in lines if line.command is not None]
+    replayed: list[Command] = []
+    recorded = [line.command for line in lines if line.command is not None]
     for line in lines:
         if line.event is not None:
             replayed += core.handle(line.event, line.now)
@@ -177,7 +178,9 @@ def test_observers_see_status_and_notices(start: Start) -> None:
     agent, observer = controller.agent(), controller.observer()
     workers = start_workers(agent, 2)
     agent.send(Samples(samples=tuple(sample(name) for name in workers)))
-    status = observer.expect(StatusUpdate, lambda update: all(item.rss_bytes for item in update.ranks) and bool(update.ranks))
+    status = observer.expect(
+        StatusUpdate, lambda update: all(item.rss_bytes for item in update.ranks) and bool(update.ranks)
+    )
     assert [item.process for item in status.ranks] == workers
     assert [item.position.step for item in status.ranks] == [1, 1]
     assert (status.job, status.generation) == ("test", 1)
@@ -330,7 +333,9 @@ def test_a_port_in_use_is_named_with_the_flag_that_changes_it(start: Start, tmp_
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(AssertionError, match=rf"port 127\.0\.0\.1:{port} is in use; choose another with --controller-port"):
+        with pytest.raises(
+            AssertionError, match=rf"port 127\.0\.0\.1:{port} is in use; choose another with --controller-port"
+        ):
             start(controller_port=port, run_dir=tmp_path / "unused")
     assert not any((tmp_path / "unused").iterdir())
 

@@ -651,8 +651,8 @@ def _startup_mismatch(reports: list[ev.TrainingEntered]) -> str:
     for other in reports[1:]:
         if other.layout_digest != first.layout_digest:
             return (
-                f"rank {other.rank} has other parameters or optimizer settings than rank {first.rank} (names, shapes or "
-                "dtypes differ); every rank must build the same model"
+                f"rank {other.rank} has other parameters or optimizer settings than rank {first.rank} (names, shapes "
+                "or dtypes differ); every rank must build the same model"
             )
         if other.until != first.until:
             return f"rank {other.rank} wants {other.until} steps, rank {first.rank} wants {first.until}; use one number"
@@ -670,7 +670,7 @@ def _handshake_mismatch(reports: list[ev.Restored], target: int) -> str:
     for report in reports:
         if report.version != target:
             return f"rank {report.rank} is at version {report.version} after a restore to {target}"
-        for what in ("lineage", "layout_digest", "state_digest", "data_digest"):
+        for what in ("lineage", "layout_digest", "state_digest"):
             mine, theirs = getattr(report, what), getattr(first, what)
             if mine != theirs:
                 return (

@@ -114,7 +114,6 @@ class Restored(_Event, frozen=True, kw_only=True):
     lineage: str
     state_digest: str
     layout_digest: str
-    data_digest: str  # replicated part of the data cursor
     progress: RestoreProgress
 
 

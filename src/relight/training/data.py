@@ -53,8 +53,8 @@ def make_source(data: Any, seed: int) -> DataSource:
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return FunctionSource(lambda step: data[step % len(data)])
     raise UsageError(
-        f"relight.Training(data=...) got a {type(data).__qualname__}: hand over a DataLoader, an object with state_dict() "
-        "(torchdata's StatefulDataLoader), a sequence of batches, or a function from the step to its batch, so that a "
+        f"relight.Training(data=...) got a {type(data).__qualname__}: hand over a DataLoader, an object with "
+        "state_dict() (torchdata's StatefulDataLoader), a sequence of batches, or a function from the step to its batch, so that a "
         "replacement can find its place"
     )
 
@@ -125,8 +125,8 @@ class LoaderSource:
             length = len(self._loader)
         except TypeError as error:
             raise UsageError(
-                "the DataLoader has no length (an IterableDataset without __len__), so a replacement could not find its "
-                "place: use torchdata's StatefulDataLoader"
+                "the DataLoader has no length (an IterableDataset without __len__), so a replacement could not find "
+                "its place: use torchdata's StatefulDataLoader"
             ) from error
         if length == 0:
             raise UsageError("the DataLoader is empty on this rank: the dataset is smaller than one batch per rank")

@@ -98,8 +98,8 @@ def _create_group(runtime: Runtime, options: Any) -> RelightProcessGroup:
     size = options.group_size
     if size != runtime.world_size:
         raise UsageError(
-            f"a process group of {size} of {runtime.world_size} ranks: subgroups are not supported yet, only the default "
-            "group (DDP and plain collectives)"
+            f"a process group of {size} of {runtime.world_size} ranks: subgroups are not supported yet, only the "
+            "default group (DDP and plain collectives)"
         )
     group = RelightProcessGroup(runtime, lambda: runtime.rank, size, runtime.device)
     if runtime.groups or runtime.is_standby:

@@ -3,6 +3,7 @@
 import mmap
 import struct
 import time
+from typing import Any
 
 import xxhash
 
@@ -21,7 +22,8 @@ from relight.core.position import (
     WORD,
     Phase,
 )
-from relight.errors import UsageError
+from relight.errors import RestoreError, UsageError
+from relight.transfer.codec import decode_tree
 
 _LOSS = struct.Struct("<d")
 
@@ -116,3 +118,11 @@ class PositionPage:
         start = offset + PRIVATE_HEADER.size
         payload = self._map[start : start + length]
         return payload if xxhash.xxh3_64_intdigest(payload) == checksum else None
+
+    def read_private_tree(self, version: int) -> dict[str, Any]:
+        """The same, decoded. Raises RestoreError if it is not there."""
+        payload = self.read_private(version)
+        if payload is None:
+            raise RestoreError(f"the rank-private state of version {version} is not beside this rank's page")
+        tree: dict[str, Any] = decode_tree(payload)
+        return tree

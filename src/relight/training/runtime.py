@@ -143,8 +143,8 @@ class Runtime:
         self.cut_collectives += 1
         self.say(
             "cut",
-            f"rank {self.rank}: {operation} between two steps was cut short by a recovery; its result is this rank's own "
-            "value. Put collectives inside `with step`, before optimizer.step(), where they are repeated",
+            f"rank {self.rank}: {operation} between two steps was cut short by a recovery; its result is this rank's "
+            "own value. Put collectives inside `with step`, before optimizer.step(), where they are repeated",
         )
 
     def unprotected(self, operation: str) -> None:
@@ -152,13 +152,13 @@ class Runtime:
             where = "after optimizer.step()" if self.in_step else "between two steps"
             self.say(
                 "unprotected",
-                f"the script calls {operation} {where}, where a recovery cannot repeat it: should a failure strike just "
-                "there, each rank keeps its own value. Move it inside `with step`, before optimizer.step()",
+                f"the script calls {operation} {where}, where a recovery cannot repeat it: should a failure strike "
+                "just there, each rank keeps its own value. Move it inside `with step`, before optimizer.step()",
             )
 
-    def await_verdict(self) -> bool:
+    def await_verdict(self, summary: str = "the connection to a peer was lost") -> bool:
         """A collective broke: wait for the Stop that explains it. False if the group is sound and none comes."""
-        return self.closed or (self.is_broken() and self.await_stop("the connection to a peer was lost"))
+        return self.closed or (self.is_broken() and self.await_stop(summary))
 
     def is_broken(self) -> bool:
         """Whether some peer's connection has ended."""

@@ -11,10 +11,15 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from relight.errors import UsageError
+from relight.training.torch_private import reset_scaler
 from relight.transfer.codec import Flat, digest_of, tensor_digests
-from relight.transfer.restore import Restored
+
+# Buffers are compared with their value at the start of the step in these steps, and every so often after.
+_FULL_BUFFER_STEPS = 3
+_BUFFER_CHECK_EVERY = 256
 
 
 @runtime_checkable
@@ -36,6 +41,8 @@ class TrackedState:
         objects: dict[str, Any],
         per_rank: dict[str, Any],
     ) -> None:
+        for name in [name for name, thing in objects.items() if isinstance(thing, nn.Module)]:
+            modules[name] = objects.pop(name)  # an averaged model, say: copied tensor by tensor
         self.modules = modules
         self.optimizers = optimizers
         self.objects = objects
@@ -44,9 +51,13 @@ class TrackedState:
             if not isinstance(thing, Stateful):
                 raise UsageError(
                     f"relight.Training({name}=...) got a {type(thing).__qualname__}, which has no state_dict() and "
-                    "load_state_dict(): add them (as in torch.distributed.checkpoint's Stateful), or do not hand it over"
+                    "load_state_dict(): add them (as in torch.distributed.checkpoint's Stateful), or do not hand it "
+                    "over"
                 )
         self.parameters = [p for module in modules.values() for p in module.parameters()]
+        self._check_optimizers()
+        self._mid_step = False
+        self.gradients_to_none = True  # whether gradients were None, not zeros, when the step under way started
         # Buffers known to change in forward, by module and name: rank-private from then on.
         self.private_buffers: set[tuple[str, str]] = set()
         self._buffers = {
@@ -102,7 +113,7 @@ class TrackedState:
         flat = self.replicated()
         return dict(zip(flat.paths, flat.tensors, strict=True))
 
-    def adopt(self, copy_: Restored, tree: Any) -> None:
+    def adopt(self, tree: Any, private_buffers: list[list[str]]) -> None:
         """Make a verified copy this rank's state. Tensors received in place are already where they belong."""
         with torch.no_grad():
             for name, part in tree["modules"].items():
@@ -118,7 +129,7 @@ class TrackedState:
                 _adopt_optimizer(self.optimizers[name], part)
         for name, part in tree["objects"].items():
             self.objects[name].load_state_dict(part)
-        self.private_buffers = {(owner, name) for owner, name in copy_.header.meta["private_buffers"]}
+        self.private_buffers = {(owner, name) for owner, name in private_buffers}
 
     # --- rank-private -----------------------------------------------------------------------------------------
     def private(self) -> dict[str, Any]:
@@ -137,8 +148,12 @@ class TrackedState:
             self.per_rank[name].load_state_dict(part)
 
     # --- step-local -------------------------------------------------------------------------------------------
-    def remember_step_start(self, *, every_buffer: bool) -> None:
+    def remember_step_start(self, step: int) -> None:
         """Copy what forward and backward may change, so that a rollback can put it back."""
+        self._mid_step = True
+        first = next(iter(self.parameters), None)
+        self.gradients_to_none = first is None or first.grad is None
+        every_buffer = step < _FULL_BUFFER_STEPS or step % _BUFFER_CHECK_EVERY == 0
         watched = self._buffers if every_buffer else self.private_buffers
         self._snapshot = {key: self._buffers[key].detach().clone() for key in watched}
         self._object_snapshot = {
@@ -154,21 +169,62 @@ class TrackedState:
                 self.private_buffers.add(key)
 
     def roll_back(self) -> None:
-        """Put back what changed since the step started. Parameters and optimizer state did not."""
+        """Put back what changed since the step started, unless it was committed. Parameters did not change."""
+        if not self._mid_step:
+            return
         with torch.no_grad():
             for key, before in self._snapshot.items():
                 if not _same_bits(before, self._buffers[key]):
                     self._buffers[key].copy_(before)
         for name, before in self._object_snapshot.items():
             {**self.objects, **self.per_rank}[name].load_state_dict(copy.deepcopy(before))
+        self._clear_gradients()
 
-    def clear_gradients(self, *, to_none: bool) -> None:
-        """Throw away gradients of the aborted step."""
+    def commit_step(self) -> None:
+        """The step counts: there is nothing to roll back to any more."""
+        self._mid_step = False
+        self._snapshot.clear()
+        self._object_snapshot.clear()
+
+    def clear_step(self) -> None:
+        """A replacement has nothing to roll back; it forgets its warm-up."""
+        self.commit_step()
+        self._clear_gradients()
+
+    def has_gradients(self) -> bool:
+        """Whether gradients are waiting for an optimizer step."""
+        return any(p.grad is not None and bool(p.grad.count_nonzero()) for p in self.parameters)
+
+    def _clear_gradients(self) -> None:
+        for thing in self.objects.values():
+            if isinstance(thing, torch.amp.GradScaler):
+                reset_scaler(thing)
         for parameter in self.parameters:
-            if to_none:
+            if self.gradients_to_none:
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad = torch.zeros_like(parameter.grad)
+
+    def is_tracked(self, thing: Any) -> bool:
+        """Whether this very object was handed over."""
+        known = [*self.modules.values(), *self.optimizers.values(), *self.objects.values()]
+        return any(thing is other for other in known)
+
+    def _check_optimizers(self) -> None:
+        owned = {id(p) for p in self.parameters}
+        for name, optimizer in self.optimizers.items():
+            for index, group in enumerate(optimizer.param_groups):
+                if any(id(p) not in owned for p in group["params"]):
+                    raise UsageError(
+                        f"parameter group {index} of {name} holds parameters of a module that was not handed over: "
+                        "relight.Training(model={...}) must name every module that trains"
+                    )
+            attached = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
+            if attached and not any(isinstance(thing, LRScheduler) for thing in self.objects.values()):
+                raise UsageError(
+                    f"a learning-rate scheduler is attached to {name} but was not handed over: "
+                    "relight.Training(..., scheduler=...)"
+                )
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Cheap trace of what only the protected block may change; compared between two steps."""
@@ -184,7 +240,7 @@ class TrackedState:
 
 def _may_change_before_write(thing: Any) -> bool:
     """Schedulers and scalers change only behind the barrier (their methods wait for it); others may not know."""
-    return not isinstance(thing, (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler))
+    return not isinstance(thing, (LRScheduler, torch.amp.GradScaler))
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -203,7 +259,7 @@ def _adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
         group.update(saved)
-    received = {index: values for index, values in tree["state"]}
+    received = dict(tree["state"])
     for index, parameter in enumerate(parameters):
         if index not in received:
             optimizer.state.pop(parameter, None)

@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from relight.errors import RestoreError
-from relight.transfer.codec import Flat, TensorSpec, empty_like, host_copy, piece_digest, pieces, raw_bytes
+from relight.transfer.codec import Flat, TensorSpec, empty_like, host_copy, piece_digest, pieces, raw_bytes, spec_of
 
 _LENGTH = struct.Struct(">I")
 _DIGEST = struct.Struct(">Q")
@@ -276,9 +276,8 @@ class RestoreClient:
 
 def _destination(own: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     """The target's own tensor if bytes can go straight into it, otherwise a new one in host memory."""
-    if own is not None and own.device.type == "cpu" and own.is_contiguous() and tuple(own.shape) == spec.shape:
-        if str(own.dtype) == f"torch.{spec.dtype}":
-            return own.detach()
+    if own is not None and own.device.type == "cpu" and own.is_contiguous() and spec_of(own) == spec:
+        return own.detach()
     return empty_like(spec)
 
 

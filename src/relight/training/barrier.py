@@ -1,0 +1,81 @@
+"""The barrier in front of the first write of a step: passing it proves that every rank is prepared."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from relight.core.fault import Point
+from relight.core.position import Phase
+from relight.errors import StepInterrupted, UsageError
+from relight.training.progress import Progress
+from relight.training.runtime import Runtime
+
+
+class Barrier:
+    """Called in front of every write; only the first one of a step waits."""
+
+    def __init__(self, runtime: Runtime, progress: Progress, prepare: Callable[[], None]) -> None:
+        self._runtime = runtime
+        self._progress = progress
+        self._prepare = prepare
+        self._fence = torch.zeros(2, dtype=torch.int64)
+
+    def before_write(self) -> None:
+        """Returns when the write may begin. Raises StepInterrupted if this step is to be repeated."""
+        progress, runtime = self._progress, self._runtime
+        if progress.wrote:
+            return
+        if not progress.warming:
+            self._pass(runtime)
+        progress.wrote = True
+
+    def _pass(self, runtime: Runtime) -> None:
+        page = runtime.page
+        if runtime.device.type == "cuda":
+            # A host that has only launched the collectives is not prepared (docs/PROTOCOL.md, C1 to C3).
+            torch.cuda.synchronize(runtime.device)
+        if runtime.closed:
+            raise StepInterrupted("the generation was closed before this rank was prepared")
+        self._prepare()
+        page.put("prepared", self._progress.version)
+        runtime.faults.strike(Point.BEFORE_BARRIER)
+        page.stamp(Phase.BARRIER)
+        if not self._complete_fence(runtime):
+            self._await_decision(runtime)
+        page.put("torn", 1)
+        page.stamp(Phase.OPTIMIZER)
+        runtime.faults.strike(Point.OPTIMIZER)
+
+    def _complete_fence(self, runtime: Runtime) -> bool:
+        """One small all-reduce: it completes only once every rank has entered it, prepared. False if it broke."""
+        fence, version = self._fence, self._progress.version
+        fence[0], fence[1] = 1, version
+        inner = runtime.groups[0].inner
+        if runtime.closed or inner is None:
+            return False
+        try:
+            runtime.page.count_collective()
+            work = inner.group.allreduce([fence])
+            runtime.faults.strike(Point.BARRIER)
+            work.wait()
+        except RuntimeError as error:
+            if not runtime.await_verdict(str(error)[:200]):
+                raise
+            return False
+        ranks, versions = fence.tolist()
+        if (ranks, versions) != (runtime.world_size, runtime.world_size * version):
+            raise UsageError(
+                f"rank {runtime.rank} is at step {version}, but the step numbers of all ranks add up to {versions} "
+                f"instead of {runtime.world_size * version}: some rank runs another number of steps or collectives"
+            )
+        return True
+
+    def _await_decision(self, runtime: Runtime) -> None:
+        """The barrier broke. Others may have passed it, so whether the step is finished is not for this rank to say."""
+        progress = self._progress
+        progress.restore = runtime.report_standing(progress.standing(prepared=True))
+        if progress.restore.target != progress.version + 1:
+            raise StepInterrupted("it was decided to repeat this step")
+        progress.finish_started_ns = time.monotonic_ns()
+        runtime.faults.strike(Point.FINISH)

@@ -1,0 +1,40 @@
+"""Where this rank stands: the version of its state, how it came about, and what it was decided to do next."""
+
+from dataclasses import dataclass
+
+import xxhash
+
+from relight.core.commands import Restore
+from relight.training.runtime import Standing
+
+
+@dataclass
+class Progress:
+    """Owned by the main thread."""
+
+    lineage: str  # hash chain over all committed steps: a step number alone is not a version (PROTOCOL.md, rule 13)
+    version: int = 0  # optimizer steps applied
+    until: int = 0
+    attempt: int = 0  # how often the step after `version` was started before
+    wrote: bool = False  # the barrier of the step under way was passed
+    warming: bool = False  # a standby's rehearsal
+    restore: Restore | None = None  # a decision that is not carried out yet
+    finish_started_ns: int = 0  # when this rank began to finish a step by itself
+    resumed_ns: int = 0
+    forward_ns: int = 0
+    first_after_recovery: bool = False
+
+    def advance(self, world_size: int) -> None:
+        """One more step is committed."""
+        self.lineage = xxhash.xxh3_64_hexdigest(f"{self.lineage}/{self.version}/{world_size}".encode())
+        self.version += 1
+
+    def standing(self, *, prepared: bool = False, blank: bool = False) -> Standing:
+        """What to report after Stop."""
+        return Standing(
+            step=self.version,
+            version=self.version,
+            lineage=self.lineage,
+            prepared=self.version if prepared else -1,
+            blank=blank,
+        )

@@ -1,0 +1,156 @@
+"""A worker's part in a recovery, on its main thread: stand still, reach the decided version, resume.
+
+The order is that of docs/PROTOCOL.md: Stop (done by the runtime), then Clean, Reset, Restore, Rollback, Resume.
+"""
+
+import time
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from relight.core.commands import Restore, Resume
+from relight.core.events import Restored, RestoreProgress
+from relight.core.fault import Point
+from relight.core.position import Phase
+from relight.errors import RestoreError
+from relight.training.batches import Batches
+from relight.training.group import Inner
+from relight.training.progress import Progress
+from relight.training.runtime import Runtime, Superseded
+from relight.training.state import TrackedState
+from relight.training.torch_private import BucketLayout
+from relight.transfer.codec import unflatten
+from relight.transfer.restore import Offer
+
+Digests = dict[int, list[int]]
+
+
+class Recovery:
+    """Everything that changes the state of this rank other than the script itself."""
+
+    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress, batches: Batches) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._progress = progress
+        self._batches = batches
+        self._layouts = [BucketLayout(m) for m in state.modules.values() if isinstance(m, DistributedDataParallel)]
+
+    def run(self, *, blank: bool = False) -> None:
+        """Returns once this rank trains on. From the top whenever a newer generation supersedes the one obeyed."""
+        runtime, progress = self._runtime, self._progress
+        runtime.in_step = False
+        while True:
+            restore, progress.restore = progress.restore, None
+            if restore is None or not runtime.is_current(restore.generation):
+                restore = runtime.report_standing(progress.standing(blank=blank))
+            runtime.page.stamp(Phase.PARKED)
+            try:
+                inner = self._obey(restore)
+                blank = False
+                runtime.await_order(Resume, restore.generation)
+                runtime.faults.strike(Point.RESUME)
+                runtime.open_generation(restore.generation, inner)
+            except Superseded:
+                continue
+            except RestoreError as error:
+                runtime.report_restore_failure(restore.generation, error)
+                runtime.await_newer(restore.generation)
+                continue
+            progress.attempt = restore.attempt
+            progress.resumed_ns = time.monotonic_ns()
+            progress.first_after_recovery = True
+            runtime.is_standby = False
+            runtime.page.put("prepared", -1)
+            return
+
+    def _obey(self, restore: Restore) -> Inner:
+        """Carry out Restore and report; returns the new group."""
+        runtime, progress = self._runtime, self._progress
+        finish_seconds = _seconds_since(progress.finish_started_ns)
+        progress.finish_started_ns = 0
+        forming = runtime.begin_forming(restore.generation)
+        for group in runtime.groups:
+            group.detach()
+        started_ns = time.monotonic_ns()
+        copied_bytes, known = 0, Digests()
+        is_target = runtime.rank in restore.targets
+        if is_target:
+            copied_bytes, known = self._copy(restore)
+        elif progress.version != restore.target:
+            raise RestoreError(f"rank {runtime.rank} is at version {progress.version}, the target is {restore.target}")
+        else:
+            self._state.roll_back()
+            if restore.targets:
+                self._offer(restore)
+        copy_seconds = _seconds_since(started_ns) if is_target else 0.0
+        runtime.faults.strike(Point.ROLLBACK)
+        rollback_started_ns = time.monotonic_ns()
+        for layout in self._layouts:
+            layout.reset(progress.version)
+        rollback_seconds = _seconds_since(rollback_started_ns)
+        digest_started_ns = time.monotonic_ns()
+        digest = self._state.digest(known)
+        digest_seconds = _seconds_since(digest_started_ns)
+        reform_started_ns = time.monotonic_ns()
+        inner = runtime.await_formed(forming, restore.generation)
+        runtime.link.send(
+            Restored(
+                process=runtime.process,
+                rank=runtime.rank,
+                generation=restore.generation,
+                version=progress.version,
+                lineage=progress.lineage,
+                state_digest=digest,
+                layout_digest=self._state.layout(),
+                progress=RestoreProgress(
+                    finish_seconds=finish_seconds,
+                    reform_seconds=_seconds_since(reform_started_ns),
+                    copy_seconds=copy_seconds,
+                    copied_bytes=copied_bytes,
+                    digest_seconds=digest_seconds,
+                    rollback_seconds=rollback_seconds,
+                ),
+            ),
+            report=True,
+        )
+        return inner
+
+    def _offer(self, restore: Restore) -> None:
+        """Serve this rank's state to the replacements. It stays as it is until Resume."""
+        meta = {
+            "lineage": self._progress.lineage,
+            "until": self._progress.until,
+            "private_buffers": sorted(self._state.private_buffers),
+            "gradients_to_none": self._state.gradients_to_none,
+        }
+        offer = Offer(restore.generation, restore.target, meta, self._state.replicated())
+        self._runtime.server.offer(offer)
+
+    def _copy(self, restore: Restore) -> tuple[int, Digests]:
+        """Fetch the target version from a source, and the rank-private state from beside the page."""
+        runtime, progress = self._runtime, self._progress
+        runtime.page.put("torn", 1)
+        client = runtime.fetcher(restore.generation)
+        source = restore.sources[runtime.rank % len(restore.sources)]
+        fetched = client.fetch(restore.generation, restore.target, [source.address], self._state.destination().get)
+        meta = fetched.header.meta
+        self._state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
+        private = runtime.page.read_private_tree(restore.target)
+        self._state.adopt_private(private)
+        self._batches.take_over(private, restore.target, runtime.rank)
+        progress.version, progress.lineage, progress.until = restore.target, meta["lineage"], meta["until"]
+        self._state.gradients_to_none = meta["gradients_to_none"]
+        self._state.clear_step()
+        runtime.page.put("torn", 0)
+        runtime.page.put("version", progress.version)
+        # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state.
+        in_place = _same_storage(self._state.replicated().tensors, fetched.tensors)
+        return fetched.received_bytes, dict(enumerate(fetched.digests)) if in_place else {}
+
+
+def _same_storage(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return len(left) == len(right) and all(a.data_ptr() == b.data_ptr() for a, b in zip(left, right, strict=True))
+
+
+def _seconds_since(start_ns: int) -> float:
+    return (time.monotonic_ns() - start_ns) / 1e9 if start_ns else 0.0

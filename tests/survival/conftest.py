@@ -1,0 +1,19 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.survival.harness import Bench, Outcome, Training
+
+
+@pytest.fixture(scope="session")
+def references() -> dict[Training, Outcome]:
+    """How undisturbed jobs end: computed when first asked for, once in a session."""
+    return {}
+
+
+@pytest.fixture
+def bench(tmp_path: Path, references: dict[Training, Outcome]) -> Iterator[Bench]:
+    """Runs jobs, each in a directory of its own."""
+    directories = (tmp_path / f"job-{number}" for number in range(10_000))
+    yield Bench(lambda: next(directories), references)

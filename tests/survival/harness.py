@@ -1,0 +1,309 @@
+"""Whole jobs, started by `relight run` as a user starts them, and judged by what is left of them.
+
+Every job gets a directory for temporary files and a mark in its environment of its own. Its processes lead sessions
+of their own and may be orphaned, so the mark is how they are found; nothing else is ever signalled.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from relight.core.report import JobReport, decode_report
+
+# All patience is a multiple of this: raise it where processors are slow or shared.
+PATIENCE = float(os.environ.get("RELIGHT_TEST_PATIENCE", "1"))
+HANG_SECONDS = 5.0 * PATIENCE
+DEADLINE_SECONDS = 100.0 * PATIENCE
+GONE_SECONDS = 3.0 * PATIENCE  # from the launcher's end until the last process is out of the process table
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / "tests" / "programs"
+SHARED_MEMORY = Path("/dev/shm")
+_MARK = "RELIGHT_TEST_JOB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What decides the bits that a job ends with, failures aside."""
+
+    ranks: int = 3
+    steps: int = 7
+    arguments: tuple[str, ...] = ()  # of the program
+    program: str = "train.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a job left behind."""
+
+    command: tuple[str, ...]
+    status: int
+    stdout: str
+    stderr: str
+    run_dir: Path
+    seconds: float
+    report: JobReport
+    finals: dict[int, dict[str, str]]  # per rank: digests of the final state, taken by the program itself
+
+    def describe(self) -> str:
+        """Everything that helps to understand a job that went wrong."""
+        faults = "\n".join(f"  {f.number}: rank {f.rank} {f.kind} {f.phase} {f.step}" for f in self.report.failures)
+        return (
+            f"{' '.join(self.command)}\nstatus {self.status} after {self.seconds:.1f} s; {self.run_dir}\n"
+            f"error: {self.report.error}\nfailures:\n{faults}\nrecoveries:\n"
+            + "\n".join(
+                f"  {r.number}: {r.decision} to {r.target_version}, repeated {r.steps_repeated}: {r.reason}"
+                for r in self.report.recoveries
+            )
+            + f"\nstdout: {self.stdout[-1500:]}\nstderr: {self.stderr[-3000:]}"
+        )
+
+
+class Job:
+    """A running job. Use it as a context: whatever happens inside, no process of it survives the end."""
+
+    def __init__(
+        self,
+        directory: Path,
+        training: Training,
+        *,
+        faults: Sequence[str] = (),
+        standbys: int = 1,
+        flags: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        hang_seconds: float = HANG_SECONDS,
+    ) -> None:
+        self.training = training
+        self.directory = directory
+        self.run_dir = directory / "run"
+        self.final = directory / "final"
+        self._mark = uuid.uuid4().hex
+        # Sockets live below it, and a socket's path may have 107 bytes.
+        self.temporary = Path(tempfile.mkdtemp(prefix="rl-"))
+        self._shared_memory_before = _shared_memory()
+        self.command = (
+            *(sys.executable, "-m", "relight.cli", "run"),
+            *("--nproc-per-node", str(training.ranks), "--standby", str(standbys), "--run-dir", str(self.run_dir)),
+            *("--hang-timeout-seconds", f"{hang_seconds:g}", "--outside-hang-timeout-seconds", f"{hang_seconds:g}"),
+            *flags,
+            *(word for sentence in faults for word in ("--chaos", sentence)),
+            *(str(PROGRAMS / training.program), "--steps", str(training.steps)),
+            *training.arguments,
+            *(("--save", str(self.final)) if training.program == "train.py" else ()),
+        )
+        directory.mkdir(parents=True, exist_ok=True)
+        self._started = time.monotonic()
+        with (directory / "stdout").open("wb") as out, (directory / "stderr").open("wb") as err:
+            self.launcher = subprocess.Popen(
+                self.command,
+                cwd=directory,
+                env=self._environment(environment or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def _environment(self, extra: dict[str, str]) -> dict[str, str]:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("RELIGHT_")}
+        paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        return {**inherited, "PYTHONPATH": paths, "TMPDIR": str(self.temporary), _MARK: self._mark, **extra}
+
+    # --- while it runs ----------------------------------------------------------------------------------------
+    def processes(self) -> list[psutil.Process]:
+        """The job's living processes, the launcher included."""
+        return [process for process in psutil.process_iter() if _environment_of(process).get(_MARK) == self._mark]
+
+    def workers(self) -> dict[str, psutil.Process]:
+        """The job's workers and standbys by name."""
+        named = ((_environment_of(p).get("RELIGHT_PROCESS"), p) for p in self.processes())
+        return {name: process for name, process in named if name is not None and _leads_session(process)}
+
+    def module(self, name: str) -> psutil.Process | None:
+        """The living process that runs `python -m NAME`, such as relight.agent."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if ["-m", name] == process.cmdline()[1:3]:
+                    return process
+        return None
+
+    def output(self) -> str:
+        """What the workers have printed so far."""
+        return (self.directory / "stdout").read_text(errors="replace")
+
+    def messages(self) -> str:
+        """What relight itself has said so far."""
+        return (self.directory / "stderr").read_text(errors="replace")
+
+    def journal(self) -> str:
+        """The controller's journal so far."""
+        path = self.run_dir / "journal.jsonl"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Look again and again until the condition holds; the job must not end before."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not condition():
+            assert self.launcher.poll() is None, f"the job ended before {what}\n{self.messages()}"
+            assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:g} s: {what}\n{self.messages()}"
+            time.sleep(0.01)
+
+    # --- its end ----------------------------------------------------------------------------------------------
+    def wait(self, deadline_seconds: float = DEADLINE_SECONDS) -> Outcome:
+        """Wait for the end of the job; then nothing of it may be left."""
+        try:
+            status = self.launcher.wait(deadline_seconds)
+        except subprocess.TimeoutExpired:
+            state = self._describe_processes()
+            self.kill()
+            raise AssertionError(
+                f"the job did not end within {deadline_seconds:g} s: {' '.join(self.command)}\n{state}\n"
+                f"{self.output()[-1500:]}\n{self.messages()[-3000:]}\njournal:\n{self.journal()[-3000:]}"
+            ) from None
+        seconds = time.monotonic() - self._started
+        self.check_nothing_is_left()
+        return Outcome(
+            command=self.command,
+            status=status,
+            stdout=self.output(),
+            stderr=self.messages(),
+            run_dir=self.run_dir,
+            seconds=seconds,
+            report=self._report(),
+            finals=self._finals(),
+        )
+
+    def check_nothing_is_left(self) -> None:
+        """No process, no shared memory, no private directory."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while (left := self.processes()) or _shared_memory() - self._shared_memory_before:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        state = self._describe_processes()
+        self.kill()
+        assert not left, f"still there {GONE_SECONDS:g} s after the launcher ended:\n{state}\n{self.messages()[-2000:]}"
+        assert _shared_memory() <= self._shared_memory_before
+        assert not list(self.temporary.glob("*relight*")), "a private directory is left"
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the job, until none is left."""
+        while processes := self.processes():
+            for process in processes:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=0.2)
+        self.launcher.wait()
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def _report(self) -> JobReport:
+        path = self.run_dir / "report.json"
+        return decode_report(path.read_bytes()) if path.exists() else JobReport(job="", error="there is no report")
+
+    def _finals(self) -> dict[int, dict[str, str]]:
+        found = {path.suffix[1:]: path for path in self.directory.glob(f"{self.final.name}.*")}
+        return {int(rank): json.loads(path.read_text()) for rank, path in sorted(found.items()) if rank.isdecimal()}
+
+    def _describe_processes(self) -> str:
+        lines = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                environment = _environment_of(process)
+                name = environment.get("RELIGHT_PROCESS", "")
+                lines.append(f"{process.pid} {process.status()} {name} {' '.join(process.cmdline())[:100]}")
+        return "\n".join(lines)
+
+
+def _environment_of(process: psutil.Process) -> dict[str, str]:
+    try:
+        environment: dict[str, str] = process.environ()
+    except (psutil.Error, OSError):  # gone, a zombie, or somebody else's
+        return {}
+    return environment
+
+
+def _leads_session(process: psutil.Process) -> bool:
+    try:
+        return os.getsid(process.pid) == process.pid
+    except ProcessLookupError:
+        return False
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
+
+
+@dataclass
+class Bench:
+    """Runs jobs one after the other, and remembers how undisturbed ones end."""
+
+    make_directory: Callable[[], Path]
+    references: dict[Training, Outcome] = field(default_factory=dict)
+
+    def run(
+        self,
+        training: Training,
+        *,
+        faults: Sequence[str] = (),
+        standbys: int = 1,
+        flags: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> Outcome:
+        """Run a job to its end, whatever that is."""
+        with self.start(training, faults=faults, standbys=standbys, flags=flags, environment=environment) as job:
+            return job.wait(deadline_seconds)
+
+    @contextlib.contextmanager
+    def start(
+        self,
+        training: Training,
+        *,
+        faults: Sequence[str] = (),
+        standbys: int = 1,
+        flags: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+    ) -> Iterator[Job]:
+        """Start a job, to be disturbed from outside."""
+        directory = self.make_directory()
+        with Job(
+            directory, training, faults=faults, standbys=standbys, flags=flags, environment=environment
+        ) as job:
+            yield job
+
+    def reference(self, training: Training) -> Outcome:
+        """The outcome of the same training, undisturbed. Computed once in a session."""
+        if training not in self.references:
+            outcome = self.run(training, standbys=0)
+            assert outcome.status == 0, outcome.describe()
+            assert not outcome.report.failures, outcome.describe()
+            assert outcome.report.final_version == training.steps
+            self.references[training] = outcome
+        return self.references[training]
+
+
+def send(process: psutil.Process | subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal one process of a job, if it is still there."""
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        process.send_signal(number)

@@ -1,0 +1,94 @@
+"""What must be true of a job that lived through planned faults."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from relight.chaos.plan import parse_fault
+from relight.core.fault import Action, Fault, Point
+from relight.core.report import FailureReport, RecoveryReport
+from tests.survival.harness import Outcome
+
+KINDS = {
+    Action.KILL: "killed",
+    Action.SEGFAULT: "killed",
+    Action.FREEZE: "frozen",
+    Action.RAISE: "exception",
+    Action.EXIT: "exited",
+    Action.LOOP: "hang",
+    Action.BLOCK: "hang",
+}
+# The phase that the rank has stamped last when a fault strikes it at this point.
+PHASES = {
+    Point.BETWEEN_STEPS: "OUTSIDE",
+    Point.FORWARD: "FORWARD",
+    Point.BACKWARD: "BACKWARD",
+    Point.BEFORE_BARRIER: "BACKWARD",
+    Point.BARRIER: "BARRIER",
+    Point.OPTIMIZER: "OPTIMIZER",
+    Point.AFTER_WRITE: "OPTIMIZER",
+    Point.AFTER_STEP: "OUTSIDE",
+}
+# How many versions beyond the step's own the job may go on from. A gradient that is not complete everywhere cannot
+# have been written by anyone; one that somebody has written must not be lost.
+ADVANCES = {
+    Point.BETWEEN_STEPS: {0},
+    Point.FORWARD: {0},
+    Point.BACKWARD: {0},
+    Point.BEFORE_BARRIER: {0, 1},
+    Point.BARRIER: {0, 1},
+    Point.OPTIMIZER: {1},
+    Point.AFTER_WRITE: {1},
+    Point.AFTER_STEP: {1},
+}
+# Whoever has passed the barrier may have begun the next step, which is then the one in flight.
+REPEATS = {Point.FORWARD: {1}, Point.BACKWARD: {1}}
+
+
+def check_survived(outcome: Outcome, reference: Outcome) -> None:
+    """The job ended as if nothing had happened."""
+    report, expected = outcome.report, reference.report
+    assert outcome.status == 0, outcome.describe()
+    assert report.error == "", outcome.describe()
+    assert report.final_version == expected.final_version, outcome.describe()
+    assert report.final_state_digest == expected.final_state_digest, outcome.describe()
+    assert report.final_lineage == expected.final_lineage, outcome.describe()
+    assert outcome.finals == reference.finals, f"{outcome.describe()}\n{outcome.finals}\n{reference.finals}"
+    assert "Traceback" not in outcome.stdout + outcome.stderr, outcome.describe()
+    for recovery in report.recoveries:
+        assert recovery.steps_repeated in (0, 1), outcome.describe()
+
+
+def check_faults(outcome: Outcome, sentences: Sequence[str]) -> None:
+    """Planned faults of steps, far enough apart to be survived one by one: each struck, and nothing else did."""
+    faults = [parse_fault(sentence) for sentence in sentences]
+    report = outcome.report
+    assert [describe(failure) for failure in report.failures] == [expect(fault) for fault in faults], outcome.describe()
+    assert [recovery.failures for recovery in report.recoveries] == [
+        (number,) for number in range(1, len(faults) + 1)
+    ], outcome.describe()
+    for fault, recovery in zip(faults, report.recoveries, strict=True):
+        assert recovery.replaced == (fault.rank,), outcome.describe()
+        check_decision(outcome, fault, recovery)
+
+
+def check_decision(outcome: Outcome, fault: Fault, recovery: RecoveryReport) -> None:
+    """The version that the job went on from is one that the fault's place in the step allows."""
+    assert fault.step is not None
+    assert recovery.target_version - fault.step in ADVANCES[fault.point], outcome.describe()
+    assert recovery.steps_repeated in REPEATS.get(fault.point, {0, 1}), outcome.describe()
+
+
+def check_struck(outcome: Outcome, sentences: Iterable[str]) -> None:
+    """Planned faults of steps that may come in any order: each struck, and nothing else did."""
+    expected = Counter(expect(parse_fault(sentence)) for sentence in sentences)
+    assert Counter(describe(failure) for failure in outcome.report.failures) == expected, outcome.describe()
+
+
+def expect(fault: Fault) -> tuple[int | None, str, str, int | None]:
+    """How the report should name a fault."""
+    return fault.rank, KINDS[fault.action], PHASES[fault.point], fault.step
+
+
+def describe(failure: FailureReport) -> tuple[int | None, str, str, int | None]:
+    """How the report does name a failure."""
+    return failure.rank, failure.kind, failure.phase, failure.step
