@@ -20,9 +20,38 @@ class _Listed(msgspec.Struct):
     start_time: int | None = None
 
 
-async def start_module(*arguments: str, pipe: bool = False) -> asyncio.subprocess.Process:
+class Child:
+    """One process of ours. Signals go through a pidfd: asyncio's own would now and then lose the exit status."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status, negative for a signal; None while it lives."""
+        return self._process.returncode
+
+    @property
+    def output(self) -> asyncio.StreamReader:
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+
+async def start_module(*arguments: str, pipe: bool = False) -> Child:
     """`python -m ...` in a session of its own: Ctrl-C reaches the launcher alone, which ends the job in order."""
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         *arguments,
@@ -30,24 +59,23 @@ async def start_module(*arguments: str, pipe: bool = False) -> asyncio.subproces
         stdout=asyncio.subprocess.PIPE if pipe else None,
         start_new_session=True,
     )
+    return Child(process)
 
 
-async def end_children(processes: Iterable[asyncio.subprocess.Process], grace_seconds: float) -> None:
+async def end_children(children: Iterable[Child], grace_seconds: float) -> None:
     """SIGTERM, and SIGKILL to those that are still there after `grace_seconds`."""
-    living = [process for process in processes if process.returncode is None]
+    living = [child for child in children if child.status is None]
     if grace_seconds > 0 and living:
-        for process in living:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-        waits = [asyncio.ensure_future(process.wait()) for process in living]
+        for child in living:
+            child.signal(signal.SIGTERM)
+        waits = [asyncio.ensure_future(child.wait()) for child in living]
         await asyncio.wait(waits, timeout=grace_seconds)
         for wait in waits:
             wait.cancel()
-    for process in living:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    for child in living:
+        if child.status is None:
+            child.signal(signal.SIGKILL)
+            await child.wait()
 
 
 def kill_listed(private_dir: Path) -> int:

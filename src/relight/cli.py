@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"relight: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # nothing was started yet, or it has been ended
+        return 130
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from relight.children import describe_exit, end_children, is_stopped, kill_listed, start_module
+from relight.children import Child, describe_exit, end_children, is_stopped, kill_listed, start_module
 from relight.core.report import decode_report
 from relight.errors import ProtocolError
 from relight.terminal import Screen
@@ -64,11 +64,11 @@ def launch(settings: JobSettings, *, quiet: bool) -> int:
 
 
 async def _launch(settings: JobSettings, screen: Screen, *, quiet: bool) -> int:
-    private_dir = make_private_dir(settings)
-    launcher = Launcher(settings, screen, private_dir)
+    launcher = Launcher(settings, screen)
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, launcher.interrupt, number)
+    private_dir = launcher.private_dir = make_private_dir(settings)
     try:
         status = await launcher.run()
     finally:
@@ -103,12 +103,12 @@ class _Address(msgspec.Struct):
 class Launcher:
     """One job as its user sees it."""
 
-    def __init__(self, settings: JobSettings, screen: Screen, private_dir: Path) -> None:
-        self._private_dir = private_dir
+    def __init__(self, settings: JobSettings, screen: Screen) -> None:
+        self.private_dir: Path  # set before `run`
         self._settings = settings
         self._screen = screen
-        self._controller: asyncio.subprocess.Process | None = None
-        self._agent: asyncio.subprocess.Process | None = None
+        self._controller: Child | None = None
+        self._agent: Child | None = None
         self._observer: asyncio.StreamWriter | None = None
         self._ended: JobEnded | None = None
         self._ending = asyncio.Event()  # the job is over, or is being ended
@@ -142,11 +142,11 @@ class Launcher:
     async def run(self) -> int:
         """Start everything and stay until the job has ended."""
         self._controller = await start_module(
-            "relight.server", "--private-dir", str(self._private_dir), "--parent", str(os.getpid())
+            "relight.server", "--private-dir", str(self.private_dir), "--parent", str(os.getpid())
         )
         address = await self._until_listening(self._controller)
         if address is None:
-            return 128 + self._signal if self._signal else self._controller.returncode or 1
+            return 128 + self._signal if self._signal else self._controller.status or 1
         self._started = True
         self._screen.say(f"{self._describe_job()}; logs in {self._settings.run_dir}")
         connected = asyncio.Event()
@@ -158,14 +158,14 @@ class Launcher:
         self._ending.set()
         return self._status()
 
-    async def _until_listening(self, controller: asyncio.subprocess.Process) -> _Address | None:
+    async def _until_listening(self, controller: Child) -> _Address | None:
         """Wait for the address that the controller announces; None if it ended, or a signal came, before."""
-        announced = self._private_dir / "controller.json"
+        announced = self.private_dir / "controller.json"
         deadline = time.monotonic() + CONTROLLER_START_SECONDS
         while time.monotonic() < deadline:
             if announced.exists():
                 return msgspec.json.decode(announced.read_bytes(), type=_Address)
-            if controller.returncode is not None or self._at_once.is_set():
+            if controller.status is not None or self._at_once.is_set():
                 return None
             await asyncio.sleep(0.01)
         self._screen.say(f"the controller did not start within {CONTROLLER_START_SECONDS:g} s", "error")
@@ -178,7 +178,7 @@ class Launcher:
         if self._ended is None:  # the last words may still be on their way
             await self._first(observing, asyncio.sleep(GRACE_SECONDS))
         if self._ended is None:
-            what = describe_exit(self._controller.returncode)
+            what = describe_exit(self._controller.status)
             self._screen.say(f"the controller {what}; nobody is left to handle failures, so the job ends", "error")
             return
         self._ending.set()
@@ -198,7 +198,7 @@ class Launcher:
             task.cancel()
         children = [process for process in (self._controller, self._agent) if process is not None]
         await end_children(children, 0.0 if self._at_once.is_set() and self._signal else GRACE_SECONDS)
-        kill_listed(self._private_dir)
+        kill_listed(self.private_dir)
         if self._pumps:
             await asyncio.wait(self._pumps, timeout=OUTPUT_SECONDS)
         if self._observer is not None:
@@ -286,7 +286,7 @@ class Launcher:
 
     def _answer(self, challenge: Challenge) -> None:
         assert self._observer is not None
-        token = (self._private_dir / "token").read_bytes()
+        token = (self.private_dir / "token").read_bytes()
         name = f"launcher-{os.getpid()}"
         mac = hello_mac(token, challenge.nonce, "observer", name)
         hello = Hello(protocol_version=PROTOCOL_VERSION, role="observer", name=name, mac=mac)
@@ -301,11 +301,11 @@ class Launcher:
         while True:
             self._agent = await start_module(
                 *("relight.agent", "--controller", controller, "--name", AGENT),
-                *("--private-dir", str(self._private_dir), "--parent", str(os.getpid()), *adopt),
+                *("--private-dir", str(self.private_dir), "--parent", str(os.getpid()), *adopt),
                 pipe=True,
             )
             self._pump(self._agent)
-            await self._first(self._agent.wait(), self._kill_if_frozen(self._agent.pid))
+            await self._first(self._agent.wait(), self._kill_if_frozen(self._agent))
             status = await self._agent.wait()
             if status >= 0:  # it ended in order, most likely because the job did: that news may be a moment behind
                 await self._first(self._ending.wait(), asyncio.sleep(GRACE_SECONDS))
@@ -321,21 +321,20 @@ class Launcher:
             self._screen.say(f"{what}; {then}", "warning")
             adopt = ("--adopt",)
 
-    async def _kill_if_frozen(self, pid: int) -> None:
+    async def _kill_if_frozen(self, agent: Child) -> None:
         """An agent that is stopped watches nobody: better no agent, and a successor, than this one."""
         while True:
             await asyncio.sleep(0.25)
-            if is_stopped(pid):
+            if is_stopped(agent.pid):
                 await asyncio.sleep(self._settings.frozen_timeout_seconds)
-                if is_stopped(pid):
+                if is_stopped(agent.pid):
                     self._screen.say("the agent is stopped (process state T); killing it", "warning")
-                    os.kill(pid, signal.SIGKILL)
+                    agent.signal(signal.SIGKILL)
                     return
 
-    def _pump(self, agent: asyncio.subprocess.Process) -> None:
+    def _pump(self, agent: Child) -> None:
         """Show what the agent relays from its workers, also what is left in the pipe after its death."""
-        assert agent.stdout is not None
-        pump = asyncio.create_task(self._pump_output(agent.stdout))
+        pump = asyncio.create_task(self._pump_output(agent.output))
         self._pumps.add(pump)
         pump.add_done_callback(self._pumps.discard)
 

@@ -54,8 +54,8 @@ def make_source(data: Any, seed: int) -> DataSource:
         return FunctionSource(lambda step: data[step % len(data)])
     raise UsageError(
         f"relight.Training(data=...) got a {type(data).__qualname__}: hand over a DataLoader, an object with "
-        "state_dict() (torchdata's StatefulDataLoader), a sequence of batches, or a function from the step to its batch, so that a "
-        "replacement can find its place"
+        "state_dict() (torchdata's StatefulDataLoader), a sequence of batches, or a function from the batch's "
+        "number to the batch, so that a replacement can find its place"
     )
 
 

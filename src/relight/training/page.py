@@ -109,6 +109,10 @@ class PositionPage:
         PRIVATE_HEADER.pack_into(self._map, offset, version, len(payload), xxhash.xxh3_64_intdigest(payload))
         self._words[WORD[name]] = version
 
+    def claim_private(self, version: int) -> None:
+        """The state of `version` that the agent put here, a predecessor's, is this process's own from now on."""
+        self._words[WORD[f"private_version_{version % 2}"]] = version
+
     def read_private(self, version: int) -> bytes | None:
         """The rank-private state kept for `version` (also one that the agent put there), or None."""
         offset = PRIVATE_OFFSET + (version % 2) * PRIVATE_SLOT_BYTES

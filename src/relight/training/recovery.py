@@ -141,6 +141,7 @@ class Recovery:
         progress.version, progress.lineage, progress.until = restore.target, meta["lineage"], meta["until"]
         self._state.gradients_to_none = meta["gradients_to_none"]
         self._state.clear_step()
+        runtime.page.claim_private(restore.target)
         runtime.page.put("torn", 0)
         runtime.page.put("version", progress.version)
         # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state.
