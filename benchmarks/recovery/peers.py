@@ -45,6 +45,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypeVar
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCES = (REPOSITORY, REPOSITORY / "src")  # also without an installed relight
 WORLD_SIZE = 4
 POLL_S = 0.01
 START_DEADLINE_S = 180.0  # until the step of the fault is under way
@@ -410,8 +412,9 @@ def launch(command: Sequence[str], output: Path, **variables: str) -> subprocess
     environment = os.environ | {
         **variables,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (*map(str, SOURCES), os.environ.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(output.parent),  # what a killed launcher leaves there goes with the trial's folder
     }
     with output.open("ab") as file:
         return subprocess.Popen(
@@ -501,14 +504,16 @@ class TorchrunJob:
 
 def measure_torchrun(trials: int, seed: int, workdir: Path) -> list[Trial]:
     """Kill one rank of a job that torchrun restarts from its last checkpoint, at most 20 steps old."""
-    results = []
-    for trial in range(trials):
-        plan = plan_fault("torchrun", seed, trial, TORCHRUN_FAULT_STEPS)
-        with trial_directory(workdir) as directory:
-            checkpoints = ("--checkpoint-dir", str(directory))
-            job = TorchrunJob(directory, "torchrun_checkpoint", seed, *checkpoints)
-            results.append(_reported(run_trial(job, "torchrun", seed, plan)))
-    return results
+    return [_reported(torchrun_trial(trial, seed, workdir)) for trial in range(trials)]
+
+
+def torchrun_trial(trial: int, seed: int, workdir: Path) -> Trial:
+    """One of them."""
+    plan = plan_fault("torchrun", seed, trial, TORCHRUN_FAULT_STEPS)
+    with trial_directory(workdir) as directory:
+        checkpoints = ("--checkpoint-dir", str(directory))
+        job = TorchrunJob(directory, "torchrun_checkpoint", seed, *checkpoints)
+        return run_trial(job, "torchrun", seed, plan)
 
 
 def measure_plain(steps: int, seed: int, workdir: Path) -> float:
@@ -598,13 +603,15 @@ class TorchftJob:
 
 def measure_torchft(mode: TorchftMode, trials: int, seed: int, workdir: Path) -> list[Trial]:
     """Kill one replica group of a torchft job, in its defaults or with all groups required."""
+    return [_reported(torchft_trial(mode, trial, seed, workdir)) for trial in range(trials)]
+
+
+def torchft_trial(mode: TorchftMode, trial: int, seed: int, workdir: Path) -> Trial:
+    """One of them."""
     system = "torchft" if mode == "default" else f"torchft-{mode}"
-    results = []
-    for trial in range(trials):
-        plan = plan_fault(system, seed, trial, TORCHFT_FAULT_STEPS)
-        with trial_directory(workdir) as directory:
-            results.append(_reported(run_trial(TorchftJob(directory, mode, seed), system, seed, plan)))
-    return results
+    plan = plan_fault(system, seed, trial, TORCHFT_FAULT_STEPS)
+    with trial_directory(workdir) as directory:
+        return run_trial(TorchftJob(directory, mode, seed), system, seed, plan)
 
 
 def _free_port() -> int:
@@ -662,7 +669,6 @@ def conditions() -> dict[str, object]:
             "kernel": platform.release(),
             **{name: _version(name) for name in ("torch", "torchft", "relight")},
         },
-        "world_size": WORLD_SIZE,
     }
 
 
@@ -676,22 +682,28 @@ def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return None
+        own = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+        return str(own["version"]) if package == own["name"] else None
 
 
 def write_results(path: Path, trials: Sequence[Trial], **more: object) -> None:
     """Write all trials, raw times included, with the conditions they were measured under."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    results = {**conditions(), **more, "trials": [dataclasses.asdict(trial) for trial in trials]}
+    results = {**conditions(), "world_size": WORLD_SIZE, **more, "trials": [dataclasses.asdict(trial) for trial in trials]}
     path.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def describe(trial: Trial) -> str:
+    """One line: who was killed where, and how the trial went."""
+    fault = trial.fault
+    where = f"rank {fault.rank}, step {fault.step}, {fault.phase}, {fault.fraction:.2f} of a step"
+    outcome = trial.failure or f"new step after {trial.next_new_step_s} s"
+    return f"{trial.system}: killed {where}: {outcome}"
 
 
 def _reported(trial: Trial) -> Trial:
     """Say at once how a trial went: a run takes minutes."""
-    fault = trial.fault
-    where = f"rank {fault.rank}, step {fault.step}, {fault.phase}, {fault.fraction:.2f} of a step"
-    outcome = trial.failure or f"new step after {trial.next_new_step_s} s"
-    print(f"{trial.system}: killed {where}: {outcome}", flush=True)
+    print(describe(trial), flush=True)
     return trial
 
 

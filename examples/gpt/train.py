@@ -169,7 +169,9 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(BYTES, options.width)
         self.positions = nn.Embedding(options.context, options.width)
         self.dropout = nn.Dropout(options.dropout)
-        self.blocks = nn.Sequential(*(Block(options.width, options.heads, options.dropout) for _ in range(options.layers)))
+        self.blocks = nn.Sequential(
+            *(Block(options.width, options.heads, options.dropout) for _ in range(options.layers))
+        )
         self.last_norm = nn.LayerNorm(options.width)
         for embedding in (self.embedding, self.positions):
             nn.init.normal_(embedding.weight, std=0.02)
@@ -202,7 +204,7 @@ def evaluate(model: GPT, text: Tensor) -> float:
 
 @torch.no_grad()
 def sample(model: GPT, prompt: bytes, length: int) -> str:
-    """`prompt` and what the model writes after it, in a box."""
+    """`prompt` and what the model writes after it; without anything a terminal would obey."""
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(0)
     tokens = torch.tensor([list(prompt)], device=device)
@@ -211,8 +213,8 @@ def sample(model: GPT, prompt: bytes, length: int) -> str:
         likely = model(tokens[:, -model.context :])[:, -1].softmax(dim=-1)
         tokens = torch.cat([tokens, torch.multinomial(likely, 1, generator=generator)], dim=1)
     model.train()
-    text = bytes(tokens[0].tolist()).decode(errors="replace")
-    return "\n".join(f"    | {line}" for line in text.splitlines())
+    lines = bytes(tokens[0].tolist()).decode(errors="replace").split("\n")
+    return "\n".join("    | " + "".join(c if c.isprintable() else " " for c in line) for line in lines)
 
 
 if __name__ == "__main__":

@@ -104,9 +104,9 @@ def is_stopped(pid: int) -> bool:
     return fields is not None and fields[_STATE] == "T"
 
 
-def describe_exit(status: int | None) -> str:
+def describe_exit(status: int) -> str:
     """ "died of SIGKILL" or "ended with status 1"."""
-    if status is not None and status < 0:
+    if status < 0:
         with contextlib.suppress(ValueError):
             return f"died of {signal.Signals(-status).name}"
     return f"ended with status {status}"

@@ -175,10 +175,12 @@ class Launcher:
         """Until the job has ended and controller and agent are gone, or the controller has died."""
         assert self._controller is not None
         await self._first(observing, self._controller.wait())
-        if self._ended is None:  # the last words may still be on their way
+        if self._ended is None:  # its last words, or the news of its death, may still be on their way
             await self._first(observing, asyncio.sleep(GRACE_SECONDS))
+            await self._first(self._controller.wait(), asyncio.sleep(GRACE_SECONDS))
         if self._ended is None:
-            what = describe_exit(self._controller.status)
+            status = self._controller.status
+            what = "does not answer" if status is None else describe_exit(status)
             self._screen.say(f"the controller {what}; nobody is left to handle failures, so the job ends", "error")
             return
         self._ending.set()

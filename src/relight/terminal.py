@@ -146,7 +146,7 @@ def progress_line(update: StatusUpdate) -> str:
 def fit_line(text: str) -> str:
     """Cut to the terminal's width: a live line that wraps cannot be cleared."""
     try:
-        width = os.get_terminal_size(2).columns
+        width = os.get_terminal_size(2).columns or 80
     except OSError:
         width = 80
     return text if len(text) < width else text[: max(0, width - 2)] + "…"

@@ -23,7 +23,7 @@ from relight.core.commands import Kill, Spawn
 from relight.core.events import ProcessExited, ProcessStarted
 from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder, receive_payload
 from relight.wire.handshake import check_mac
-from relight.wire.messages import PROTOCOL_VERSION, AgentUp, Challenge, Hello, StopAgent, ToWorkers, Welcome
+from relight.wire.messages import PROTOCOL_VERSION, AgentUp, Challenge, Hello, Samples, StopAgent, ToWorkers, Welcome
 from relight.wire.settings import JobSettings
 
 DEADLINE_SECONDS = 30.0
@@ -63,6 +63,9 @@ class Connection:
         self.send(Kill(process=process, why="test"))
 
     def exit_of(self, process: str) -> ProcessExited:
+        for exited in self.of_kind(ProcessExited):
+            if exited.process == process:
+                return exited
         return self.expect(ProcessExited, lambda exited: exited.process == process)
 
     def expect(self, kind: type[M], matches: Callable[[M], bool] = lambda _: True) -> M:
@@ -70,12 +73,15 @@ class Connection:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < deadline:
             payload = receive_payload(self._socket)
-            assert payload is not None, f"the agent hung up; before that: {self.seen}"
+            assert payload is not None, f"the agent hung up; before that: {self._told()}"
             message = decode(self._decoder, payload)
             self.seen.append(message)
             if isinstance(message, kind) and matches(message):
                 return message
-        raise AssertionError(f"no such {kind.__name__}; seen: {self.seen}")
+        raise AssertionError(f"no such {kind.__name__}; seen: {self._told()}")
+
+    def _told(self) -> list[msgspec.Struct]:
+        return [message for message in self.seen if not isinstance(message, Samples)]
 
     def of_kind(self, kind: type[M]) -> list[M]:
         return [message for message in self.seen if isinstance(message, kind)]

@@ -159,16 +159,18 @@ def test_the_last_words_are_heard_even_if_the_agent_was_not_there_to_listen(job:
     """It connects, speaks and dies in one go, while a frame for it is waiting that it will never read."""
     agent, connection = job.start_agent()
     connection.spawn("talk-0", 0)
-    pid = connection.spawn("last", 1)
-    pidfd = os.pidfd_open(pid)
-    connection.tell(StoreReply(request=1, values=()), "last", "talk-0")
+    pid = connection.spawn("late", 1)
+    connection.expect(Samples, lambda samples: any(sample.position.step == 6 for sample in samples.samples))
+    connection.tell(StoreReply(request=1, values=()), "late", "talk-0")
     ask(connection, "talk-0", 2)
+    pidfd = os.pidfd_open(pid)
     agent.process.send_signal(signal.SIGSTOP)
+    os.kill(pid, signal.SIGUSR1)
     assert select.select([pidfd], [], [], DEADLINE_SECONDS)[0]
     os.close(pidfd)
     agent.process.send_signal(signal.SIGCONT)
-    connection.exit_of("last")
-    assert len(said(connection, "last")) == 100
+    connection.exit_of("late")
+    assert len(said(connection, "late")) == 100
     stop_agent(agent, connection)
 
 

@@ -82,6 +82,14 @@ def last_words() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def last_words_on_signal() -> None:
+    """The same, but not before SIGUSR1."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    stamp(6)
+    signal.sigwait({signal.SIGUSR1})
+    last_words()
+
+
 def garbage() -> None:
     """Try what a broken or hostile program on this machine might; print how each attempt ended."""
     attempts = {
@@ -145,6 +153,8 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         case "last":
             last_words()
+        case "late":
+            last_words_on_signal()
         case "garbage":
             garbage()
         case "child":

@@ -26,8 +26,10 @@ class Result:
 class Command:
     """One `relight ...`, marked through its environment, which every process of the job inherits."""
 
-    def __init__(self, *arguments: str, cwd: Path, file_bytes: int = 0, output: int | None = None) -> None:
-        """`file_bytes` bounds the size of every file that it writes; `output` takes its standard output."""
+    def __init__(
+        self, *arguments: str, cwd: Path, file_bytes: int = 0, output: int | None = None, errors: int | None = None
+    ) -> None:
+        """`file_bytes` bounds the size of every file that it writes; `output` and `errors` take what it prints."""
         self._mark = secrets.token_hex(8)
         self._temporary = tempfile.TemporaryDirectory(prefix="relight-test-")  # for private directories
         self.output_path = Path(self._temporary.name) / "output.txt"
@@ -44,7 +46,7 @@ class Command:
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=output_file if output is None else output,
-                stderr=errors_file,
+                stderr=errors_file if errors is None else errors,
             )
 
     def finish(self) -> Result:

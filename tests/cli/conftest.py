@@ -15,8 +15,8 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     """Start `relight` with these arguments in a directory of its own."""
     commands: list[Command] = []
 
-    def begin(*arguments: str, file_bytes: int = 0, output: int | None = None) -> Command:
-        commands.append(Command(*arguments, cwd=tmp_path, file_bytes=file_bytes, output=output))
+    def begin(*arguments: str, file_bytes: int = 0, output: int | None = None, errors: int | None = None) -> Command:
+        commands.append(Command(*arguments, cwd=tmp_path, file_bytes=file_bytes, output=output, errors=errors))
         return commands[-1]
 
     try:

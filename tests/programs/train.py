@@ -8,6 +8,7 @@ import os
 import random
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -24,6 +25,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--batchnorm", action="store_true")
+    parser.add_argument("--local-buffers", action="store_true", help="let BatchNorm's statistics differ between ranks")
     parser.add_argument("--clip", action="store_true")
     parser.add_argument("--scheduler", action="store_true")
     parser.add_argument("--autocast", action="store_true")
@@ -32,10 +34,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ema", action="store_true")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--data", default="loader", choices=["loader", "stateful", "function"])
+    parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--streams", default="step", choices=["step", "preserve"])
     parser.add_argument("--evaluate", action="store_true", help="evaluate and draw random numbers between steps")
     parser.add_argument("--zero-first", action="store_true", help="zero_grad at the start of the step")
-    parser.add_argument("--noise", type=float, default=0.01, help="how much of Python's random numbers to add to x")
+    parser.add_argument("--noise", type=float, default=0.01, help="how much of random numbers to add to x")
     parser.add_argument("--save", default="", help="write digests of what this rank ends with to SAVE.RANK")
     return parser.parse_args()
 
@@ -100,7 +103,8 @@ def main() -> None:
     torch.set_num_threads(1)
     job = relight.init()
     torch.manual_seed(job.rank if options.data == "loader" else 0)  # DDP's broadcast makes replicas equal
-    model = DDP(Net(options.width, options.dropout, options.batchnorm))
+    net = Net(options.width, options.dropout, options.batchnorm)
+    model = DDP(net, broadcast_buffers=not options.local_buffers)
     optimizer = make_optimizer(options.optimizer, model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if options.scaler else None
@@ -120,7 +124,7 @@ def main() -> None:
 
             source = StatefulDataLoader(dataset, batch_size=24, sampler=sampler)
         else:
-            source = DataLoader(dataset, batch_size=24, sampler=sampler)
+            source = DataLoader(dataset, batch_size=24, sampler=sampler, num_workers=options.loader_workers)
 
     training = relight.Training(
         model=model,
@@ -140,7 +144,7 @@ def main() -> None:
             for index, (x, y) in enumerate(batches):
                 last = index == len(batches) - 1
                 with contextlib.nullcontext() if last else model.no_sync():
-                    noise = random.random() * options.noise
+                    noise = (random.random() + numpy.random.random()) * options.noise
                     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.autocast):
                         loss = F.cross_entropy(model(x + noise), y) / len(batches)
                     if step.number == options.overflow_at:
@@ -163,7 +167,7 @@ def main() -> None:
                 optimizer.zero_grad()
             step.report(loss)
         if options.evaluate and step.committed and step.number % 2 == 1:
-            torch.randn(3), random.random()
+            torch.randn(3), random.random(), numpy.random.random()
             model.eval()
             with torch.no_grad():
                 model.module(data[:8])

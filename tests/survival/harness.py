@@ -118,9 +118,7 @@ class Job:
             )
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("RELIGHT_")}
-        paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        return {**inherited, "PYTHONPATH": paths, "TMPDIR": str(self.temporary), _MARK: self._mark, **extra}
+        return {**plain_environment(), "TMPDIR": str(self.temporary), _MARK: self._mark, **extra}
 
     # --- while it runs ----------------------------------------------------------------------------------------
     def processes(self) -> list[psutil.Process]:
@@ -233,6 +231,12 @@ class Job:
                 name = environment.get("RELIGHT_PROCESS", "")
                 lines.append(f"{process.pid} {process.status()} {name} {' '.join(process.cmdline())[:100]}")
         return "\n".join(lines)
+
+
+def plain_environment() -> dict[str, str]:
+    """For programs that import relight and the tests from this checkout."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("RELIGHT_")}
+    return {**inherited, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
 
 
 def _environment_of(process: psutil.Process) -> dict[str, str]:

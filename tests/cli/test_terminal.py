@@ -1,0 +1,90 @@
+"""What `relight run` shows."""
+
+import os
+import signal
+import struct
+import termios
+import time
+from collections.abc import Callable
+from fcntl import ioctl
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.core.position import Phase, Position
+from relight.terminal import fit_line, printable, progress_line
+from relight.wire.messages import RankStatus, StatusUpdate
+from tests.cli.command import Command
+
+
+def rank(number: int, version: int, loss: float = float("nan")) -> RankStatus:
+    position = Position(generation=3, phase=Phase.FORWARD, version=version, step=version, stamp_ns=1, loss=loss)
+    return RankStatus(rank=number, process=f"w{number}", position=position, rss_bytes=1)
+
+
+def update(**changes: object) -> StatusUpdate:
+    values: dict[str, object] = {
+        "job": "test",
+        "stage": "training",
+        "generation": 3,
+        "until": 1000,
+        "failures": 2,
+        "standbys_ready": 1,
+        "steps_per_second": 8.44,
+        "ranks": (rank(0, 119, 2.3149), rank(1, 118, 9.0)),
+    }
+    return StatusUpdate(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_one_line_of_progress() -> None:
+    line = "step 118/1000 · loss 2.315 · 8.4 steps/s · 2 failures survived · generation 3 · 1 standby ready"
+    assert progress_line(update()) == line
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    start = update(stage="starting", until=0, failures=0, generation=1, standbys_ready=0, ranks=())
+    assert progress_line(start) == "starting · generation 1"
+    assert progress_line(update(stage="stopping", failures=1, ranks=(rank(0, 7),))) == (
+        "step 7/1000 · 8.4 steps/s · stopping · 1 failure survived · generation 3 · 1 standby ready"
+    )
+    assert "2 standbys ready" in progress_line(update(standbys_ready=2))
+
+
+@given(st.text())
+def test_nothing_that_is_said_can_move_the_cursor(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    assert len(shown) == len(text)
+    assert all(char.isprintable() or char == "\n" for char in printable(text, keep="\n"))
+
+
+def test_a_live_line_fits_into_the_terminal() -> None:
+    assert fit_line("short") == "short"
+    assert len(fit_line("x" * 10_000)) < 1_000
+
+
+def test_a_live_line_under_the_output_of_the_workers(
+    begin: Callable[..., Command], script: Path, tmp_path: Path
+) -> None:
+    """On a terminal, one line is rewritten; every line of a worker stands alone."""
+    controlling, terminal = os.openpty()
+    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    command = begin("run", "--run-dir", "run", str(script), output=terminal, errors=terminal)
+    os.close(terminal)
+    shown = b""
+    deadline = time.monotonic() + 60.0
+    while shown.count(b"starting") < 3 or b"up as rank 0" not in shown:
+        assert time.monotonic() < deadline, shown
+        shown += os.read(controlling, 4096)
+    command.process.send_signal(signal.SIGINT)
+    try:
+        while chunk := os.read(controlling, 4096):
+            shown += chunk
+    except OSError:  # the other side of the terminal is closed
+        pass
+    os.close(controlling)
+    assert command.finish().status == 130
+    assert b"\r\x1b[Kstarting" in shown
+    assert any(line.endswith(b"\x1b[K[rank 0] up as rank 0") for line in shown.split(b"\r\n"))
+    assert shown.rstrip().split(b"\r\n")[-1].endswith(b"relight: logs: " + bytes(tmp_path / "run"))

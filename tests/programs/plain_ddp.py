@@ -1,0 +1,48 @@
+"""The training of train.py without relight, for torchrun: what its results are compared with."""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from tests.programs.train import Net, make_optimizer, save
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--batchnorm", action="store_true")
+    parser.add_argument("--save", required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)
+    model = DDP(Net(64, 0.0, options.batchnorm))
+    optimizer = make_optimizer(options.optimizer, model)
+    generator = torch.Generator().manual_seed(7)
+    data = torch.randn(96 * world_size, 16, generator=generator)
+    labels = torch.randint(0, 4, (96 * world_size,), generator=generator)
+    dataset = TensorDataset(data, labels)
+    sampler: DistributedSampler[object] = DistributedSampler(dataset, world_size, rank, shuffle=True, seed=3)
+    loader = DataLoader(dataset, batch_size=24, sampler=sampler)
+    done = 0
+    while done < options.steps:
+        sampler.set_epoch(done // len(loader))
+        for x, y in loader:
+            if done == options.steps:
+                break
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            done += 1
+    save(f"{options.save}.{rank}", model, optimizer=optimizer)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

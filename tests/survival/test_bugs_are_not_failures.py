@@ -1,0 +1,154 @@
+"""Mistakes in the script end the job: one clear message, the user's own traceback once, nothing left running."""
+
+import pytest
+
+from tests.survival.harness import Bench, Outcome, Training
+from tests.survival.judge import check_faults, check_survived
+
+THREE = 3
+
+
+def broken(how: str, *arguments: str, ranks: int = THREE, steps: int = 6) -> Training:
+    return Training(ranks=ranks, steps=steps, program="broken.py", arguments=("--how", how, *arguments))
+
+
+def check_refused(outcome: Outcome, *words: str) -> None:
+    """The job ended at once, with one message that has these words."""
+    assert outcome.status == 1, outcome.describe()
+    assert outcome.report.error, outcome.describe()
+    for word in words:
+        assert word in outcome.report.error, outcome.describe()
+    assert outcome.stderr.count(f"relight: {outcome.report.error}") == 1, outcome.describe()
+
+
+def check_traceback(outcome: Outcome, count: int) -> None:
+    """The user's traceback is shown so often, with the user's frames and none of relight's."""
+    shown = outcome.stdout + outcome.stderr
+    assert shown.count("Traceback (most recent call last)") == count, outcome.describe()
+    assert shown.count("\nValueError: sample 17 is broken on rank 1") == count, outcome.describe()
+    assert "in raise_from_the_depths" in shown or not count, outcome.describe()
+    assert "relight/training" not in shown, outcome.describe()
+
+
+# --- exceptions -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("how", ["exception", pytest.param("exception_between", marks=pytest.mark.all)])
+def test_the_same_exception_twice_is_a_bug(bench: Bench, how: str) -> None:
+    outcome = bench.run(broken(how))
+    check_refused(outcome, "rank 1", "step 3", "sample 17 is broken", "bug")
+    check_traceback(outcome, 1)
+    assert [(f.rank, f.kind, f.step) for f in outcome.report.failures] == [(1, "exception", 3)] * 2, outcome.describe()
+    log = (outcome.run_dir / "logs").glob("*")
+    assert sum(path.read_text().count("ValueError: sample 17") for path in log) == 2, outcome.describe()
+
+
+@pytest.mark.parametrize("how", ["exit_code", pytest.param("exit_0", marks=pytest.mark.all)])
+def test_the_same_exit_twice_is_a_bug(bench: Bench, how: str) -> None:
+    outcome = bench.run(broken(how))
+    check_refused(outcome, "rank 1", "step 3", "bug")
+    assert [(f.rank, f.kind) for f in outcome.report.failures] == [(1, "exited")] * 2, outcome.describe()
+
+
+def test_an_exception_at_startup(bench: Bench) -> None:
+    outcome = bench.run(broken("startup"))
+    check_refused(outcome, "rank 1", "sample 17 is broken")
+    check_traceback(outcome, 1)
+    assert not outcome.report.failures, outcome.describe()
+
+
+@pytest.mark.all
+def test_an_exception_after_the_last_step(bench: Bench) -> None:
+    outcome = bench.run(broken("exception_after"))
+    check_refused(outcome, "rank 1", "sample 17 is broken", "after the last step")
+    check_traceback(outcome, 1)
+
+
+# --- scripts that do not train --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("how", ["no_init", pytest.param("exit_0_at_startup", marks=pytest.mark.all)])
+def test_ending_before_the_first_step(bench: Bench, how: str) -> None:
+    outcome = bench.run(broken(how))
+    check_refused(outcome, "before its first step", "relight.init()")
+    check_traceback(outcome, 0)
+
+
+@pytest.mark.all
+def test_leaving_the_loop_early_on_one_rank(bench: Bench) -> None:
+    outcome = bench.run(broken("break"))
+    assert outcome.status == 1, outcome.describe()
+    assert outcome.report.error, outcome.describe()
+
+
+# --- ranks that disagree --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("shape", ("same model",)),
+        pytest.param("steps", ("6", "7", "steps"), marks=pytest.mark.all),
+        pytest.param("weights", ("DDP", "seed"), marks=pytest.mark.all),
+    ],
+)
+def test_ranks_disagree(bench: Bench, how: str, words: tuple[str, ...]) -> None:
+    outcome = bench.run(broken(how))
+    check_refused(outcome, "rank 1", *words)
+
+
+# --- things that were not handed over, or cannot be -----------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("forgotten_scheduler", ("scheduler",)),
+        pytest.param("forgotten_scaler", ("GradScaler", "scaler="), marks=pytest.mark.all),
+        pytest.param("forgotten_ema", ("AveragedModel", "ema="), marks=pytest.mark.all),
+        pytest.param("second_optimizer", ("SGD", "optimizer="), marks=pytest.mark.all),
+        pytest.param("no_state_dict", ("counter", "Counter", "state_dict"), marks=pytest.mark.all),
+        ("parameters_between", ("parameters", "between step 3 and step 4")),
+        pytest.param("rate_between", ("learning rate", "between step 3 and step 4"), marks=pytest.mark.all),
+        pytest.param("scheduler_between", ("between step 3 and step 4",), marks=pytest.mark.all),
+    ],
+)
+def test_what_a_replacement_would_not_have(bench: Bench, how: str, words: tuple[str, ...]) -> None:
+    outcome = bench.run(broken(how), standbys=0)
+    check_refused(outcome, *words)
+    assert not outcome.report.failures, outcome.describe()
+
+
+# --- things that are told, and go on --------------------------------------------------------------------------------
+def test_nan_is_told_and_goes_on(bench: Bench) -> None:
+    outcome = bench.run(broken("nan"), standbys=0)
+    assert outcome.status == 0, outcome.describe()
+    assert not outcome.report.failures, outcome.describe()
+    assert any("NaN" in notice and "step 3" in notice for notice in outcome.report.notices), outcome.describe()
+    assert "NaN" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "fault"),
+    [
+        ("collective_between", "kill rank 1 between steps at step 4"),
+        pytest.param("collective_between", "freeze rank 0 after step 3", marks=pytest.mark.all),
+        pytest.param("collective_after_write", "kill rank 2 in OPTIMIZER of step 3", marks=pytest.mark.all),
+        pytest.param("collective_after_write", "kill rank 0 in AFTER_WRITE of step 3", marks=pytest.mark.all),
+    ],
+)
+def test_a_collective_that_cannot_be_repeated(bench: Bench, how: str, fault: str) -> None:
+    """It is named once, and a failure just there costs its result, not the training."""
+    training = broken(how)
+    reference = bench.reference(training)
+    told = [notice for notice in reference.report.notices if "allreduce" in notice]
+    assert len(told) == 1, reference.describe()
+    outcome = bench.run(training, faults=[fault])
+    check_survived(outcome, reference)
+    check_faults(outcome, [fault])
+    kept = [notice for notice in outcome.report.notices if "where a recovery cannot repeat it" in notice]
+    assert len(kept) == 1, outcome.describe()
+
+
+# --- one rank -------------------------------------------------------------------------------------------------------
+def test_one_rank_trains(bench: Bench) -> None:
+    reference = bench.reference(Training(ranks=1))
+    assert reference.report.world_size == 1
+
+
+@pytest.mark.parametrize("standbys", [pytest.param(0, marks=pytest.mark.all), 1])
+def test_one_rank_has_no_other_to_recover_from(bench: Bench, standbys: int) -> None:
+    outcome = bench.run(Training(ranks=1), faults=["kill rank 0 in BACKWARD of step 3"], standbys=standbys)
+    check_refused(outcome, "every replica of the state is lost", "checkpoint")

@@ -1,0 +1,122 @@
+"""What people write in a training script: each survives a failure in mid-training with the bits it would have had."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, ROOT, Bench, Training, plain_environment
+from tests.survival.judge import check_faults, check_survived
+
+STEPS = 8  # two epochs of four batches
+KILL = "kill rank 1 in BACKWARD of step 5"  # in the middle of the second epoch
+
+# Each line alone; `test_features_together` runs what does not depend on one another in fewer jobs.
+ALONE: dict[str, tuple[str, str]] = {
+    "sgd": ("--optimizer sgd", KILL),
+    "adam": ("--optimizer adam", KILL),
+    "adamw_fused": ("--optimizer adamw-fused", KILL),
+    "adamw_foreach": ("--optimizer adamw-foreach", KILL),
+    "batchnorm_of_rank_0": ("--batchnorm", "kill rank 0 in BACKWARD of step 5"),
+    "batchnorm_forward": ("--batchnorm", "freeze rank 2 in FORWARD of step 5"),
+    "batchnorm_early": ("--batchnorm", "kill rank 0 in BACKWARD of step 1"),
+    "batchnorm_of_each_rank": ("--batchnorm --local-buffers", KILL),
+    "batchnorm_of_each_rank_after_write": ("--batchnorm --local-buffers", "kill rank 0 in OPTIMIZER of step 5"),
+    "batchnorm_accumulated": ("--batchnorm --local-buffers --accumulate 2", "kill rank 0 in BACKWARD of step 3"),
+    "dropout": ("--dropout 0.5", "kill rank 2 in BEFORE_BARRIER of step 5"),
+    "clip": ("--clip", KILL),
+    "scheduler": ("--scheduler", "kill rank 0 in OPTIMIZER of step 5"),
+    "scheduler_back": ("--scheduler", KILL),
+    "autocast": ("--autocast", KILL),
+    "scaler": ("--scaler --clip", KILL),
+    "overflow_backward": ("--scaler --clip --overflow-at 5", "kill rank 1 in BACKWARD of step 5"),
+    "overflow_barrier": ("--scaler --overflow-at 5", "kill rank 1 in BARRIER of step 5"),
+    "overflow_write": ("--scaler --overflow-at 5", "kill rank 1 in OPTIMIZER of step 5"),
+    "overflow_autocast": ("--scaler --autocast --clip --overflow-at 5", "freeze rank 0 in BEFORE_BARRIER of step 5"),
+    "ema": ("--ema", "kill rank 0 in OPTIMIZER of step 5"),
+    "ema_back": ("--ema", KILL),
+    "accumulate": ("--accumulate 2", "kill rank 1 in BACKWARD of step 3"),
+    "accumulate_3": ("--accumulate 3 --clip", "kill rank 1 in FORWARD of step 3"),
+    "evaluate": ("--evaluate", "kill rank 1 between steps at step 6"),
+    "stateful": ("--data stateful", KILL),
+    "stateful_after_write": ("--data stateful", "kill rank 0 in OPTIMIZER of step 6"),
+    "stateful_new_epoch": ("--data stateful", "kill rank 0 after step 3"),
+    "function": ("--data function", KILL),
+    "loader_workers": ("--loader-workers 2", KILL),
+    "preserve": ("--streams preserve", KILL),
+    "preserve_evaluate": ("--streams preserve --evaluate", "kill rank 1 in BARRIER of step 6"),
+    "preserve_stateful": ("--streams preserve --data stateful --evaluate", "kill rank 0 in OPTIMIZER of step 5"),
+    "zero_first": ("--zero-first", KILL),
+    "zero_first_accumulate": ("--zero-first --accumulate 2", "kill rank 0 in OPTIMIZER of step 4"),
+}
+TOGETHER: dict[str, tuple[str, str]] = {
+    "sgd_clip_scheduler_zero_first": ("--optimizer sgd --clip --scheduler --zero-first", KILL),
+    "fused_batchnorm_accumulate": (
+        "--optimizer adamw-fused --batchnorm --local-buffers --accumulate 2",
+        "kill rank 0 in BACKWARD of step 5",
+    ),
+    "adam_autocast_ema_preserve_evaluate": (
+        "--optimizer adam --autocast --ema --streams preserve --evaluate",
+        "kill rank 1 in BARRIER of step 6",
+    ),
+    "foreach_overflow_stateful": (
+        "--optimizer adamw-foreach --scaler --clip --overflow-at 5 --data stateful",
+        "kill rank 1 in OPTIMIZER of step 5",
+    ),
+    "function_dropout_batchnorm": ("--data function --dropout 0.5 --batchnorm", "freeze rank 0 in FORWARD of step 5"),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_features_together(bench: Bench, name: str) -> None:
+    check_feature(bench, *TOGETHER[name])
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("name", ALONE)
+def test_feature_alone(bench: Bench, name: str) -> None:
+    check_feature(bench, *ALONE[name])
+
+
+def check_feature(bench: Bench, arguments: str, fault: str) -> None:
+    training = Training(steps=STEPS, arguments=tuple(arguments.split()))
+    reference = bench.reference(training)
+    assert not reference.report.notices, reference.describe()
+    outcome = bench.run(training, faults=[fault])
+    check_survived(outcome, reference)
+    check_faults(outcome, [fault])
+    assert not outcome.report.notices, outcome.describe()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        pytest.param(("--optimizer", "sgd"), marks=pytest.mark.all),
+        pytest.param(("--optimizer", "adamw-fused"), marks=pytest.mark.all),
+        pytest.param(("--batchnorm",), marks=pytest.mark.all),
+    ],
+    ids=" ".join,
+)
+def test_undisturbed_is_plain_ddp(bench: Bench, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Relight itself changes no bit: the same loop under torchrun ends with the same parameters on each rank."""
+    training = Training(steps=STEPS, arguments=("--dropout", "0", "--noise", "0", *arguments))
+    reference = bench.reference(training)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(training.ranks)),
+        *(str(PROGRAMS / "plain_ddp.py"), "--steps", str(STEPS), "--save", str(tmp_path / "plain"), *arguments),
+    ]
+    plain = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert plain.returncode == 0, plain.stderr
+    finals = {rank: json.loads((tmp_path / f"plain.{rank}").read_text()) for rank in range(training.ranks)}
+    assert finals == reference.finals

@@ -1,0 +1,153 @@
+"""A replacement finds the batch that its predecessor would have drawn next."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from relight.core.position import BATCH_MARK, INHERITED_MARK_OFFSET
+from relight.errors import UsageError
+from relight.training.batches import Batches
+from relight.training.data import batch_digest
+from relight.training.page import PositionPage
+from relight.transfer.codec import decode_tree, encode_tree
+
+DATA = TensorDataset(torch.arange(40.0))
+
+
+def make_loader(kind: str, rank: int = 1) -> Any:
+    sampler: DistributedSampler[Any] = DistributedSampler(DATA, 2, rank, shuffle=True, seed=3)
+    if kind == "stateful":
+        return StatefulDataLoader(DATA, batch_size=4, sampler=sampler)
+    if kind == "random sampler":
+        return DataLoader(DATA, batch_size=4, shuffle=True)
+    if kind == "workers":
+        return DataLoader(DATA, batch_size=4, sampler=sampler, num_workers=1)
+    return DataLoader(DATA, batch_size=4, sampler=sampler)
+
+
+def make_batches(data: Any, accumulate: int = 1, streams: str = "step") -> Batches:
+    return Batches(data, accumulate, 7, streams, PositionPage(-1))
+
+
+def flat(batch: Any) -> list[float]:
+    return torch.cat([t.flatten() for t in torch.utils._pytree.tree_leaves(batch)]).tolist()
+
+
+@pytest.mark.parametrize("kind", ["loader", "stateful", "random sampler", "workers"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_replacement_continues_with_the_same_batches(kind: str, accumulate: int) -> None:
+    original = make_batches(make_loader(kind), accumulate)
+    original.start(0, 1)
+    expected, private = [], []
+    for step in range(8):  # more than one epoch
+        private.append(encode_tree(original.private(), "p"))
+        expected.append(flat(original.get(step, 1)))
+        original.done()
+    for start in (0, 1, 3, 5, 7):
+        replacement = make_batches(make_loader(kind, rank=0), accumulate)  # built before it knew its rank
+        replacement.rehearse(0)
+        replacement.take_over(decode_tree(private[start]), start, 1)
+        for step in range(start, 8):
+            assert flat(replacement.get(step, 1)) == expected[step]
+            replacement.done()
+
+
+def test_epochs_are_shuffled_differently() -> None:
+    batches = make_batches(make_loader("loader"))
+    batches.start(0, 0)
+    drawn = []
+    for step in range(10):
+        drawn.append(flat(batches.get(step, 0)))
+        batches.done()
+    assert drawn[:5] != drawn[5:]
+    assert all(len(set(sum(epoch, []))) == 20 for epoch in (drawn[:5], drawn[5:]))
+    assert [batches.epoch(step) for step in (0, 4, 5, 9)] == [0, 0, 1, 1]
+
+
+def test_a_redo_gets_the_same_batch_object() -> None:
+    batches = make_batches(make_loader("loader"))
+    batches.start(0, 0)
+    assert batches.get(0, 0) is batches.get(0, 0)
+
+
+@pytest.mark.parametrize("kind", ["loader", "stateful"])
+def test_a_batch_that_the_script_changed_in_place_is_drawn_again(kind: str) -> None:
+    page = PositionPage(-1)
+    batches = Batches(make_loader(kind), 1, 7, "step", page)
+    batches.start(0, 1)
+    page.write_private(0, encode_tree(batches.private(), "p"))
+    first = batches.get(0, 1)
+    expected = flat(first)
+    first[0].add_(1000)
+    assert flat(batches.get(0, 1)) == expected
+
+
+@pytest.mark.parametrize("streams", ["step", "preserve"])
+def test_a_redo_draws_the_same_random_numbers(streams: str) -> None:
+    batches = make_batches(lambda number: torch.full((2,), float(number)), streams=streams)
+    batches.start(0, 0)
+    batches.private()
+    batches.get(0, 0)
+    first = torch.randn(3)
+    batches.get(0, 0)
+    assert torch.equal(torch.randn(3), first)
+
+
+def test_streams_differ_between_steps_and_ranks() -> None:
+    batches = make_batches(lambda number: number)
+    draws = set()
+    for step, rank in ((0, 0), (1, 0), (0, 1)):
+        batches.get(step, rank)
+        draws.add(float(torch.rand(())))
+        batches.done()
+    assert len(draws) == 3
+
+
+def test_preserved_streams_do_not_count_draws_between_steps() -> None:
+    def run(noise: bool) -> list[float]:
+        torch.manual_seed(5)
+        batches = make_batches(lambda number: number, streams="preserve")
+        batches.private()
+        drawn = []
+        for step in range(3):
+            if noise:
+                torch.rand(10)
+            batches.get(step, 0)
+            drawn.append(float(torch.rand(())))
+            batches.private()
+            batches.done()
+        return drawn
+
+    assert run(noise=False) == run(noise=True)
+
+
+def test_a_replacement_that_draws_another_batch_is_stopped() -> None:
+    page = PositionPage(-1)
+    batches = Batches(lambda number: torch.full((4,), 1.0), 1, 7, "step", page)
+    BATCH_MARK.pack_into(page._map, INHERITED_MARK_OFFSET, 3, batch_digest(torch.full((4,), 2.0)))
+    batches.take_over(decode_tree(encode_tree(batches.private(), "p")), 3, 0)
+    with pytest.raises(UsageError, match="drew another batch for step 3"):
+        batches.get(3, 0)
+
+
+@pytest.mark.parametrize("data", [iter([1, 2]), {1, 2}, 5], ids=["iterator", "set", "number"])
+def test_data_without_a_position_is_refused(data: Any) -> None:
+    with pytest.raises(UsageError, match="hand over a DataLoader"):
+        make_batches(data)
+
+
+def test_an_empty_loader_is_refused() -> None:
+    empty = DataLoader(TensorDataset(torch.zeros(0)), batch_size=4)
+    batches = make_batches(empty)
+    with pytest.raises(UsageError, match="empty"):
+        batches.get(0, 0)
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least one batch"):
+        make_batches(None, accumulate=0)
+    with pytest.raises(UsageError, match="preserve"):
+        make_batches(None, streams="sometimes")

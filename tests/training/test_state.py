@@ -1,0 +1,179 @@
+"""What survives: replicated and private state, rollback inside a step, and what is refused by name."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from relight.errors import UsageError
+from relight.training.state import TrackedState
+from relight.transfer.codec import Flat, decode_tree, encode_tree
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("mask", torch.ones(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x)) * self.mask  # type: ignore[no-any-return]
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def make(seed: int, steps: int = 0, **objects: Any) -> tuple[Net, torch.optim.Optimizer, TrackedState]:
+    torch.manual_seed(seed)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    state = TrackedState({"model": net}, {"optimizer": optimizer}, dict(objects), {})
+    for step in range(steps):
+        state.remember_step_start(step)
+        net(torch.randn(3, 4)).sum().backward()
+        state.notice_changed_buffers()
+        optimizer.step()
+        optimizer.zero_grad()
+        state.commit_step()
+    return net, optimizer, state
+
+
+def transfer(source: TrackedState, target: TrackedState) -> None:
+    """What a restore does, through bytes."""
+    flat = source.replicated()
+    tree = decode_tree(encode_tree({"t": _plain(flat)}, "state"))["t"]
+    target.adopt(tree, [list(key) for key in source.private_buffers])
+    target.adopt_private(decode_tree(encode_tree(source.private(), "private")))
+
+
+def _plain(flat: Flat) -> Any:
+    from relight.transfer.codec import unflatten
+
+    return unflatten(flat.tree, [t.clone() for t in flat.tensors])
+
+
+@pytest.mark.parametrize("target_steps", [0, 1, 5], ids=["no optimizer state yet", "warmed up", "further"])
+def test_a_target_becomes_its_source(target_steps: int) -> None:
+    net, _, source = make(1, steps=3)
+    other, optimizer, target = make(2, steps=target_steps)
+    transfer(source, target)
+    assert target.digest() == source.digest()
+    assert torch.equal(other.norm.running_mean, net.norm.running_mean)  # type: ignore[arg-type]
+    assert all(len(optimizer.state[p]) == 3 for p in other.parameters())
+
+
+def test_a_target_forgets_optimizer_state_that_the_source_does_not_have() -> None:
+    _, _, source = make(1, steps=0)
+    _, optimizer, target = make(2, steps=1)
+    transfer(source, target)
+    assert not optimizer.state
+    assert target.digest() == source.digest()
+
+
+def test_learning_rate_and_objects_travel() -> None:
+    counter, other_counter = Counter(), Counter()
+    counter.count = 9
+    _, optimizer, source = make(1, counter=counter)
+    optimizer.param_groups[0]["lr"] = 0.5
+    _, other, target = make(2, counter=other_counter)
+    transfer(source, target)
+    assert other.param_groups[0]["lr"] == 0.5
+    assert other_counter.count == 9
+
+
+def test_buffers_that_change_in_forward_become_private_and_others_do_not() -> None:
+    _, _, state = make(1, steps=1)
+    names = {name for _, name in state.private_buffers}
+    assert names == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+
+
+def test_rollback_puts_back_buffers_objects_and_gradients() -> None:
+    counter = Counter()
+    net, _, state = make(1, steps=2, counter=counter)
+    before = [b.clone() for b in net.buffers()]
+    parameters = [p.detach().clone() for p in net.parameters()]
+    state.remember_step_start(2)
+    net(torch.randn(3, 4)).sum().backward()
+    counter.count = 5
+    state.roll_back()
+    assert all(torch.equal(a, b) for a, b in zip(before, net.buffers(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(parameters, net.parameters(), strict=True))
+    assert counter.count == 0
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_rollback_after_a_commit_does_nothing() -> None:
+    net, _, state = make(1, steps=3)
+    before = net.norm.running_mean.clone()  # type: ignore[union-attr]
+    state.roll_back()
+    assert torch.equal(before, net.norm.running_mean)  # type: ignore[arg-type]
+
+
+def test_gradients_that_were_zeros_become_zeros_again() -> None:
+    net, _, state = make(1)
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    state.remember_step_start(0)
+    net(torch.randn(3, 4)).sum().backward()
+    state.roll_back()
+    assert all(p.grad is not None and not p.grad.any() for p in net.parameters())
+
+
+def test_layout_tells_other_models_apart() -> None:
+    _, _, one = make(1)
+    _, _, same = make(2)
+    other = TrackedState({"model": nn.Linear(4, 5)}, {}, {}, {})
+    assert one.layout() == same.layout() != other.layout()
+
+
+def test_digest_covers_parameters_moments_and_learning_rate() -> None:
+    net, optimizer, state = make(1, steps=1)
+    seen = {state.digest()}
+    with torch.no_grad():
+        net.linear.weight[0, 0] += 1
+    seen.add(state.digest())
+    optimizer.state[net.linear.weight]["exp_avg"][0, 0] += 1
+    seen.add(state.digest())
+    optimizer.param_groups[0]["lr"] = 0.3
+    seen.add(state.digest())
+    assert len(seen) == 4
+
+
+def test_an_object_without_state_dict_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"relight\.Training\(thing=\.\.\.\) got a object"):
+        make(1, thing=object())
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="must name every module"):
+        TrackedState({"model": nn.Linear(2, 2)}, {"optimizer": other}, {}, {})
+
+
+def test_a_scheduler_that_was_kept_back_is_noticed() -> None:
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(UsageError, match=r"scheduler=\.\.\."):
+        TrackedState({"model": net}, {"optimizer": optimizer}, {}, {})
+
+
+def test_fingerprint_sees_changes_between_steps() -> None:
+    net, optimizer, state = make(1, steps=1)
+    before = state.fingerprint()
+    assert state.fingerprint() == before
+    with torch.no_grad():
+        net.linear.bias.add_(1)
+    changed = state.fingerprint()
+    optimizer.param_groups[0]["lr"] = 0.2
+    assert len({before, changed, state.fingerprint()}) == 3

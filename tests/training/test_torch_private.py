@@ -1,0 +1,132 @@
+"""The private interfaces of torch that relight leans on, each tried against the installed version (2.13.0)."""
+
+import multiprocessing
+import queue
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from relight.training.torch_private import (
+    OPERATIONS,
+    BucketLayout,
+    make_detached_group,
+    make_inner_group,
+    reset_scaler,
+)
+
+WORLD = 2
+DEADLINE_SECONDS = 60
+
+
+def test_operations_exist_under_their_names() -> None:
+    assert {"allreduce", "broadcast", "allgather", "barrier", "reduce_scatter", "send", "recv"} <= set(OPERATIONS)
+
+
+def test_detached_group_completes_alone() -> None:
+    group = make_detached_group(3, 4, torch.device("cpu"))
+    tensor = torch.ones(3)
+    group.allreduce([tensor]).wait()
+    outputs = [torch.zeros(2) for _ in range(4)]
+    group.allgather([outputs], [torch.full((2,), 5.0)]).wait()
+    group.barrier().wait()
+    assert torch.equal(tensor, torch.ones(3))
+    assert all(torch.equal(o, torch.full((2,), 5.0)) for o in outputs)
+
+
+def test_scaler_forgets_an_aborted_step() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(parameter.sum()).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.unscale_(optimizer)
+    reset_scaler(scaler)
+    scaler.unscale_(optimizer)
+
+
+def run_ranks(body: Callable[[int, str], Any]) -> list[Any]:
+    """Run `body(rank, directory)` in WORLD forked processes; results in rank order."""
+    context = multiprocessing.get_context("fork")
+    results: Any = context.Queue()
+
+    def child(rank: int, directory: str) -> None:
+        torch.set_num_threads(1)
+        results.put((rank, body(rank, directory)))
+
+    with tempfile.TemporaryDirectory() as directory:
+        children = [context.Process(target=child, args=(rank, directory)) for rank in range(WORLD)]
+        for process in children:
+            process.start()
+        try:
+            found = dict(results.get(timeout=DEADLINE_SECONDS) for _ in range(WORLD))
+        except queue.Empty:
+            pytest.fail("a rank did not answer in time")
+        finally:
+            for process in children:
+                process.kill()
+                process.join()
+    return [found[rank] for rank in range(WORLD)]
+
+
+def all_reduce_in_inner_group(rank: int, directory: str) -> list[float]:
+    store = dist.FileStore(str(Path(directory) / "store"), WORLD)
+    group = make_inner_group(store, rank, WORLD, "test", None)
+    tensor = torch.full((2,), float(rank + 1))
+    group.allreduce([tensor]).wait()
+    return tensor.tolist()
+
+
+def test_inner_group_reduces() -> None:
+    assert run_ranks(all_reduce_in_inner_group) == [[3.0, 3.0]] * WORLD
+
+
+def interrupted_training(stop_at: int | None) -> Callable[[int, str], str]:
+    """Three steps of DDP, of which one may be aborted in the middle of backward and repeated."""
+
+    class Stop(RuntimeError):
+        pass
+
+    def body(rank: int, directory: str) -> str:
+        store = dist.FileStore(str(Path(directory) / "store"), WORLD)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(8)])
+        ddp = DDP(model, bucket_cap_mb=1)
+        layout = BucketLayout(ddp)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        armed = [False]
+
+        def gate(_: torch.Tensor) -> None:
+            if armed[0]:
+                raise Stop
+
+        list(ddp.parameters())[8].register_post_accumulate_grad_hook(gate)
+        for step in range(3):
+            for attempt in range(2):
+                armed[0] = step == stop_at and attempt == 0
+                batch = torch.randn(4, 128, generator=torch.Generator().manual_seed(10 * step + rank))
+                try:
+                    ddp(batch).square().mean().backward()
+                except Stop:
+                    layout.reset(step)
+                    optimizer.zero_grad()
+                    continue
+                optimizer.step()
+                optimizer.zero_grad()
+                break
+        return " ".join(str(p.detach().double().sum().item()) for p in ddp.parameters())
+
+    return body
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 2])
+def test_reducer_survives_an_aborted_backward_with_the_same_bits(stop_at: int) -> None:
+    assert run_ranks(interrupted_training(stop_at)) == run_ranks(interrupted_training(None))

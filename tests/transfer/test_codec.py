@@ -1,0 +1,114 @@
+"""Trees survive the trip to bytes and back, bit for bit, and what cannot be carried is named."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.errors import UsageError
+from relight.transfer.codec import (
+    PIECE_BYTES,
+    Flat,
+    TensorSpec,
+    decode_tree,
+    digest_of,
+    empty_like,
+    encode_tree,
+    pieces,
+    raw_bytes,
+    tensor_digests,
+    unflatten,
+)
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text() | st.integers(-9, 9), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int8,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e4m3fn,
+]
+
+
+@given(PLAIN)
+def test_plain_trees_come_back_equal(tree: object) -> None:
+    assert decode_tree(encode_tree(tree, "tree")) == tree
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 4)], ids=str)
+def test_tensors_come_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    count = int(torch.tensor(shape).prod()) if shape else 1
+    source = empty_like(TensorSpec(str(dtype).removeprefix("torch."), shape))
+    raw_bytes(source)[:] = random.Random(1).randbytes(count * source.element_size())
+    back = decode_tree(encode_tree({"t": source}, "tree"))["t"]
+    assert (back.dtype, back.shape) == (source.dtype, source.shape)
+    assert bytes(raw_bytes(back)) == bytes(raw_bytes(source))
+
+
+def test_non_contiguous_tensor_and_parameter() -> None:
+    matrix = torch.arange(12.0).reshape(3, 4).t()
+    parameter = torch.nn.Parameter(torch.ones(2))
+    back = decode_tree(encode_tree([matrix, parameter], "tree"))
+    assert torch.equal(back[0], matrix)
+    assert torch.equal(back[1], parameter)
+
+
+def test_numpy_values_and_python_streams() -> None:
+    tree = {"array": np.arange(6).reshape(2, 3), "scalar": np.float32(1.5), "stream": random.getstate()}
+    back = decode_tree(encode_tree(tree, "tree"))
+    assert np.array_equal(back["array"], tree["array"])
+    assert back["scalar"] == 1.5
+    assert back["stream"] == tree["stream"]
+
+
+def test_what_cannot_be_carried_is_named_with_its_path() -> None:
+    with pytest.raises(UsageError, match=r"optimizer\.groups\[0\]\.callback is a builtins\.function"):
+        Flat({"optimizer": {"groups": [{"callback": lambda: None}]}})
+
+
+def test_sets_are_written_in_one_order() -> None:
+    assert encode_tree({"c", "a", "b"}, "s") == encode_tree({"b", "c", "a"}, "s")
+
+
+@given(st.integers(0, 3 * PIECE_BYTES + 1))
+def test_pieces_cover_each_byte_once(count: int) -> None:
+    ranges = list(pieces(count))
+    assert sum(end - start for start, end in ranges) == count
+    assert all(b[0] == a[1] for a, b in zip(ranges, ranges[1:], strict=False))
+
+
+def test_digest_sees_a_single_bit() -> None:
+    tensor = torch.zeros(1000)
+    flat = Flat({"t": tensor})
+    before = digest_of(flat, [tensor_digests(tensor)])
+    tensor.view(torch.int32)[500] ^= 1
+    assert digest_of(flat, [tensor_digests(tensor)]) != before
+
+
+def test_digest_sees_names_and_plain_values() -> None:
+    digests = {digest_of(Flat(tree), []) for tree in ({"lr": 0.1}, {"lr": 0.2}, {"Lr": 0.1})}
+    assert len(digests) == 3
+
+
+def test_unflatten_uses_the_tensors_it_is_given() -> None:
+    flat = Flat({"a": torch.ones(2), "b": (torch.zeros(1), 3)})
+    tree = unflatten(flat.tree, [torch.full((2,), 7.0), torch.full((1,), 8.0)])
+    assert tree["a"].tolist() == [7, 7]
+    assert tree["b"][0].tolist() == [8]
+    assert tree["b"][1] == 3

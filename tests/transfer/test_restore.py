@@ -1,0 +1,181 @@
+"""Copying state between processes' tensors over real sockets: whole, verified, and honest about every break."""
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.errors import RestoreError
+from relight.transfer.codec import PIECE_BYTES, Flat
+from relight.transfer.restore import Header, Offer, Request, RestoreClient, RestoreServer, part_of
+
+TIMEOUT_SECONDS = 20.0
+
+
+def nothing() -> None:
+    pass
+
+
+def make_server(tmp_path: Path, name: str = "source", halfway: Callable[[], None] = nothing) -> RestoreServer:
+    return RestoreServer(tmp_path / f"{name}.sock", halfway)
+
+
+def make_state(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    big = torch.randn(PIECE_BYTES // 4 * 5 + 5, generator=generator)
+    return {"big": big, "small": torch.randn(3, generator=generator), "empty": torch.zeros(0), "scalar": torch.ones(())}
+
+
+def test_state_arrives_in_the_targets_own_tensors(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    state = make_state(1)
+    own = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    server.offer(Offer(2, 7, {"lineage": "abc"}, Flat(state)))
+    fetched = RestoreClient(nothing, TIMEOUT_SECONDS).fetch(2, 7, [server.address], own.get)
+    assert fetched.header.meta == {"lineage": "abc"}
+    assert all(torch.equal(own[name], state[name]) for name in state)
+    assert [t.data_ptr() for t in fetched.tensors] == [own[p].data_ptr() for p in fetched.header.paths]
+
+
+def test_two_sources_send_a_stripe_each(tmp_path: Path) -> None:
+    state = make_state(2)
+    servers = [make_server(tmp_path, name) for name in ("a", "b")]
+    for server in servers:
+        server.offer(Offer(2, 7, {}, Flat(state)))
+    own = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    RestoreClient(nothing, TIMEOUT_SECONDS).fetch(2, 7, [s.address for s in servers], own.get)
+    assert all(torch.equal(own[name], state[name]) for name in state)
+
+
+def test_tensors_that_do_not_fit_are_received_beside(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    server.offer(Offer(1, 1, {}, Flat({"w": torch.ones(4)})))
+    wrong = torch.zeros(5)
+    fetched = RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [server.address], {"w": wrong}.get)
+    assert torch.equal(fetched.tensors[0], torch.ones(4))
+    assert torch.equal(wrong, torch.zeros(5))
+
+
+def test_a_target_waits_for_the_offer(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    results: list[torch.Tensor] = []
+
+    def fetch() -> None:
+        fetched = RestoreClient(nothing, TIMEOUT_SECONDS).fetch(3, 4, [server.address], lambda _: None)
+        results.append(fetched.tensors[0])
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    server.offer(Offer(3, 4, {}, Flat({"w": torch.ones(2)})))
+    thread.join(TIMEOUT_SECONDS)
+    assert torch.equal(results[0], torch.ones(2))
+
+
+def test_an_older_generation_is_refused(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    server.offer(Offer(3, 4, {}, Flat({"w": torch.ones(2)})))
+    server.withdraw(4)
+    with pytest.raises(RestoreError, match="closed"):
+        RestoreClient(nothing, TIMEOUT_SECONDS).fetch(3, 4, [server.address], lambda _: None)
+
+
+def test_withdrawing_breaks_a_transfer_under_way(tmp_path: Path) -> None:
+    server: RestoreServer
+
+    def withdraw() -> None:
+        server.withdraw(9)
+
+    server = make_server(tmp_path, halfway=withdraw)
+    server.offer(Offer(2, 7, {}, Flat(make_state(1))))
+    with pytest.raises(RestoreError):
+        RestoreClient(nothing, TIMEOUT_SECONDS).fetch(2, 7, [server.address], lambda _: None)
+
+
+def test_cancelling_breaks_a_transfer_under_way(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    server.offer(Offer(2, 7, {}, Flat(make_state(1))))
+    client: RestoreClient
+
+    def cancel() -> None:
+        client.cancel()
+
+    client = RestoreClient(cancel, TIMEOUT_SECONDS)
+    with pytest.raises(RestoreError):
+        client.fetch(2, 7, [server.address], lambda _: None)
+
+
+def test_a_source_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(RestoreError, match=r"nobody\.sock cannot be reached"):
+        RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [str(tmp_path / "nobody.sock")], lambda _: None)
+
+
+def serve_raw(path: Path, reply: bytes) -> threading.Thread:
+    """A source that answers one request with these bytes and ends."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def run() -> None:
+        connection, _ = listener.accept()
+        with connection, listener:
+            connection.recv(4096)
+            connection.sendall(reply)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def framed(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+def header_of(flat: Flat) -> bytes:
+    return framed(msgspec.msgpack.encode(Header(1, 1, {}, flat.tree, flat.paths, flat.specs)))
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (b"", "before it described its state|ended in the middle"),
+        (framed(b"garbage"), "before it described its state"),
+        (struct.pack(">I", 2**31), "over the limit"),
+        (header_of(Flat({"w": torch.ones(4)})), "ended in the middle"),
+        (header_of(Flat({"w": torch.ones(4)})) + struct.pack(">Q", 1) + bytes(16), "another digest"),
+    ],
+    ids=["nothing", "garbage", "oversized", "cut", "corrupt"],
+)
+def test_a_bad_source_is_an_error_and_nothing_else(tmp_path: Path, reply: bytes, message: str) -> None:
+    thread = serve_raw(tmp_path / "raw.sock", reply)
+    with pytest.raises(RestoreError, match=message):
+        RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [str(tmp_path / "raw.sock")], lambda _: None)
+    thread.join(TIMEOUT_SECONDS)
+
+
+def test_a_source_survives_strangers(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    server.offer(Offer(1, 1, {}, Flat({"w": torch.ones(2)})))
+    for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", framed(b"x"), struct.pack(">I", 2**31)):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(server.address)
+            stranger.sendall(garbage)
+    fetched = RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [server.address], lambda _: None)
+    assert torch.equal(fetched.tensors[0], torch.ones(2))
+
+
+def test_the_request_is_what_it_says() -> None:
+    request = Request(3, 4, 0, 2)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request) == request
+
+
+@given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 8))
+def test_parts_cover_each_tensor_once(sizes: list[int], parts: int) -> None:
+    covered = [index for part in range(parts) for index in part_of(sizes, part, parts)]
+    assert covered == list(range(len(sizes)))
