@@ -8,7 +8,7 @@ report of the restore, which ranks do side by side.
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from benchmarks.jobs import Journal, RelightJob
 from benchmarks.recovery.peers import (
     TORCHFT_FAULT_STEPS,
     WORLD_SIZE,
-    Fault,
     Trial,
     describe,
     plan_fault,
@@ -88,7 +87,7 @@ def _with_stages(trial: Trial, report: JobReport, journal: Journal) -> RelightTr
     path = path_of(journal, recovery, trial.fault.t_ns, max(trial.raw.computing_ns.values()))
     before = [entry for entry in journal.of("StandbyReady") if entry.t_ns < trial.fault.t_ns]
     return RelightTrial(
-        trial=dataclasses.replace(trial),
+        trial=trial,
         path_s=path,
         parts_s={name: stages[f"{name}_seconds"] for name in PARTS},
         reported_s=stages,
@@ -119,10 +118,5 @@ def path_of(journal: Journal, recovery: RecoveryReport, fault_ns: int, computing
     ]
     for index in range(1, len(moments)):  # a replacement may stand still before the last survivor does
         moments[index] = max(moments[index], moments[index - 1])
-    pairs = zip(moments, moments[1:], strict=False)
-    return {name: round((after - before) / 1e9, 6) for name, (before, after) in zip(PATH, pairs, strict=True)}
-
-
-def fault_of(fault: Fault) -> str:
-    """Who was killed where, for a table."""
-    return f"rank {fault.rank} in {fault.phase} of step {fault.step}"
+    pieces = (after - before for before, after in itertools.pairwise(moments))
+    return {name: round(piece / 1e9, 6) for name, piece in zip(PATH, pieces, strict=True)}

@@ -59,7 +59,7 @@ def main() -> None:
 
     text, held_out = read_standard_library(options.megabytes)
     windows = Windows(text, options.context)
-    sampler = DistributedSampler(windows, job.world_size, job.rank, seed=options.seed)
+    sampler: DistributedSampler[Tensor] = DistributedSampler(windows, job.world_size, job.rank, seed=options.seed)
     loader = DataLoader(windows, batch_size=options.batch_size, sampler=sampler, drop_last=True)
 
     model = DDP(GPT(options).to(job.device))
@@ -169,16 +169,15 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(BYTES, options.width)
         self.positions = nn.Embedding(options.context, options.width)
         self.dropout = nn.Dropout(options.dropout)
-        self.blocks = nn.Sequential(
-            *(Block(options.width, options.heads, options.dropout) for _ in range(options.layers))
-        )
+        blocks = [Block(options.width, options.heads, options.dropout) for _ in range(options.layers)]
+        self.blocks = nn.Sequential(*blocks)
         self.last_norm = nn.LayerNorm(options.width)
         for embedding in (self.embedding, self.positions):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.embedding(tokens) + self.positions(places))
+        x: Tensor = self.dropout(self.embedding(tokens) + self.positions(places))
         return F.linear(self.last_norm(self.blocks(x)), self.embedding.weight)
 
 

@@ -153,6 +153,7 @@ class Launcher:
         observing = asyncio.create_task(self._observe(address, connected))
         await self._first(connected.wait(), self._controller.wait())
         self._spawn(self._keep_agent(address))
+        self._spawn(self._warn_if_frozen(self._controller))
         await self._first(self._until_over(observing), self._at_once.wait())
         observing.cancel()
         self._ending.set()
@@ -187,6 +188,13 @@ class Launcher:
         waits = [process.wait() for process in (self._controller, self._agent) if process is not None]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), END_SECONDS)
+
+    async def _warn_if_frozen(self, controller: Child) -> None:
+        """A stopped controller cannot be replaced: only its memory knows the job. But it can go on."""
+        while not is_stopped(controller.pid):
+            await asyncio.sleep(0.5)
+        what = f"the controller is stopped (process state T): `kill -CONT {controller.pid}` lets it go on"
+        self._screen.say(f"{what}; until then training continues, but no failure is handled", "warning")
 
     def _status(self) -> int:
         if self._ended is not None and not self._ended.error:

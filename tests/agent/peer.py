@@ -131,7 +131,7 @@ class Job:
     """A private directory, a port that the controller listens on, and every process that came of them."""
 
     def __init__(self, world_size: int = 2) -> None:
-        self.private_dir = Path(tempfile.mkdtemp(prefix="relight-", dir="/tmp")).resolve()
+        self.private_dir = Path(tempfile.mkdtemp(prefix="relight-agents-", dir="/tmp")).resolve()
         self.run_dir = self.private_dir / "run"
         self._token = secrets.token_bytes(32)
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -64,6 +64,8 @@ def test_a_controller_that_does_not_answer_does_not_keep_ctrl_c_from_working(beg
     command = start(begin, script)
     (controller,) = command.children("relight.server")
     os.kill(controller, signal.SIGSTOP)
+    warning = f"the controller is stopped (process state T): `kill -CONT {controller}` lets it go on"
+    command.wait_for(lambda: warning in command.errors_path.read_text(), "it is said")
     command.process.send_signal(signal.SIGINT)
     assert command.finish().status == 130
 

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,21 +41,22 @@ def main() -> None:
         sys.exit(0)
     torch.manual_seed(job.rank)
     width = 8 + 8 * (how == "shape" and job.rank == options.rank)
-    net = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4))
+    first = nn.Linear(8, width)
+    net = nn.Sequential(first, nn.ReLU(), nn.Linear(width, 4))
     model: nn.Module = net if how in ("weights", "shape") else DDP(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     second = torch.optim.SGD(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2) if "scheduler" in how else None
     scaler = torch.amp.GradScaler("cpu") if "scaler" in how else None
     ema = torch.optim.swa_utils.AveragedModel(net) if "ema" in how else None
-    extra = {"counter": Counter()} if how == "no_state_dict" else {}
-    handed = {"scheduler": scheduler} if how == "scheduler_between" else {}
+    extra: dict[str, Any] = {"counter": Counter()} if how == "no_state_dict" else {}
+    handed = scheduler if how == "scheduler_between" else None
 
     def batch_of(number: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(number)
         return torch.randn(16, 8, generator=generator), torch.randint(0, 4, (16,), generator=generator)
 
-    training = relight.Training(model=model, optimizer=optimizer, data=batch_of, **handed, **extra)
+    training = relight.Training(model=model, optimizer=optimizer, data=batch_of, scheduler=handed, **extra)
     until = options.steps + (how == "steps" and job.rank == options.rank)
     for step in training.steps(until=until):
         here = step.number == options.at and job.rank == options.rank and not step.warmup
@@ -96,7 +98,7 @@ def main() -> None:
         if step.number == options.at:
             if how == "parameters_between":
                 with torch.no_grad():
-                    net[0].bias.add_(1.0)  # type: ignore[union-attr]
+                    first.bias.add_(1.0)
             if how == "rate_between":
                 optimizer.param_groups[0]["lr"] = 0.5
             if how == "scheduler_between" and scheduler is not None:

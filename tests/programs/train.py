@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import time
 from typing import Any
 
 import numpy
@@ -21,7 +22,9 @@ import relight
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--optimizer", default="adamw", choices=["sgd", "adam", "adamw", "adamw-fused", "adamw-foreach"])
+    parser.add_argument(
+        "--optimizer", default="adamw", choices=["sgd", "adam", "adamw", "adamw-fused", "adamw-foreach"]
+    )
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--batchnorm", action="store_true")
@@ -39,11 +42,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--evaluate", action="store_true", help="evaluate and draw random numbers between steps")
     parser.add_argument("--zero-first", action="store_true", help="zero_grad at the start of the step")
     parser.add_argument("--noise", type=float, default=0.01, help="how much of random numbers to add to x")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes on top")
+    parser.add_argument("--tell", action="store_true", help="print each committed step")
     parser.add_argument("--save", default="", help="write digests of what this rank ends with to SAVE.RANK")
     return parser.parse_args()
 
 
 class Net(nn.Module):
+    mask: torch.Tensor
+
     def __init__(self, width: int, dropout: float, batchnorm: bool) -> None:
         super().__init__()
         self.first = nn.Linear(16, width)
@@ -55,7 +62,8 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.norm(self.first(x))) * self.mask
-        return self.last(self.dropout(torch.relu(self.middle(x))))
+        logits: torch.Tensor = self.last(self.dropout(torch.relu(self.middle(x))))
+        return logits
 
 
 def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -118,7 +126,9 @@ def main() -> None:
     if options.data == "function":
         source = lambda number: (data[number % 8 :: 8], labels[number % 8 :: 8])  # noqa: E731
     else:
-        sampler: DistributedSampler[object] = DistributedSampler(dataset, job.world_size, job.rank, shuffle=True, seed=3)
+        sampler: DistributedSampler[object] = DistributedSampler(
+            dataset, job.world_size, job.rank, shuffle=True, seed=3
+        )
         if options.data == "stateful":
             from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -140,7 +150,9 @@ def main() -> None:
         with step as batch:
             if options.zero_first:
                 optimizer.zero_grad()
+            time.sleep(options.pause)
             batches = batch if options.accumulate > 1 else [batch]
+            loss = torch.zeros(())
             for index, (x, y) in enumerate(batches):
                 last = index == len(batches) - 1
                 with contextlib.nullcontext() if last else model.no_sync():
@@ -166,6 +178,8 @@ def main() -> None:
             if not options.zero_first:
                 optimizer.zero_grad()
             step.report(loss)
+        if options.tell and step.committed:
+            print(f"committed {step.number}", flush=True)
         if options.evaluate and step.committed and step.number % 2 == 1:
             torch.randn(3), random.random(), numpy.random.random()
             model.eval()

@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ def references() -> dict[Training, Outcome]:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, references: dict[Training, Outcome]) -> Iterator[Bench]:
+def bench(tmp_path: Path, references: dict[Training, Outcome]) -> Bench:
     """Runs jobs, each in a directory of its own."""
     directories = (tmp_path / f"job-{number}" for number in range(10_000))
-    yield Bench(lambda: next(directories), references)
+    return Bench(lambda: next(directories), references)

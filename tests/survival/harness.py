@@ -249,7 +249,7 @@ def _environment_of(process: psutil.Process) -> dict[str, str]:
 
 def _leads_session(process: psutil.Process) -> bool:
     try:
-        return os.getsid(process.pid) == process.pid
+        return bool(os.getsid(process.pid) == process.pid)
     except ProcessLookupError:
         return False
 
@@ -291,9 +291,7 @@ class Bench:
     ) -> Iterator[Job]:
         """Start a job, to be disturbed from outside."""
         directory = self.make_directory()
-        with Job(
-            directory, training, faults=faults, standbys=standbys, flags=flags, environment=environment
-        ) as job:
+        with Job(directory, training, faults=faults, standbys=standbys, flags=flags, environment=environment) as job:
             yield job
 
     def reference(self, training: Training) -> Outcome:

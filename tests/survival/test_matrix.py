@@ -8,8 +8,8 @@ import itertools
 
 import pytest
 
-from relight.core.fault import Action, Fault, Point
 from relight.chaos.plan import describe_fault
+from relight.core.fault import Action, Fault, Point
 from tests.survival.harness import Bench, Training
 from tests.survival.judge import check_faults, check_survived
 
@@ -86,5 +86,9 @@ def test_the_short_matrix_covers_every_row_and_column() -> None:
     actions, points, ranks = zip(*cases, strict=True)
     assert (set(actions), set(points), set(ranks)) == (set(ACTIONS), set(POINTS), set(RANKS))
     # The two places where everything depends on how the fault is noticed and what is left of the write.
-    assert {action for action, point, _ in cases if point is Point.OPTIMIZER} >= {Action.KILL, Action.FREEZE, Action.LOOP}
+    assert {action for action, point, _ in cases if point is Point.OPTIMIZER} >= {
+        Action.KILL,
+        Action.FREEZE,
+        Action.LOOP,
+    }
     assert {action for action, point, _ in cases if point is Point.BARRIER} >= {Action.KILL, Action.RAISE}

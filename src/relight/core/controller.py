@@ -89,6 +89,9 @@ class Controller:
         self._decision: Decision | None = None
         self._deadline: float | None = None
         self._suspected_collective: ev.CollectiveFailed | None = None
+        self._suspected_restore: ev.RestoreFailed | None = None
+        self._stop_limit_seconds = 0.0
+        self._recovery_step = -1  # the step that the recovery under way is about
         self._failures_at_step: Counter[int] = Counter()
         self._identical: Counter[tuple[object, ...]] = Counter()
         self._attempts: Counter[int] = Counter()
@@ -197,9 +200,7 @@ class Controller:
         if self.stage is Stage.STOPPING:
             return tuple(self._on_stop_timeout(now))
         if self.stage is Stage.RESTORING:
-            late = [p for p in self.members.by_rank().values() if p.name not in self._restored]
-            limit = self.settings.restore_timeout_seconds
-            return tuple(self._fail_late(late, f"did not finish restoring within {limit:g} s", now))
+            return tuple(self._on_restore_timeout(now))
         return ()
 
     # --- starting ----------------------------------------------------------------------------------------------
@@ -248,6 +249,8 @@ class Controller:
         if problem:
             return self._end(problem, now)
         self.stage, self._deadline, self.until = Stage.TRAINING, None, reports[0].until
+        for process in self.members.by_rank().values():
+            process.may_hold_state = True
         self.ledger.began(now, reports[0])
         return [
             Begin(
@@ -299,9 +302,14 @@ class Controller:
         kind = "killed" if (event.exit_status or 0) < 0 else "exited"
         if "out-of-memory" in event.evidence:
             kind = "out of memory"
-        key = (kind, process.rank, event.position.step, event.exit_status) if kind != "killed" else None
+        step = self._step_of(process, event.position.step)
+        key = (kind, process.rank, step, event.exit_status) if kind != "killed" else None
         self.ledger.failure(process, kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
-        return self._fail([process], event.position.step, key, now)
+        return self._fail([process], step, key, now)
+
+    def _step_of(self, process: Process, step: int) -> int:
+        """A replacement that is not restored yet has no step of its own; it dies for the recovery's."""
+        return self._recovery_step if process.replacement else step
 
     def _on_exit_before_training(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
         raised = self._tracebacks.get(process.name)
@@ -340,14 +348,21 @@ class Controller:
             out.append(
                 Notice(why="no more standbys are started: too many failed without a success between", level="warning")
             )
+        if self.stage is Stage.STOPPING and self._standby_failures >= MAX_STANDBY_FAILURES:
+            ranks = ", ".join(map(str, self.members.vacant(self.settings.world_size)))
+            if ranks and not self.members.standbys():
+                what = f"{MAX_STANDBY_FAILURES} processes in a row failed before they could take rank {ranks}: {what}"
+                return out + self._end(what, now, raised)
         out += self._top_up_standbys(now)
         return out + self._advance(now)
 
     def _on_suspected(self, event: ev.ProcessSuspected, now: float) -> list[Command]:
         process = self.members.processes.get(event.process)
-        if process is None or not process.alive or process.failed or self.stage is Stage.FINISHING:
+        if process is None or not process.alive or process.failed:
             return []
         kill = Kill(process=process.name, why=event.evidence)
+        if self.stage is Stage.FINISHING:
+            return [kill]  # its death then ends the job with an error
         if process.rank is None:
             process.failed = True
             return [kill, *self._on_standby_lost(process, event.evidence, now)]
@@ -355,8 +370,9 @@ class Controller:
             self.members.fail(process)
             return [kill, *self._restart_startup(f"rank {process.rank}: {event.evidence}", now)]
         self.ledger.failure(process, event.kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
-        key = ("hang", process.rank, event.position.step) if event.kind == "hang" else None
-        return [kill, *self._fail([process], event.position.step, key, now)]
+        step = self._step_of(process, event.position.step)
+        key = ("hang", process.rank, step) if event.kind == "hang" else None
+        return [kill, *self._fail([process], step, key, now)]
 
     def _on_worker_failed(self, event: ev.WorkerFailed, now: float) -> list[Command]:
         process = self.members.processes.get(event.process)
@@ -393,8 +409,10 @@ class Controller:
     def _on_stalled(self, event: ev.CommunicationStalled, now: float) -> list[Command]:
         if self.stage is not Stage.TRAINING:
             return []
-        self.ledger.failure(None, "communication", event.evidence, None, event.noticed_ns, self.generation, now)
-        return self._fail([], -1, ("stall",), now)
+        self.ledger.failure(
+            None, "communication", event.evidence, None, event.noticed_ns, self.generation, now, event.step
+        )
+        return self._fail([], event.step, ("stall", event.step), now)
 
     def _on_agent_lost(self, event: ev.AgentLost, now: float) -> list[Command]:
         if event.agent != self._agent:
@@ -415,6 +433,8 @@ class Controller:
         """Take failed processes out, unless it is one failure too many; then open the next generation."""
         for process in processes:
             self.members.fail(process)
+        if self.stage is Stage.TRAINING:
+            self._recovery_step = step
         self._failures_at_step[step] += 1
         if key is not None:
             self._identical[key] += 1
@@ -436,10 +456,17 @@ class Controller:
         return ""
 
     # --- a recovery --------------------------------------------------------------------------------------------
-    def _open_generation(self, now: float) -> list[Command]:
+    def _open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
         """A failure, wherever it struck: from the top, under a new number."""
-        if not any(not p.replacement for p in self.members.by_rank().values()):
-            return self._end(self._all_lost(), now, next(iter(self._tracebacks.values()), None))
+        members = self.members.by_rank().values()
+        if not any(p.may_hold_state for p in members):
+            return self._end(self._all_lost(), now, self._last_traceback())
+        settings = self.settings
+        # The last resort: a rank between two steps may evaluate for long, and one inside is judged by the detector.
+        at_most = settings.stop_timeout_seconds + settings.outside_hang_timeout_seconds
+        self._stop_limit_seconds = at_most if stop_limit_seconds is None else stop_limit_seconds
+        for process in members:
+            process.asked_at = now
         self.generation += 1
         self.stage = Stage.STOPPING
         self._stopped.clear()
@@ -447,6 +474,7 @@ class Controller:
         self._done.clear()
         self._decision = None
         self._suspected_collective = None
+        self._suspected_restore = None
         self._deadline = now + self._stop_limit_seconds
         last = self.ledger.failures[-1]
         self.ledger.stopping(self.generation, now)
@@ -471,7 +499,7 @@ class Controller:
             if not vacant:
                 break
             rank = vacant.pop(0)
-            self.members.take_rank(standby, rank)
+            self.members.take_rank(standby, rank, now)
             what = "a fresh process" if standby.fresh else f"standby {standby.name}"
             out.append(
                 Assign(
@@ -524,13 +552,14 @@ class Controller:
             return []
         replaced = [rank for rank, p in held.items() if p.replacement]
         reports = [self._stopped[p.name] for p in held.values()]
-        private = {rank: self.members.private_versions(rank) for rank in replaced}
+        blank = {r.rank for r in reports if r.blank}
+        private = {rank: self.members.private_versions(rank) for rank in replaced if rank in blank}
         decision = decide(reports, private, self.settings.world_size)
         if isinstance(decision, Halt):
-            return self._end(
-                f"{decision.reason}. Resume from your last checkpoint", now, next(iter(self._tracebacks.values()), None)
-            )
+            return self._end(f"{decision.reason}. Resume from your last checkpoint", now, self._last_traceback())
         self.stage, self._decision = Stage.RESTORING, decision
+        for process in held.values():
+            process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
         self.ledger.decided(decision, [p for p in held.values() if p.replacement], now)
         addresses = {r.rank: r.restore_address for r in reports}
@@ -577,25 +606,37 @@ class Controller:
     def _on_restore_failed(self, event: ev.RestoreFailed, now: float) -> list[Command]:
         if self.stage is not Stage.RESTORING or event.generation != self.generation:
             return []
-        self._restore_failures += 1
-        self.ledger.failure(None, "communication", f"restoring: {event.evidence}", None, 0, self.generation, now)
-        if self._restore_failures > MAX_RESTORE_FAILURES:
-            return self._end(f"restoring failed {self._restore_failures} times in a row: {event.evidence}", now)
-        return self._open_generation(now)
+        if self._suspected_restore is None:  # most often the echo of a death, as with collectives
+            self._suspected_restore = event
+            self._deadline = now + COLLECTIVE_GRACE_SECONDS
+        return []
 
-    @property
-    def _stop_limit_seconds(self) -> float:
-        """The last resort: a rank between two steps may evaluate for long, and one inside is judged by the detector."""
-        return self.settings.stop_timeout_seconds + self.settings.outside_hang_timeout_seconds
+    def _on_restore_timeout(self, now: float) -> list[Command]:
+        """Nobody can be blamed for a restore that does not end; who then does not stand still, can."""
+        event = self._suspected_restore
+        evidence = event.evidence if event else f"not done within {self.settings.restore_timeout_seconds:g} s"
+        self._restore_failures += 1
+        self.ledger.failure(
+            None, "communication", f"restoring: {evidence}", None, 0, self.generation, now, self._recovery_step
+        )
+        if self._restore_failures > MAX_RESTORE_FAILURES:
+            return self._end(f"restoring failed {self._restore_failures} times in a row: {evidence}", now)
+        return self._open_generation(now, self.settings.stop_timeout_seconds)
 
     def _on_stop_timeout(self, now: float) -> list[Command]:
-        late = [p for p in self.members.by_rank().values() if p.name not in self._stopped]
-        if late and self.ledger.since_stop(now) >= self._stop_limit_seconds:
-            return self._fail_late(late, f"did not stop within {self._stop_limit_seconds:g} s", now)
+        limit = self._stop_limit_seconds
+        waiting = [p for p in self.members.by_rank().values() if p.name not in self._stopped]
+        late = [p for p in waiting if now - p.asked_at >= limit]
+        if late:
+            return self._fail_late(late, f"did not stop within {limit:g} s", now)
         out = self._fill_vacancies(now)
         if self._deadline is None:
-            self._deadline = now + self._stop_limit_seconds
+            self._deadline = min((p.asked_at + limit for p in waiting), default=now + limit)
         return out
+
+    def _last_traceback(self) -> ev.WorkerFailed | None:
+        """What the script said when the process of the last failure raised, if it did."""
+        return self._tracebacks.get(self.ledger.failures[-1].process) if self.ledger.failures else None
 
     def _fail_late(self, late: list[Process], evidence: str, now: float) -> list[Command]:
         out: list[Command] = []

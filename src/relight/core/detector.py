@@ -234,7 +234,7 @@ class Detector:
             f"(limit {_seconds(self._limit_ns(shortest, ranks))}{self._hint(shortest)})"
         )
         noticed_ns = max(watch.sample.sampled_ns for watch in watches)
-        return [CommunicationStalled(evidence=evidence, noticed_ns=noticed_ns)]
+        return [CommunicationStalled(evidence=evidence, step=shortest.position.step, noticed_ns=noticed_ns)]
 
     def _suspect(self, process: str, kind: str, evidence: str) -> Event | None:
         """A process is suspected once: it will be killed for it."""

@@ -56,6 +56,7 @@ class CommunicationStalled(_Event, frozen=True, kw_only=True):
     """No rank progresses and none is behind the others: the network, or a deadlock in the script."""
 
     evidence: str
+    step: int
     noticed_ns: int
 
 
@@ -83,7 +84,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     process: str
     rank: int
     generation: int  # the one that Stop opened
-    step: int
+    step: int  # newest step that was started here, or -1
     version: int
     lineage: str
     prepared: int  # step whose gradient is fully reduced here and known to be so, or -1

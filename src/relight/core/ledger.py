@@ -84,6 +84,7 @@ class Ledger:
         phase: str = "",
     ) -> None:
         """Record one failure; `process` is None if no rank is to blame."""
+        phase = phase or (position.phase.name if position else "")
         position = position or Position(step=step)
         known = 0 < position.fault_ns < noticed_ns
         self.failures.append(
@@ -93,7 +94,7 @@ class Ledger:
                 process="" if process is None else process.name,
                 kind=kind,
                 step=position.step,
-                phase=phase or position.phase.name,
+                phase=phase,
                 evidence=evidence,
                 generation=generation,
                 noticed_seconds=now - self._start,
@@ -124,11 +125,8 @@ class Ledger:
         recovery.survivors_stopped = recovery.all_stopped = now
         recovery.stop_seconds = 0.0
         recovery.progress.clear()
-        recovery.failures.append(self.failures[-1].number)
-
-    def since_stop(self, now: float) -> float:
-        """Seconds since the newest Stop was sent."""
-        return now - self._open.stop_sent if self._open else 0.0
+        known = set(recovery.failures) | {n for r in self.recoveries for n in r.failures}
+        recovery.failures += [f.number for f in self.failures if f.number not in known]
 
     def stopped(self, event: ev.Stopped, now: float) -> None:
         if self._open is None:

@@ -21,6 +21,8 @@ class Process:
     replacement: bool = False  # took its rank from a failed process, and is not restored yet
     fresh: bool = False  # started because no standby was left
     spawned_at: float = 0.0
+    asked_at: float = 0.0  # when it was told to stand still, by Stop or with its rank
+    may_hold_state: bool = False  # it trained, or was told to restore; whether it did, only its report can say
     final_position: Position = field(default_factory=Position)
 
 
@@ -64,9 +66,10 @@ class Members:
         """Failed processes whose death is not known yet: their ranks are not safe to give away."""
         return [p for p in self.processes.values() if p.failed and p.alive]
 
-    def take_rank(self, process: Process, rank: int) -> None:
+    def take_rank(self, process: Process, rank: int, now: float) -> None:
         """A standby becomes the replacement for `rank`."""
         process.rank, process.ready, process.replacement = rank, False, True
+        process.asked_at = now
 
     def fail(self, process: Process) -> None:
         """Take a process out of the job. Its rank, if any, is vacant from now on."""

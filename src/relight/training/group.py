@@ -5,8 +5,11 @@ one, formed under the new generation's keys, takes its place. What a collective 
 closed depends on where it stands in the step (see `Gate`).
 """
 
+import collections
 import concurrent.futures
+import contextlib
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
@@ -42,66 +45,165 @@ class Gate(Protocol):
 
 
 class Inner:
-    """One formed group and the sockets it opened."""
+    """One formed group, the sockets it opened, and its operations in flight."""
 
     def __init__(
-        self,
-        group: dist.ProcessGroup,
-        sockets: GroupSockets | None = None,
-        cuda: torch.device | None = None,
-        *,
-        detached: bool = False,
+        self, group: dist.ProcessGroup, sockets: GroupSockets | None = None, cuda: torch.device | None = None
     ) -> None:
         self.group = group
-        self.detached = detached
         self._sockets = sockets
         self._cuda = cuda
+        self._operations: collections.deque[_Operation] = collections.deque()
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether operations complete at once, alone."""
+        return self._sockets is None
+
+    def launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+        """Start an operation; the work it returns ends by itself or at Stop, never later."""
+        work = getattr(self.group, operation)(*args, **kwargs)
+        if self._cuda is not None:
+            return work  # NCCL's own abort ends it
+        running = _Operation(work)
+        self._operations.append(running)
+        while self._operations[0].is_over():
+            self._operations.popleft()
+            if not self._operations:
+                break
+        return running
 
     def break_connections(self) -> None:
-        """Make every operation in flight fail within milliseconds."""
-        if self._sockets is not None:
-            self._sockets.shut_down()
+        """Make every operation in flight fail within milliseconds. Returns at once."""
         if self._cuda is not None:
             abort_nccl(self.group, self._cuda)
+        if self._sockets is not None:
+            self._sockets.cut()
+            threading.Thread(target=self._abandon_stuck, name="relight-abandon", daemon=True).start()
 
     def is_broken(self) -> bool:
         return self._sockets is not None and self._sockets.is_broken()
+
+    def retire(self) -> None:
+        """Drop the group beside the main thread, or keep it for ever if an operation is stuck in it."""
+        if not self.is_detached:
+            threading.Thread(target=self._drop, name="relight-drop", daemon=True).start()
+
+    def _abandon_stuck(self) -> None:
+        """gloo can lose the completion of a send whose connection fails; nobody may wait for such an operation."""
+        if not self._await_operations():
+            for operation in list(self._operations):
+                operation.abandon()
+
+    def _drop(self) -> None:
+        if not self._await_operations():
+            _left_behind.append(self)  # its destructor would wait for the stuck operation
+
+    def _await_operations(self) -> bool:
+        deadline = time.monotonic() + _STUCK_SECONDS
+        while any(not operation.is_over() for operation in list(self._operations)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+
+# After the cut, operations fail within milliseconds; what has not failed by then never will.
+_STUCK_SECONDS = 0.05
+_POLL_SECONDS = 0.002
+_left_behind: list[Inner] = []
+
+
+class _Operation(dist.Work):
+    """An operation of a gloo group that can be walked away from."""
+
+    def __init__(self, work: Any) -> None:
+        super().__init__()
+        self._work = work
+        self._lock = threading.Lock()
+        self._settled = False
+        self._result: Any = None
+        self._trigger: torch.futures.Future[Any] = torch.futures.Future()
+        # An error must reach C++ (DDP's reducer) as a future's error, and only `then` can make one of those.
+        self._future = self._trigger.then(self._deliver)
+        self._has_future = True
+        try:
+            work.get_future().add_done_callback(self._on_done)
+        except RuntimeError:  # send and recv have none
+            self._has_future = False
+
+    def is_over(self) -> bool:
+        """Whether gloo is done with it."""
+        return bool(self._work.is_completed())
+
+    def abandon(self) -> None:
+        """Whoever waits is told that it failed."""
+        self._settle(StepInterrupted("the operation was abandoned: its generation is closed"))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
+        if self._has_future:
+            self._future.wait()
+            return True
+        while not self._work.is_completed():
+            if self._settled:
+                raise StepInterrupted("the operation was abandoned: its generation is closed")
+            with contextlib.suppress(RuntimeError):
+                self._work.wait(_SLICE)
+        return bool(self._work.wait())
+
+    def is_completed(self) -> bool:
+        return self._settled or self.is_over()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future if self._has_future else self._work.get_future()
+
+    def _on_done(self, done: torch.futures.Future[Any]) -> None:
+        try:
+            self._settle(done.value())
+        except RuntimeError as error:
+            self._settle(error)
+
+    def _settle(self, result: Any) -> None:
+        with self._lock:
+            if self._settled:
+                return
+            self._settled = True
+        self._result = result
+        self._trigger.set_result(None)
+
+    def _deliver(self, _: torch.futures.Future[Any]) -> Any:
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
+_SLICE = timedelta(milliseconds=5)
 
 
 class Forming:
     """A group being formed on an expendable thread.
 
     A peer that dies after it published its address and before it connected leaves the others inside gloo's
-    constructor for many times the timeout. So the thread that must obey orders never forms a group itself: it
-    waits for this one, and walks away when the generation is closed.
+    constructor for many times the timeout, and no cut helps there. So the thread that must obey orders never forms a
+    group itself: it waits for this one, and walks away when the generation is closed.
     """
 
     def __init__(
-        self,
-        client: StoreClient,
-        generation: int,
-        name: str,
-        rank: int,
-        size: int,
-        cuda: torch.device | None,
+        self, client: StoreClient, generation: int, name: str, rank: int, size: int, cuda: torch.device | None
     ) -> None:
-        self._sockets = GroupSockets()
+        sockets = GroupSockets(size - 1)
         self.result: concurrent.futures.Future[Inner] = concurrent.futures.Future()
         store = GenerationStore(client, generation, f"{name}/")
 
         def form() -> None:
             try:
                 group = make_inner_group(store, rank, size, f"{name}@{generation}", cuda)
-                self._sockets.formed()
-                self.result.set_result(Inner(group, self._sockets, cuda))
+                sockets.formed()
+                self.result.set_result(Inner(group, sockets, cuda))
             except BaseException as error:
                 self.result.set_exception(error)
 
         threading.Thread(target=form, name=f"relight-form-{generation}", daemon=True).start()
-
-    def abandon(self) -> None:
-        """Walk away; what exists of the group is broken, so that its peers notice."""
-        self._sockets.shut_down()
 
 
 class RelightProcessGroup(dist.ProcessGroup):
@@ -120,7 +222,9 @@ class RelightProcessGroup(dist.ProcessGroup):
 
     def detach(self) -> None:
         """From now on operations complete at once, alone: for a standby, and while a recovery resets DDP."""
-        self.inner = Inner(make_detached_group(self._size - 1, self._size, self._device), detached=True)
+        if self.inner is not None:
+            self.inner.retire()
+        self.inner = Inner(make_detached_group(self._size - 1, self._size, self._device))
 
     def getBackendName(self) -> str:
         return "relight"
@@ -134,7 +238,7 @@ class RelightProcessGroup(dist.ProcessGroup):
     def _launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         gate = self._gate
         assert self.inner is not None
-        if self.inner.detached:
+        if self.inner.is_detached:
             getattr(self.inner.group, operation)(*args, **kwargs)
             return _Done(args[0] if args else None)
         protected = gate.is_protected()
@@ -145,10 +249,10 @@ class RelightProcessGroup(dist.ProcessGroup):
             return _Done()
         gate.count_collective()
         if protected:
-            return getattr(self.inner.group, operation)(*args, **kwargs)
+            return self.inner.launch(operation, *args, **kwargs)
         gate.unprotected(operation)
         try:
-            work = getattr(self.inner.group, operation)(*args, **kwargs)
+            work = self.inner.launch(operation, *args, **kwargs)
         except RuntimeError:
             if not gate.await_verdict():
                 raise
@@ -200,7 +304,7 @@ class _CuttableWork(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
             return self._work.wait() if timeout is None or timeout.total_seconds() <= 0 else self._work.wait(timeout)
-        except RuntimeError:
+        except (RuntimeError, StepInterrupted):
             if not self._gate.await_verdict():
                 raise
             self._gate.cut(self._operation)

@@ -15,6 +15,7 @@ class Progress:
     lineage: str  # hash chain over all committed steps: a step number alone is not a version (PROTOCOL.md, rule 13)
     version: int = 0  # optimizer steps applied
     until: int = 0
+    started: int = -1  # newest step that was started
     attempt: int = 0  # how often the step after `version` was started before
     wrote: bool = False  # the barrier of the step under way was passed
     warming: bool = False  # a standby's rehearsal
@@ -32,7 +33,7 @@ class Progress:
     def standing(self, *, prepared: bool = False, blank: bool = False) -> Standing:
         """What to report after Stop."""
         return Standing(
-            step=self.version,
+            step=self.started,
             version=self.version,
             lineage=self.lineage,
             prepared=self.version if prepared else -1,

@@ -33,20 +33,21 @@ class Recovery:
         self._state = state
         self._progress = progress
         self._batches = batches
+        self._blank = False  # nothing to offer: a replacement before its copy is complete and verified
         self._layouts = [BucketLayout(m) for m in state.modules.values() if isinstance(m, DistributedDataParallel)]
 
     def run(self, *, blank: bool = False) -> None:
         """Returns once this rank trains on. From the top whenever a newer generation supersedes the one obeyed."""
         runtime, progress = self._runtime, self._progress
         runtime.in_step = False
+        self._blank = blank
         while True:
             restore, progress.restore = progress.restore, None
             if restore is None or not runtime.is_current(restore.generation):
-                restore = runtime.report_standing(progress.standing(blank=blank))
+                restore = runtime.report_standing(progress.standing(blank=self._blank))
             runtime.page.stamp(Phase.PARKED)
             try:
                 inner = self._obey(restore)
-                blank = False
                 runtime.await_order(Resume, restore.generation)
                 runtime.faults.strike(Point.RESUME)
                 runtime.open_generation(restore.generation, inner)
@@ -142,6 +143,7 @@ class Recovery:
         self._state.gradients_to_none = meta["gradients_to_none"]
         self._state.clear_step()
         runtime.page.claim_private(restore.target)
+        self._blank = False
         runtime.page.put("torn", 0)
         runtime.page.put("version", progress.version)
         # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state.

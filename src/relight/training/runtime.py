@@ -76,7 +76,6 @@ class Runtime:
         self._newest = 0  # generation of the newest Stop or Assign
         self._stop_arrived_ns = 0
         self._orders: dict[type, Any] = {}
-        self._forming: Forming | None = None
         self._client: RestoreClient | None = None
         self._interrupt: Any = None
         self._said: set[str] = set()
@@ -115,8 +114,6 @@ class Runtime:
             # Registered only now, so that an undisturbed forward pays nothing for it.
             self._interrupt = torch_module.register_module_forward_pre_hook(self._interrupt_forward)
         self.break_connections()
-        if self._forming is not None:
-            self._forming.abandon()
         if self._client is not None:
             self._client.cancel()
         self.server.withdraw(self._newest)
@@ -251,12 +248,7 @@ class Runtime:
         """Form the default group of a generation, on a thread of its own."""
         self.faults.strike(Point.REFORM)
         cuda = self.device if self.device.type == "cuda" and _one_gpu_per_rank(self.world_size) else None
-        forming = Forming(self.store, generation, "default", self.rank, self.world_size, cuda)
-        with self._condition:
-            self._forming = forming
-            if self._newest > generation:
-                forming.abandon()
-        return forming
+        return Forming(self.store, generation, "default", self.rank, self.world_size, cuda)
 
     def await_formed(self, forming: Forming, generation: int) -> Inner:
         """The formed group. Raises Superseded if the generation is closed first, RestoreError if forming failed."""
@@ -265,7 +257,6 @@ class Runtime:
             self._condition.wait_for(lambda: forming.result.done() or self._newest > generation)
             if self._newest > generation:
                 raise Superseded
-            self._forming = None
         try:
             return forming.result.result()
         except Exception as error:

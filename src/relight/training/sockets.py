@@ -1,8 +1,9 @@
-"""Which sockets a gloo group opened, so that Stop can shut them down and every blocked rank returns at once.
+"""Which sockets belong to a gloo group, so that Stop can cut them and blocked ranks return at once.
 
-gloo's own abort does nothing to a blocked rank (docs/decisions/0001-stopping-a-collective.md). Its sockets are
-those that appeared while the group was formed. gloo closes one itself at its first error and the number may be
-reused by anyone, so a socket is remembered with its inode and pinned by `dup` before it is touched.
+gloo's own abort does nothing to a blocked rank (docs/decisions/0001-stopping-a-collective.md). A group watches all
+its sockets with one epoll instance of its own, one listener and a connection to every peer, so what other threads
+open meanwhile is never taken for the group's; and at the time of the cut the kernel says which are left. gloo closes
+a failed peer's socket itself and its number may be reused at once, so each is pinned by `dup` and compared by inode.
 """
 
 import contextlib
@@ -10,75 +11,104 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from pathlib import Path
+
+Entry = tuple[int, int]  # descriptor and inode
 
 
-def open_sockets() -> dict[int, int]:
-    """File descriptor to inode, of every socket of this process."""
-    found = {}
+class GroupSockets:
+    """Make one before the group is formed, and call `formed` after."""
+
+    def __init__(self, peers: int) -> None:
+        self._peers = peers
+        self._before = {inode for _, inode in _all_sockets()}
+        self._epoll = -1
+
+    def formed(self) -> None:
+        """Find the group's epoll instance. Raises RuntimeError if none fits: then nothing could stop the group."""
+        if self._peers == 0:
+            return
+        fitting = [epoll for epoll in _epoll_descriptors() if self._fits(epoll)]
+        if len(fitting) != 1:
+            raise RuntimeError(f"{len(fitting)} epoll instances look like the new gloo group's; cannot stop it")
+        self._epoll = fitting[0]
+
+    def cut(self) -> None:
+        """End every connection for reading. Not for writing: gloo loses a send that meets a closed writing side."""
+        for entry in _watched(self._epoll):
+            with contextlib.suppress(OSError), _pinned(entry) as connection:
+                if _is_connected(connection):
+                    connection.shutdown(socket.SHUT_RD)
+
+    def is_broken(self) -> bool:
+        """Whether some peer's connection has ended: then a failed collective is not this rank's own doing."""
+        sound = 0
+        for entry in _watched(self._epoll):
+            with contextlib.suppress(OSError), _pinned(entry) as connection:
+                sound += _is_connected(connection) and _is_open(connection)
+        return sound < self._peers
+
+    def _fits(self, epoll: int) -> bool:
+        listening = connected = 0
+        for entry in _watched(epoll):
+            if entry[1] not in self._before:
+                with contextlib.suppress(OSError), _pinned(entry) as connection:
+                    connected += _is_connected(connection)
+                    listening += not _is_connected(connection)
+        return (listening, connected) == (1, self._peers)
+
+
+def _all_sockets() -> list[Entry]:
+    found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             status = os.stat(f"/proc/self/fd/{name}")
             if stat.S_ISSOCK(status.st_mode):
-                found[int(name)] = status.st_ino
+                found.append((int(name), status.st_ino))
     return found
 
 
-class GroupSockets:
-    """The connected TCP sockets that appeared since this object was made."""
-
-    def __init__(self) -> None:
-        self._before = open_sockets()
-        self._own: dict[int, int] | None = None
-
-    def formed(self) -> None:
-        """The group is complete: remember its sockets."""
-        self._own = self._appeared()
-
-    def shut_down(self) -> None:
-        """Break every connection of the group; also of one that is still being formed."""
-        for descriptor, inode in (self._own if self._own is not None else self._appeared()).items():
-            with contextlib.suppress(OSError), _pinned(descriptor, inode) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def is_broken(self) -> bool:
-        """Whether some peer's connection has ended: then a failed collective is not this rank's own doing."""
-        for descriptor, inode in (self._own or {}).items():
-            try:
-                with _pinned(descriptor, inode) as connection:
-                    if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
-                        return True
-            except BlockingIOError:
-                continue
-            except OSError:
-                return True
-        return False
-
-    def _appeared(self) -> dict[int, int]:
-        mine = {}
-        for descriptor, inode in open_sockets().items():
-            if self._before.get(descriptor) == inode:
-                continue
-            with contextlib.suppress(OSError), _pinned(descriptor, inode) as connection:
-                if _is_connected_tcp(connection):
-                    mine[descriptor] = inode
-        return mine
+def _epoll_descriptors() -> list[int]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                found.append(int(name))
+    return found
 
 
-def _is_connected_tcp(connection: socket.socket) -> bool:
-    """Listening sockets must be left alone: shutting one down ends the process inside gloo's accept loop."""
-    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-        return False
-    return not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+def _watched(epoll: int) -> list[Entry]:
+    """What an epoll instance watches, as the kernel tells it; empty if it is closed."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/self/fdinfo/{epoll}").read_text().splitlines():
+            if line.startswith("tfd:"):
+                words = line.replace(":", ": ").split()
+                found.append((int(words[1]), int(words[words.index("ino:") + 1], 16)))
+    return found
 
 
 @contextlib.contextmanager
-def _pinned(descriptor: int, inode: int) -> Iterator[socket.socket]:
-    """The socket behind `descriptor` if it still is the remembered one; otherwise OSError."""
-    copy = os.dup(descriptor)
-    connection = socket.socket(fileno=copy)
-    try:
-        if os.fstat(copy).st_ino != inode:
-            raise OSError("another file has taken this number")
+def _pinned(entry: Entry) -> Iterator[socket.socket]:
+    """The TCP socket behind a descriptor, held open meanwhile. OSError if it is something else by now."""
+    copy = os.dup(entry[0])
+    status = os.fstat(copy)
+    if status.st_ino != entry[1] or not stat.S_ISSOCK(status.st_mode):
+        os.close(copy)
+        raise OSError("another file has taken this number")
+    with socket.socket(fileno=copy) as connection:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+            raise OSError("not a TCP socket")
         yield connection
-    finally:
-        connection.close()
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    """Listening sockets must be left alone: cutting one ends the process inside gloo's accept loop."""
+    return not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def _is_open(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True

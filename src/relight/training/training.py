@@ -145,6 +145,7 @@ class Training:
         """`with step`: FORWARD begins with drawing the batch."""
         runtime, progress = self._runtime, self._progress
         progress.wrote = False
+        progress.started = -1 if progress.warming else progress.version
         runtime.page.put("prepared", -1)
         runtime.in_step = True
         runtime.page.stamp(Phase.FORWARD)

@@ -1,0 +1,175 @@
+"""Judges a simulated job: the invariants of docs/PROTOCOL.md, asserted at the moment they could first be broken.
+
+The checker sees what no controller can: the true state of every process, dead ones included. What is right is
+computed beforehand, from a run that nothing disturbs; the content of every version and every rank's private state
+must equal it, so a wrong bit shows where it arises and not at the end.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Stop
+from relight.core.fault import Action
+from tests.core.simulated_clock import Violation
+from tests.core.simulated_worker import FIRST_STATE, State, Worker, contribution, first_private, next_private, reduce
+
+# Why a healthy process may be killed.
+_HARMLESS_KILLS = ("starting all ranks again", "no longer needed", "training finished")
+
+
+@lru_cache(maxsize=64)
+def reference(world_size: int, until: int) -> tuple[tuple[State, ...], tuple[tuple[str, ...], ...]]:
+    """States by version and private states by (version, rank), of a run that nothing disturbs."""
+    states, privates = [FIRST_STATE], [tuple(first_private(rank) for rank in range(world_size))]
+    for step in range(until):
+        gradient = reduce({r: contribution(states[-1], privates[-1][r], r) for r in range(world_size)})
+        states.append(states[-1].updated(step, gradient))
+        privates.append(tuple(next_private(private, step) for private in privates[-1]))
+    return tuple(states), tuple(privates)
+
+
+class Checker:
+    """Told of everything as it happens; raises Violation."""
+
+    def __init__(self, world_size: int, until: int, workers: dict[str, Worker]) -> None:
+        self._world_size = world_size
+        self._until = until
+        self._workers = workers
+        self._states, self._privates = reference(world_size, until)
+        self._finished = 0  # newest version that anyone, dead or alive, ever finished
+        self._begun = 0  # newest step that anyone began
+        self._generation = 1
+        self._struck: list[tuple[Action, Worker, str]] = []
+
+    # --- what happens -------------------------------------------------------------------------------------------
+    def struck(self, action: Action, worker: Worker, point: str) -> None:
+        self._struck.append((action, worker, point))
+
+    def entered_step(self, worker: Worker) -> None:
+        """I2, I3, I7: the right state at the right place, and nothing finished is done again."""
+        step = worker.state.version
+        self._check_content(worker, "computes with")
+        if step < self._finished:
+            raise Violation(f"I7: rank {worker.rank} repeats step {step} though version {self._finished} was finished")
+        if step < self._begun:
+            raise Violation(f"at most the step in flight is repeated: {worker.name} at {step}, begun {self._begun}")
+        self._begun = max(self._begun, step)
+
+    def committed(self, worker: Worker) -> None:
+        """I1 and I6: one content per version; live versions are v, or v and v+1."""
+        self._check_content(worker, "finished")
+        self._finished = max(self._finished, worker.state.version)
+        versions = {w.state.version for w in self._members() if not w.blank}
+        if max(versions) - min(versions) > 1:
+            raise Violation(f"I6: live versions are {sorted(versions)}")
+
+    def overwrites(self, worker: Worker) -> None:
+        """I8: a copy goes only into a rank that holds nothing."""
+        if not worker.blank:
+            raise Violation(f"I8: a copy over the intact state of rank {worker.rank} ({worker.name})")
+
+    def commanded(self, command: Command, members: Iterable[str], generation: int) -> None:
+        """Called before the command is carried out."""
+        if isinstance(command, Stop | Begin):
+            self._check_generation(command)
+        if isinstance(command, Assign | Restore | Resume) and command.generation < self._generation:
+            raise Violation(f"I9: {type(command).__name__} of generation {command.generation} in {self._generation}")
+        if isinstance(command, Kill):
+            self._check_kill(command)
+        if isinstance(command, Restore):
+            self._check_restore(command, [self._workers[name] for name in members])
+        if isinstance(command, Resume):
+            for name in members:
+                self._check_content(self._workers[name], "resumes with")
+
+    def final(self, end: EndJob, members: Sequence[str]) -> None:
+        """The job has ended; was that its right end?"""
+        if not end.error:
+            self._check_completed([self._workers[name] for name in members])
+        elif "every replica" in end.error or "no intact replica" in end.error:
+            self._check_all_lost(end)
+        elif not self._is_excused(end.error):
+            raise Violation(f"the job ended without need: {end.error}")
+
+    # --- judgement ----------------------------------------------------------------------------------------------
+    def _members(self) -> list[Worker]:
+        return [w for w in self._workers.values() if w.alive and w.rank >= 0]
+
+    def _check_content(self, worker: Worker, what: str) -> None:
+        state = worker.state
+        if worker.blank or state != self._states[state.version]:
+            raise Violation(f"I1: rank {worker.rank} ({worker.name}) {what} a wrong version {state.version}: {state}")
+        if worker.private != self._privates[state.version][worker.rank]:
+            raise Violation(f"I3: rank {worker.rank} ({worker.name}) {what} the wrong private state for {state.version}")
+
+    def _check_generation(self, command: Stop | Begin) -> None:
+        """I10. Begin belongs to the generation that the ranks were started in."""
+        first = isinstance(command, Begin) and command.generation >= self._generation
+        if not first and command.generation <= self._generation:
+            raise Violation(f"I10: generation {command.generation} after {self._generation}")
+        self._generation = command.generation
+
+    def _check_kill(self, kill: Kill) -> None:
+        worker = self._workers.get(kill.process)
+        if worker is None or not worker.healthy or any(text in kill.why for text in _HARMLESS_KILLS):
+            return
+        if worker.blank and "stop" not in kill.why:
+            return  # it waits for a source that is frozen: one cannot tell them apart
+        raise Violation(f"L3: {kill.process} is healthy, and is killed: {kill.why}")
+
+    def _check_restore(self, restore: Restore, members: Sequence[Worker]) -> None:
+        self._check_all_stand_still(restore, members)
+        for worker in members:
+            self._check_alone(worker)
+        if restore.target < self._finished:
+            raise Violation(f"I7: back to {restore.target} though version {self._finished} was finished")
+        if restore.target < self._begun:
+            raise Violation(f"back to {restore.target}, though step {self._begun} was begun: more than one is repeated")
+        for worker in members:
+            if worker.rank in restore.targets and not worker.blank:
+                raise Violation(f"I8: the intact rank {worker.rank} is a target")
+            if worker.rank not in restore.targets and worker.blank:
+                raise Violation(f"L1: the blank rank {worker.rank} is no target")
+
+    def _check_all_stand_still(self, restore: Restore, members: Sequence[Worker]) -> None:
+        """Rule 5: the decision rests on reports of this generation, from processes that do not move."""
+        if len(members) != self._world_size:
+            raise Violation(f"a decision with {len(members)} of {self._world_size} ranks")
+        for worker in members:
+            if worker.alive and worker.standing_in != restore.generation:
+                raise Violation(
+                    f"I9: a decision in generation {restore.generation} while {worker.name} is in {worker.point} "
+                    f"and last stood still in {worker.standing_in}"
+                )
+
+    def _check_alone(self, worker: Worker) -> None:
+        for other in self._workers.values():
+            if other is not worker and other.rank == worker.rank and other.alive:
+                raise Violation(f"rank {worker.rank} was given to {worker.name} while {other.name} lives")
+
+    def _check_completed(self, members: Sequence[Worker]) -> None:
+        """I12: the end is that of the run that nothing disturbed."""
+        for worker in members:
+            self._check_content(worker, "ends with")
+            if worker.state.applied != tuple(range(self._until)):
+                raise Violation(f"I2: rank {worker.rank} applied the steps {worker.state.applied}")
+
+    def _check_all_lost(self, end: EndJob) -> None:
+        for worker in self._workers.values():
+            if worker.healthy and worker.page.rank >= 0 and not worker.blank:
+                raise Violation(f"{worker.name} holds version {worker.state.version}, but: {end.error}")
+
+    def _is_excused(self, error: str) -> bool:
+        """Whether these faults must end a job in this way."""
+        kinds = [action for action, _, _ in self._struck]
+        points = {point for _, _, point in self._struck}
+        if error.startswith("training finished, but"):
+            late = [worker for _, worker, _ in self._struck if worker.state.version == self._until]
+            return any(f"rank {worker.rank} " in error for worker in late)
+        if "before its first step" in error:
+            return "START" in points and any(kind in (Action.EXIT, Action.RAISE) for kind in kinds)
+        if "starts have failed" in error:
+            return len(kinds) > 3
+        if "times in the same place" in error:
+            return kinds.count(Action.LOOP) > 1
+        return False

@@ -1,0 +1,87 @@
+"""However a job is ended, and whenever: within seconds nothing of it is left."""
+
+import signal
+import time
+
+import pytest
+
+from tests.survival.harness import PATIENCE, Bench, Job, Training, send
+
+END_SECONDS = 8.0 * PATIENCE
+TRAINING = Training(steps=100_000, arguments=("--tell",))
+# A recovery that lasts: a survivor never comes to form the new group.
+FAULTS = ("kill rank 1 in BACKWARD of step 3", "block rank 0 in REFORM of recovery 1")
+
+
+def is_launched(job: Job) -> bool:
+    return any(job.temporary.glob("relight-*"))
+
+
+def has_workers(job: Job) -> bool:
+    return len(job.workers()) >= 2
+
+
+def trains(job: Job) -> bool:
+    return "committed 3" in job.output()
+
+
+def recovers(job: Job) -> bool:
+    return "failure 1" in job.messages()
+
+
+MOMENTS = {"launch": is_launched, "startup": has_workers, "training": trains, "recovery": recovers}
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -9}
+IN_CI = {
+    (signal.SIGINT, "training"),
+    (signal.SIGTERM, "recovery"),
+    (signal.SIGKILL, "training"),
+    (signal.SIGKILL, "startup"),
+}
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        pytest.param(number, moment, marks=() if (number, moment) in IN_CI else pytest.mark.all)
+        for number in STATUS
+        for moment in MOMENTS
+    ],
+)
+def test_a_signal_to_the_launcher_ends_everything(bench: Bench, number: signal.Signals, moment: str) -> None:
+    with bench.start(TRAINING, faults=FAULTS if moment == "recovery" else ()) as job:
+        job.wait_until(lambda: MOMENTS[moment](job), moment)
+        sent = time.monotonic()
+        send(job.launcher, number)
+        outcome = job.wait(END_SECONDS)
+        assert time.monotonic() - sent < END_SECONDS
+        assert outcome.status == STATUS[number], outcome.describe()
+
+
+@pytest.mark.all
+def test_a_second_ctrl_c_does_not_wait(bench: Bench) -> None:
+    with bench.start(TRAINING) as job:
+        job.wait_until(lambda: trains(job), "training")
+        controller = job.module("relight.server")
+        assert controller is not None
+        send(controller, signal.SIGSTOP)  # nobody answers the first one
+        send(job.launcher, signal.SIGINT)
+        job.wait_until(lambda: "SIGINT" in job.messages(), "the first one is told")
+        sent = time.monotonic()
+        send(job.launcher, signal.SIGINT)
+        outcome = job.wait(END_SECONDS)
+        assert time.monotonic() - sent < 4.0 * PATIENCE
+        assert outcome.status == 130, outcome.describe()
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("moment", ["startup", "training"])
+def test_without_a_controller_the_job_ends(bench: Bench, moment: str) -> None:
+    """In this version the controller is not started again: the job ends, and says so."""
+    with bench.start(TRAINING) as job:
+        job.wait_until(lambda: MOMENTS[moment](job), moment)
+        controller = job.module("relight.server")
+        assert controller is not None
+        send(controller, signal.SIGKILL)
+        outcome = job.wait(END_SECONDS)
+        assert outcome.status == 1, outcome.describe()
+        assert "the controller died of SIGKILL" in outcome.stderr, outcome.describe()
