@@ -15,6 +15,7 @@ import multiprocessing
 import socket
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -30,44 +31,40 @@ def flat_copy_s(size: int, passes: int) -> float:
 
 
 def socket_copy_s(size: int, passes: int) -> float:
-    """Median seconds of one pass from a tensor of this process into one of a child."""
+    """Median seconds of one pass from memory of this process into memory of a child."""
     near, far = socket.socketpair()
-    fork = multiprocessing.get_context("fork")
-    child = fork.Process(target=_receive, args=(far, size, passes + 1), daemon=True)
+    child = multiprocessing.get_context("fork").Process(target=_receive, args=(near, far, size), daemon=True)
     child.start()
     far.close()
-    source = _view(torch.ones(size, dtype=torch.uint8))
+    source = b"\1" * size
+
+    def send() -> None:
+        near.sendall(source)
+        near.recv(1)  # everything has arrived
+
     try:
-        _send(near, source)
-        return statistics.median(_timed(lambda: _send(near, source)) for _ in range(passes))
+        send()
+        return statistics.median(_timed(send) for _ in range(passes))
     finally:
         near.close()
         child.join()
 
 
-def _send(link: socket.socket, source: memoryview) -> None:
-    link.sendall(source)
-    link.recv(1)  # everything has arrived
-
-
-def _receive(link: socket.socket, size: int, passes: int) -> None:
-    target = _view(torch.zeros(size, dtype=torch.uint8))
-    for _ in range(passes):
+def _receive(near: socket.socket, far: socket.socket, size: int) -> None:
+    """In the child: read passes until the parent hangs up."""
+    near.close()
+    target = memoryview(bytearray(size))
+    while True:
         start = 0
         while start < size:
-            start += link.recv_into(target[start : start + PIECE_BYTES])
-        link.send(b".")
+            received = far.recv_into(target[start : start + PIECE_BYTES])
+            if received == 0:
+                return
+            start += received
+        far.send(b".")
 
 
-def _view(tensor: torch.Tensor) -> memoryview:
-    """Its bytes, without NumPy."""
-    import ctypes
-
-    return memoryview((ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr())).cast("B")
-
-
-def _timed(work: object) -> float:
-    assert callable(work)
+def _timed(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

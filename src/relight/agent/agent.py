@@ -224,9 +224,12 @@ class Agent:
     def _copy_private(self, order: CopyPrivate) -> None:
         """Without a word if that version is not there: an older predecessor may have left it."""
         source, target = self._known.get(order.source), self._known.get(order.target)
-        payload = source.process.page.read_private(order.version) if source is not None else None
-        if payload is not None and target is not None:
+        if source is None or target is None:
+            return
+        payload = source.process.page.read_private(order.version)
+        if payload is not None:
             target.process.page.write_private(order.version, payload)
+            target.process.page.inherit_batch(source.process.page)
 
     @contextlib.contextmanager
     def _roster_kept(self) -> Iterator[None]:

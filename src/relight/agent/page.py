@@ -13,6 +13,9 @@ from pathlib import Path
 import xxhash
 
 from relight.core.position import (
+    BATCH_MARK,
+    BATCH_MARK_OFFSET,
+    INHERITED_MARK_OFFSET,
     MAPPING_BYTES,
     PAGE_BYTES,
     PRIVATE_HEADER,
@@ -97,6 +100,11 @@ class Page:
         PRIVATE_HEADER.pack_into(self._mapping, offset, _NO_VERSION, 0, 0)
         self._mapping[begin : begin + len(payload)] = payload
         PRIVATE_HEADER.pack_into(self._mapping, offset, version, len(payload), xxhash.xxh3_64_intdigest(payload))
+
+    def inherit_batch(self, source: "Page") -> None:
+        """Let this page's process know which batch the process of `source` drew last."""
+        mark = source._mapping[BATCH_MARK_OFFSET : BATCH_MARK_OFFSET + BATCH_MARK.size]
+        self._mapping[INHERITED_MARK_OFFSET : INHERITED_MARK_OFFSET + BATCH_MARK.size] = mark
 
     def close(self) -> None:
         self._mapping.close()

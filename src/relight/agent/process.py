@@ -63,10 +63,9 @@ class Process:
         self._killed_because = ""
 
     def kill(self, why: str) -> None:
-        """SIGKILL, which also ends a stopped process. `why` becomes part of the evidence."""
+        """SIGKILL, which also ends a stopped process: it must not run on for a moment. `why` is evidence."""
         self._killed_because = self._killed_because or why
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def reap(self, memory_kills: MemoryKills) -> End:

@@ -593,6 +593,7 @@ class Controller:
         for process in self.members.by_rank().values():
             process.replacement = False
         self.members.predecessors.clear()
+        notice = Notice(why=self.ledger.describe_recovery(now), level="info")
         self.ledger.resumed(now)
         out: list[Command] = [
             Resume(
@@ -601,7 +602,7 @@ class Controller:
                 why=f"all ranks hold version {self._decision.target} ({event.state_digest})",
             )
         ]
-        return out + self._top_up_standbys(now)
+        return [*out, notice, *self._top_up_standbys(now)]
 
     def _on_restore_failed(self, event: ev.RestoreFailed, now: float) -> list[Command]:
         if self.stage is not Stage.RESTORING or event.generation != self.generation:

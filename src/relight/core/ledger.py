@@ -111,6 +111,16 @@ class Ledger:
             f"{failure.step}: {failure.evidence}"
         )
 
+    def describe_recovery(self, now: float) -> str:
+        """One line for people, when everyone was told to train on."""
+        recovery = self._open
+        if recovery is None or recovery.decision is None:
+            return ""
+        ranks = ", ".join(map(str, recovery.replaced))
+        who = f"rank {ranks} taken over by a {recovery.replacement_kind}, " if ranks else ""
+        decision = recovery.decision
+        return f"recovered in {now - recovery.since:.3f} s: {who}{decision.direction} to version {decision.target}"
+
     # --- the recovery under way -------------------------------------------------------------------------------
     def stopping(self, generation: int, now: float) -> None:
         """A generation was opened for the newest failure."""

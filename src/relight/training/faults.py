@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from relight.chaos.plan import random_fault
+from relight.chaos.plan import planned_for_standby, planned_in_recovery, planned_in_step
 from relight.core.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Plan, Point
 from relight.training.page import PositionPage
 
@@ -37,21 +37,11 @@ class Faults:
             self._carry_out(fault)
 
     def _find(self, point: Point) -> Fault | None:
-        for fault in self._plan.faults:
-            if fault.point is point and self._applies(fault, point):
-                return fault
-        if self._plan.rate_per_step > 0 and point in STEP_POINTS and self.attempt == 0:
-            fault_here = random_fault(self._plan.seed, self._plan.rate_per_step, self.step, self._plan.world_size)
-            if fault_here is not None and fault_here.point is point and fault_here.rank == self.rank:
-                return fault_here
-        return None
-
-    def _applies(self, fault: Fault, point: Point) -> bool:
         if point in STEP_POINTS:
-            return (fault.rank, fault.step, fault.attempt) == (self.rank, self.step, self.attempt)
+            return planned_in_step(self._plan, rank=self.rank, point=point, step=self.step, attempt=self.attempt)
         if point in RECOVERY_POINTS:
-            return fault.rank in (None, self.rank) and fault.recovery == self.recovery
-        return fault.standby == self._standby
+            return planned_in_recovery(self._plan, rank=self.rank, point=point, recovery=self.recovery)
+        return None if self._standby is None else planned_for_standby(self._plan, standby=self._standby, point=point)
 
     def _carry_out(self, fault: Fault) -> None:
         self._page.put("fault_ns", time.monotonic_ns())

@@ -260,6 +260,7 @@ class Training:
         runtime.faults.strike(Point.IDLE)
         order = runtime.await_order(Assign)
         runtime.take_assignment(order.generation, order.rank)
+        runtime.faults.recovery = order.generation - 1
         runtime.faults.strike(Point.PROMOTED)
         runtime.closed = True
         self._recover(blank=True)
