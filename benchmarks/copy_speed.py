@@ -21,6 +21,7 @@ import torch
 
 PASSES = 9
 PIECE_BYTES = 4 * 2**20
+BUFFER_BYTES = 2**20
 
 
 def flat_copy_s(size: int, passes: int) -> float:
@@ -33,6 +34,8 @@ def flat_copy_s(size: int, passes: int) -> float:
 def socket_copy_s(size: int, passes: int) -> float:
     """Median seconds of one pass from memory of this process into memory of a child."""
     near, far = socket.socketpair()
+    for end in (near, far):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     child = multiprocessing.get_context("fork").Process(target=_receive, args=(near, far, size), daemon=True)
     child.start()
     far.close()

@@ -718,7 +718,7 @@ def main() -> None:
     parser.add_argument("--workdir", type=Path, default=Path(tempfile.gettempdir()) / "recovery-benchmark")
     parser.add_argument("--output", type=Path, help="JSON file; default: results/SYSTEM.json here")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, end_on_signal)
     output = options.output or Path(__file__).parent / "results" / f"{options.system}.json"
     if options.system == "plain":
         step_s = measure_plain(30, options.seed, options.workdir)
@@ -735,7 +735,7 @@ def main() -> None:
     write_results(output, trials)
 
 
-def _exit(signal_number: int, _frame: object) -> NoReturn:
+def end_on_signal(signal_number: int, _frame: object) -> NoReturn:
     """End through the `finally` clauses, which end the processes of the trial."""
     raise SystemExit(128 + signal_number)
 

@@ -126,7 +126,7 @@ class Screen:
 def progress_line(update: StatusUpdate) -> str:
     """`step 118/1000 · loss 2.31 · 8.4 steps/s · 2 failures survived · generation 3 · 1 standby ready`"""
     positions = [item.position for item in update.ranks if item.position.stamp_ns]
-    step = min((position.version for position in positions), default=0)
+    step = max((position.version for position in positions), default=0)
     parts = [f"step {step}/{update.until}" if update.until else update.stage]
     losses = [position.loss for position in positions if not math.isnan(position.loss)]
     if losses:

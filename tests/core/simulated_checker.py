@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Stop
+from relight.core.events import Stopped
 from relight.core.fault import Action
+from relight.core.report import JobReport
 from tests.core.simulated_clock import Violation
 from tests.core.simulated_worker import FIRST_STATE, State, Worker, contribution, first_private, next_private, reduce
 
@@ -82,10 +84,13 @@ class Checker:
             for name in members:
                 self._check_content(self._workers[name], "resumes with")
 
-    def final(self, end: EndJob, members: Sequence[str]) -> None:
+    def final(self, end: EndJob, members: Sequence[str], report: JobReport) -> None:
         """The job has ended; was that its right end?"""
+        if not self._struck and self._generation > 1 and not any(f.rank < 0 for f in report.failures):
+            raise Violation(f"L3: generation {self._generation} though nothing ever happened")
         if not end.error:
             self._check_completed([self._workers[name] for name in members])
+            self._check_report(report)
         elif "every replica" in end.error or "no intact replica" in end.error:
             self._check_all_lost(end)
         elif not self._is_excused(end.error):
@@ -126,10 +131,16 @@ class Checker:
         if restore.target < self._begun:
             raise Violation(f"back to {restore.target}, though step {self._begun} was begun: more than one is repeated")
         for worker in members:
-            if worker.rank in restore.targets and not worker.blank:
-                raise Violation(f"I8: the intact rank {worker.rank} is a target")
-            if worker.rank not in restore.targets and worker.blank:
-                raise Violation(f"L1: the blank rank {worker.rank} is no target")
+            self._check_reachable(restore, worker)
+
+    def _check_reachable(self, restore: Restore, worker: Worker) -> None:
+        """I5, I8: blank ranks copy; each other one is there, or holds the gradient of the one step that is missing."""
+        version = worker.state.version
+        prepared = worker.last_report.prepared if isinstance(worker.last_report, Stopped) else -1
+        if (worker.rank in restore.targets) is not worker.blank:
+            raise Violation(f"I8: rank {worker.rank}, blank: {worker.blank}, and the targets are {restore.targets}")
+        if not worker.blank and restore.target not in (version, prepared + 1 if prepared == version else version):
+            raise Violation(f"I5: rank {worker.rank} is to reach {restore.target} from {version}, prepared {prepared}")
 
     def _check_all_stand_still(self, restore: Restore, members: Sequence[Worker]) -> None:
         """Rule 5: the decision rests on reports of this generation, from processes that do not move."""
@@ -154,6 +165,16 @@ class Checker:
             if worker.state.applied != tuple(range(self._until)):
                 raise Violation(f"I2: rank {worker.rank} applied the steps {worker.state.applied}")
 
+    def _check_report(self, report: JobReport) -> None:
+        """What people read must be what happened."""
+        if (report.final_version, report.until, report.error) != (self._until, self._until, ""):
+            raise Violation(f"the report says version {report.final_version} of {report.until}: {report.error}")
+        if report.final_state_digest != self._states[-1].content:
+            raise Violation(f"I12: the report has the digest {report.final_state_digest}")
+        answered = sorted(number for recovery in report.recoveries for number in recovery.failures)
+        if answered != [failure.number for failure in report.failures]:
+            raise Violation(f"failures {answered} were answered, of {len(report.failures)}")
+
     def _check_all_lost(self, end: EndJob) -> None:
         for worker in self._workers.values():
             if worker.healthy and worker.page.rank >= 0 and not worker.blank:
@@ -172,4 +193,6 @@ class Checker:
             return len(kinds) > 3
         if "times in the same place" in error:
             return kinds.count(Action.LOOP) > 1
+        if "failed before they could take rank" in error:
+            return sum(worker.is_standby for _, worker, _ in self._struck) >= 3
         return False

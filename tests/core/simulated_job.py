@@ -84,7 +84,7 @@ class SimulatedJob:
             self._feed(ev.AgentJoined(agent="node-0", slots=self.world_size))
             while self.end is None:
                 self._advance()
-            self._checker.final(self.end, self._names_of_ranks())
+            self._checker.final(self.end, self._names_of_ranks(), self.controller.report())
         except Violation as violation:
             raise Violation(f"{violation}\n{self.explain()}") from None
         return self.end
@@ -115,6 +115,9 @@ class SimulatedJob:
                 self._strike_someone(fault)
         if self._happened in self.schedule.agent_restarts:
             self._repeat_reports()
+        if self._happened in self.schedule.stalls:
+            self.struck += 1
+            self._feed(ev.CommunicationStalled(evidence="nobody progresses", step=0, noticed_ns=1))
 
     # --- controller ---------------------------------------------------------------------------------------------
     def _feed(self, event: ev.Event) -> None:
@@ -272,6 +275,7 @@ class SimulatedJob:
                 self._freeze(worker, fault.thaw_seconds)
             case Action.LOOP:
                 worker.hung = True
+                worker.frozen = fault.holds_lock
                 self.clock.after(HANG_SECONDS, partial(self._notice_hang, worker))
             case Action.RAISE:
                 worker.raise_in_script(f"ValueError: number {self.struck}")

@@ -20,7 +20,6 @@ STEP_POINTS = (
     "AFTER_WRITE",
     "AFTER_STEP",
     "DONE",  # last step committed, waiting for the others
-    "RELEASED",  # running to the end of the script
 )
 RECOVERY_POINTS = (
     "STOP",  # about to report where it stands
@@ -32,9 +31,13 @@ RECOVERY_POINTS = (
     "REFORM",
     "RESTORED",  # restored, waiting for Resume; a source may still be serving
     "RESUME",
+    "PROMOTED",
+)
+OTHER_POINTS = (
+    "START",  # running the script up to the first step
     "WARMUP",
     "IDLE",
-    "PROMOTED",
+    "RELEASED",  # running to the end of the script
 )
 ACTIONS = (Action.KILL, Action.FREEZE, Action.RAISE, Action.EXIT, Action.LOOP, Action.CUT)
 
@@ -47,6 +50,7 @@ class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
     point: str = ""
     pick: int = 0  # without a point: which of the live processes, counted round
     thaw_seconds: float = 0.0  # a frozen process wakes up again after so long; 0: never
+    holds_lock: bool = False  # a looping process keeps the interpreter's lock, so that its other threads stop too
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +63,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[PlannedFault, ...] = ()
     slow_messages: float = 0.0  # part of the messages that take up to a second
     agent_restarts: tuple[int, ...] = ()  # after so many events every worker repeats its last report
+    stalls: tuple[int, ...] = ()  # after so many events the detector holds the network to be stuck, for no reason
 
     def describe(self) -> str:
         """On one line, for a failing test; `decode_schedule` reads it back."""
@@ -84,13 +89,14 @@ def random_schedule(
         until=draw.randint(2, 4),
         slow_messages=draw.choice((0.0, 0.0, 0.05, 0.2)),
         agent_restarts=tuple(draw.randint(20, 200) for _ in range(draw.choice((0, 0, 0, 1, 2)))),
+        stalls=tuple(draw.randint(20, 200) for _ in range(count and draw.choice((0, 0, 0, 0, 1)))),
     )
     planned: list[PlannedFault] = []
     for _ in range(count):
         if planned and draw.random() < 0.35:
             planned.append(_soon_after(draw, planned[-1], draw.choice(allowed)))
         else:
-            places = points or ((*STEP_POINTS, *RECOVERY_POINTS) if planned else STEP_POINTS)
+            places = points or ((*STEP_POINTS, *RECOVERY_POINTS) if planned else (*STEP_POINTS, *OTHER_POINTS))
             planned.append(_random_fault(draw, draw.choice(allowed), places, shape))
     return msgspec.structs.replace(shape, faults=tuple(planned))
 
@@ -99,11 +105,13 @@ def _random_fault(draw: random.Random, action: Action, places: Sequence[str], sh
     thaw = draw.choice((0.0, 0.0, 0.5, 1.5)) if action is Action.FREEZE else 0.0
     if draw.random() < 0.7:
         point = draw.choice(places)
-        steps = shape.until if point in STEP_POINTS and point not in ("DONE", "RELEASED") else 1
+        steps = shape.until if point in STEP_POINTS and point != "DONE" else 1
         nth = draw.randint(1, shape.world_size * steps)
-        return PlannedFault(action=action, point=point, nth=nth, thaw_seconds=thaw)
+        return PlannedFault(action=action, point=point, nth=nth, thaw_seconds=thaw, holds_lock=draw.random() < 0.5)
     nth = draw.randint(1, 40 + 20 * shape.world_size * shape.until)
-    return PlannedFault(action=action, nth=nth, pick=draw.randint(0, 9), thaw_seconds=thaw)
+    return PlannedFault(
+        action=action, nth=nth, pick=draw.randint(0, 9), thaw_seconds=thaw, holds_lock=draw.random() < 0.5
+    )
 
 
 def _soon_after(draw: random.Random, fault: PlannedFault, action: Action) -> PlannedFault:

@@ -627,7 +627,7 @@ class Controller:
     def _on_stop_timeout(self, now: float) -> list[Command]:
         limit = self._stop_limit_seconds
         waiting = [p for p in self.members.by_rank().values() if p.name not in self._stopped]
-        late = [p for p in waiting if now - p.asked_at >= limit]
+        late = [p for p in waiting if p.asked_at + limit <= now]
         if late:
             return self._fail_late(late, f"did not stop within {limit:g} s", now)
         out = self._fill_vacancies(now)

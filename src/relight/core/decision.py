@@ -55,13 +55,13 @@ def decide(
     sources = tuple(r.rank for r in intact)
     if ahead and unprepared:
         return Halt(
-            reason=f"ranks {_list(ahead)} finished step {base} though ranks {_list(unprepared)} had not reduced its "
+            reason=f"{_ranks(ahead)} finished step {base} though {_ranks(unprepared)} had not reduced its "
             "gradient: the barrier was passed without everyone, which must not happen"
         )
     if not (ahead or prepared) or unprepared:
         gone = tuple(rank for rank in sorted(private_versions) if base not in private_versions[rank])
         if gone:
-            return Halt(reason=f"the private state of rank {_list(gone)} for version {base} is held by no agent")
+            return Halt(reason=f"the private state of {_ranks(gone)} for version {base} is held by no agent")
     if not ahead and not prepared:
         return Decision(
             target=base,
@@ -75,7 +75,7 @@ def decide(
         return Decision(
             target=base,
             direction="back",
-            reason=f"ranks {_list(unprepared)} had not reduced the gradient of step {base}: nobody passed its barrier",
+            reason=f"{_ranks(unprepared)} had not reduced the gradient of step {base}: nobody passed its barrier",
             sources=sources,
             finishers=(),
             targets=targets,
@@ -83,14 +83,14 @@ def decide(
     missing = tuple(rank for rank in sorted(private_versions) if base + 1 not in private_versions[rank])
     if missing and ahead:
         return Halt(
-            reason=f"ranks {_list(ahead)} finished step {base}, but the private state of rank {_list(missing)} for "
+            reason=f"{_ranks(ahead)} finished step {base}, but the private state of {_ranks(missing)} for "
             f"version {base + 1} is not held by any agent"
         )
     if missing:
         return Decision(
             target=base,
             direction="back",
-            reason=f"rank {_list(missing)} died before it entered the barrier of step {base}: nobody passed it",
+            reason=f"{_ranks(missing)} died before it entered the barrier of step {base}: nobody passed it",
             sources=sources,
             finishers=(),
             targets=targets,
@@ -104,7 +104,7 @@ def decide(
             finishers=(),
             targets=targets,
         )
-    who = f"ranks {_list(ahead)} finished step {base} and the others" if ahead else "all survivors"
+    who = f"{_ranks(ahead)} finished step {base} and the others" if ahead else "all survivors"
     return Decision(
         target=base + 1,
         direction="forward",
@@ -132,5 +132,5 @@ def _count_lost(reports: Sequence[Stopped], world_size: int) -> str:
     return f"{world_size - len(reports)} dead, {torn} interrupted inside a write, {len(reports) - torn} blank"
 
 
-def _list(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

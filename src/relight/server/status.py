@@ -16,7 +16,7 @@ class StatusBoard:
         self._job = job
         self._controller = controller
         self._samples: dict[str, Sample] = {}
-        self._history: deque[tuple[float, int]] = deque()  # (now, steps committed by every rank)
+        self._history: deque[tuple[float, int]] = deque()  # (now, newest version of any rank)
 
     def observe(self, sample: Sample) -> None:
         self._samples[sample.process] = sample
@@ -44,7 +44,7 @@ class StatusBoard:
                 )
             )
         versions = [item.position.version for item in ranks if item.position.stamp_ns]
-        self._history.append((now, min(versions, default=0)))
+        self._history.append((now, max(versions, default=0)))  # ranks differ by one; a blank one is far behind
         while now - self._history[0][0] > _RATE_WINDOW_SECONDS:
             self._history.popleft()
         return StatusUpdate(

@@ -312,6 +312,8 @@ class Training:
 
     def report_loss(self, loss: torch.Tensor | float) -> None:
         runtime = self._runtime
+        if self._progress.warming:
+            return
         if isinstance(loss, torch.Tensor):
             if loss.device.type != "cpu":
                 return
