@@ -105,7 +105,7 @@ class Checker:
         if worker.blank or state != self._states[state.version]:
             raise Violation(f"I1: rank {worker.rank} ({worker.name}) {what} a wrong version {state.version}: {state}")
         if worker.private != self._privates[state.version][worker.rank]:
-            raise Violation(f"I3: rank {worker.rank} ({worker.name}) {what} the wrong private state for {state.version}")
+            raise Violation(f"I3: rank {worker.rank} ({worker.name}) {what} a wrong private state of {state.version}")
 
     def _check_generation(self, command: Stop | Begin) -> None:
         """I10. Begin belongs to the generation that the ranks were started in."""

@@ -258,16 +258,18 @@ class Worker:
             self.clock.after(self.clock.between(0.00005, 0.003), partial(self._resume, self._ticket))
 
     def _resume(self, ticket: int) -> None:
-        if not self.alive or ticket != self._ticket:
-            return
-        if self.frozen or self.hung:
-            self._resume_on_thaw = True
+        if self._stands(ticket):
             return
         self.world.at_point(self, self._wait.point)
-        if self.alive and not self.frozen and not self.hung and ticket == self._ticket:
+        if not self._stands(ticket):
             self._step_main()
-        elif self.frozen or self.hung:
-            self._resume_on_thaw = True
+
+    def _stands(self, ticket: int) -> bool:
+        """Dead, stopped by a fault (perhaps just now), or moved on already."""
+        if not self.alive or ticket != self._ticket:
+            return True
+        self._resume_on_thaw = self.frozen or self.hung
+        return self._resume_on_thaw
 
     def _step_main(self) -> None:
         self._ticket += 1
@@ -632,9 +634,7 @@ class Worker:
         self.closed = False
 
     def _report_restore_failure(self, generation: int, evidence: str) -> Main[None]:
-        self.world.send(
-            self, ev.RestoreFailed(process=self.name, generation=generation, evidence=evidence, culprit="")
-        )
+        self.world.send(self, ev.RestoreFailed(process=self.name, generation=generation, evidence=evidence, culprit=""))
         yield Wait("FAILED", 0.0, lambda: self.newest > generation)
 
     def _obey(self, restore: Restore) -> Main[Group]:

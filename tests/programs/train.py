@@ -112,7 +112,7 @@ def main() -> None:
     job = relight.init()
     torch.manual_seed(job.rank if options.data == "loader" else 0)  # DDP's broadcast makes replicas equal
     net = Net(options.width, options.dropout, options.batchnorm)
-    model = DDP(net, broadcast_buffers=not options.local_buffers)
+    model = DDP(net, broadcast_buffers=False) if options.local_buffers else DDP(net)
     optimizer = make_optimizer(options.optimizer, model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if options.scaler else None

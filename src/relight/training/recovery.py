@@ -82,7 +82,7 @@ class Recovery:
         else:
             self._state.roll_back()
             if restore.targets:
-                self._offer(restore)
+                known = self._offer(restore)
         copy_seconds = _seconds_since(started_ns) if is_target else 0.0
         runtime.faults.strike(Point.ROLLBACK)
         rollback_started_ns = time.monotonic_ns()
@@ -116,8 +116,8 @@ class Recovery:
         )
         return inner
 
-    def _offer(self, restore: Restore) -> None:
-        """Serve this rank's state to the replacements. It stays as it is until Resume."""
+    def _offer(self, restore: Restore) -> Digests:
+        """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
         meta = {
             "lineage": self._progress.lineage,
             "until": self._progress.until,
@@ -126,6 +126,7 @@ class Recovery:
         }
         offer = Offer(restore.generation, restore.target, meta, self._state.replicated())
         self._runtime.server.offer(offer)
+        return offer.digests
 
     def _copy(self, restore: Restore) -> tuple[int, Digests]:
         """Fetch the target version from a source, and the rank-private state from beside the page."""

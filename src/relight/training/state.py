@@ -88,10 +88,17 @@ class TrackedState:
         return {"tensors": tensors, "extra": extra}
 
     def digest(self, known: dict[int, list[int]] | None = None) -> str:
-        """Digest of the replicated state. `known` holds piece digests computed already, by tensor index."""
+        """Digest of the replicated state. `known` holds piece digests computed already, by tensor index.
+
+        Goes from the last tensor to the first: a source sends in the other direction, and each digest is computed
+        once, by whoever comes first.
+        """
         flat = self.replicated()
-        known = known or {}
-        return digest_of(flat, [known.get(i) or tensor_digests(t) for i, t in enumerate(flat.tensors)])
+        known = {} if known is None else known
+        for index in reversed(range(len(flat.tensors))):
+            if index not in known:
+                known[index] = tensor_digests(flat.tensors[index])
+        return digest_of(flat, [known[index] for index in range(len(flat.tensors))])
 
     def layout(self) -> str:
         """Digest of names, shapes and dtypes: equal on ranks that built the same model and optimizer."""

@@ -57,7 +57,7 @@ class Offer:
     def __init__(self, generation: int, version: int, meta: dict[str, Any], flat: Flat) -> None:
         self.header = Header(generation, version, meta, flat.tree, flat.paths, flat.specs)
         self.tensors = flat.tensors
-        # Digest of each piece, as it was computed for sending; the source's own state digest reuses them.
+        # Piece digests by tensor. Sending fills them from the front, the source's own state digest from the back.
         self.digests: dict[int, list[int]] = {}
 
 
@@ -156,9 +156,10 @@ class RestoreServer:
         for index in indices:
             host = host_copy(offer.tensors[index])
             view = raw_bytes(host)
+            known = offer.digests.get(index)
             digests = []
-            for start, end in pieces(len(view)):
-                digests.append(piece_digest(view[start:end]))
+            for number, (start, end) in enumerate(pieces(len(view))):
+                digests.append(known[number] if known else piece_digest(view[start:end]))
                 connection.sendall(_DIGEST.pack(digests[-1]))
                 connection.sendall(view[start:end])
                 if sent < half <= sent + end - start:
