@@ -96,8 +96,9 @@ def describe_conditions(document: Document) -> str:
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     commit = f", commit {document['commit']}" if document.get("commit") else ""
     load = document["load_before"][0]
+    machine = f"{hardware['cores']} cores ({hardware['processor']})"
     return (
-        f"Measured {document['date'][:16].replace('T', ' ')} UTC on {hardware['cores']} cores ({hardware['processor']}), "
+        f"Measured {document['date'][:16].replace('T', ' ')} UTC on {machine}, "
         f"{hardware['memory_gib']} GiB; {named}{commit}. Load of the machine before: {load}."
         + (" **The machine was not idle.**" if load > 1.0 else "")
     )

@@ -196,5 +196,5 @@ def _monotonic_start_ns(line: dict[str, Any]) -> int:
     """The journal counts seconds from the controller's start; its lines also have the wall clock."""
     wall_ns = datetime.datetime.fromisoformat(line["wall"]).timestamp() * 1e9
     to_monotonic_ns = time.monotonic_ns() - time.time_ns()
-    return round(wall_ns + to_monotonic_ns - line["now"] * 1e9)
+    return round(wall_ns + to_monotonic_ns - float(line["now"]) * 1e9)
 

@@ -39,14 +39,14 @@ ACTIONS = {
     Action.KILL: "killed (SIGKILL)",
     Action.FREEZE: "frozen (SIGSTOP)",
     Action.SEGFAULT: "crashed (SIGSEGV)",
-    Action.RAISE: "raised an exception",
-    Action.EXIT: "exited too early",
+    Action.RAISE: "raises",
+    Action.EXIT: "exits too early",
 }
 POINTS = {
-    Point.FORWARD: "in forward",
-    Point.BACKWARD: "in backward",
-    Point.BARRIER: "in the barrier",
-    Point.OPTIMIZER: "in the optimizer",
+    Point.FORWARD: "forward",
+    Point.BACKWARD: "backward",
+    Point.BARRIER: "barrier",
+    Point.OPTIMIZER: "optimizer",
     Point.BETWEEN_STEPS: "between steps",
 }
 # How the report names what was planned: the kind of failure with a part of its evidence, and the phase.
@@ -78,12 +78,10 @@ def main() -> int:
     runs = Path("runs") / f"demo-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     try:
         say("1. Training, disturbed")
-        console.print(
-            f"{WORKERS} workers train a small GPT for {steps} steps; {STANDBYS} standbys wait. Each way to lose a "
-            "worker meets each part of a step:\n"
-        )
-        console.print(draw_grid(plan, lambda fault: f"rank {fault.rank}, step {fault.step}"))
-        console.print("\nTwo more strike while relight is busy with an earlier failure:")
+        console.print(f"{WORKERS} workers train a small GPT for {steps} steps; {STANDBYS} standbys wait.")
+        console.print("The workers are lost in turn, in every way and in every part of a step:\n")
+        console.print(draw_grid(plan, lambda fault: f"step {fault.step}"))
+        console.print("\nAnd while relight is still recovering from one of these failures:")
         for fault in in_recoveries(plan):
             console.print(f"  {describe_fault(fault)}")
         disturbed = train(Path(f"{runs}-disturbed"), steps, plan)
@@ -153,7 +151,7 @@ def train(run_dir: Path, steps: int, plan: Sequence[Fault]) -> JobReport:
     faults = [argument for fault in plan for argument in ("--chaos", describe_fault(fault))]
     script = [str(SCRIPT), "--steps", str(steps), "--evaluate-every", str(steps // EVALUATIONS)]
     shown = [*run, *faults[:2], *(["..."] if faults else []), *script]
-    console.print(f"\n$ relight {shlex.join(shown)}\n", style="dim", markup=False)
+    console.print(f"\n$ relight {shlex.join(shown)}\n", style="dim", markup=False, soft_wrap=True)
     process = subprocess.Popen([sys.executable, "-m", "relight.cli", *run, *faults, *script])
     try:
         status = process.wait()
@@ -181,11 +179,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
 # --- the comparison -----------------------------------------------------------------------------------------------
 def compare(plan: Sequence[Fault], disturbed: JobReport, undisturbed: JobReport) -> int:
     """Say what the disturbed run went through, and whether it shows in the result; returns the exit status."""
-    console.print("How long training stood still for each failure, until the next step could begin:\n")
+    console.print("For so long training stood still after each failure, until all ranks went on:\n")
     console.print(draw_grid(plan, lambda fault: describe_outcome(fault, disturbed)))
-    console.print()
+    console.print("\nWith the failures that struck during the recovery from another:")
     for fault in in_recoveries(plan):
-        console.print(f"  {describe_fault(fault)}: {describe_outcome(fault, disturbed)}, both failures together")
+        console.print(f"  {describe_fault(fault)}: {describe_outcome(fault, disturbed)}")
     console.print()
     console.print(draw_comparison(disturbed, undisturbed))
     console.print()
@@ -194,15 +192,15 @@ def compare(plan: Sequence[Fault], disturbed: JobReport, undisturbed: JobReport)
         console.print(f"[bold red]{problem}[/]")
     if not problems:
         console.print(
-            f"[bold green]Equal:[/] all {len(plan)} failures struck, and the model and its optimizer are, to the last bit, "
-            "what they are without them."
+            f"[bold green]Equal.[/] All {len(plan)} failures struck; model and optimizer are bit for bit what they are "
+            "without them."
         )
     return 1 if problems else 0
 
 
 def find_problems(plan: Sequence[Fault], disturbed: JobReport, undisturbed: JobReport) -> list[str]:
     """Everything that speaks against the claim that the plan struck and left no trace."""
-    problems = [f"did not strike: {describe_fault(f)}" for f in plan if find_failure(f, disturbed) is None]
+    problems = [f"planned, but did not strike: {describe_fault(f)}" for f in plan if find_failure(f, disturbed) is None]
     if undisturbed.failures:
         problems.append(f"something failed in the undisturbed run too: {undisturbed.failures[0].evidence}")
     if disturbed.steps != undisturbed.steps:
@@ -218,7 +216,7 @@ def describe_outcome(fault: Fault, report: JobReport) -> str:
     """How the failure ended, in a few words."""
     failure = find_failure(fault, report)
     if failure is None:
-        return "did not strike"
+        return "missing"
     recovery = next((r for r in report.recoveries if failure.number in r.failures), None)
     if recovery is None:
         return "not survived"
@@ -244,12 +242,12 @@ def draw_comparison(disturbed: JobReport, undisturbed: JobReport) -> Table:
         table.add_column(title, no_wrap=True)
     rows: dict[str, Callable[[JobReport], str]] = {
         "steps": lambda report: str(report.steps),
+        "failures survived": lambda report: str(len(report.failures)),
         "steps repeated": lambda report: str(report.steps_repeated),
-        "recoveries": lambda report: str(len(report.recoveries)),
         "time lost": lambda report: duration(report.time_lost_seconds),
         "wall time": lambda report: duration(report.wall_seconds),
         "final state": lambda report: report.final_state_digest,
-        "its lineage": lambda report: report.final_lineage,
+        "lineage": lambda report: report.final_lineage,
     }
     for name, value in rows.items():
         table.add_row(name, value(disturbed), value(undisturbed))

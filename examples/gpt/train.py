@@ -50,6 +50,7 @@ HELD_OUT_EVERY = 20  # one source file in so many is kept for evaluation
 HELD_OUT_WINDOWS = 16
 PROMPT = b"def "
 SAMPLE_BYTES = 96
+TEMPERATURE = 0.8  # below 1, likely bytes become likelier still
 
 
 def main() -> None:
@@ -98,7 +99,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--width", type=int, default=192, help="size of the vector for each byte")
     add("--heads", type=int, default=6, help="attention heads; must divide --width")
     add("--dropout", type=float, default=0.1, help="share of activations dropped in training")
-    add("--learning-rate", type=float, default=1e-3, help="highest learning rate, reached after --warmup steps")
+    add("--learning-rate", type=float, default=2e-3, help="highest learning rate, reached after --warmup steps")
     add("--warmup", type=int, default=20, help="steps in which the learning rate rises; then a cosine leads to 0")
     add("--clip", type=float, default=1.0, help="largest norm of a gradient")
     add("--megabytes", type=float, default=4.0, help="how much text to read at most")
@@ -157,7 +158,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.dropout(self.attended(mixed.transpose(1, 2).flatten(2)))
-        return x + self.dropout(self.network(self.before_network(x)))
+        thought: Tensor = self.network(self.before_network(x))
+        return x.add(self.dropout(thought))
 
 
 class GPT(nn.Module):
@@ -209,7 +211,8 @@ def sample(model: GPT, prompt: bytes, length: int) -> str:
     tokens = torch.tensor([list(prompt)], device=device)
     model.eval()
     for _ in range(length):
-        likely = model(tokens[:, -model.context :])[:, -1].softmax(dim=-1)
+        logits = model(tokens[:, -model.context :])[:, -1]
+        likely = (logits / TEMPERATURE).softmax(dim=-1)
         tokens = torch.cat([tokens, torch.multinomial(likely, 1, generator=generator)], dim=1)
     model.train()
     lines = bytes(tokens[0].tolist()).decode(errors="replace").split("\n")

@@ -63,7 +63,7 @@ def test_epochs_are_shuffled_differently() -> None:
         drawn.append(flat(batches.get(step, 0)))
         batches.done()
     assert drawn[:5] != drawn[5:]
-    assert all(len(set(sum(epoch, []))) == 20 for epoch in (drawn[:5], drawn[5:]))
+    assert all(len({value for batch in epoch for value in batch}) == 20 for epoch in (drawn[:5], drawn[5:]))
     assert [batches.epoch(step) for step in (0, 4, 5, 9)] == [0, 0, 1, 1]
 
 
@@ -151,3 +151,36 @@ def test_wrong_settings_are_refused() -> None:
         make_batches(None, accumulate=0)
     with pytest.raises(UsageError, match="preserve"):
         make_batches(None, streams="sometimes")
+
+
+class Augmented(torch.utils.data.Dataset[torch.Tensor]):
+    """A dataset that draws random numbers, in the main process, for each item."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(2) + index
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("streams", ["step", "preserve"])
+def test_augmentation_is_repeated_in_the_middle_of_an_epoch(streams: str, shuffle: bool) -> None:
+    def make() -> Batches:
+        return make_batches(DataLoader(Augmented(), batch_size=4, shuffle=shuffle), streams=streams)
+
+    torch.manual_seed(1)
+    original = make()
+    original.start(0, 1)
+    expected, private = [], []
+    for step in range(6):
+        private.append(encode_tree(original.private(), "p"))
+        expected.append((flat(original.get(step, 1)), float(torch.rand(()))))
+        original.done()
+    torch.manual_seed(99)
+    replacement = make()
+    replacement.take_over(decode_tree(private[3]), 3, 1)
+    for step in range(3, 6):
+        assert (flat(replacement.get(step, 1)), float(torch.rand(()))) == expected[step]
+        replacement.private()
+        replacement.done()

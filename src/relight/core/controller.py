@@ -63,7 +63,8 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
 # A collective that breaks is nearly always the echo of a death that the agent reports within milliseconds. Only
 # if none is reported for this long is the network itself held to be the cause.
 COLLECTIVE_GRACE_SECONDS = 0.25
-# A standby that takes longer than this to get warm may never be; start another beside it.
+# A standby that takes longer than this, and than twice the slowest start of this job, may never be warm: start another
+# beside it.
 STANDBY_PATIENCE_SECONDS = 30.0
 MAX_RESTORE_FAILURES = 5
 MAX_STANDBY_FAILURES = 3
@@ -91,6 +92,7 @@ class Controller:
         self._suspected_collective: ev.CollectiveFailed | None = None
         self._suspected_restore: ev.RestoreFailed | None = None
         self._stop_limit_seconds = 0.0
+        self._slowest_start_seconds = 0.0
         self._recovery_step = -1  # the step that the recovery under way is about
         self._failures_at_step: Counter[int] = Counter()
         self._identical: Counter[tuple[object, ...]] = Counter()
@@ -251,6 +253,7 @@ class Controller:
         self.stage, self._deadline, self.until = Stage.TRAINING, None, reports[0].until
         for process in self.members.by_rank().values():
             process.may_hold_state = True
+        self._slowest_start_seconds = now - min(p.spawned_at for p in self.members.by_rank().values())
         self.ledger.began(now, reports[0])
         return [
             Begin(
@@ -509,14 +512,26 @@ class Controller:
                     why=f"{what} takes the place of rank {rank}",
                 )
             )
-        patience = now - STANDBY_PATIENCE_SECONDS
-        coming = [p for p in self.members.standbys() if p.spawned_at > patience]
+        coming = [p for p in self.members.standbys() if now - p.spawned_at < self._patience_seconds]
         for rank in vacant[len(coming) :]:
             out.append(
                 self._spawn(None, rank, now, why=f"no standby is left for rank {rank}: a fresh process", fresh=True)
             )
         if vacant:
-            self._deadline = now + min(STANDBY_PATIENCE_SECONDS, self._stop_limit_seconds)
+            self._deadline = now + min(self._patience_seconds, self._stop_limit_seconds)
+        return out
+
+    @property
+    def _patience_seconds(self) -> float:
+        return max(STANDBY_PATIENCE_SECONDS, 2 * self._slowest_start_seconds)
+
+    def _surplus(self) -> list[Command]:
+        """A fresh process that got warm after its rank was taken by another is one standby too many."""
+        standbys = self.members.standbys()
+        out: list[Command] = []
+        for process in standbys[: max(0, len(standbys) - self.settings.standbys)]:
+            process.failed = True
+            out.append(Kill(process=process.name, why="a replacement that is no longer needed"))
         return out
 
     def _on_standby_ready(self, event: ev.StandbyReady, now: float) -> list[Command]:
@@ -524,13 +539,11 @@ class Controller:
         if process is None or process.rank is not None or process.failed:
             return []
         process.ready = True
+        self._slowest_start_seconds = max(self._slowest_start_seconds, now - process.spawned_at)
         self._standby_failures = 0
         if self.stage is Stage.STOPPING:
             return self._fill_vacancies(now)
-        if process.fresh and len(self.members.standbys()) > self.settings.standbys and self.stage is Stage.TRAINING:
-            process.failed = True
-            return [Kill(process=process.name, why="a replacement that is no longer needed")]
-        return []
+        return self._surplus() if self.stage is Stage.TRAINING else []
 
     def _on_stopped(self, event: ev.Stopped, now: float) -> list[Command]:
         if self.stage is not Stage.STOPPING or event.generation != self.generation:
@@ -602,7 +615,7 @@ class Controller:
                 why=f"all ranks hold version {self._decision.target} ({event.state_digest})",
             )
         ]
-        return [*out, notice, *self._top_up_standbys(now)]
+        return [*out, notice, *self._surplus(), *self._top_up_standbys(now)]
 
     def _on_restore_failed(self, event: ev.RestoreFailed, now: float) -> list[Command]:
         if self.stage is not Stage.RESTORING or event.generation != self.generation:

@@ -14,7 +14,7 @@ import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
 from relight.errors import UsageError
-from relight.training.rng import seed_everything
+from relight.training.rng import seed_everything, streams_kept
 from relight.training.state import Stateful
 from relight.transfer.codec import raw_bytes
 
@@ -133,18 +133,26 @@ class LoaderSource:
         return length
 
     def _start(self, batch: int) -> Iterator[Any]:
-        """An iterator whose first item is `batch`."""
+        """An iterator whose first item is `batch`. The global streams are as they were afterwards.
+
+        Loader and sampler draw seeds from them when an epoch starts. These draws are made repeatable, and kept apart
+        from the draws of the dataset, which a replacement in the middle of an epoch makes under the step's streams.
+        """
         epoch, skip = divmod(batch, self._length())
         for sampler in _samplers(self._loader):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
-        # Samplers draw their seed from the global stream when an epoch starts; make that draw repeatable.
-        seed_everything(self._seed, "epoch", epoch, self._rank)
-        if skip == 0:
-            return iter(self._loader)
+
+        def seed_epoch() -> None:
+            seed_everything(self._seed, "epoch", epoch, self._rank)
+
         if isinstance(self._loader.dataset, IterableDataset) or self._loader.batch_sampler is None:
-            return itertools.islice(iter(self._loader), skip, None)
-        return iter(_skipping(self._loader, skip))
+            with streams_kept():
+                seed_epoch()
+                return itertools.islice(iter(self._loader), skip, None)
+        with streams_kept():
+            seed_epoch()
+            return iter(_with_sampler(self._loader, _EpochSampler(self._loader.batch_sampler, skip, seed_epoch)))
 
 
 class StatefulSource:
@@ -162,13 +170,17 @@ class StatefulSource:
 
     def next(self) -> Any:
         if self._iterator is None:
-            self._iterator = iter(self._loader)
+            self._iterator = self._start()
         try:
             return next(self._iterator)
         except StopIteration:
             self._epoch += 1
-            self._iterator = iter(self._loader)
+            self._iterator = self._start()
             return next(self._iterator)
+
+    def _start(self) -> Iterator[Any]:
+        with streams_kept():
+            return iter(self._loader)
 
     def state(self) -> Any:
         return {"loader": self._loader.state_dict(), "epoch": self._epoch}
@@ -209,24 +221,30 @@ def bind_rank(loader: Any, rank: int) -> None:
             thing.rank = rank
 
 
-class _SkippingSampler:
+class _EpochSampler:
     """The batches of a sampler after the first few: only indices are skipped, no data is loaded for them."""
 
-    def __init__(self, sampler: Any, skip: int) -> None:
+    def __init__(self, sampler: Any, skip: int, seed_epoch: Callable[[], None]) -> None:
         self._sampler = sampler
         self._skip = skip
+        self._seed_epoch = seed_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self._sampler), self._skip, None)
+        with streams_kept():
+            self._seed_epoch()
+            indices = itertools.islice(iter(self._sampler), self._skip, None)
+            first = list(itertools.islice(indices, 1))  # a sampler draws its seed when its first index is asked for
+        yield from first
+        yield from indices
 
     def __len__(self) -> int:
         return len(self._sampler) - self._skip
 
 
-def _skipping(loader: DataLoader[Any], skip: int) -> DataLoader[Any]:
+def _with_sampler(loader: DataLoader[Any], sampler: _EpochSampler) -> DataLoader[Any]:
     return DataLoader(
         loader.dataset,
-        batch_sampler=_SkippingSampler(loader.batch_sampler, skip),
+        batch_sampler=sampler,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,

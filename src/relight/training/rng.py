@@ -1,7 +1,9 @@
 """Random streams. By default a pure function of (seed, step, rank), so that repeating a step repeats its draws."""
 
+import contextlib
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,3 +39,13 @@ def put_back(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
     if "numpy" in state:
         sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+@contextlib.contextmanager
+def streams_kept() -> Iterator[None]:
+    """Whatever is drawn inside does not count."""
+    state = capture()
+    try:
+        yield
+    finally:
+        put_back(state)

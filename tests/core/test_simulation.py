@@ -1,0 +1,140 @@
+"""Thousands of jobs in virtual time: the production controller, and everything around it that can go wrong.
+
+A failing test prints its schedule; `tests/core/regressions/` keeps those that once failed. To look at one:
+
+    PYTHONPATH=src:. python -m tests.core.test_simulation SEED        (or the path of a recorded schedule)
+"""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from relight.core.commands import Restore
+from relight.core.fault import Action
+from tests.core.simulated_clock import Violation
+from tests.core.simulated_job import SimulatedJob
+from tests.core.simulated_schedule import RECOVERY_POINTS, Schedule, random_schedule
+
+BLOCK = 250
+REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
+
+
+class Regression(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule that once broke something."""
+
+    what: str
+    schedule: Schedule
+
+
+def run(schedule: Schedule, name: object) -> SimulatedJob:
+    job = SimulatedJob(schedule)
+    try:
+        job.run()
+    except Violation as violation:
+        pytest.fail(f"{name}: {violation}", pytrace=False)
+    return job
+
+
+def run_block(first: int, count: int, **limits: object) -> None:
+    for seed in range(first, first + count):
+        run(random_schedule(seed, **limits), f"seed {seed}")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("first", range(0, 12 * BLOCK, BLOCK))
+def test_random_schedules(first: int) -> None:
+    run_block(first, BLOCK)
+
+
+@pytest.mark.parametrize("action", [Action.KILL, Action.FREEZE, Action.LOOP, Action.RAISE, Action.EXIT, Action.CUT])
+def test_one_kind_of_fault_again_and_again(action: Action) -> None:
+    run_block(1_000_000, BLOCK, actions=(action,), faults=3)
+
+
+def test_faults_during_recoveries() -> None:
+    run_block(2_000_000, 2 * BLOCK, points=("BARRIER", *RECOVERY_POINTS), faults=4)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("first", range(3_000_000, 3_000_000 + 200 * BLOCK, BLOCK))
+def test_many_more_random_schedules(first: int) -> None:
+    run_block(first, BLOCK)
+
+
+@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
+def test_what_once_failed(path: Path) -> None:
+    regression = msgspec.json.decode(path.read_bytes(), type=Regression)
+    run(regression.schedule, f"{path.name}, {regression.what}")
+
+
+def test_a_run_without_faults_needs_one_generation() -> None:
+    for seed in range(50):
+        job = run(random_schedule(seed, faults=0), f"seed {seed}")
+        assert job.controller.generation == 1
+        assert job.end is not None
+        assert not job.end.error
+
+
+def test_the_same_schedule_gives_the_same_run() -> None:
+    for seed in range(20):
+        first, second = (run(random_schedule(seed), f"seed {seed}") for _ in range(2))
+        assert first.journal == second.journal
+
+
+def test_the_schedules_reach_what_matters() -> None:
+    """A simulation that never gets into trouble proves nothing."""
+    seen: Counter[str] = Counter()
+    for seed in range(600):
+        job = run(random_schedule(seed), f"seed {seed}")
+        report = job.controller.report()
+        seen["recovery"] += len(report.recoveries)
+        seen["failure during a recovery"] += sum(r.restarts for r in report.recoveries)
+        seen["fresh process"] += sum("fresh" in r.replacement_kind for r in report.recoveries)
+        seen["no replacement"] += sum(r.replacement_kind == "none" for r in report.recoveries)
+        seen["lost"] += "every replica" in report.error
+        seen["finished"] += not report.error
+        for entry in job.journal:
+            seen["expired"] += entry.event is None
+            for command in entry.commands:
+                if isinstance(command, Restore):
+                    seen[command.why.partition(" ")[0]] += 1
+                    seen["split"] += "and the others" in command.why
+                    seen["died unprepared"] += "died before it entered" in command.why
+                    seen["several targets"] += len(command.targets) > 1
+    floor = {
+        "recovery": 400,
+        "failure during a recovery": 60,
+        "fresh process": 60,
+        "no replacement": 20,
+        "lost": 5,
+        "finished": 400,
+        "expired": 50,
+        "forward": 30,
+        "back": 300,
+        "as": 30,
+        "split": 5,
+        "died unprepared": 3,
+        "several targets": 20,
+    }
+    assert not {what: (seen[what], least) for what, least in floor.items() if seen[what] < least}
+
+
+def main(argument: str) -> None:
+    """Show one run."""
+    if argument.isdigit():
+        schedule = random_schedule(int(argument))
+    else:
+        schedule = msgspec.json.decode(Path(argument).read_bytes(), type=Regression).schedule
+    job = SimulatedJob(schedule)
+    try:
+        job.run()
+    except Violation as violation:
+        print(violation)
+    else:
+        print(job.explain())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
