@@ -137,6 +137,8 @@ class Checker:
         """I5, I8: blank ranks copy; each other one is there, or holds the gradient of the one step that is missing."""
         version = worker.state.version
         prepared = worker.last_report.prepared if isinstance(worker.last_report, Stopped) else -1
+        if worker.page.torn and not worker.blank:
+            raise Violation(f"I13: rank {worker.rank} stands still inside a write")
         if (worker.rank in restore.targets) is not worker.blank:
             raise Violation(f"I8: rank {worker.rank}, blank: {worker.blank}, and the targets are {restore.targets}")
         if not worker.blank and restore.target not in (version, prepared + 1 if prepared == version else version):

@@ -12,7 +12,7 @@ from tests.core.simulated_clock import Clock, Violation
 NOTICE_SECONDS = (0.0001, 0.02)  # until a member finds its collective complete, or its connection reset
 STORE_TIMEOUT_SECONDS = 60.0  # a peer never published its address
 CONNECT_TIMEOUT_SECONDS = 300.0  # it did, and never connected
-FROZEN_PEER_SECONDS = 0.5  # between two looks whether a frozen peer has woken up
+FROZEN_PEER_SECONDS = 2.0  # between two looks whether a frozen peer has woken up
 
 
 class Operation:
@@ -94,6 +94,7 @@ class Forming:
         self.is_frozen = is_frozen
         self.wake = wake
         self.group: Group | None = None
+        self.waits_for_frozen: bool | None = None  # None: met no frozen peer yet
 
 
 class Rendezvous:
@@ -127,8 +128,16 @@ class Rendezvous:
         """With a peer gone, some members are through already and the others wait for a connection that never comes."""
         if member.rank in self._absent or (self._absent and self._clock.coin()):
             return
-        if member.is_frozen() or (any(m.is_frozen() for m in self._present.values()) and self._clock.coin()):
+        if member.is_frozen() or self._is_held_up(member):
             self._clock.after(FROZEN_PEER_SECONDS, partial(self._connect, member))
             return
         member.group = self._group
         member.wake()
+
+    def _is_held_up(self, member: Forming) -> bool:
+        """A frozen peer's kernel still answers, so some get through; the others wait for as long as it is frozen."""
+        if not any(peer.is_frozen() for peer in self._present.values()):
+            return False
+        if member.waits_for_frozen is None:
+            member.waits_for_frozen = self._clock.coin()
+        return member.waits_for_frozen

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ from relight.agent.process import STATUS_UNKNOWN, Launch, Process, spawn
 from relight.agent.roster import Record, Roster
 from relight.agent.uplink import Uplink
 from relight.core.commands import Assign, Kill, Spawn
-from relight.core.events import ProcessExited, ProcessStarted
+from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
 from relight.core.position import Position
 from relight.errors import ProtocolError
 from relight.wire.framing import decode, encode_frame, make_decoder
@@ -47,6 +48,7 @@ class _Worker:
     def __init__(self, process: Process, output: Output) -> None:
         self.process = process
         self.output = output
+        self.life_watched = False
         self.mailbox = Mailbox()
         self.sampled = (-1, "")  # progress and state when last looked at
 
@@ -189,6 +191,25 @@ class Agent:
         asyncio.get_running_loop().add_reader(process.pidfd, self._on_exit, worker)
         self._report(ProcessStarted(process=process.name, pid=process.pid))
 
+    def _watch_life(self, worker: _Worker) -> None:
+        """Its pidfd tells of its death only once its memory is freed; the lock in its page tells at once."""
+        loop = asyncio.get_running_loop()
+
+        def wait() -> None:
+            if worker.process.page.await_death():
+                noticed_ns = time.monotonic_ns()
+                with contextlib.suppress(RuntimeError):  # the loop is closed: this agent ends too
+                    loop.call_soon_threadsafe(self._on_dying, worker, noticed_ns)
+
+        threading.Thread(target=wait, name=f"life-{worker.process.name}", daemon=True).start()
+
+    def _on_dying(self, worker: _Worker, noticed_ns: int) -> None:
+        process = worker.process
+        if process.name not in self._live:
+            return
+        self._reception.drain(process.pid)
+        self._report(ProcessDying(process=process.name, position=process.page.position(), noticed_ns=noticed_ns))
+
     def _on_exit(self, worker: _Worker) -> None:
         noticed_ns = time.monotonic_ns()
         process = worker.process
@@ -250,6 +271,9 @@ class Agent:
             worker.process.kill("it came back after it had been counted as lost")
         if worker.process.pid != peer_pid:
             raise ProtocolError(f"{hello.process} is process {worker.process.pid}")
+        if not worker.life_watched:
+            worker.life_watched = True
+            self._watch_life(worker)
         return worker.mailbox
 
     def relay(self, process: str, payload: bytes) -> None:

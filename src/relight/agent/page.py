@@ -16,6 +16,7 @@ from relight.core.position import (
     BATCH_MARK,
     BATCH_MARK_OFFSET,
     INHERITED_MARK_OFFSET,
+    LIFE_LOCK_OFFSET,
     MAPPING_BYTES,
     PAGE_BYTES,
     PRIVATE_HEADER,
@@ -28,6 +29,7 @@ from relight.core.position import (
     Position,
     decode_page,
 )
+from relight.wire import lifelock
 
 TraceRecord = tuple[int, int, int, int, int]
 MAX_PRIVATE_BYTES = PRIVATE_SLOT_BYTES - PRIVATE_HEADER.size
@@ -105,6 +107,10 @@ class Page:
         """Let this page's process know which batch the process of `source` drew last."""
         mark = source._mapping[BATCH_MARK_OFFSET : BATCH_MARK_OFFSET + BATCH_MARK.size]
         self._mapping[INHERITED_MARK_OFFSET : INHERITED_MARK_OFFSET + BATCH_MARK.size] = mark
+
+    def await_death(self) -> bool:
+        """Block until the worker's main thread has ended; False if it never said that it lives."""
+        return lifelock.await_death(self._mapping, LIFE_LOCK_OFFSET)
 
     def close(self) -> None:
         self._mapping.close()

@@ -67,6 +67,7 @@ COLLECTIVE_GRACE_SECONDS = 0.25
 # beside it.
 STANDBY_PATIENCE_SECONDS = 30.0
 MAX_RESTORE_FAILURES = 5
+_ENDED = "ended"  # kind of a failure whose process is still being torn down
 MAX_STANDBY_FAILURES = 3
 MAX_STARTUP_RESTARTS = 3
 
@@ -151,6 +152,8 @@ class Controller:
                 out = self._on_agent_joined(event, now)
             case ev.ProcessStarted():
                 out = self._on_started(event)
+            case ev.ProcessDying():
+                out = self._on_dying(event, now)
             case ev.ProcessExited():
                 out = self._on_exited(event, now)
             case ev.ProcessSuspected():
@@ -288,6 +291,31 @@ class Controller:
         return out
 
     # --- failures ----------------------------------------------------------------------------------------------
+    def _on_dying(self, event: ev.ProcessDying, now: float) -> list[Command]:
+        """Do not wait until its memory is freed. Outside training there is no hurry."""
+        process = self.members.processes.get(event.process)
+        if process is None or process.gone or process.rank is None:
+            return []
+        if not process.alive or self.stage in (Stage.STARTING, Stage.FINISHING):
+            return []
+        process.gone = True
+        process.final_position = event.position
+        if process.failed:
+            return self._advance(now)
+        self.ledger.failure(process, _ENDED, "ended", event.position, event.noticed_ns, self.generation, now)
+        return self._fail([process], self._step_of(process, event.position.step), None, now)
+
+    def _explain(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
+        """A process that was seen dying is dead, and it is known how it ended."""
+        failure = self.ledger.amend(process.name, _kind_of_exit(event), event.evidence)
+        out: list[Command] = [Notice(why=self.ledger.describe_failure(failure), level="warning")]
+        if failure.kind == "killed":
+            return out
+        key = (failure.kind, failure.rank, failure.step, event.exit_status)
+        self._identical[key] += 1
+        ending = self._breaker(failure.step, key, self.settings.max_identical_errors)
+        return out + (self._end(ending, now) if ending else [])
+
     def _on_exited(self, event: ev.ProcessExited, now: float) -> list[Command]:
         process = self.members.processes.get(event.process)
         if process is None or not process.alive:
@@ -297,14 +325,14 @@ class Controller:
         if self.stage is Stage.FINISHING:
             return self._on_exit_after_training(process, event, now)
         if process.failed:  # declared failed before; its death was awaited
-            return self._advance(now)
+            unexplained = any(f.process == process.name and f.kind == _ENDED for f in self.ledger.failures)
+            out = self._explain(process, event, now) if unexplained else []
+            return out + self._advance(now)
         if process.rank is None:
             return self._on_standby_lost(process, event.evidence, now)
         if self.stage is Stage.STARTING:
             return self._on_exit_before_training(process, event, now)
-        kind = "killed" if (event.exit_status or 0) < 0 else "exited"
-        if "out-of-memory" in event.evidence:
-            kind = "out of memory"
+        kind = _kind_of_exit(event)
         step = self._step_of(process, event.position.step)
         key = (kind, process.rank, step, event.exit_status) if kind != "killed" else None
         self.ledger.failure(process, kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
@@ -481,10 +509,9 @@ class Controller:
         self._deadline = now + self._stop_limit_seconds
         last = self.ledger.failures[-1]
         self.ledger.stopping(self.generation, now)
-        out: list[Command] = [
-            Notice(why=self.ledger.describe_failure(last), level="warning"),
-            Stop(audience=Audience.MEMBERS, generation=self.generation, why=last.evidence),
-        ]
+        out: list[Command] = [Stop(audience=Audience.MEMBERS, generation=self.generation, why=last.evidence)]
+        if last.kind != _ENDED:
+            out.append(Notice(why=self.ledger.describe_failure(last), level="warning"))
         return out + self._fill_vacancies(now)
 
     def _all_lost(self) -> str:
@@ -698,6 +725,12 @@ class Controller:
     def _is_member(self, name: str) -> bool:
         process = self.members.processes.get(name)
         return process is not None and process.alive and not process.failed and process.rank is not None
+
+
+def _kind_of_exit(event: ev.ProcessExited) -> str:
+    if "out-of-memory" in event.evidence:
+        return "out of memory"
+    return "killed" if (event.exit_status or 0) < 0 else "exited"
 
 
 def _startup_mismatch(reports: list[ev.TrainingEntered]) -> str:

@@ -42,6 +42,14 @@ class ProcessExited(_Event, frozen=True, kw_only=True):
     noticed_ns: int
 
 
+class ProcessDying(_Event, frozen=True, kw_only=True):
+    """A process's main thread has ended: it can run nothing any more. How it ended shows once its memory is freed."""
+
+    process: str
+    position: Position
+    noticed_ns: int
+
+
 class ProcessSuspected(_Event, frozen=True, kw_only=True):
     """The detector holds a live process to be useless: frozen, hung, or too slow to stop."""
 
@@ -199,6 +207,7 @@ Event = (
     AgentJoined
     | AgentLost
     | ProcessStarted
+    | ProcessDying
     | ProcessExited
     | ProcessSuspected
     | CommunicationStalled

@@ -102,6 +102,12 @@ class Ledger:
             )
         )
 
+    def amend(self, process: str, kind: str, evidence: str) -> FailureReport:
+        """Now it is known how the process of the newest failure of that name ended."""
+        index = max(i for i, failure in enumerate(self.failures) if failure.process == process)
+        self.failures[index] = msgspec.structs.replace(self.failures[index], kind=kind, evidence=evidence)
+        return self.failures[index]
+
     def describe_failure(self, failure: FailureReport) -> str:
         """One line for people."""
         if failure.rank < 0:

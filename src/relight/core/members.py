@@ -16,6 +16,7 @@ class Process:
     rank: int | None = None  # None: a standby, warm or still starting
     started: bool = False
     alive: bool = True  # False once its exit is known
+    gone: bool = False  # can run nothing any more; how it ended is not known yet
     failed: bool = False  # declared failed; no longer a member, perhaps not yet dead
     ready: bool = False  # a standby that is warm
     replacement: bool = False  # took its rank from a failed process, and is not restored yet
@@ -64,7 +65,7 @@ class Members:
 
     def dying(self) -> list[Process]:
         """Failed processes whose death is not known yet: their ranks are not safe to give away."""
-        return [p for p in self.processes.values() if p.failed and p.alive]
+        return [p for p in self.processes.values() if p.failed and p.alive and not p.gone]
 
     def take_rank(self, process: Process, rank: int, now: float) -> None:
         """A standby becomes the replacement for `rank`."""

@@ -60,6 +60,7 @@ TRACE_RECORDS = 8192
 TRACE_RECORD = struct.Struct("<5q")  # stamp_ns, generation, step, phase, version
 TRACE_INDEX_OFFSET = 2048  # one word: number of trace records ever written
 TRACE_OFFSET = PAGE_BYTES
+LIFE_LOCK_OFFSET = 2560  # see wire.lifelock
 BATCH_MARK = struct.Struct("<qQ")  # a step, and a digest of the batch that was drawn for it
 BATCH_MARK_OFFSET = 3072  # this process's own
 INHERITED_MARK_OFFSET = 3584  # that of the process whose rank it took, put there by the agent

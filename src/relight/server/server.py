@@ -28,7 +28,15 @@ from relight.core.commands import (
 )
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.detector import Detector, DetectorSettings
-from relight.core.events import AgentJoined, AgentLost, Event, ProcessExited, ProcessStarted, ShutdownRequested
+from relight.core.events import (
+    AgentJoined,
+    AgentLost,
+    Event,
+    ProcessDying,
+    ProcessExited,
+    ProcessStarted,
+    ShutdownRequested,
+)
 from relight.core.report import encode_report
 from relight.errors import ProtocolError
 from relight.server.agents import Agent, Agents
@@ -337,7 +345,7 @@ class Server:
                 self._trace.append(message)
             case ProcessExited():
                 self._on_exit(agent, message)
-            case ProcessStarted():
+            case ProcessStarted() | ProcessDying():
                 if self._runs(agent, message.process):
                     self.feed(message)
             case Hello():

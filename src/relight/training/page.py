@@ -1,5 +1,6 @@
 """The worker's side of its position page: plain stores into shared memory, readable after the worker's death."""
 
+import contextlib
 import mmap
 import struct
 import time
@@ -11,6 +12,7 @@ from relight.core.position import (
     BATCH_MARK,
     BATCH_MARK_OFFSET,
     INHERITED_MARK_OFFSET,
+    LIFE_LOCK_OFFSET,
     MAPPING_BYTES,
     PRIVATE_HEADER,
     PRIVATE_OFFSET,
@@ -24,6 +26,7 @@ from relight.core.position import (
 )
 from relight.errors import RestoreError, UsageError
 from relight.transfer.codec import decode_tree
+from relight.wire import lifelock
 
 _LOSS = struct.Struct("<d")
 
@@ -36,10 +39,15 @@ class PositionPage:
     """
 
     def __init__(self, file_descriptor: int) -> None:
-        """Map the page that the agent created. `file_descriptor` -1 makes one of this process's own."""
+        """Map the page that the agent created. `file_descriptor` -1 makes one of this process's own.
+
+        To be called on the main thread: its end is what the agent takes for the worker's.
+        """
         self._map = mmap.mmap(file_descriptor, MAPPING_BYTES)
         self._words = memoryview(self._map)[: 8 * len(WORD)].cast("q")
         self._trace_index = memoryview(self._map)[TRACE_INDEX_OFFSET : TRACE_INDEX_OFFSET + 8].cast("q")
+        with contextlib.suppress(OSError):  # then the pidfd alone tells of this process's death, a little later
+            lifelock.hold(self._map, LIFE_LOCK_OFFSET)
         self.phase = Phase.STARTING
         self.set_private_versions((-1, -1))
         self._words[WORD["prepared"]] = -1

@@ -10,6 +10,7 @@ from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume,
 from relight.core.detector import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
 from relight.core.events import (
     CollectiveFailed,
+    ProcessDying,
     ProcessExited,
     ProcessStarted,
     Restored,
@@ -175,7 +176,7 @@ class StopAgent(_Message, frozen=True, kw_only=True):
     why: str
 
 
-AgentUp = Hello | ProcessStarted | ProcessExited | FromWorker | Samples | TraceChunk
+AgentUp = Hello | ProcessStarted | ProcessDying | ProcessExited | FromWorker | Samples | TraceChunk
 AgentDown = Challenge | Welcome | Refused | Spawn | Kill | ToWorkers | CopyPrivate | ForgetProcess | StopAgent
 
 

@@ -1,0 +1,121 @@
+"""A job that takes steps only when told to, so that two jobs can live side by side and take turns.
+
+The same loop under relight, or with ``--plain`` under torchrun. Every rank connects to the gate, a Unix socket of
+the measuring process, and then obeys lines: ``run N`` (take N steps, then report when each began and what they cost)
+and ``end``. Between two blocks of steps a job waits for its next line and costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import resource
+import socket
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+import relight
+from benchmarks.recovery.workload import Shape, batch, build_model, build_optimizer, loss_of
+
+ENDLESS = 10**9
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Steps on demand, for relight or (--plain) torchrun")
+    parser.add_argument("--gate", type=Path, required=True, help="Unix socket of the measuring process")
+    parser.add_argument("--name", required=True, help="of this job, for the measuring process")
+    parser.add_argument("--shape", type=int, nargs=5, required=True, help="layers width heads context batch")
+    parser.add_argument("--plain", action="store_true")
+    return parser.parse_args()
+
+
+class Gate:
+    """Lets the loop pass, or holds it until the measuring process wants more steps."""
+
+    def __init__(self, path: Path, name: str, rank: int) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(path))
+        self._lines = self._socket.makefile("r")
+        self._send({"name": name, "rank": rank})
+        self._left = 0
+        self._begun_ns: list[int] = []
+        self._cpu_s = 0.0
+
+    def passes(self) -> bool:
+        """Called in front of each step; false once there shall be no more."""
+        now_ns = time.monotonic_ns()
+        if self._begun_ns:
+            self._begun_ns.append(now_ns)
+        if self._left == 0:
+            if self._begun_ns:
+                self._send({"begun_ns": self._begun_ns, "cpu_s": _cpu_s() - self._cpu_s})
+            order, _, count = self._lines.readline().partition(" ")
+            if order.strip() != "run":
+                return False
+            self._left = int(count)
+            self._cpu_s = _cpu_s()
+            self._begun_ns = [time.monotonic_ns()]
+        self._left -= 1
+        return True
+
+    def _send(self, message: object) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _cpu_s() -> float:
+    """Processor time of all threads of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def take_step(
+    protection: AbstractContextManager[object], model: nn.Module, optimizer: Optimizer, shape: Shape, number: int, rank: int
+) -> None:
+    """One step; `protection` is relight's, or nothing."""
+    with protection:
+        optimizer.zero_grad()
+        loss_of(model, *batch(0, number, rank, shape)).backward()
+        optimizer.step()
+
+
+def train_plain(options: argparse.Namespace, shape: Shape) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = DistributedDataParallel(build_model(0, shape))
+    optimizer = build_optimizer(model)
+    gate = Gate(options.gate, options.name, rank)
+    number = 0
+    while gate.passes():
+        take_step(contextlib.nullcontext(), model, optimizer, shape, number, rank)
+        number += 1
+
+
+def train_with_relight(options: argparse.Namespace, shape: Shape) -> None:
+    job = relight.init()
+    model = DistributedDataParallel(build_model(0, shape))
+    optimizer = build_optimizer(model)
+    training = relight.Training(model=model, optimizer=optimizer)
+    gate = Gate(options.gate, options.name, job.rank)
+    for step in training.steps(until=ENDLESS):
+        if not gate.passes():
+            break
+        take_step(step, model, optimizer, shape, step.number, job.rank)
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(1)
+    train = train_plain if options.plain else train_with_relight
+    train(options, Shape(*options.shape))
+
+
+if __name__ == "__main__":
+    main()
