@@ -184,3 +184,10 @@ def test_augmentation_is_repeated_in_the_middle_of_an_epoch(streams: str, shuffl
         assert (flat(replacement.get(step, 1)), float(torch.rand(()))) == expected[step]
         replacement.private()
         replacement.done()
+
+
+def test_the_mark_of_a_batch_depends_on_its_values_alone() -> None:
+    data = torch.randn(288, 16, generator=torch.Generator().manual_seed(7))
+    marks = {batch_digest((data[5::8], "label")) for _ in range(50)}
+    assert len(marks) == 1
+    assert batch_digest((data[6::8], "label")) not in marks

@@ -200,7 +200,8 @@ def batch_digest(batch: Any) -> int:
     for leaf in torch.utils._pytree.tree_leaves(batch):
         if isinstance(leaf, torch.Tensor):
             state.update(str(tuple(leaf.shape)).encode())
-            state.update(raw_bytes(leaf.detach().flatten()[:_MARKED_ELEMENTS].to("cpu").contiguous()))
+            first = leaf.detach().reshape(-1)[:_MARKED_ELEMENTS].to("cpu").contiguous()
+            state.update(raw_bytes(first))
         elif isinstance(leaf, (int, float, str)):
             state.update(str(leaf).encode())
     return state.intdigest() or 1

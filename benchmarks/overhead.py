@@ -1,0 +1,342 @@
+"""What relight costs while nothing fails: the same loop under relight and under torchrun, step against step.
+
+Both jobs are alive at the same time and take turns, a block of steps each, in the order A B B A: a machine that gets
+slower for a minute gets slower for both. Each pair of neighbouring blocks gives one ratio; the median of the ratios
+counts, with a 95 % confidence interval (bootstrap). A control pairs torchrun with torchrun, and shows what this
+machine makes of no difference at all.
+
+Controller, agent and launcher run beside both jobs' blocks, so the ratios do not contain them. Their processor time
+is measured by itself and added, as if the training used every core all the time.
+
+Run by ``python -m benchmarks.overhead``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.documents import (
+    RESULTS,
+    Document,
+    Progress,
+    Verdict,
+    add_verdicts,
+    start_document,
+    verdict_rows,
+    write_document,
+)
+from benchmarks.figures import Series, markdown_table, median_interval, milliseconds, plot
+from benchmarks.jobs import CONTROL_PLANE, START_DEADLINE_S, PlainJob, RelightJob
+from benchmarks.recovery.peers import REPOSITORY, JobFailed, end_on_signal, trial_directory
+
+SCRIPT = "benchmarks.gated_ddp"
+BLOCK_S = 0.5
+MIN_STEPS, MAX_STEPS = 2, 100  # in a block
+CALIBRATION_STEPS = 6
+MIN_PAIRS = 6
+BUDGET_S = 16.0  # of blocks for one size; more where a step is long, since fewer fit and the target lies there
+LONG_STEP_MS = 100
+LONG_FACTOR = 2.0
+TARGET_PERCENT = 1.0
+REPLY_DEADLINE_S = 60.0
+
+# A step's length on two idle cores with two workers, about, and the model: layers width heads context batch.
+SHAPES = {
+    5: (2, 64, 2, 32, 2),
+    10: (2, 128, 4, 32, 4),
+    25: (3, 192, 4, 64, 4),
+    50: (4, 256, 4, 64, 4),
+    100: (5, 256, 8, 64, 6),
+    250: (6, 384, 8, 64, 8),
+    500: (6, 512, 8, 64, 10),
+}
+SIZES = {2: tuple(SHAPES), 4: (10, 50, 100, 250)}  # by number of workers
+CONTROL = (2, 100)  # workers, nominal milliseconds
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some steps of one job."""
+
+    step_s: float  # mean
+    cpu_s: float  # per step, all ranks together
+
+
+class Side:
+    """One of the two jobs, as seen from the gate."""
+
+    def __init__(self, links: dict[int, socket.socket]) -> None:
+        self._links = [links[rank] for rank in sorted(links)]
+        self._readers = [link.makefile("r") for link in self._links]
+
+    def run(self, steps: int) -> Block:
+        """Have the job take so many steps."""
+        self._order(f"run {steps}")
+        replies = [json.loads(reader.readline()) for reader in self._readers]
+        begun_ns = replies[0]["begun_ns"]
+        return Block(
+            step_s=(begun_ns[-1] - begun_ns[0]) / steps / 1e9,
+            cpu_s=sum(reply["cpu_s"] for reply in replies) / steps,
+        )
+
+    def end(self) -> None:
+        """Let the job end by itself."""
+        with contextlib.suppress(OSError):
+            self._order("end")
+
+    def _order(self, line: str) -> None:
+        for link in self._links:
+            link.sendall(f"{line}\n".encode())
+
+
+@contextlib.contextmanager
+def two_jobs(workers: int, shape: Sequence[int], directory: Path, *, control: bool) -> Iterator[tuple[Side, Side, Any]]:
+    """Two jobs at the gate: relight (or, as a control, torchrun again) and torchrun, and the first one itself."""
+    gate = directory / "gate.sock"
+    common = ("--gate", str(gate), "--shape", *map(str, shape))
+    first: RelightJob | PlainJob
+    folders = [directory / "a", directory / "b"]
+    for folder in folders:
+        (folder / "events").mkdir(parents=True)
+    if control:
+        first = PlainJob(folders[0], SCRIPT, *common, "--name", "a", "--plain", world_size=workers)
+    else:
+        first = RelightJob(folders[0], SCRIPT, *common, "--name", "a", world_size=workers, standbys=0)
+    second = PlainJob(folders[1], SCRIPT, *common, "--name", "b", "--plain", world_size=workers)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(gate))
+        listener.listen(4 * workers)
+        try:
+            first.start()
+            second.start()
+            links = _accept(listener, workers, (first, second))
+            yield Side(links["a"]), Side(links["b"]), (first, second)
+        finally:
+            first.stop()
+            second.stop()
+
+
+def _accept(
+    listener: socket.socket, workers: int, jobs: Sequence[RelightJob | PlainJob]
+) -> dict[str, dict[int, socket.socket]]:
+    """Wait until every rank of both jobs has come to the gate."""
+    links: dict[str, dict[int, socket.socket]] = {"a": {}, "b": {}}
+    listener.settimeout(1.0)
+    end = time.monotonic() + START_DEADLINE_S
+    while sum(map(len, links.values())) < 2 * workers:
+        if time.monotonic() > end:
+            raise JobFailed(f"after {START_DEADLINE_S:.0f} s only {links} were at the gate")
+        for job in jobs:
+            job.supervise()
+        with contextlib.suppress(TimeoutError):
+            link, _ = listener.accept()
+            link.settimeout(REPLY_DEADLINE_S)
+            hello = json.loads(link.makefile("r").readline())
+            links[hello["name"]][hello["rank"]] = link
+    return links
+
+
+def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, *, control: bool = False) -> dict[str, Any]:
+    """One size: pairs of blocks until the time is over."""
+    with (
+        trial_directory(workdir) as directory,
+        two_jobs(workers, SHAPES[nominal_ms], directory, control=control) as (first, second, jobs),
+    ):
+        step_s = max(side.run(CALIBRATION_STEPS).step_s for side in (first, second, first, second))
+        steps = min(MAX_STEPS, max(MIN_STEPS, round(BLOCK_S / step_s)))
+        before = control_plane_cpu_s(jobs)
+        started = time.monotonic()
+        pairs: list[tuple[Block, Block]] = []
+        while len(pairs) < MIN_PAIRS or time.monotonic() < started + budget_s:
+            pairs.append(_pair(first, second, steps, swapped=len(pairs) % 2 == 1))
+        wall_s = time.monotonic() - started
+        shares = [(now - then) / wall_s for now, then in zip(control_plane_cpu_s(jobs), before, strict=True)]
+        first.end()
+        second.end()
+    return {"workers": workers, "nominal_ms": nominal_ms, "control": control, "steps": steps} | _figures(pairs, shares)
+
+
+def _pair(first: Side, second: Side, steps: int, *, swapped: bool) -> tuple[Block, Block]:
+    if swapped:
+        later = second.run(steps)
+        return first.run(steps), later
+    return first.run(steps), second.run(steps)
+
+
+def _figures(pairs: Sequence[tuple[Block, Block]], shares: Sequence[float]) -> dict[str, Any]:
+    ratios = [a.step_s / b.step_s for a, b in pairs]
+    low, high = median_interval(ratios)
+    cpu = [a.cpu_s / b.cpu_s for a, b in pairs]
+    cpu_low, cpu_high = median_interval(cpu)
+    # On a machine that computes on all cores, what the control plane takes is lost to the training.
+    beside = (shares[0] - shares[1]) / (os.cpu_count() or 1)
+    return {
+        "pairs": len(pairs),
+        "step_s": round(statistics.median(a.step_s for a, _ in pairs), 6),
+        "plain_step_s": round(statistics.median(b.step_s for _, b in pairs), 6),
+        "overhead": statistics.median(ratios) - 1,
+        "interval": [low - 1, high - 1],
+        "added_s": statistics.median(a.step_s - b.step_s for a, b in pairs),
+        "cpu_overhead": statistics.median(cpu) - 1,
+        "cpu_interval": [cpu_low - 1, cpu_high - 1],
+        "control_plane_cores": [round(share, 5) for share in shares],
+        "control_plane_overhead": beside,
+        "ratios": [round(ratio, 5) for ratio in ratios],
+    }
+
+
+def control_plane_cpu_s(jobs: Sequence[RelightJob | PlainJob]) -> list[float]:
+    """Processor time so far of all that is not a worker, for each job."""
+    return [sum(_cpu_s(process) for process in _control_plane(job)) for job in jobs]
+
+
+def _control_plane(job: RelightJob | PlainJob) -> list[psutil.Process]:
+    launcher = psutil.Process(job.pid)
+    below = [child for child in launcher.children(recursive=True) if set(CONTROL_PLANE.values()) & set(child.cmdline())]
+    return [launcher, *below]
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def run(sizes: dict[int, Sequence[int]], budget_s: float, workdir: Path, *, with_control: bool) -> Document:
+    """Every size, the control, and what the parts of a step cost by themselves."""
+    document = start_document("overhead", block_s=BLOCK_S, budget_s=budget_s)
+    plan = [(workers, nominal, False) for workers, nominals in sizes.items() for nominal in nominals]
+    if with_control:
+        plan.append((*CONTROL, True))
+    progress = Progress(len(plan) + 1)
+    rows: list[dict[str, Any]] = []
+    document["not_measured"] = []
+    for workers, nominal_ms, control in plan:
+        budget = budget_s * (LONG_FACTOR if nominal_ms >= LONG_STEP_MS else 1.0)
+        try:
+            rows.append(measure(workers, nominal_ms, budget, workdir, control=control))
+        except (JobFailed, OSError, ValueError) as error:
+            document["not_measured"].append(f"{workers} workers, {nominal_ms} ms: {error}")
+            progress.skipped(document["not_measured"][-1])
+            continue
+        progress.done(f"{workers} workers, {milliseconds(rows[-1]['plain_step_s'])} steps: {_percent(rows[-1])}")
+    document["rows"] = rows
+    document["parts"] = step_cost()
+    progress.done(f"parts of a step: {document['parts']['own_us']:.0f} us, and the fence")
+    add_verdicts(document, [_verdict(row) for row in rows if not row["control"] and row["plain_step_s"] >= 0.1])
+    return document
+
+
+def step_cost() -> dict[str, Any]:
+    """What relight does in each step, piece by piece."""
+    command = [sys.executable, "-m", "benchmarks.step_cost"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True)
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def _verdict(row: dict[str, Any]) -> Verdict:
+    total = (row["overhead"] + row["control_plane_overhead"]) * 100
+    low, high = (bound * 100 for bound in row["interval"])
+    note = f"{row['pairs']} pairs, 95 % interval of the steps alone {low:+.2f} to {high:+.2f} %"
+    what = f"overhead at {milliseconds(row['plain_step_s'])} steps, {row['workers']} workers"
+    return Verdict(what, total, TARGET_PERCENT, "%", note)
+
+
+def _percent(row: dict[str, Any]) -> str:
+    return f"{row['overhead'] * 100:+.2f} % [{row['interval'][0] * 100:+.2f}, {row['interval'][1] * 100:+.2f}]"
+
+
+def render(document: Document) -> str:
+    """Markdown."""
+    parts = document["parts"]
+    header = [
+        *("workers", "plain step", "overhead, 95 % interval", "added per step", "processor time"),
+        *("control plane", "pairs"),
+    ]
+    rows = [
+        [
+            f"{row['workers']}{' (control)' if row['control'] else ''}",
+            milliseconds(row["plain_step_s"]),
+            _percent(row),
+            f"{row['added_s'] * 1e6:+.0f} us",
+            f"{row['cpu_overhead'] * 100:+.2f} %",
+            f"{row['control_plane_overhead'] * 100:+.3f} %",
+            str(row["pairs"]),
+        ]
+        for row in document["rows"]
+    ]
+    marks = {2: "2", 4: "4"}
+    series = [
+        Series("c", "control", _points(row for row in document["rows"] if row["control"])),
+        *(
+            Series(marks.get(n, "x"), f"{n} workers", _points(r for r in own if r["workers"] == n))
+            for own in [[row for row in document["rows"] if not row["control"]]]
+            for n in sorted({row["workers"] for row in own})
+        ),
+    ]
+    curve = plot(series, x_name="plain step, ms (logarithmic)", y_name="overhead, %")
+    return "\n\n".join(
+        [
+            "relight against plain DDP under torchrun: the same script, both jobs alive, blocks of steps in turns. The "
+            "control is torchrun against torchrun. More workers than cores share them, which adds noise. The control "
+            "plane's share is that of launcher, controller and agent beyond torchrun's, of all cores.",
+            markdown_table(header, rows),
+            f"```\n{curve}\n```",
+            markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
+            "## What a step costs, piece by piece",
+            f"One process, {parts['parameters']} parameters in {parts['tensors']} tensors, medians of many calls; the "
+            "fence between idle processes, which is the price of knowing that every rank is prepared.",
+            _parts_table(parts),
+            *(f"Not measured: {text}" for text in document["not_measured"]),
+        ]
+    )
+
+
+def _points(rows: Iterator[dict[str, Any]] | Any) -> list[tuple[float, float]]:
+    return [(row["plain_step_s"] * 1e3, row["overhead"] * 100) for row in rows]
+
+
+def _parts_table(parts: dict[str, Any]) -> str:
+    rows = [[name, f"{value:.1f} us"] for name, value in parts["parts_us"].items()]
+    rows.append(["**all of these**", f"{parts['own_us']:.1f} us"])
+    rows += [[f"fence, {workers} processes", f"{value:.1f} us"] for workers, value in parts["fence_us"].items()]
+    worst = parts["own_us"] + max(parts["fence_us"].values())
+    rows += [[f"all, of a step of {step} ms", f"{worst / step / 10:.2f} %"] for step in SHAPES]
+    return markdown_table(["piece", "per step"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Step time of relight beside plain DDP")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of measuring for one size")
+    parser.add_argument("--quick", action="store_true", help="few sizes, two workers, no control")
+    parser.add_argument("--output", type=Path, default=RESULTS / "overhead.json")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, end_on_signal)
+    sizes: dict[int, Sequence[int]] = {2: (10, 100)} if options.quick else dict(SIZES)
+    with tempfile.TemporaryDirectory(prefix="relight-bench-") as workdir:
+        document = run(sizes, options.budget_s, Path(workdir), with_control=not options.quick)
+    write_document(document, render, options.output)
+
+
+if __name__ == "__main__":
+    main()
