@@ -227,15 +227,25 @@ class SimulatedJob:
 
     def ended(self, worker: Worker, status: int) -> None:
         self._trace.append((self.clock.now, "exit", f"{worker.name} (rank {worker.rank}) {status}"))
-        self.clock.after(self.clock.between(0.0005, 0.01), partial(self._report_exit, worker, status))
+        freed = self.clock.between(0.0005, 0.01)
+        if self.clock.coin(self.schedule.seen_dying):
+            self.clock.after(freed, partial(self._report_dying, worker))
+            freed += self.clock.between(0.0, 0.5)
+        self.clock.after(freed, partial(self._report_exit, worker, status))
+
+    def _report_dying(self, worker: Worker) -> None:
+        self.send(worker, ev.ProcessDying(process=worker.name, position=worker.page.position(), noticed_ns=1))
 
     def _report_exit(self, worker: Worker, status: int) -> None:
         evidence = "was killed by SIGKILL" if status < 0 else f"exited with status {status}"
-        position = worker.page.position()
         self.send(
             worker,
             ev.ProcessExited(
-                process=worker.name, exit_status=status, evidence=evidence, position=position, noticed_ns=1
+                process=worker.name,
+                exit_status=status,
+                evidence=evidence,
+                position=worker.page.position(),
+                noticed_ns=1,
             ),
         )
 

@@ -63,6 +63,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[PlannedFault, ...] = ()
     slow_messages: float = 0.0  # part of the messages that take up to a second
     agent_restarts: tuple[int, ...] = ()  # after so many events every worker repeats its last report
+    seen_dying: float = 0.0  # part of the deaths that are seen before the process's memory is freed
     stalls: tuple[int, ...] = ()  # after so many events the detector holds the network to be stuck, for no reason
 
     def describe(self) -> str:
@@ -89,6 +90,7 @@ def random_schedule(
         until=draw.randint(2, 4),
         slow_messages=draw.choice((0.0, 0.0, 0.05, 0.2)),
         agent_restarts=tuple(draw.randint(20, 200) for _ in range(draw.choice((0, 0, 0, 1, 2)))),
+        seen_dying=draw.choice((0.0, 0.5, 1.0)),
         stalls=tuple(draw.randint(20, 200) for _ in range(count and draw.choice((0, 0, 0, 0, 1)))),
     )
     planned: list[PlannedFault] = []

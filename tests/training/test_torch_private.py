@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from relight.training.torch_private import (
@@ -77,7 +78,7 @@ def run_ranks(body: Callable[[int, str], Any]) -> list[Any]:
 
 
 def all_reduce_in_inner_group(rank: int, directory: str) -> list[float]:
-    store = dist.FileStore(str(Path(directory) / "store"), WORLD)
+    store = FileStore(str(Path(directory) / "store"), WORLD)
     group = make_inner_group(store, rank, WORLD, "test", None)
     tensor = torch.full((2,), float(rank + 1))
     group.allreduce([tensor]).wait()
@@ -95,7 +96,7 @@ def interrupted_training(stop_at: int | None) -> Callable[[int, str], str]:
         pass
 
     def body(rank: int, directory: str) -> str:
-        store = dist.FileStore(str(Path(directory) / "store"), WORLD)
+        store = FileStore(str(Path(directory) / "store"), WORLD)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
         torch.manual_seed(0)
         model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(8)])

@@ -1,6 +1,8 @@
 """Trees survive the trip to bytes and back, bit for bit, and what cannot be carried is named."""
 
+import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +72,7 @@ def test_non_contiguous_tensor_and_parameter() -> None:
 
 
 def test_numpy_values_and_python_streams() -> None:
-    tree = {"array": np.arange(6).reshape(2, 3), "scalar": np.float32(1.5), "stream": random.getstate()}
+    tree: dict[str, Any] = {"array": np.arange(6).reshape(2, 3), "scalar": np.float32(1.5), "stream": random.getstate()}
     back = decode_tree(encode_tree(tree, "tree"))
     assert np.array_equal(back["array"], tree["array"])
     assert back["scalar"] == 1.5
@@ -90,7 +92,7 @@ def test_sets_are_written_in_one_order() -> None:
 def test_pieces_cover_each_byte_once(count: int) -> None:
     ranges = list(pieces(count))
     assert sum(end - start for start, end in ranges) == count
-    assert all(b[0] == a[1] for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(b[0] == a[1] for a, b in itertools.pairwise(ranges))
 
 
 def test_digest_sees_a_single_bit() -> None:

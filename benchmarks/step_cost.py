@@ -1,0 +1,163 @@
+"""What relight does in every step, piece by piece, each by itself and many times over.
+
+Most of it needs one process. The fence needs as many as there are ranks: it is one all-reduce of two numbers, here
+between processes that do nothing else. Not contained: the way of each collective through relight's process group,
+which `overhead` measures together with everything else.
+
+Run by ``python -m benchmarks.step_cost``; prints one JSON object, in microseconds.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import multiprocessing
+import multiprocessing.connection
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.recovery.workload import Shape, build_model, build_optimizer, loss_of
+from relight.core.position import Phase
+from relight.training.batches import Batches
+from relight.training.page import PositionPage
+from relight.training.phases import BACKWARD_GATES
+from relight.training.progress import Progress
+from relight.training.state import TrackedState
+from relight.transfer.codec import encode_tree
+
+CALLS = 400
+BACKWARDS = 300
+FENCES = 400
+FENCE_WORKERS = (2, 4)
+STAMPS = (Phase.FORWARD, Phase.BACKWARD, Phase.BARRIER, Phase.OPTIMIZER, Phase.OUTSIDE)
+WORDS = ("step", "version", "attempt", "prepared", "prepared", "torn", "torn", "version")
+SHAPE = Shape()
+
+
+def parts_us(model: nn.Module) -> dict[str, float]:
+    """Each piece of a step that one process does alone."""
+    optimizer = build_optimizer(model)
+    loss_of(model, torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)).backward()
+    optimizer.step()
+    state = TrackedState({"model": model}, {"optimizer": optimizer}, {}, {})
+    page = PositionPage(-1)
+    batches = Batches(None, 1, 0, "step", page)
+    progress = Progress(lineage="0" * 16)
+    numbers = iter(range(10, 10**9))
+
+    def stamps() -> None:
+        for phase in STAMPS:
+            page.stamp(phase)
+        for word in WORDS:
+            page.put(word, 1)
+
+    def step_start() -> None:
+        state.remember_step_start(next(numbers))
+
+    def draw() -> None:
+        batches.get(next(numbers), 0)
+        batches.done()
+
+    def private() -> None:
+        page.write_private(next(numbers), encode_tree({**state.private(), **batches.private()}, "state"))
+
+    def fingerprints() -> None:
+        _ = state.fingerprint() == state.fingerprint()
+
+    return {
+        "stamps of the position page": _median_us(stamps),
+        "random streams and the batch": _median_us(draw),
+        "remember the start of the step": _median_us(step_start),
+        "rank-private state beside the page": _median_us(private),
+        "nothing changed between two steps": _median_us(fingerprints),
+        "lineage": _median_us(lambda: progress.advance(4)),
+        f"{BACKWARD_GATES} gates in the backward pass": gates_us(BACKWARD_GATES),
+    }
+
+
+def gates_us(count: int) -> float:
+    """Hooks on so many parameters, as the difference of two backward passes that do next to nothing else."""
+    parameters = [nn.Parameter(torch.ones(())) for _ in range(count)]
+
+    def backward() -> None:
+        torch.stack(list(parameters)).sum().backward()
+
+    without = _median_us(backward, BACKWARDS)
+    handles = [parameter.register_post_accumulate_grad_hook(_gate) for parameter in parameters]
+    with_hooks = _median_us(backward, BACKWARDS)
+    for handle in handles:
+        handle.remove()
+    return max(0.0, with_hooks - without)
+
+
+def _gate(parameter: torch.Tensor) -> None:
+    if parameter is None:
+        raise AssertionError
+
+
+def _median_us(work: Callable[[], object], calls: int = CALLS) -> float:
+    times = []
+    for _ in range(calls):
+        started = time.perf_counter_ns()
+        work()
+        times.append(time.perf_counter_ns() - started)
+    return round(statistics.median(times[calls // 10 :]) / 1e3, 2)
+
+
+# ---------------------------------------------------------------- the fence
+
+
+def fence_us(workers: int) -> float:
+    """Median time of the fence between so many processes, as rank 0 sees it."""
+    fork = multiprocessing.get_context("spawn")
+    near, far = fork.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory(prefix="relight-bench-") as directory:
+        store = str(Path(directory) / "store")
+        ranks = [fork.Process(target=_fences, args=(store, rank, workers, far), daemon=True) for rank in range(workers)]
+        for rank in ranks:
+            rank.start()
+        far.close()
+        try:
+            median_us: float = near.recv()
+        finally:
+            for rank in ranks:
+                rank.join(10.0)
+                rank.kill()
+    return median_us
+
+
+def _fences(path: str, rank: int, workers: int, link: multiprocessing.connection.Connection) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(path, workers)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, timeout=datetime.timedelta(seconds=60))
+    fence = torch.zeros(2, dtype=torch.int64)
+    median_us = _median_us(lambda: dist.all_reduce(fence), FENCES)
+    if rank == 0:
+        link.send(median_us)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    model = build_model(0, SHAPE)
+    parameters = list(model.parameters())
+    parts = parts_us(model)
+    figures = {
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "tensors": len(parameters),
+        "parts_us": parts,
+        "own_us": round(sum(parts.values()), 2),
+        "fence_us": {str(workers): fence_us(workers) for workers in FENCE_WORKERS},
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
