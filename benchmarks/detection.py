@@ -5,8 +5,8 @@ instruction before. Each job goes through many of them, at every point of a step
 loads: idle cores (workers pause in each step, as a host does while its device computes) and busy cores (four
 workers compute on two cores all the time).
 
-A crash is noticed by the agent, to which the kernel reports the end of the process. A frozen process is there and
-says nothing, so it is given ``--frozen-timeout-seconds`` first; what comes on top of that is shown as well.
+A crash is noticed by the agent, which the kernel tells of the end of a process. A frozen process is there and says
+nothing, so it is given ``--frozen-timeout-seconds`` first; what comes on top of that is shown as well.
 Stopping is measured twice: by the controller, from the order to the last survivor's report, and by the survivors,
 from the arrival of the order to standing still.
 
@@ -186,8 +186,7 @@ def render(document: Document) -> str:
         "each load, at all points of a step and on all ranks in turn. Median / 95th percentile / greatest.",
         markdown_table(header, rows),
         markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
-        "The kernel reports the end of a process once it has taken the process's memory apart, so the notice of a "
-        "large worker comes later than that of these small ones: see `detect` in recovery.md.",
+        "What the same takes in workers with about 20 M parameters is the stage `detect` in recovery.md.",
     ]
     parts += [f"Not measured: {text}" for text in document["not_measured"]]
     return "\n\n".join(parts)

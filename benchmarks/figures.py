@@ -118,5 +118,5 @@ def plot(series: Sequence[Series], *, x_name: str, y_name: str, height: int = 14
     labels = [f"{high - (high - low) * row / height:8.2f}" if row % 2 == 0 else " " * 8 for row in range(height + 1)]
     lines = [f"{label} |{''.join(row).rstrip()}" for label, row in zip(labels, grid, strict=True)]
     axis = f"{math.exp(left):.3g}".ljust(width - 4) + f"{math.exp(right):.3g}"
-    legend = ", ".join(f"{one.mark} {one.name}" for one in series)
+    legend = ", ".join(f"{one.mark}: {one.name}" for one in series)
     return "\n".join([y_name, *lines, " " * 8 + " +" + "-" * (width + 1), " " * 10 + axis, f"{x_name}   ({legend})"])

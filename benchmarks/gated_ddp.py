@@ -77,7 +77,12 @@ def _cpu_s() -> float:
 
 
 def take_step(
-    protection: AbstractContextManager[object], model: nn.Module, optimizer: Optimizer, shape: Shape, number: int, rank: int
+    protection: AbstractContextManager[object],
+    model: nn.Module,
+    optimizer: Optimizer,
+    shape: Shape,
+    number: int,
+    rank: int,
 ) -> None:
     """One step; `protection` is relight's, or nothing."""
     with protection:

@@ -197,4 +197,3 @@ def _monotonic_start_ns(line: dict[str, Any]) -> int:
     wall_ns = datetime.datetime.fromisoformat(line["wall"]).timestamp() * 1e9
     to_monotonic_ns = time.monotonic_ns() - time.time_ns()
     return round(wall_ns + to_monotonic_ns - float(line["now"]) * 1e9)
-

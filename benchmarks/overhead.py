@@ -119,7 +119,7 @@ def two_jobs(workers: int, shape: Sequence[int], directory: Path, *, control: bo
     else:
         first = RelightJob(folders[0], SCRIPT, *common, "--name", "a", world_size=workers, standbys=0)
     second = PlainJob(folders[1], SCRIPT, *common, "--name", "b", "--plain", world_size=workers)
-    with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX) as listener:  # its path is bounded to 108 bytes
         listener.bind(str(gate))
         listener.listen(4 * workers)
         try:
@@ -285,16 +285,7 @@ def render(document: Document) -> str:
         ]
         for row in document["rows"]
     ]
-    marks = {2: "2", 4: "4"}
-    series = [
-        Series("c", "control", _points(row for row in document["rows"] if row["control"])),
-        *(
-            Series(marks.get(n, "x"), f"{n} workers", _points(r for r in own if r["workers"] == n))
-            for own in [[row for row in document["rows"] if not row["control"]]]
-            for n in sorted({row["workers"] for row in own})
-        ),
-    ]
-    curve = plot(series, x_name="plain step, ms (logarithmic)", y_name="overhead, %")
+    curve = plot(_series(document["rows"]), x_name="plain step, ms (logarithmic)", y_name="overhead, %")
     return "\n\n".join(
         [
             "relight against plain DDP under torchrun: the same script, both jobs alive, blocks of steps in turns. The "
@@ -312,8 +303,13 @@ def render(document: Document) -> str:
     )
 
 
-def _points(rows: Iterator[dict[str, Any]] | Any) -> list[tuple[float, float]]:
-    return [(row["plain_step_s"] * 1e3, row["overhead"] * 100) for row in rows]
+def _series(rows: Sequence[dict[str, Any]]) -> list[Series]:
+    """The curve: one mark for each number of workers, and one for the control."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        name = "control" if row["control"] else f"{row['workers']} workers"
+        points.setdefault(name, []).append((row["plain_step_s"] * 1e3, row["overhead"] * 100))
+    return [Series(name[0], name, found) for name, found in sorted(points.items(), reverse=True)]
 
 
 def _parts_table(parts: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from torch import nn
 
 from benchmarks.recovery.workload import Shape, build_model, build_optimizer, loss_of
 from relight.core.position import Phase
+from relight.training import rng
 from relight.training.batches import Batches
 from relight.training.page import PositionPage
 from relight.training.phases import BACKWARD_GATES
@@ -71,9 +72,15 @@ def parts_us(model: nn.Module) -> dict[str, float]:
     def fingerprints() -> None:
         _ = state.fingerprint() == state.fingerprint()
 
+    def streams() -> None:
+        for purpose in ("step", "forward"):
+            rng.seed_everything(0, purpose, next(numbers), 0)
+
+    streams_us = _median_us(streams)
     return {
         "stamps of the position page": _median_us(stamps),
-        "random streams and the batch": _median_us(draw),
+        "random streams, seeded twice": streams_us,
+        "the batch, without its data": round(max(0.0, _median_us(draw) - streams_us), 2),
         "remember the start of the step": _median_us(step_start),
         "rank-private state beside the page": _median_us(private),
         "nothing changed between two steps": _median_us(fingerprints),
@@ -94,7 +101,7 @@ def gates_us(count: int) -> float:
     with_hooks = _median_us(backward, BACKWARDS)
     for handle in handles:
         handle.remove()
-    return max(0.0, with_hooks - without)
+    return round(max(0.0, with_hooks - without), 2)
 
 
 def _gate(parameter: torch.Tensor) -> None:

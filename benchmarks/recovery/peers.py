@@ -689,7 +689,12 @@ def _version(package: str) -> str | None:
 def write_results(path: Path, trials: Sequence[Trial], **more: object) -> None:
     """Write all trials, raw times included, with the conditions they were measured under."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    results = {**conditions(), "world_size": WORLD_SIZE, **more, "trials": [dataclasses.asdict(trial) for trial in trials]}
+    results = {
+        **conditions(),
+        "world_size": WORLD_SIZE,
+        **more,
+        "trials": [dataclasses.asdict(trial) for trial in trials],
+    }
     path.write_text(json.dumps(results, indent=2) + "\n")
 
 

@@ -39,6 +39,7 @@ PATH = {
     "handshake": "until Resume is ordered",
     "resume": "until the last rank's next forward",
 }
+NOTICES = ("ProcessDying", "ProcessExited", "ProcessSuspected")
 PARTS = ("finish", "reform", "copy", "digest", "rollback")
 
 
@@ -102,8 +103,8 @@ def _with_stages(trial: Trial, report: JobReport, journal: Journal) -> RelightTr
 def path_of(journal: Journal, recovery: RecoveryReport, fault_ns: int, computing_ns: int) -> dict[str, float]:
     """Cut the time from the fault until every rank computes into the pieces of `PATH`, which add up to it."""
     generation = recovery.generation
-    noticed = journal.of("ProcessExited") + journal.of("ProcessSuspected")
-    noticed_ns = [e.fields["noticed_ns"] for e in noticed if e.fields["noticed_ns"] > fault_ns]
+    noticed = [e.fields["noticed_ns"] for kind in NOTICES for e in journal.of(kind)]
+    noticed_ns = [t_ns for t_ns in noticed if t_ns > fault_ns]
     stopped = journal.of("Stopped", generation=generation)
     moments = [
         fault_ns,

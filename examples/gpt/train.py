@@ -8,26 +8,25 @@ changed, 2 added, and the body of the loop indented once more):
     - import torch.distributed as dist
     + import relight
 
-    - dist.init_process_group()
+    - dist.init_process_group("gloo")
     + job = relight.init()
+    - device = torch.device("cpu")
+    + device = job.device
 
     - sampler = DistributedSampler(windows, dist.get_world_size(), dist.get_rank(), seed=options.seed)
     + sampler = DistributedSampler(windows, job.world_size, job.rank, seed=options.seed)
-
-    - model = DDP(GPT(options).to("cpu"))
-    + model = DDP(GPT(options).to(job.device))
 
     + training = relight.Training(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
     - for number, batch in zip(range(options.steps), endless(loader, sampler)):
     + for step in training.steps(until=options.steps):
     +     with step as batch:
               ...forward, backward, clipping, optimizer, scheduler: the same...
-
     -     if dist.get_rank() == 0 and (number + 1) % options.evaluate_every == 0:
     +     if job.rank == 0 and step.committed and (step.number + 1) % options.evaluate_every == 0:
               ...evaluation: the same...
 
-`endless`, which plain DDP needs for going through the data epoch by epoch, is no longer needed.
+Plain DDP also needs `endless`, a function that goes through the data epoch by epoch. `step.report`, which shows the
+loss in the progress line, may be left out.
 """
 
 import argparse
@@ -56,6 +55,7 @@ TEMPERATURE = 0.8  # below 1, likely bytes become likelier still
 def main() -> None:
     options = parse_arguments()
     job = relight.init()
+    device = job.device
     torch.manual_seed(options.seed)
 
     text, held_out = read_standard_library(options.megabytes)
@@ -63,14 +63,14 @@ def main() -> None:
     sampler: DistributedSampler[Tensor] = DistributedSampler(windows, job.world_size, job.rank, seed=options.seed)
     loader = DataLoader(windows, batch_size=options.batch_size, sampler=sampler, drop_last=True)
 
-    model = DDP(GPT(options).to(job.device))
+    model = DDP(GPT(options).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     scheduler = LambdaLR(optimizer, lambda step: warmup_then_cosine(step, options.warmup, options.steps))
     training = relight.Training(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
 
     for step in training.steps(until=options.steps):
         with step as batch:
-            tokens = batch.to(job.device)
+            tokens = batch.to(device)
             logits = model(tokens[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             loss.backward()

@@ -177,7 +177,7 @@ class Controller:
             case ev.RestoreFailed():
                 out = self._on_restore_failed(event, now)
             case ev.StepResumed():
-                self.ledger.step_resumed(event, self.settings.world_size)
+                self.ledger.step_resumed(event, self.settings.world_size, now)
                 out = []
             case ev.TrainingDone():
                 out = self._on_done(event, now)
@@ -554,9 +554,9 @@ class Controller:
 
     def _surplus(self) -> list[Command]:
         """A fresh process that got warm after its rank was taken by another is one standby too many."""
-        standbys = self.members.standbys()
+        worst_first = sorted(self.members.standbys(), key=lambda p: (p.ready, -p.spawned_at))
         out: list[Command] = []
-        for process in standbys[: max(0, len(standbys) - self.settings.standbys)]:
+        for process in worst_first[: max(0, len(worst_first) - self.settings.standbys)]:
             process.failed = True
             out.append(Kill(process=process.name, why="a replacement that is no longer needed"))
         return out

@@ -31,7 +31,9 @@ class _Open:
     worked_on: int = 0  # newest step any survivor had started
     stop_seconds: float = 0.0
     progress: list[ev.RestoreProgress] = field(default_factory=list)
-    steps: list[ev.StepResumed] = field(default_factory=list)
+    forward_at: float = 0.0  # when the last rank began the forward of its first step
+    redo_seconds: float = 0.0
+    commits: int = 0
 
 
 class Ledger:
@@ -169,14 +171,17 @@ class Ledger:
     def resumed(self, now: float) -> None:
         if self._open is not None:
             self._open.resumed = now
-            self._open.steps.clear()
+            self._open.forward_at, self._open.redo_seconds, self._open.commits = now, 0.0, 0
 
-    def step_resumed(self, event: ev.StepResumed, world_size: int) -> None:
+    def step_resumed(self, event: ev.StepResumed, world_size: int, now: float) -> None:
         recovery = self._open
         if recovery is None or event.generation != recovery.generation or not recovery.resumed:
             return
-        recovery.steps.append(event)
-        if len(recovery.steps) == world_size:
+        redo_seconds = (event.commit_ns - event.forward_ns) / 1e9
+        recovery.redo_seconds = max(recovery.redo_seconds, redo_seconds)
+        recovery.forward_at = max(recovery.forward_at, now - redo_seconds)
+        recovery.commits += 1
+        if recovery.commits == world_size:
             self._close()
 
     def _close(self) -> None:
@@ -187,8 +192,7 @@ class Ledger:
     def _recovery_report(self, recovery: _Open, decision: Decision) -> RecoveryReport:
         first = self.failures[recovery.failures[0] - 1]
         detect = first.detect_seconds
-        resume = max((s.forward_ns - s.resumed_ns for s in recovery.steps), default=0) / 1e9
-        redo = max((s.commit_ns - s.forward_ns for s in recovery.steps), default=0) / 1e9
+        resume = recovery.forward_at - recovery.resumed
 
         def slowest(name: str) -> float:
             return max((float(getattr(p, name)) for p in recovery.progress), default=0.0)
@@ -216,7 +220,7 @@ class Ledger:
                 digest_seconds=slowest("digest_seconds"),
                 rollback_seconds=slowest("rollback_seconds"),
                 resume_seconds=resume,
-                redo_seconds=redo,
+                redo_seconds=recovery.redo_seconds,
                 total_seconds=(detect or 0.0) + (recovery.resumed - recovery.since) + resume,
             ),
             steps_repeated=repeated,
