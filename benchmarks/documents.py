@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recovery.peers import REPOSITORY, conditions
+from benchmarks.recovery.peers import REPOSITORY, SOURCES, conditions
 
 RESULTS = Path(__file__).parent / "results"
 Document = dict[str, Any]
@@ -123,6 +123,15 @@ def _with_unit(value: float, unit: str) -> str:
 
 def _short(path: Path) -> str:
     return str(path.relative_to(REPOSITORY)) if path.is_relative_to(REPOSITORY) else str(path)
+
+
+def measure_apart(module: str, *arguments: str) -> Any:
+    """Run a module of this folder that prints its figures as JSON: it needs torch, or forks, or both."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    paths = [*map(str, SOURCES), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
 
 
 class Progress:

@@ -20,8 +20,6 @@ import os
 import signal
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -37,13 +35,14 @@ from benchmarks.documents import (
     Progress,
     Verdict,
     add_verdicts,
+    measure_apart,
     start_document,
     verdict_rows,
     write_document,
 )
 from benchmarks.figures import Series, markdown_table, median_interval, milliseconds, plot
 from benchmarks.jobs import CONTROL_PLANE, START_DEADLINE_S, PlainJob, RelightJob
-from benchmarks.recovery.peers import REPOSITORY, JobFailed, end_on_signal, trial_directory
+from benchmarks.recovery.peers import JobFailed, end_on_signal, trial_directory
 
 SCRIPT = "benchmarks.gated_ddp"
 BLOCK_S = 0.5
@@ -239,19 +238,10 @@ def run(sizes: dict[int, Sequence[int]], budget_s: float, workdir: Path, *, with
             continue
         progress.done(f"{workers} workers, {milliseconds(rows[-1]['plain_step_s'])} steps: {_percent(rows[-1])}")
     document["rows"] = rows
-    document["parts"] = step_cost()
+    document["parts"] = measure_apart("step_cost")
     progress.done(f"parts of a step: {document['parts']['own_us']:.0f} us, and the fence")
     add_verdicts(document, [_verdict(row) for row in rows if not row["control"] and row["plain_step_s"] >= 0.1])
     return document
-
-
-def step_cost() -> dict[str, Any]:
-    """What relight does in each step, piece by piece."""
-    command = [sys.executable, "-m", "benchmarks.step_cost"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True)
-    figures: dict[str, Any] = json.loads(done.stdout)
-    return figures
 
 
 def _verdict(row: dict[str, Any]) -> Verdict:

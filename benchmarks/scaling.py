@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.documents import RESULTS, Document, Progress, start_document, write_document
+from benchmarks.documents import RESULTS, Document, Progress, measure_apart, start_document, write_document
 from benchmarks.figures import fit_line, markdown_table, milliseconds
 from benchmarks.jobs import START_DEADLINE_S, Journal, RelightJob, wait_until
 from benchmarks.recovery.peers import JobFailed, end_on_signal, trial_directory
@@ -32,7 +32,7 @@ from benchmarks.recovery.relight import PARTS, PATH, path_of
 
 WORKERS = (2, 4, 8, 16)
 KILLS = 4  # at each number of workers
-PAUSE_MS = 50  # in each step
+PAUSE_MS = 20  # in each step
 RECOVERY_DEADLINE_S = 60.0
 ENDLESS = 10**7
 # Slower growth than this for each worker is not told from noise here.
@@ -109,6 +109,7 @@ def run(counts: Sequence[int], kills: int, seed: int, workdir: Path) -> Document
         progress.done(f"{workers} workers: {milliseconds(statistics.median(totals))} in the median of {len(totals)}")
     document["trials"] = trials
     document["growth"] = growth(trials)
+    document["form_s"] = measure_apart("form_speed", "--workers", *map(str, counts))
     return document
 
 
@@ -143,6 +144,8 @@ def render(document: Document) -> str:
         [label, *(_cell(trials, count, name) for count in counts), _growth_cell(document["growth"].get(name))]
         for label, name in names
     ]
+    formed = [milliseconds(document["form_s"].get(str(count))) for count in counts]
+    rows.append(["gloo alone forms a group in", *formed, ""])
     header = ["stage", *(f"{count} workers" for count in counts), "each worker adds"]
     settings = document["settings"]
     return "\n\n".join(

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,13 +25,13 @@ from benchmarks.documents import (
     Progress,
     Verdict,
     add_verdicts,
+    measure_apart,
     start_document,
     verdict_rows,
     write_document,
 )
 from benchmarks.figures import markdown_table, mebibytes, milliseconds
 from benchmarks.recovery.peers import (
-    REPOSITORY,
     WORLD_SIZE,
     JobFailed,
     Trial,
@@ -113,9 +110,7 @@ def copy_speed(size: float) -> dict[str, float] | None:
     """What merely copying so many bytes takes here; None if no trial moved any."""
     if not size:
         return None
-    command = [sys.executable, "-m", "benchmarks.copy_speed", "--bytes", str(int(size))]
-    done = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
-    figures: dict[str, float] = json.loads(done.stdout)
+    figures: dict[str, float] = measure_apart("copy_speed", "--bytes", str(int(size)))
     return figures
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from relight.core import events as ev
 from relight.core.commands import Assign, Begin, Release, Restore, Resume, Stop, WorkerCommand
@@ -194,8 +194,8 @@ class Worker:
     """One process, from its start to its end."""
 
     # Variants that the real worker must not have; see test_planted_bugs.py.
-    claims_private = True
-    finishes_writes = True
+    claims_private: ClassVar[bool] = True
+    finishes_writes: ClassVar[bool] = True
 
     def __init__(self, world: World, name: str, rank: int | None) -> None:
         self.world = world

@@ -82,11 +82,9 @@ def one_source_and_the_rest_copies(reports: Sequence[Stopped], private: Private,
 
 @contextmanager
 def _rule(rule: Rule) -> Iterator[None]:
-    controller_module.decide = rule
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(controller_module, "decide", rule)
         yield
-    finally:
-        controller_module.decide = decide
 
 
 # --- other controllers --------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--zero-first", action="store_true", help="zero_grad at the start of the step")
     parser.add_argument("--noise", type=float, default=0.01, help="how much of random numbers to add to x")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes on top")
+    parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
+    parser.add_argument("--hold", default="")
     parser.add_argument("--tell", action="store_true", help="print each committed step")
     parser.add_argument("--save", default="", help="write digests of what this rank ends with to SAVE.RANK")
     return parser.parse_args()
@@ -180,6 +182,8 @@ def main() -> None:
             step.report(loss)
         if options.tell and step.committed:
             print(f"committed {step.number}", flush=True)
+        while step.number == options.hold_at and not os.path.exists(options.hold):
+            time.sleep(0.01)
         if options.evaluate and step.committed and step.number % 2 == 1:
             torch.randn(3), random.random(), numpy.random.random()
             model.eval()

@@ -90,6 +90,7 @@ class Job:
         self.directory = directory
         self.run_dir = directory / "run"
         self.final = directory / "final"
+        self._hold = directory / "go"
         self._mark = uuid.uuid4().hex
         # Sockets live below it, and a socket's path may have 107 bytes.
         self.temporary = Path(tempfile.mkdtemp(prefix="rl-"))
@@ -102,7 +103,7 @@ class Job:
             *(word for sentence in faults for word in ("--chaos", sentence)),
             *(str(PROGRAMS / training.program), "--steps", str(training.steps)),
             *training.arguments,
-            *(("--save", str(self.final)) if training.program == "train.py" else ()),
+            *(("--save", str(self.final), "--hold", str(self._hold)) if training.program == "train.py" else ()),
         )
         directory.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
@@ -158,6 +159,10 @@ class Job:
             assert self.launcher.poll() is None, f"the job ended before {what}\n{self.messages()}"
             assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:g} s: {what}\n{self.messages()}"
             time.sleep(0.01)
+
+    def release(self) -> None:
+        """Let the program go on that waits because of --hold-at."""
+        self._hold.touch()
 
     # --- its end ----------------------------------------------------------------------------------------------
     def wait(self, deadline_seconds: float = DEADLINE_SECONDS) -> Outcome:
@@ -297,7 +302,9 @@ class Bench:
     def reference(self, training: Training) -> Outcome:
         """The outcome of the same training, undisturbed. Computed once in a session."""
         if training not in self.references:
-            outcome = self.run(training, standbys=0)
+            with self.start(training, standbys=0) as job:
+                job.release()
+                outcome = job.wait()
             assert outcome.status == 0, outcome.describe()
             assert not outcome.report.failures, outcome.describe()
             assert outcome.report.final_version == training.steps

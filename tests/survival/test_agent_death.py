@@ -8,7 +8,8 @@ import pytest
 from tests.survival.harness import Bench, Job, Training, send
 from tests.survival.judge import check_survived
 
-TRAINING = Training(steps=150, arguments=("--pause", "0.05", "--tell"))
+TRAINING = Training(steps=105, arguments=("--pause", "0.02", "--tell", "--hold-at", "100"))
+FLAGS = ("--outside-hang-timeout-seconds", "600")
 
 
 def lose_agent(job: Job, number: signal.Signals) -> psutil.Process:
@@ -45,12 +46,13 @@ def wait_for_steps(job: Job, more: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.all)])
 def test_an_agent_that_dies_is_followed_by_another(bench: Bench, number: signal.Signals) -> None:
-    with bench.start(TRAINING) as job:
+    with bench.start(TRAINING, flags=FLAGS) as job:
         job.wait_until(lambda: "committed 5" in job.output() and len(job.workers()) == 4, "training has begun")
         before = pids(job)
         lose_agent(job, number)
         wait_for_steps(job, 5)
         assert pids(job) == before
+        job.release()
         outcome = job.wait()
     check_survived(outcome, bench.reference(TRAINING))
     assert not outcome.report.failures, outcome.describe()
@@ -58,11 +60,12 @@ def test_an_agent_that_dies_is_followed_by_another(bench: Bench, number: signal.
 
 
 def test_a_worker_that_dies_under_the_second_agent_is_replaced(bench: Bench) -> None:
-    with bench.start(TRAINING) as job:
+    with bench.start(TRAINING, flags=FLAGS) as job:
         job.wait_until(lambda: "committed 5" in job.output() and len(job.workers()) == 4, "training has begun")
         lose_agent(job, signal.SIGKILL)
         wait_for_steps(job, 5)
         send(job.workers()["w1"], signal.SIGKILL)
+        job.release()
         outcome = job.wait()
     check_survived(outcome, bench.reference(TRAINING))
     assert [failure.rank for failure in outcome.report.failures] == [1], outcome.describe()
@@ -71,13 +74,14 @@ def test_a_worker_that_dies_under_the_second_agent_is_replaced(bench: Bench) -> 
 
 @pytest.mark.all
 def test_a_worker_dies_while_there_is_no_agent(bench: Bench) -> None:
-    with bench.start(TRAINING) as job:
+    with bench.start(TRAINING, flags=FLAGS) as job:
         job.wait_until(lambda: "committed 5" in job.output() and len(job.workers()) == 4, "training has begun")
         victim = job.workers()["w2"]
         agent = job.module("relight.agent")
         assert agent is not None
         send(agent, signal.SIGKILL)
         send(victim, signal.SIGKILL)
+        job.release()
         outcome = job.wait()
     check_survived(outcome, bench.reference(TRAINING))
     assert [failure.rank for failure in outcome.report.failures] == [2], outcome.describe()

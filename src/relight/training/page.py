@@ -46,13 +46,17 @@ class PositionPage:
         self._map = mmap.mmap(file_descriptor, MAPPING_BYTES)
         self._words = memoryview(self._map)[: 8 * len(WORD)].cast("q")
         self._trace_index = memoryview(self._map)[TRACE_INDEX_OFFSET : TRACE_INDEX_OFFSET + 8].cast("q")
-        with contextlib.suppress(OSError):  # then the pidfd alone tells of this process's death, a little later
-            lifelock.hold(self._map, LIFE_LOCK_OFFSET)
+        if file_descriptor >= 0:
+            self._hold_life_lock()
         self.phase = Phase.STARTING
         self.set_private_versions((-1, -1))
         self._words[WORD["prepared"]] = -1
         self._words[WORD["rank"]] = -1
         self.report_loss(float("nan"))
+
+    def _hold_life_lock(self) -> None:
+        with contextlib.suppress(OSError):  # then the pidfd alone tells of this process's death, a little later
+            lifelock.hold(self._map, LIFE_LOCK_OFFSET)
 
     def stamp(self, phase: Phase) -> None:
         """Enter `phase` now."""

@@ -13,10 +13,12 @@ LIFE_LOCK_BYTES = 64  # pthread_mutex_t is 40 bytes on x86-64 and 48 on 64-bit A
 _PROCESS_SHARED = 1
 _ROBUST = 1
 _libc = ctypes.CDLL(None)
+_held: list[mmap.mmap] = []  # the thread's list of robust locks points into them: they must never be unmapped
 
 
 def hold(mapping: mmap.mmap, offset: int) -> None:
     """Make the lock and take it, for this thread's whole life. Raises OSError if the platform has no such lock."""
+    _held.append(mapping)
     address = _address(mapping, offset)
     attributes = ctypes.create_string_buffer(LIFE_LOCK_BYTES)
     _check(_libc.pthread_mutexattr_init(attributes))
