@@ -51,18 +51,25 @@ def _round(links: list[Connection], number: int) -> float:
     started_ns = time.monotonic_ns()
     for link in links:
         link.send(number)
-    return (max(int(link.recv()) for link in links) - started_ns) / 1e9
+    return (max(_formed_ns(link) for link in links) - started_ns) / 1e9
+
+
+def _formed_ns(link: Connection) -> int:
+    if not link.poll(TIMEOUT.total_seconds()):
+        raise TimeoutError("a process did not form its group")
+    return int(link.recv())
 
 
 def _rank(rank: int, workers: int, link: Connection, directory: str) -> None:
     torch.set_num_threads(1)
+    group = None
     try:
         while True:
             number = link.recv()
+            del group  # only now: a peer that is still connecting to it would fail
             store = dist.FileStore(str(Path(directory) / f"store-{number}"), workers)  # type: ignore[attr-defined]
             group = dist.ProcessGroupGloo(store, rank, workers, TIMEOUT)
             link.send(time.monotonic_ns())
-            del group
     except EOFError:
         os._exit(0)
 

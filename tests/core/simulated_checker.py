@@ -194,7 +194,8 @@ class Checker:
         if "starts have failed" in error:
             return len(kinds) > 3
         if "times in the same place" in error:
-            return kinds.count(Action.LOOP) > 1
+            hung = [worker.rank for kind, worker, _ in self._struck if kind is Action.LOOP]
+            return len(hung) > len(set(hung))
         if "failed before they could take rank" in error:
             return sum(worker.is_standby for _, worker, _ in self._struck) >= 3
         return False

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -71,9 +72,23 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
+class Regression(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule that once broke something, as kept in `regressions/`."""
+
+    what: str
+    planted: str  # the variant in test_planted_bugs.py that brings the bug back
+    schedule: Schedule
+
+
 def decode_schedule(text: str | bytes) -> Schedule:
     """The inverse of `Schedule.describe`."""
     return msgspec.json.decode(text, type=Schedule)
+
+
+def recorded_regressions() -> dict[str, Regression]:
+    """By name, in order."""
+    paths = sorted((Path(__file__).parent / "regressions").glob("*.json"))
+    return {path.stem: msgspec.json.decode(path.read_bytes(), type=Regression) for path in paths}
 
 
 def random_schedule(

@@ -2,31 +2,32 @@
 
 A failing test prints its schedule; `tests/core/regressions/` keeps those that once failed. To look at one:
 
-    PYTHONPATH=src:. python -m tests.core.test_simulation SEED        (or the path of a recorded schedule)
+    PYTHONPATH=src:. python -m tests.core.test_simulation SEED        (or the schedule that a failing test printed)
 """
 
 import sys
 from collections import Counter
-from pathlib import Path
 
-import msgspec
 import pytest
 
 from relight.core.commands import Restore
 from relight.core.fault import Action
 from tests.core.simulated_clock import Violation
 from tests.core.simulated_job import SimulatedJob
-from tests.core.simulated_schedule import RECOVERY_POINTS, Schedule, random_schedule
+from tests.core.simulated_schedule import (
+    ACTIONS,
+    OTHER_POINTS,
+    RECOVERY_POINTS,
+    STEP_POINTS,
+    PlannedFault,
+    Schedule,
+    decode_schedule,
+    random_schedule,
+    recorded_regressions,
+)
 
 BLOCK = 250
-REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
-
-
-class Regression(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule that once broke something."""
-
-    what: str
-    schedule: Schedule
+REGRESSIONS = recorded_regressions()
 
 
 def run(schedule: Schedule, name: object) -> SimulatedJob:
@@ -48,7 +49,7 @@ def test_random_schedules(first: int) -> None:
     run_block(first, BLOCK)
 
 
-@pytest.mark.parametrize("action", [Action.KILL, Action.FREEZE, Action.LOOP, Action.RAISE, Action.EXIT, Action.CUT])
+@pytest.mark.parametrize("action", ACTIONS)
 def test_one_kind_of_fault_again_and_again(action: Action) -> None:
     run_block(1_000_000, BLOCK, actions=(action,), faults=3)
 
@@ -63,10 +64,35 @@ def test_many_more_random_schedules(first: int) -> None:
     run_block(first, BLOCK)
 
 
-@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
-def test_what_once_failed(path: Path) -> None:
-    regression = msgspec.json.decode(path.read_bytes(), type=Regression)
-    run(regression.schedule, f"{path.name}, {regression.what}")
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_fault_at_every_point(action: Action) -> None:
+    struck = 0
+    for point in (*STEP_POINTS, *OTHER_POINTS):
+        for nth in (1, 5, 6):
+            fault = PlannedFault(action=action, point=point, nth=nth, holds_lock=nth == 5)
+            schedule = Schedule(seed=nth, world_size=3, standbys=1, faults=(fault,))
+            struck += run(schedule, f"{action} in {point}").struck
+    assert struck > 25
+
+
+@pytest.mark.parametrize("second", [Action.KILL, Action.FREEZE, Action.LOOP])
+def test_a_second_fault_at_every_point_of_a_recovery(second: Action) -> None:
+    struck = 0
+    for first in ("FORWARD", "GRADIENT", "READY", "BARRIER", "OPTIMIZER", "AFTER_STEP"):
+        for point in (*RECOVERY_POINTS, "VERDICT"):
+            for nth in (1, 2, 3):
+                faults = (
+                    PlannedFault(action=Action.KILL, point=first, nth=nth + 3),
+                    PlannedFault(action=second, point=point, nth=nth, holds_lock=nth == 1),
+                )
+                schedule = Schedule(seed=nth, world_size=3, standbys=nth - 1, faults=faults, seen_dying=0.5)
+                struck += run(schedule, f"kill in {first}, {second} in {point}").struck
+    assert struck > 300
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_what_once_failed(name: str) -> None:
+    run(REGRESSIONS[name].schedule, f"{name}: {REGRESSIONS[name].what}")
 
 
 def test_a_run_without_faults_needs_one_generation() -> None:
@@ -123,10 +149,7 @@ def test_the_schedules_reach_what_matters() -> None:
 
 def main(argument: str) -> None:
     """Show one run."""
-    if argument.isdigit():
-        schedule = random_schedule(int(argument))
-    else:
-        schedule = msgspec.json.decode(Path(argument).read_bytes(), type=Regression).schedule
+    schedule = random_schedule(int(argument)) if argument.isdigit() else decode_schedule(argument)
     job = SimulatedJob(schedule)
     try:
         job.run()

@@ -68,7 +68,8 @@ COLLECTIVE_GRACE_SECONDS = 0.25
 STANDBY_PATIENCE_SECONDS = 30.0
 MAX_RESTORE_FAILURES = 5
 _ENDED = "ended"  # kind of a failure whose process is still being torn down
-MAX_STANDBY_FAILURES = 3
+MAX_STANDBY_FAILURES = 3  # in a row
+STANDBY_PROVEN_SECONDS = 60.0
 MAX_STARTUP_RESTARTS = 3
 
 
@@ -371,6 +372,8 @@ class Controller:
         return self._end("", now)
 
     def _on_standby_lost(self, process: Process, evidence: str, now: float) -> list[Command]:
+        if process.ready and now - process.ready_at > STANDBY_PROVEN_SECONDS:
+            self._standby_failures = 0  # it waited long enough to show that standbys as such work
         self._standby_failures += 1
         raised = self._tracebacks.get(process.name)
         what = f"{evidence} ({raised.summary})" if raised else evidence
@@ -565,9 +568,8 @@ class Controller:
         process = self.members.processes.get(event.process)
         if process is None or process.rank is not None or process.failed:
             return []
-        process.ready = True
+        process.ready, process.ready_at = True, now
         self._slowest_start_seconds = max(self._slowest_start_seconds, now - process.spawned_at)
-        self._standby_failures = 0
         if self.stage is Stage.STOPPING:
             return self._fill_vacancies(now)
         return self._surplus() if self.stage is Stage.TRAINING else []
@@ -633,6 +635,8 @@ class Controller:
         for process in self.members.by_rank().values():
             process.replacement = False
         self.members.predecessors.clear()
+        if self._decision.targets:
+            self._standby_failures = 0
         notice = Notice(why=self.ledger.describe_recovery(now), level="info")
         self.ledger.resumed(now)
         out: list[Command] = [

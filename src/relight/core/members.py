@@ -22,6 +22,7 @@ class Process:
     replacement: bool = False  # took its rank from a failed process, and is not restored yet
     fresh: bool = False  # started because no standby was left
     spawned_at: float = 0.0
+    ready_at: float = 0.0
     asked_at: float = 0.0  # when it was told to stand still, by Stop or with its rank
     may_hold_state: bool = False  # it trained, or was told to restore; whether it did, only its report can say
     final_position: Position = field(default_factory=Position)

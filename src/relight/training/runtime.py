@@ -69,7 +69,8 @@ class Runtime:
         self.cut_collectives = 0
         self.at_end: Callable[[], None] | None = None  # what is left to do when the script has run to its end
         self.groups: list[RelightProcessGroup] = []
-        standby_index = self.slot - settings.world_size if self.is_standby else None
+        # Processes are named in the order in which they are started, the initial ranks first.
+        standby_index = int(self.process.removeprefix("w")) - settings.world_size if self.is_standby else None
         self.faults = Faults(settings.plan, self.page, standby_index, self.break_connections)
         self.store = StoreClient()
         self._condition = threading.Condition()
