@@ -22,6 +22,7 @@ from relight.core.commands import (
     Stop,
 )
 from relight.core.controller import (
+    STANDBY_PROVEN_SECONDS,
     COLLECTIVE_GRACE_SECONDS,
     MAX_RESTORE_FAILURES,
     STANDBY_PATIENCE_SECONDS,
@@ -435,12 +436,21 @@ def test_a_lost_standby_is_replaced_three_times_at_most() -> None:
     assert not desk.controller.report().failures  # no rank has failed
 
 
-def test_a_standby_that_gets_warm_forgives_those_before_it() -> None:
+def test_a_standby_that_waited_long_forgives_those_before_it() -> None:
     desk = Desk(standbys=1).train()
     for process in ("w2", "w3"):
         desk.exits(process)
     desk.warm("w4")
-    assert kinds(desk.exits("w4")) == [Spawn]
+    desk.wait(STANDBY_PROVEN_SECONDS + 1)
+    assert Spawn in kinds(desk.exits("w4"))
+
+
+def test_standbys_that_die_as_soon_as_they_are_warm_are_not_started_for_ever() -> None:
+    desk = Desk(standbys=1).train()
+    for process in ("w2", "w3", "w4"):
+        desk.warm(process)
+        said = desk.exits(process)
+    assert Spawn not in kinds(said)
 
 
 def test_a_frozen_standby_is_killed_and_replaced() -> None:
