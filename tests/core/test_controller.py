@@ -22,10 +22,10 @@ from relight.core.commands import (
     Stop,
 )
 from relight.core.controller import (
-    STANDBY_PROVEN_SECONDS,
     COLLECTIVE_GRACE_SECONDS,
     MAX_RESTORE_FAILURES,
     STANDBY_PATIENCE_SECONDS,
+    STANDBY_PROVEN_SECONDS,
     Controller,
     ControllerSettings,
     Stage,
@@ -449,8 +449,18 @@ def test_standbys_that_die_as_soon_as_they_are_warm_are_not_started_for_ever() -
     desk = Desk(standbys=1).train()
     for process in ("w2", "w3", "w4"):
         desk.warm(process)
-        said = desk.exits(process)
-    assert Spawn not in kinds(said)
+        desk.exits(process)
+    assert Spawn not in kinds(desk.said)
+
+
+def test_a_standby_that_took_a_rank_forgives_those_before_it() -> None:
+    desk = Desk(standbys=1).train()
+    for process in ("w2", "w3"):
+        desk.exits(process)
+    desk.warm("w4")
+    desk.exits("w1")
+    desk.recover()
+    assert kinds(desk.exits("w5")) == [Spawn]
 
 
 def test_a_frozen_standby_is_killed_and_replaced() -> None:
@@ -580,7 +590,6 @@ def test_the_same_hang_twice_is_a_bug_and_the_same_freeze_is_not() -> None:
         assert (desk.controller.stage is Stage.ENDED) is end
         if not end:
             desk.exits(process, step=4)
-            desk.warm(desk.controller.members.standbys()[0].name) if desk.controller.members.standbys() else None
             desk.recover(4)
             desk.warm(desk.controller.members.standbys()[0].name)
     assert "2 times in the same place" in desk.end().error
