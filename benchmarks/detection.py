@@ -16,7 +16,6 @@ Run by ``python -m benchmarks.detection``.
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
 import tempfile
 from dataclasses import dataclass
@@ -29,13 +28,14 @@ from benchmarks.documents import (
     Progress,
     Verdict,
     add_verdicts,
+    command,
     start_document,
     verdict_rows,
     write_document,
 )
-from benchmarks.figures import markdown_table, percentile, spread, spread_cell
+from benchmarks.figures import markdown_table, milliseconds, percentile, spread, spread_cell
 from benchmarks.jobs import Journal, RelightJob
-from benchmarks.recovery.peers import JobFailed, end_on_signal, trial_directory
+from benchmarks.recovery.peers import JobFailed, trial_directory
 from relight.core.report import JobReport
 
 WORLD_SIZE = 4
@@ -142,8 +142,18 @@ def run(count: int, workdir: Path) -> Document:
                 document["not_measured"].append(f"{load.name}, {action}: {error}")
                 progress.skipped(document["not_measured"][-1])
     document["rows"] = rows
+    document["headline"] = headline(rows)
     add_verdicts(document, [verdict for row in rows for verdict in _verdicts(row)])
     return document
+
+
+def headline(rows: list[dict[str, Any]]) -> str:
+    """The result in a sentence."""
+    found = []
+    for row in rows:
+        noticed = f"noticed after {milliseconds(row['notice'].get('median'))}, " if row["fault"] == "kill" else ""
+        found.append(f"{row['fault']}, {row['load']}: {noticed}stopped in {milliseconds(row['stop'].get('median'))}")
+    return f"Medians. {'; '.join(found)}."
 
 
 def _verdicts(row: dict[str, Any]) -> list[Verdict]:
@@ -197,11 +207,10 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=FAULTS, help="of each kind under each load")
     parser.add_argument("--output", type=Path, default=RESULTS / "detection.json")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, end_on_signal)
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as workdir:
         document = run(options.faults, Path(workdir))
     write_document(document, render, options.output)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

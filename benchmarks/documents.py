@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recovery.peers import REPOSITORY, SOURCES, conditions
+from benchmarks.recovery.peers import REPOSITORY, SOURCES, conditions, end_on_signal
 
 RESULTS = Path(__file__).parent / "results"
 Document = dict[str, Any]
@@ -132,6 +133,15 @@ def measure_apart(module: str, *arguments: str) -> Any:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)
+
+
+def command(main: Callable[[], None]) -> None:
+    """Run a benchmark's `main`: Ctrl-C and SIGTERM end it through its `finally` clauses, which end its jobs."""
+    signal.signal(signal.SIGTERM, end_on_signal)
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 class Progress:

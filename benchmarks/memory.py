@@ -11,7 +11,6 @@ Run by ``python -m benchmarks.memory``.
 from __future__ import annotations
 
 import argparse
-import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,13 +25,14 @@ from benchmarks.documents import (
     Progress,
     Verdict,
     add_verdicts,
+    command,
     start_document,
     verdict_rows,
     write_document,
 )
 from benchmarks.figures import fit_line, markdown_table, mebibytes
 from benchmarks.jobs import CONTROL_PLANE, PlainJob, RelightJob
-from benchmarks.recovery.peers import JobFailed, end_on_signal, trial_directory
+from benchmarks.recovery.peers import JobFailed, trial_directory
 from benchmarks.tiny_ddp import PROGRESS
 from relight.server.trace import MAX_TRACE_BYTES
 
@@ -158,6 +158,10 @@ def run(steps: int, workdir: Path) -> Document:
             continue
         progress.done(f"{name}: {steps} steps, {document[name]['samples']} samples after the warm-up")
     add_verdicts(document, _verdicts(document))
+    slopes = [line["bytes_per_step"] for line in document.get("relight", {}).get("resident", {}).values()]
+    document["headline"] = (
+        f"Over {steps} steps, no process of relight grows by more than {max(slopes, default=0.0):.1f} bytes per step."
+    )
     return document
 
 
@@ -206,11 +210,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--output", type=Path, default=RESULTS / "memory.json")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, end_on_signal)
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as workdir:
         document = run(options.steps, Path(workdir))
     write_document(document, render, options.output)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import socket
 import statistics
 import tempfile
@@ -35,6 +34,7 @@ from benchmarks.documents import (
     Progress,
     Verdict,
     add_verdicts,
+    command,
     measure_apart,
     start_document,
     verdict_rows,
@@ -42,7 +42,7 @@ from benchmarks.documents import (
 )
 from benchmarks.figures import Series, markdown_table, median_interval, milliseconds, plot
 from benchmarks.jobs import CONTROL_PLANE, START_DEADLINE_S, PlainJob, RelightJob
-from benchmarks.recovery.peers import JobFailed, end_on_signal, trial_directory
+from benchmarks.recovery.peers import JobFailed, trial_directory
 
 SCRIPT = "benchmarks.gated_ddp"
 BLOCK_S = 0.5
@@ -240,8 +240,19 @@ def run(sizes: dict[int, Sequence[int]], budget_s: float, workdir: Path, *, with
     document["rows"] = rows
     document["parts"] = measure_apart("step_cost")
     progress.done(f"parts of a step: {document['parts']['own_us']:.0f} us, and the fence")
+    document["headline"] = headline(rows)
     add_verdicts(document, [_verdict(row) for row in rows if not row["control"] and row["plain_step_s"] >= 0.1])
     return document
+
+
+def headline(rows: Sequence[dict[str, Any]]) -> str:
+    """The result in a sentence."""
+    found = [
+        f"{milliseconds(row['plain_step_s'])} {_percent(row)}"
+        for row in rows
+        if row["workers"] == min(SIZES) and not row["control"]
+    ]
+    return f"By step time, {min(SIZES)} workers, with 95 % intervals: {'; '.join(found)}."
 
 
 def _verdict(row: dict[str, Any]) -> Verdict:
@@ -317,7 +328,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few sizes, two workers, no control")
     parser.add_argument("--output", type=Path, default=RESULTS / "overhead.json")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, end_on_signal)
     sizes: dict[int, Sequence[int]] = {2: (10, 100)} if options.quick else dict(SIZES)
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as workdir:
         document = run(sizes, options.budget_s, Path(workdir), with_control=not options.quick)
@@ -325,4 +335,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -24,10 +24,10 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.documents import RESULTS, Document, Progress, measure_apart, start_document, write_document
+from benchmarks.documents import RESULTS, Document, Progress, command, measure_apart, start_document, write_document
 from benchmarks.figures import fit_line, markdown_table, milliseconds
 from benchmarks.jobs import START_DEADLINE_S, Journal, RelightJob, wait_until
-from benchmarks.recovery.peers import JobFailed, end_on_signal, trial_directory
+from benchmarks.recovery.peers import JobFailed, trial_directory
 from benchmarks.recovery.relight import PARTS, PATH, path_of
 
 WORKERS = (2, 4, 8, 16)
@@ -109,6 +109,7 @@ def run(counts: Sequence[int], kills: int, seed: int, workdir: Path) -> Document
         progress.done(f"{workers} workers: {milliseconds(statistics.median(totals))} in the median of {len(totals)}")
     document["trials"] = trials
     document["growth"] = growth(trials)
+    document["headline"] = _what_grows(document["growth"])
     document["form_s"] = measure_apart("form_speed", "--workers", *map(str, counts))
     return document
 
@@ -154,7 +155,7 @@ def render(document: Document) -> str:
             f"number of workers, a pause of {settings['pause_ms']} ms in each step. Medians, from the kill until every "
             "rank computes again; the growth is the slope of the least-squares line with its standard error.",
             markdown_table(header, rows),
-            _verdict(document["growth"]),
+            document["headline"],
             *(f"Not measured: {text}" for text in document["not_measured"]),
         ]
     )
@@ -175,7 +176,7 @@ def _grows(line: dict[str, float]) -> bool:
     return line["per_worker_s"] > max(NOISE_S, 2 * line["error_s"])
 
 
-def _verdict(lines: dict[str, dict[str, float]]) -> str:
+def _what_grows(lines: dict[str, dict[str, float]]) -> str:
     if not lines:
         return "Too few numbers of workers to tell what grows."
     growing = [name for name in (*PATH, *PARTS) if name in lines and _grows(lines[name])]
@@ -196,11 +197,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=RESULTS / "scaling.json")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, end_on_signal)
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as workdir:
         document = run(options.workers, options.kills, options.seed, Path(workdir))
     write_document(document, render, options.output)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

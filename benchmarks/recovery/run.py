@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from benchmarks.documents import (
     Progress,
     Verdict,
     add_verdicts,
+    command,
     measure_apart,
     start_document,
     verdict_rows,
@@ -36,7 +36,6 @@ from benchmarks.recovery.peers import (
     JobFailed,
     Trial,
     describe,
-    end_on_signal,
     table,
     torchft_trial,
     torchrun_trial,
@@ -102,8 +101,16 @@ def run(rounds: int, seed: int, workdir: Path, systems: Sequence[str]) -> Docume
     document["table"] = table(trials)
     document["copy"] = copy_speed(statistics.median([one.moved_bytes for one in own if one.moved_bytes] or [0]))
     document["ratios"] = ratios(trials)
+    document["headline"] = headline(trials)
     add_verdicts(document, verdicts(document))
     return document
+
+
+def headline(trials: Sequence[Trial]) -> str:
+    """The result in a sentence."""
+    medians = {system: _median(trials, system, "computing_again_s") for system in SYSTEMS}
+    named = ", ".join(f"{system} {value:.3g} s" for system, value in medians.items() if value is not None)
+    return f"From the kill of a process until every rank computes again: {named}."
 
 
 def copy_speed(size: float) -> dict[str, float] | None:
@@ -245,11 +252,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the faults, the parameters and the data")
     parser.add_argument("--output", type=Path, default=RESULTS / "recovery.json")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, end_on_signal)
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as workdir:
         document = run(options.rounds, options.seed, Path(workdir), options.systems)
     write_document(document, render, options.output)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

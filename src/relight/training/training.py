@@ -52,7 +52,8 @@ class Training:
             from the batch's number to the batch. None: the block fetches its own data from `step.number`.
         scheduler, scaler, ema: the usual companions; each optional.
         accumulate: batches per step. With more than one, `with step as batches` yields a list.
-        seed: of the random streams; every step starts with streams derived from (seed, step, rank).
+        seed: of the random streams; every step starts with streams derived from (seed, step, rank). None: that of
+            `relight run --seed`.
         rng: "step" for that, or "preserve" to let the script's own streams run on from step to step.
         per_rank: objects with `state_dict` whose state differs between ranks.
         stateful: any other objects with `state_dict` that hold the same state on every rank.
@@ -71,7 +72,7 @@ class Training:
         scaler: Any = None,
         ema: Any = None,
         accumulate: int = 1,
-        seed: int = 0,
+        seed: int | None = None,
         rng: str = "step",
         per_rank: dict[str, Any] | None = None,
         **stateful: Any,
@@ -84,6 +85,7 @@ class Training:
             objects={**{name: thing for name, thing in companions.items() if thing is not None}, **stateful},
             per_rank=per_rank or {},
         )
+        seed = runtime.settings.seed if seed is None else seed
         self._batches = Batches(data, accumulate, seed, rng, runtime.page)
         birth = f"{seed}/{runtime.world_size}/{self._state.layout()}"
         self._progress = Progress(lineage=xxhash.xxh3_64_hexdigest(birth.encode()))
