@@ -360,6 +360,30 @@ def test_a_script_that_exits_early_has_failed() -> None:
     assert desk.controller.report().failures[0].kind == "exited"
 
 
+def test_running_out_of_memory_has_a_name_of_its_own() -> None:
+    desk = Desk(standbys=1).train()
+    desk.exits("w1", evidence="was killed by the kernel's out-of-memory killer")
+    assert desk.controller.report().failures[0].kind == "out of memory"
+
+
+def test_the_dead_and_the_unknown_have_no_say() -> None:
+    desk = Desk(standbys=1).train()
+    desk.exits("w1")
+    assert desk.exits("w1") == ()
+    assert desk.raises("w1", "ValueError: too late") == ()
+    assert desk.suspect("w1") == ()
+    desk.recover()
+    assert desk.done("w1") == ()
+    assert desk.tell(ev.ProcessStarted(process="w99", pid=1)) == ()
+
+
+def test_a_deadline_that_has_not_passed_changes_nothing() -> None:
+    desk = Desk(standbys=1).train()
+    desk.exits("w1")
+    assert desk.controller.expire(desk.now) == ()
+    assert desk.controller.stage is Stage.STOPPING
+
+
 def test_without_a_standby_a_fresh_process_is_started() -> None:
     desk = Desk().train()
     spawn = one(desk.exits("w1"), Spawn)

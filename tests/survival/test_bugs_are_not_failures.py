@@ -31,14 +31,22 @@ def check_traceback(outcome: Outcome, count: int) -> None:
 
 
 # --- exceptions -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("how", ["exception", pytest.param("exception_between", marks=pytest.mark.all)])
-def test_the_same_exception_twice_is_a_bug(bench: Bench, how: str) -> None:
-    outcome = bench.run(broken(how))
+def test_the_same_exception_twice_is_a_bug(bench: Bench) -> None:
+    outcome = bench.run(broken("exception"))
     check_refused(outcome, "rank 1", "step 3", "sample 17 is broken", "bug")
     check_traceback(outcome, 1)
     assert [(f.rank, f.kind, f.step) for f in outcome.report.failures] == [(1, "exception", 3)] * 2, outcome.describe()
     log = (outcome.run_dir / "logs").glob("*")
     assert sum(path.read_text().count("ValueError: sample 17") for path in log) == 2, outcome.describe()
+
+
+@pytest.mark.all
+def test_an_exception_between_steps_is_not_repeated(bench: Bench) -> None:
+    """The replacement begins with the step behind it."""
+    outcome = bench.run(broken("exception_between"))
+    assert outcome.status == 0, outcome.describe()
+    assert [(f.rank, f.kind, f.step) for f in outcome.report.failures] == [(1, "exception", 3)], outcome.describe()
+    check_traceback(outcome, 0)
 
 
 @pytest.mark.parametrize("how", ["exit_code", pytest.param("exit_0", marks=pytest.mark.all)])

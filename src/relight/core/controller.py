@@ -605,7 +605,9 @@ class Controller:
         self._deadline = now + self.settings.restore_timeout_seconds
         self.ledger.decided(decision, [p for p in held.values() if p.replacement], now)
         addresses = {r.rank: r.restore_address for r in reports}
-        if any(r.step == decision.target for r in reports if not r.blank):
+        lost = [self.members.processes[name] for rank in replaced for name in self.members.predecessors.get(rank, ())]
+        begun = {r.step for r in reports if not r.blank} | {p.final_position.step for p in lost}
+        if decision.target in begun:
             self._attempts[decision.target] += 1
         return [
             Restore(

@@ -125,7 +125,8 @@ class Ledger:
         if recovery is None or recovery.decision is None:
             return ""
         ranks = ", ".join(map(str, recovery.replaced))
-        who = f"rank {ranks} taken over by a {recovery.replacement_kind}, " if ranks else ""
+        plural = "s" if len(recovery.replaced) > 1 else ""
+        who = f"rank{plural} {ranks} taken over by a {recovery.replacement_kind}, " if ranks else ""
         decision = recovery.decision
         return f"recovered in {now - recovery.since:.3f} s: {who}{decision.direction} to version {decision.target}"
 
