@@ -95,15 +95,6 @@ def decide(
             finishers=(),
             targets=targets,
         )
-    if not prepared:
-        return Decision(
-            target=base + 1,
-            direction="as they are",
-            reason=f"every survivor finished step {base}",
-            sources=sources,
-            finishers=(),
-            targets=targets,
-        )
     who = f"{_ranks(ahead)} finished step {base} and the others" if ahead else "all survivors"
     return Decision(
         target=base + 1,

@@ -43,10 +43,6 @@ class Members:
         self.processes[process.name] = process
         return process
 
-    def of_rank(self, rank: int) -> Process | None:
-        """The live, unfailed process that holds `rank`."""
-        return self.by_rank().get(rank)
-
     def by_rank(self) -> dict[int, Process]:
         """Rank to process, live and unfailed ones only, in rank order."""
         held = [p for p in self.processes.values() if p.rank is not None and p.alive and not p.failed]
