@@ -75,8 +75,8 @@ BENCHMARKS = (
         "benchmarks.memory",
         "memory over ten thousand steps",
         full_s=110,
-        quick_s=35,
-        quick=("--steps", "2500"),
+        quick_s=45,
+        quick=("--steps", "4000"),
     ),
 )
 # A quarter of an hour by itself, and it measures torch rather than relight: only when asked for.

@@ -38,7 +38,9 @@ from relight.server.trace import MAX_TRACE_BYTES
 
 STEPS = 10_000
 WORLD_SIZE = 2
-WARM_UP = 0.2  # of the steps: allocators settle, modules are imported late
+# Allocators settle, modules are imported late, and the ring of phase stamps in the position page is written for the
+# first time, page by page.
+WARM_UP_STEPS = 2_000
 SAMPLE_S = 0.5
 STEP_DEADLINE_S = 0.2  # a slow machine's time for a step, on average
 # A slope below this is a few pages over the whole run: allocators do that by themselves.
@@ -69,7 +71,7 @@ def measure(steps: int, workdir: Path, *, plain: bool) -> dict[str, Any]:
             job.await_end(1.0)
         finally:
             job.stop()
-    return _figures(samples, steps)
+    return _figures(samples)
 
 
 def _sample(job: RelightJob | PlainJob, counter: Path, samples: list[dict[str, Any]]) -> None:
@@ -120,8 +122,8 @@ def _file_bytes(run_dir: Path) -> dict[str, int]:
     return found
 
 
-def _figures(samples: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
-    warm = [sample for sample in samples if sample["step"] >= WARM_UP * steps]
+def _figures(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    warm = [sample for sample in samples if sample["step"] >= WARM_UP_STEPS]
     roles = sorted({role for sample in warm for role in sample["resident"]})
     kinds = sorted({kind for sample in warm for kind in sample["files"]})
     return {
@@ -146,7 +148,7 @@ def _slope(samples: Sequence[dict[str, Any]], group: str, name: str) -> dict[str
 
 def run(steps: int, workdir: Path) -> Document:
     """relight, then torchrun."""
-    document = start_document("memory", steps=steps, world_size=WORLD_SIZE, standbys=1, warm_up=WARM_UP)
+    document = start_document("memory", steps=steps, world_size=WORLD_SIZE, standbys=1, warm_up_steps=WARM_UP_STEPS)
     progress = Progress(2)
     document["not_measured"] = []
     for name, plain in (("relight", False), ("torchrun", True)):
@@ -190,7 +192,7 @@ def render(document: Document) -> str:
     return "\n\n".join(
         [
             f"{settings['steps']} short steps on {settings['world_size']} workers with one standby. Slopes of the "
-            f"least-squares lines after the first {settings['warm_up']:.0%} of the steps.",
+            f"least-squares lines after the first {settings['warm_up_steps']} steps.",
             markdown_table(["", "after the warm-up", "at the end", "bytes per step"], rows),
             f"The trace of phases is bounded: two files of at most {mebibytes(MAX_TRACE_BYTES)} each, the older one "
             "dropped.",
@@ -207,7 +209,7 @@ def _line_cells(line: dict[str, float]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Memory and files over many short steps")
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"more than the warm-up of {WARM_UP_STEPS}")
     parser.add_argument("--output", type=Path, default=RESULTS / "memory.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as workdir:

@@ -241,7 +241,7 @@ def run(sizes: dict[int, Sequence[int]], budget_s: float, workdir: Path, *, with
     document["parts"] = measure_apart("step_cost")
     progress.done(f"parts of a step: {document['parts']['own_us']:.0f} us, and the fence")
     document["headline"] = headline(rows)
-    add_verdicts(document, [_verdict(row) for row in rows if not row["control"] and row["plain_step_s"] >= 0.1])
+    add_verdicts(document, [_verdict(row) for row in rows if _is_judged(row)])
     return document
 
 
@@ -261,6 +261,11 @@ def _verdict(row: dict[str, Any]) -> Verdict:
     note = f"{row['pairs']} pairs, 95 % interval of the steps alone {low:+.2f} to {high:+.2f} %"
     what = f"overhead at {milliseconds(row['plain_step_s'])} steps, {row['workers']} workers"
     return Verdict(what, total, TARGET_PERCENT, "%", note)
+
+
+def _is_judged(row: dict[str, Any]) -> bool:
+    """The target is for steps of 100 ms and more; a machine a little faster than thought is no way out of it."""
+    return not row["control"] and (row["nominal_ms"] >= LONG_STEP_MS or row["plain_step_s"] >= LONG_STEP_MS / 1e3)
 
 
 def _percent(row: dict[str, Any]) -> str:

@@ -152,8 +152,8 @@ def render(document: Document) -> str:
     return "\n\n".join(
         [
             f"Small workers on {document['hardware']['cores']} cores, a warm standby, {settings['kills']} kills at "
-            f"each number of workers, a pause of {settings['pause_ms']} ms in each step. Medians, from the kill until every "
-            "rank computes again; the growth is the slope of the least-squares line with its standard error.",
+            f"each number of workers, a pause of {settings['pause_ms']} ms in each step. Medians, from the kill until "
+            "every rank computes again; the growth is the slope of the least-squares line with its standard error.",
             markdown_table(header, rows),
             document["headline"],
             *(f"Not measured: {text}" for text in document["not_measured"]),

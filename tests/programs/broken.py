@@ -64,6 +64,8 @@ def main() -> None:
             loss = F.cross_entropy(model(x), y)
             if here and how == "exception":
                 raise_from_the_depths(job.rank, step.number)
+            if here and how == "extra_collective":
+                dist.all_reduce(torch.ones(3))
             if here and how == "exit_code":
                 sys.exit(7)
             if here and how == "exit_0":

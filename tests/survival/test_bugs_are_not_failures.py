@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.survival.harness import Bench, Outcome, Training
+from tests.survival.harness import PATIENCE, Bench, Outcome, Training
 from tests.survival.judge import check_faults, check_survived
 
 THREE = 3
@@ -76,6 +76,22 @@ def test_ending_before_the_first_step(bench: Bench, how: str) -> None:
     outcome = bench.run(broken(how))
     check_refused(outcome, "before its first step", "relight.init()")
     check_traceback(outcome, 0)
+
+
+@pytest.mark.all
+def test_a_collective_that_only_one_rank_enters(bench: Bench) -> None:
+    """What gloo makes of it is not for us to say; but the job ends."""
+    outcome = bench.run(broken("extra_collective"), deadline_seconds=200 * PATIENCE)
+    assert outcome.status == 1, outcome.describe()
+    assert outcome.report.error, outcome.describe()
+
+
+@pytest.mark.all
+def test_too_many_failures(bench: Bench) -> None:
+    faults = [f"kill rank 1 in BACKWARD of step {step}" for step in (2, 3)]
+    outcome = bench.run(Training(), faults=faults, flags=("--max-failures", "1"))
+    check_refused(outcome, "2 failures", "--max-failures 1")
+    assert len(outcome.report.failures) == 2, outcome.describe()
 
 
 @pytest.mark.all

@@ -1,9 +1,12 @@
 """More than one failure: at once, in a row, during a recovery, of standbys, and at both ends of the training."""
 
 import itertools
+import random
 import re
 import signal
+import time
 
+import psutil
 import pytest
 
 from relight.chaos.plan import random_fault
@@ -300,6 +303,70 @@ def test_random_faults(bench: Bench, seed: int) -> None:
     assert len(found) == len(outcome.report.failures), outcome.describe()
     assert found.items() <= planned.items(), outcome.describe()
     assert found.keys() >= {step for step in planned if step - 1 not in planned}, outcome.describe()
+
+
+# --- from outside, at any moment -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("seed", "count", "pause"),
+    [(1, 3, 0.01), *(pytest.param(seed, 12, 0.03, marks=pytest.mark.all) for seed in (2, 3, 4))],
+)
+def test_signals_at_any_moment(bench: Bench, seed: int, count: int, pause: float) -> None:
+    """No planned fault, which strikes at a known place: ranks are killed or stopped wherever they happen to be."""
+    steps = round(count * 0.6 / pause)
+    training = Training(steps=steps + 7, arguments=("--pause", str(pause), "--hold-at", str(steps)))
+    draw = random.Random(seed)
+    with bench.start(training, standbys=2, flags=("--outside-hang-timeout-seconds", "600")) as job:
+        job.wait_until(lambda: trains(job), "training has begun")
+        for _ in range(count):
+            time.sleep(draw.uniform(0.0, 0.2))
+            lose(job, draw.choice(members(job)), draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))
+            job.wait_until(lambda: trains(job), "all ranks train again")
+        job.release()
+        outcome = job.wait()
+    check_survived(outcome, bench.reference(training))
+    assert len(outcome.report.failures) == count, outcome.describe()
+    assert {failure.kind for failure in outcome.report.failures} <= {"killed", "frozen"}, outcome.describe()
+
+
+def lose(job: Job, process: psutil.Process, number: signal.Signals) -> None:
+    """Signal a process, and wait until the controller knows that it is gone."""
+    exits = job.journal().count('"type":"ProcessExited"')
+    send(process, number)
+    job.wait_until(lambda: job.journal().count('"type":"ProcessExited"') > exits, "the process is gone")
+
+
+def trains(job: Job) -> bool:
+    """Whether training goes on: the last thing that concerned all ranks was that they begin, or resume."""
+    journal = job.journal()
+    return max(journal.rfind('"type":"Begin"'), journal.rfind('"type":"Resume"')) > journal.rfind('"type":"Stop"')
+
+
+def members(job: Job) -> list[psutil.Process]:
+    """The processes that hold a rank."""
+    assigned = dict(re.findall(r'"type":"Assign"[^{}]*"process":"(\w+)","rank":(\d+)', job.journal()))
+    workers = job.workers()
+    holders = {rank: workers[name] for name, rank in assigned.items() if name in workers}
+    return [holders[rank] for rank in sorted(holders)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.all)])
+def test_a_rank_fails_before_the_first_step(bench: Bench, number: signal.Signals) -> None:
+    """There is nothing to lose yet: all ranks start anew."""
+    with bench.start(SHORT) as job:
+        job.wait_until(lambda: "w1" in job.workers(), "rank 1 starts")
+        send(job.workers()["w1"], number)
+        outcome = job.wait()
+    check_survived(outcome, bench.reference(SHORT))
+    assert "before the first step" in outcome.stderr, outcome.describe()
+    assert not outcome.report.failures, outcome.describe()
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("where", ["in FORWARD of step 3", "in BACKWARD of step 3", "between steps at step 3"])
+def test_blocked_for_ever(bench: Bench, where: str) -> None:
+    """As if by I/O that never comes."""
+    outcome = survive(bench, [f"block rank 1 {where}"])
+    check_faults(outcome, [f"block rank 1 {where}"])
 
 
 # --- the first step, the last step, and after it --------------------------------------------------------------------

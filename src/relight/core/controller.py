@@ -186,8 +186,9 @@ class Controller:
                 self._released.add(event.process)
                 out = []
             case ev.WorkerNotice():
-                self.ledger.notices.append(event.text)
-                out = [Notice(why=event.text, level="warning")]
+                known = event.text in self.ledger.notices  # said before by a process whose rank was taken over
+                self.ledger.notices += [] if known else [event.text]
+                out = [] if known else [Notice(why=event.text, level="warning")]
             case ev.ShutdownRequested():
                 out = self._end(f"stopped: {event.reason}", now)
             case _:
@@ -299,12 +300,17 @@ class Controller:
             return []
         if not process.alive or self.stage in (Stage.STARTING, Stage.FINISHING):
             return []
+        if not process.failed and not any(p.may_hold_state for p in self._others(process)):
+            return []  # the end of the job; then better with the reason, which comes with its exit
         process.gone = True
         process.final_position = event.position
         if process.failed:
             return self._advance(now)
         self.ledger.failure(process, _ENDED, "ended", event.position, event.noticed_ns, self.generation, now)
         return self._fail([process], self._step_of(process, event.position.step), None, now)
+
+    def _others(self, process: Process) -> list[Process]:
+        return [p for p in self.members.by_rank().values() if p is not process]
 
     def _explain(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
         """A process that was seen dying is dead, and it is known how it ended."""
@@ -323,12 +329,12 @@ class Controller:
             return []
         process.alive = False
         process.final_position = event.position
+        unexplained = any(f.process == process.name and f.kind == _ENDED for f in self.ledger.failures)
+        explanation = self._explain(process, event, now) if unexplained else []
         if self.stage is Stage.FINISHING:
-            return self._on_exit_after_training(process, event, now)
+            return explanation + self._on_exit_after_training(process, event, now)
         if process.failed:  # declared failed before; its death was awaited
-            unexplained = any(f.process == process.name and f.kind == _ENDED for f in self.ledger.failures)
-            out = self._explain(process, event, now) if unexplained else []
-            return out + self._advance(now)
+            return explanation + self._advance(now)
         if process.rank is None:
             return self._on_standby_lost(process, event.evidence, now)
         if self.stage is Stage.STARTING:

@@ -174,6 +174,14 @@ class Detector:
         ahead = {rank: watch for rank, watch in ranks.items() if watch.key > last}
         if not ahead and len(ranks) > 1:
             return self._stalled(ranks) if len(overdue) == len(ranks) else []
+        newest = max((watch.position.step for watch in ranks.values() if watch.position.phase in IN_STEP), default=-1)
+        left = {
+            rank: watch
+            for rank, watch in ranks.items()
+            if watch.position.phase is Phase.DONE and watch.position.version <= newest
+        }
+        if left and len(left) < len(ranks) and set(overdue) == set(ranks) - set(left):
+            return self._left_behind(left, ranks)
         events = []
         for rank, watch in overdue.items():
             if watch.key == last:
@@ -236,6 +244,22 @@ class Detector:
         noticed_ns = max(watch.sample.sampled_ns for watch in watches)
         return [CommunicationStalled(evidence=evidence, step=shortest.position.step, noticed_ns=noticed_ns)]
 
+    def _left_behind(self, left: Mapping[int, _Watch], ranks: Mapping[int, _Watch]) -> list[Event]:
+        """Some ranks are through with their loops, the others wait for them in a step."""
+        waiting = {rank: watch for rank, watch in ranks.items() if rank not in left}
+        generation = next(iter(waiting.values())).position.generation
+        if generation == self._stalled_generation:
+            return []
+        self._stalled_generation = generation
+        version = max(watch.position.version for watch in left.values())
+        evidence = (
+            f"{_rank_list(sorted(left))} left the loop after {version} steps, but {_waiting(waiting)}: every rank must "
+            "take the same number of steps, or `break` after the same one"
+        )
+        step = max(watch.position.step for watch in waiting.values())
+        noticed_ns = max(watch.sample.sampled_ns for watch in waiting.values())
+        return [CommunicationStalled(evidence=evidence, step=step, noticed_ns=noticed_ns)]
+
     def _suspect(self, process: str, kind: str, evidence: str) -> Event | None:
         """A process is suspected once: it will be killed for it."""
         if process in self._suspected:
@@ -271,6 +295,10 @@ def _waiting(ahead: Mapping[int, _Watch]) -> str:
         f"rank {ranks[0]} waits in {phase.name}" if len(ranks) == 1 else f"ranks {_list(ranks)} wait in {phase.name}"
         for phase, ranks in phases.items()
     )
+
+
+def _rank_list(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_list(ranks)}"
 
 
 def _list(ranks: Sequence[int]) -> str:

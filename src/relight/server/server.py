@@ -225,6 +225,7 @@ class Server:
             report,
             job=self._settings.job,
             started_wall=self._started_wall,
+            steps=max(report.steps, self._board.newest_version if self._ended and self._ended.error else 0),
             error=self._ended.error if self._ended else "",
             versions={"python": platform.python_version(), **report.versions},
         )

@@ -29,6 +29,11 @@ class StatusBoard:
         sample = self._samples.get(process)
         return sample.position if sample else Position()
 
+    @property
+    def newest_version(self) -> int:
+        """Steps committed, as far as it is known here."""
+        return max((version for _, version in self._history), default=0)
+
     def update(self, now: float) -> StatusUpdate:
         """The snapshot; called at a steady pace, since the speed is measured between calls."""
         core = self._controller
