@@ -129,7 +129,7 @@ def run_one(benchmark: Benchmark, folder: Path, *, quick: bool) -> int:
         return process.wait()
     finally:
         if process.poll() is None:
-            process.terminate()  # a Ctrl-C reached it already; a SIGTERM to us alone did not
+            process.terminate()  # a Ctrl-C has reached it already, a SIGTERM to this process alone has not
             try:
                 process.wait(END_DEADLINE_S)
             except subprocess.TimeoutExpired:

@@ -137,11 +137,9 @@ def measure_apart(module: str, *arguments: str) -> Any:
 
 def command(main: Callable[[], None]) -> None:
     """Run a benchmark's `main`: Ctrl-C and SIGTERM end it through its `finally` clauses, which end its jobs."""
-    signal.signal(signal.SIGTERM, end_on_signal)
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end_on_signal)
+    main()
 
 
 class Progress:

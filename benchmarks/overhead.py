@@ -118,17 +118,15 @@ def two_jobs(workers: int, shape: Sequence[int], directory: Path, *, control: bo
     else:
         first = RelightJob(folders[0], SCRIPT, *common, "--name", "a", world_size=workers, standbys=0)
     second = PlainJob(folders[1], SCRIPT, *common, "--name", "b", "--plain", world_size=workers)
-    with socket.socket(socket.AF_UNIX) as listener:  # its path is bounded to 108 bytes
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(gate))
         listener.listen(4 * workers)
-        try:
-            first.start()
-            second.start()
-            links = _accept(listener, workers, (first, second))
-            yield Side(links["a"]), Side(links["b"]), (first, second)
-        finally:
-            first.stop()
-            second.stop()
+        for job in (first, second):
+            stack.callback(job.stop)
+            job.start()
+        links = _accept(listener, workers, (first, second))
+        yield Side(links["a"]), Side(links["b"]), (first, second)
 
 
 def _accept(

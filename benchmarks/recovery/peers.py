@@ -723,7 +723,8 @@ def main() -> None:
     parser.add_argument("--workdir", type=Path, default=Path(tempfile.gettempdir()) / "recovery-benchmark")
     parser.add_argument("--output", type=Path, help="JSON file; default: results/SYSTEM.json here")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, end_on_signal)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end_on_signal)
     output = options.output or Path(__file__).parent / "results" / f"{options.system}.json"
     if options.system == "plain":
         step_s = measure_plain(30, options.seed, options.workdir)
@@ -740,9 +741,14 @@ def main() -> None:
     write_results(output, trials)
 
 
-def end_on_signal(signal_number: int, _frame: object) -> NoReturn:
-    """End through the `finally` clauses, which end the processes of the trial."""
-    raise SystemExit(128 + signal_number)
+def end_on_signal(number: int, _frame: object) -> NoReturn:
+    """End through the `finally` clauses, which end the processes of the trial; a second signal must not cut them short.
+
+    They have deadlines of their own.
+    """
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, lambda *_: None)
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from relight.wire.settings import JobSettings
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(JobSettings)}
 _EXAMPLE = """\
-a script needs three changes (see the README):
+a script needs these lines (see the README):
   import relight
   job = relight.init()
   training = relight.Training(model=model, optimizer=optimizer, data=loader)

@@ -32,6 +32,7 @@ from relight.core.commands import (
     Stop,
 )
 from relight.core.decision import Decision, Halt, decide
+from relight.core.fault import Fault
 from relight.core.ledger import Ledger
 from relight.core.members import Members, Process
 from relight.core.report import JobReport
@@ -128,6 +129,11 @@ class Controller:
         """For each rank, its failed holders since it was last restored, newest last."""
         return self.members.predecessors
 
+    @property
+    def faults_struck(self) -> frozenset[Fault]:
+        """Planned faults that happened."""
+        return frozenset(self.ledger.struck)
+
     def report(self) -> JobReport:
         """The report so far."""
         return self.ledger.report()
@@ -189,6 +195,9 @@ class Controller:
                 known = event.text in self.ledger.notices  # said before by a process whose rank was taken over
                 self.ledger.notices += [] if known else [event.text]
                 out = [] if known else [Notice(why=event.text, level="warning")]
+            case ev.FaultStruck():
+                self.ledger.struck.add(event.fault)
+                out = []
             case ev.ShutdownRequested():
                 out = self._end(f"stopped: {event.reason}", now)
             case _:
@@ -240,7 +249,7 @@ class Controller:
         process = self.members.processes.get(event.process)
         if process is None or process.started:
             return []
-        process.started = True
+        process.started, process.pid = True, event.pid
         if process.rank is None:
             return []
         return [Assign(process=process.name, rank=process.rank, generation=self.generation, why="initial rank")]
@@ -265,8 +274,13 @@ class Controller:
                 audience=Audience.MEMBERS,
                 generation=self.generation,
                 why=f"all {self.settings.world_size} ranks hold the same state ({reports[0].state_digest})",
-            )
+            ),
+            Notice(why=f"training; {self._describe_pids()}", level="info"),
         ]
+
+    def _describe_pids(self) -> str:
+        """For people with py-spy, gdb or kill."""
+        return ", ".join(f"rank {rank} is pid {process.pid}" for rank, process in self.members.by_rank().items())
 
     def _on_startup_timeout(self, now: float) -> list[Command]:
         late = sorted(rank for rank, p in self.members.by_rank().items() if p.name not in self._entered)
@@ -306,7 +320,9 @@ class Controller:
         process.final_position = event.position
         if process.failed:
             return self._advance(now)
-        self.ledger.failure(process, _ENDED, "ended", event.position, event.noticed_ns, self.generation, now)
+        self.ledger.failure(
+            process, _ENDED, "its process ended", event.position, event.noticed_ns, self.generation, now
+        )
         return self._fail([process], self._step_of(process, event.position.step), None, now)
 
     def _others(self, process: Process) -> list[Process]:
@@ -315,7 +331,7 @@ class Controller:
     def _explain(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
         """A process that was seen dying is dead, and it is known how it ended."""
         failure = self.ledger.amend(process.name, _kind_of_exit(event), event.evidence)
-        out: list[Command] = [Notice(why=self.ledger.describe_failure(failure), level="warning")]
+        out: list[Command] = [Notice(why=f"failure {failure.number}: its process {event.evidence}", level="warning")]
         if failure.kind == "killed":
             return out
         key = (failure.kind, failure.rank, failure.step, event.exit_status)
@@ -518,9 +534,10 @@ class Controller:
         self._deadline = now + self._stop_limit_seconds
         last = self.ledger.failures[-1]
         self.ledger.stopping(self.generation, now)
-        out: list[Command] = [Stop(audience=Audience.MEMBERS, generation=self.generation, why=last.evidence)]
-        if last.kind != _ENDED:
-            out.append(Notice(why=self.ledger.describe_failure(last), level="warning"))
+        out: list[Command] = [
+            Stop(audience=Audience.MEMBERS, generation=self.generation, why=last.evidence),
+            Notice(why=self.ledger.describe_failure(last), level="warning"),
+        ]
         return out + self._fill_vacancies(now)
 
     def _all_lost(self) -> str:

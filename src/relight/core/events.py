@@ -6,6 +6,7 @@ Fields ending in `_ns` are CLOCK_MONOTONIC readings of the host where the fact w
 
 import msgspec
 
+from relight.core.fault import Fault
 from relight.core.position import Position
 
 
@@ -183,6 +184,13 @@ class TrainingDone(_Event, frozen=True, kw_only=True):
     cut_collectives: int  # collectives outside the protected part of a step that a recovery cut short
 
 
+class FaultStruck(_Event, frozen=True, kw_only=True):
+    """A planned fault is about to strike here (said a moment before, since some faults leave no time after)."""
+
+    process: str
+    fault: Fault
+
+
 class WorkerReleased(_Event, frozen=True, kw_only=True):
     """A worker ran to the end of its script after training finished and is about to exit."""
 
@@ -222,6 +230,7 @@ Event = (
     | TrainingDone
     | WorkerReleased
     | WorkerNotice
+    | FaultStruck
     | ShutdownRequested
 )
 
@@ -238,4 +247,5 @@ WorkerEvent = (
     | TrainingDone
     | WorkerReleased
     | WorkerNotice
+    | FaultStruck
 )

@@ -6,6 +6,7 @@ import msgspec
 
 from relight.core import events as ev
 from relight.core.decision import Decision
+from relight.core.fault import Fault
 from relight.core.members import Process
 from relight.core.position import Position
 from relight.core.report import FailureReport, JobReport, RecoveryReport, RecoveryStages
@@ -28,6 +29,7 @@ class _Open:
     decision: Decision | None = None
     replaced: tuple[int, ...] = ()
     replacement_kind: str = "none"
+    pids: str = ""
     worked_on: int = 0  # newest step any survivor had started
     stop_seconds: float = 0.0
     progress: list[ev.RestoreProgress] = field(default_factory=list)
@@ -45,6 +47,7 @@ class Ledger:
         self.failures: list[FailureReport] = []
         self.recoveries: list[RecoveryReport] = []
         self.notices: list[str] = []
+        self.struck: set[Fault] = set()  # planned faults that happened
         self._open: _Open | None = None
         self._start = 0.0
         self._end = 0.0
@@ -126,7 +129,9 @@ class Ledger:
             return ""
         ranks = ", ".join(map(str, recovery.replaced))
         plural = "s" if len(recovery.replaced) > 1 else ""
-        who = f"rank{plural} {ranks} taken over by a {recovery.replacement_kind}, " if ranks else ""
+        who = (
+            f"rank{plural} {ranks} taken over by a {recovery.replacement_kind} (pid {recovery.pids}), " if ranks else ""
+        )
         decision = recovery.decision
         return f"recovered in {now - recovery.since:.3f} s: {who}{decision.direction} to version {decision.target}"
 
@@ -162,6 +167,7 @@ class Ledger:
         self._open.decided, self._open.decision = now, decision
         self._open.replaced = tuple(p.rank for p in replacements if p.rank is not None)
         kinds = {"fresh process" if p.fresh else "standby" for p in replacements}
+        self._open.pids = ", ".join(str(p.pid) for p in replacements)
         self._open.replacement_kind = " and ".join(sorted(kinds)) or "none"
 
     def restored(self, event: ev.Restored, now: float) -> None:

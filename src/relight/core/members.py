@@ -15,6 +15,7 @@ class Process:
     slot: int
     rank: int | None = None  # None: a standby, warm or still starting
     started: bool = False
+    pid: int = 0
     alive: bool = True  # False once its exit is known
     gone: bool = False  # can run nothing any more; how it ended is not known yet
     failed: bool = False  # declared failed; no longer a member, perhaps not yet dead

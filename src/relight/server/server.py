@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from relight.chaos.plan import describe_fault
 from relight.core.commands import (
     Assign,
     Begin,
@@ -221,11 +222,18 @@ class Server:
 
     def _write_report(self) -> None:
         report = self._core.report()
+        failed = self._ended is not None and bool(self._ended.error)
+        idle = [fault for fault in self._settings.plan.faults if fault not in self._core.faults_struck]
+        for fault in idle:
+            self._observers.tell("warning", f'planned, but did not happen: "{describe_fault(fault)}"')
         report = msgspec.structs.replace(
             report,
             job=self._settings.job,
             started_wall=self._started_wall,
-            steps=max(report.steps, self._board.newest_version if self._ended and self._ended.error else 0),
+            steps=max(report.steps, self._board.newest_version if failed else 0),
+            final_version=max(report.final_version, self._board.newest_version if failed else 0),
+            final_state_digest="" if failed else report.final_state_digest,
+            notices=(*report.notices, *(f'planned, but did not happen: "{describe_fault(f)}"' for f in idle)),
             error=self._ended.error if self._ended else "",
             versions={"python": platform.python_version(), **report.versions},
         )

@@ -60,7 +60,7 @@ def _headline(report: JobReport) -> Text:
     text = Text()
     text.append(f"Job {plain(report.job)}: ", "bold")
     if report.error:
-        text.append(f"ended with an error after {_count(report.steps, 'step')}.\n", "bold red")
+        text.append(f"{_how_it_ended(report)} after {_count(report.steps, 'step')}.\n", "bold red")
         text.append(plain(report.error))
     else:
         text.append(f"{_count(report.steps, 'step')} in {duration(report.wall_seconds)}.")
@@ -221,3 +221,7 @@ def _bytes(count: int) -> str:
         if value < 1023.95 or unit == "TiB":
             return f"{value:.1f} {unit}"
     raise AssertionError("unreachable")
+
+
+def _how_it_ended(report: JobReport) -> str:
+    return "was stopped" if report.error.startswith("stopped") else "ended with an error"

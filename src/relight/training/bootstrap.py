@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 
 from relight.core.events import WorkerFailed, WorkerReleased
-from relight.errors import RelightError
+from relight.errors import RelightError, UsageError
 from relight.training import job
 from relight.wire.settings import JobSettings, read_settings
 
@@ -49,7 +49,7 @@ def _run(settings: JobSettings) -> None:
 
 def _report(error: BaseException) -> None:
     trace = "".join(traceback.format_exception(error, chain=True))
-    trace = _without_our_frames(trace)
+    trace = _without_our_frames(trace, mistake=isinstance(error, UsageError))
     for line in trace.splitlines():
         print(FILE_ONLY + line, file=sys.stderr, flush=True)
     runtime = job._runtime
@@ -70,12 +70,13 @@ def _report(error: BaseException) -> None:
     )
 
 
-def _without_our_frames(trace: str) -> str:
-    """Drop the frames of runpy and of this module: the user wants the script's own."""
+def _without_our_frames(trace: str, *, mistake: bool) -> str:
+    """Drop the frames of runpy and of this module, and all of ours if the script is to be mended."""
+    ours = str(Path(__file__).parent.parent if mistake else __file__)
     kept, skipping = [], False
     for line in trace.splitlines(keepends=True):
         if line.startswith("  File "):
-            skipping = "<frozen runpy>" in line or "relight/training/bootstrap.py" in line
+            skipping = "<frozen runpy>" in line or ours in line
         elif not line.startswith("    "):
             skipping = False
         if not skipping:

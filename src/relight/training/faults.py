@@ -17,12 +17,20 @@ class PlannedFault(RuntimeError):
 class Faults:
     """Looks faults up at each point, and strikes. Without a plan a look costs one attribute test."""
 
-    def __init__(self, plan: Plan, page: PositionPage, standby: int | None, cut: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        page: PositionPage,
+        standby: int | None,
+        cut: Callable[[], None],
+        announce: Callable[[Fault], None],
+    ) -> None:
         self.active = bool(plan.faults) or plan.rate_per_step > 0
         self._plan = plan
         self._page = page
         self._standby = standby
         self._cut = cut
+        self._announce = announce
         self.rank = -1
         self.step = 0
         self.attempt = 0
@@ -44,6 +52,7 @@ class Faults:
         return None if self._standby is None else planned_for_standby(self._plan, standby=self._standby, point=point)
 
     def _carry_out(self, fault: Fault) -> None:
+        self._announce(fault)
         self._page.put("fault_ns", time.monotonic_ns())
         if fault.action is Action.KILL:
             os.kill(os.getpid(), signal.SIGKILL)

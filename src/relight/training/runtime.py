@@ -17,8 +17,8 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from relight.core.commands import Assign, Begin, Release, Restore, Resume, Stop
-from relight.core.events import CollectiveFailed, RestoreFailed, Stopped, WorkerNotice
-from relight.core.fault import Point
+from relight.core.events import CollectiveFailed, FaultStruck, RestoreFailed, Stopped, WorkerNotice
+from relight.core.fault import Fault, Point
 from relight.core.position import Phase
 from relight.errors import RestoreError, StepInterrupted
 from relight.training.faults import Faults
@@ -71,7 +71,7 @@ class Runtime:
         self.groups: list[RelightProcessGroup] = []
         # Processes are named in the order in which they are started, the initial ranks first.
         standby_index = int(self.process.removeprefix("w")) - settings.world_size if self.is_standby else None
-        self.faults = Faults(settings.plan, self.page, standby_index, self.break_connections)
+        self.faults = Faults(settings.plan, self.page, standby_index, self.break_connections, self._announce)
         self.store = StoreClient()
         self._condition = threading.Condition()
         self._newest = 0  # generation of the newest Stop or Assign
@@ -179,6 +179,9 @@ class Runtime:
                 noticed_ns=time.monotonic_ns(),
             )
         )
+
+    def _announce(self, fault: Fault) -> None:
+        self.link.send(FaultStruck(process=self.process, fault=fault))
 
     def say(self, key: str, text: str) -> None:
         """Tell the user once."""

@@ -10,6 +10,7 @@ from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume,
 from relight.core.detector import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
 from relight.core.events import (
     CollectiveFailed,
+    FaultStruck,
     ProcessDying,
     ProcessExited,
     ProcessStarted,
@@ -118,6 +119,7 @@ WorkerUp = (
     | TrainingDone
     | WorkerReleased
     | WorkerNotice
+    | FaultStruck
     | StoreSet
     | StoreWait
     | StoreAdd
