@@ -1,5 +1,6 @@
 """Death is told by the lock before it is told by the pidfd, whatever the manner of dying."""
 
+import faulthandler
 import mmap
 import os
 import select
@@ -18,6 +19,7 @@ def fork_holder(mapping: mmap.mmap, die: Callable[[], object]) -> int:
     ready, say_ready = os.pipe()
     pid = os.fork()
     if pid == 0:
+        faulthandler.disable()  # a child that dies on purpose shall not print how
         lifelock.hold(mapping, 0)
         os.write(say_ready, b"x")
         die()
