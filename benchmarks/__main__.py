@@ -86,7 +86,7 @@ EXTRA = (
         "benchmarks.stop_collective",
         "ways out of a gloo collective",
         full_s=900,
-        quick_s=60,
+        quick_s=400,
         quick=("--trials", "8"),
         output_flag="--out",
     ),

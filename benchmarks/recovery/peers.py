@@ -666,7 +666,7 @@ def conditions() -> dict[str, object]:
         },
         "versions": {
             "python": platform.python_version(),
-            "kernel": platform.release(),
+            "kernel": platform.release().partition("-")[0],
             **{name: _version(name) for name in ("torch", "torchft", "relight")},
         },
     }

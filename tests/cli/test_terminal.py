@@ -38,7 +38,7 @@ def update(**changes: object) -> StatusUpdate:
 
 
 def test_one_line_of_progress() -> None:
-    line = "step 118/1000 · loss 2.315 · 8.4 steps/s · 2 failures survived · generation 3 · 1 standby ready"
+    line = "step 119/1000 · loss 2.315 · 8.4 steps/s · 2 failures survived · generation 3 · 1 standby ready"
     assert progress_line(update()) == line
 
 

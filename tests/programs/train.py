@@ -112,6 +112,8 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     job = relight.init()
+    random.seed(job.rank)
+    numpy.random.seed(job.rank)
     torch.manual_seed(job.rank if options.data == "loader" else 0)  # DDP's broadcast makes replicas equal
     net = Net(options.width, options.dropout, options.batchnorm)
     model = DDP(net, broadcast_buffers=False) if options.local_buffers else DDP(net)

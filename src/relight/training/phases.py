@@ -34,7 +34,7 @@ class PhaseHooks:
             if any(p.requires_grad for p in module.parameters()):
                 self._handles.append(module.register_forward_pre_hook(self._on_forward))
                 self._handles.append(module.register_forward_hook(self._on_forward_end))
-        gated = [p for p in self._state.parameters if p.requires_grad]
+        gated = [p for p in self._state.trained_parameters() if p.requires_grad]
         chosen = gated[:: max(1, len(gated) // BACKWARD_GATES)]
         for index, parameter in enumerate(chosen):
             gate = self._gate_with_fault if index == len(chosen) // 2 else self._gate

@@ -212,6 +212,10 @@ class TrackedState:
             elif parameter.grad is not None:
                 parameter.grad = torch.zeros_like(parameter.grad)
 
+    def trained_parameters(self) -> list[torch.Tensor]:
+        """Those that an optimizer updates; an averaged model's are not among them."""
+        return [parameter for group in self._groups() for parameter in group["params"]]
+
     def is_tracked(self, thing: Any) -> bool:
         """Whether this very object was handed over."""
         known = [*self.modules.values(), *self.optimizers.values(), *self.objects.values()]
