@@ -2,14 +2,13 @@
 
 Most of it needs one process. The fence needs as many as there are ranks: it is one all-reduce of two numbers, here
 between processes that do nothing else. Not contained: the way of each collective through relight's process group,
-which `overhead` measures together with everything else.
+which costs each of the script's own the same as the fence here, and which `overhead` measures with all the rest.
 
 Run by ``python -m benchmarks.step_cost``; prints one JSON object, in microseconds.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -27,10 +26,12 @@ from benchmarks.recovery.workload import Shape, build_model, build_optimizer, lo
 from relight.core.position import Phase
 from relight.training import rng
 from relight.training.batches import Batches
+from relight.training.group import Inner
 from relight.training.page import PositionPage
 from relight.training.phases import BACKWARD_GATES
 from relight.training.progress import Progress
 from relight.training.state import TrackedState
+from relight.training.torch_private import make_inner_group
 from relight.transfer.codec import encode_tree
 
 CALLS = 400
@@ -121,34 +122,39 @@ def _median_us(work: Callable[[], object], calls: int = CALLS) -> float:
 # ---------------------------------------------------------------- the fence
 
 
-def fence_us(workers: int) -> float:
-    """Median time of the fence between so many processes, as rank 0 sees it."""
-    fork = multiprocessing.get_context("spawn")
-    near, far = fork.Pipe(duplex=False)
+def fence_us(workers: int) -> dict[str, float]:
+    """Median time of the fence between so many processes as rank 0 sees it: with gloo alone, and as relight does it."""
+    spawn = multiprocessing.get_context("spawn")
+    near, far = spawn.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as directory:
         store = str(Path(directory) / "store")
-        ranks = [fork.Process(target=_fences, args=(store, rank, workers, far), daemon=True) for rank in range(workers)]
+        ranks = [
+            spawn.Process(target=_fences, args=(store, rank, workers, far), daemon=True) for rank in range(workers)
+        ]
         for rank in ranks:
             rank.start()
         far.close()
         try:
-            median_us: float = near.recv()
+            figures: dict[str, float] = near.recv()
         finally:
             for rank in ranks:
                 rank.join(10.0)
                 rank.kill()
-    return median_us
+    return figures
 
 
 def _fences(path: str, rank: int, workers: int, link: multiprocessing.connection.Connection) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(path, workers)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, timeout=datetime.timedelta(seconds=60))
+    group = make_inner_group(dist.FileStore(path, workers), rank, workers, "fence", None)  # type: ignore[attr-defined]
+    inner = Inner(group)
     fence = torch.zeros(2, dtype=torch.int64)
-    median_us = _median_us(lambda: dist.all_reduce(fence), FENCES)
+    figures = {
+        "gloo alone": _median_us(lambda: group.allreduce([fence]).wait(), FENCES),
+        "so that it can be broken off": _median_us(lambda: inner.launch("allreduce", [fence]).wait(), FENCES),
+    }
     if rank == 0:
-        link.send(median_us)
-    dist.destroy_process_group()
+        link.send(figures)
+    group.barrier().wait()
 
 
 def main() -> None:

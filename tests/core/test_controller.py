@@ -186,6 +186,23 @@ class Desk:
         for process in self.controller.rank_processes().values():
             self.restores(process, version)
         assert self.controller.stage is Stage.TRAINING, self.said
+        said = list(self.said)
+        for process in self.controller.rank_processes().values():
+            said += self.commits(process, version)
+        self.said = tuple(said)
+
+    def commits(self, process: str, step: int) -> tuple[Command, ...]:
+        """The first step after a recovery is done."""
+        event = ev.StepResumed(
+            process=process,
+            rank=self.controller.members.processes[process].rank or 0,
+            generation=self.controller.generation,
+            step=step,
+            resumed_ns=1,
+            forward_ns=2,
+            commit_ns=3,
+        )
+        return self.tell(event)
 
     def done(self, process: str, **changes: object) -> tuple[Command, ...]:
         event = ev.TrainingDone(
@@ -725,6 +742,8 @@ def test_attempts_are_counted_by_step() -> None:
         assert one(desk.all_stand(4), Restore).attempt == expected
         for process in desk.controller.rank_processes().values():
             desk.restores(process, 4)
+        for process in desk.controller.rank_processes().values():
+            desk.commits(process, 4)
         desk.warm(desk.controller.members.standbys()[0].name)
 
 
@@ -773,9 +792,18 @@ def test_training_goes_on_when_all_hold_the_target() -> None:
     desk.all_stand()
     assert desk.restores("w0") == ()
     said = desk.restores("w2")
-    assert kinds(said) == [Resume, Spawn]
+    assert kinds(said) == [Resume]
     assert one(said, Resume).audience is Audience.MEMBERS
-    assert one(said, Spawn).rank is None  # a new standby
+
+
+def test_a_new_standby_starts_when_the_interrupted_step_is_done() -> None:
+    desk = Desk(standbys=1).train()
+    desk.exits("w1")
+    desk.all_stand()
+    desk.restores("w0")
+    desk.restores("w2")
+    assert desk.commits("w0", 0) == ()
+    assert one(desk.commits("w2", 0), Spawn).rank is None
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ class Controller:
         self._identical: Counter[tuple[object, ...]] = Counter()
         self._attempts: Counter[int] = Counter()
         self._tracebacks: dict[str, ev.WorkerFailed] = {}
+        self._to_resume: set[str] = set()  # members that have not committed a step since the last recovery
         self._restore_failures = 0
         self._standby_failures = 0
         self._startup_restarts = 0
@@ -184,8 +185,7 @@ class Controller:
             case ev.RestoreFailed():
                 out = self._on_restore_failed(event, now)
             case ev.StepResumed():
-                self.ledger.step_resumed(event, self.settings.world_size, now)
-                out = []
+                out = self._on_step_resumed(event, now)
             case ev.TrainingDone():
                 out = self._on_done(event, now)
             case ev.WorkerReleased():
@@ -671,7 +671,14 @@ class Controller:
                 why=f"all ranks hold version {self._decision.target} ({event.state_digest})",
             )
         ]
-        return [*out, notice, *self._surplus(), *self._top_up_standbys(now)]
+        self._to_resume = set(self.audience(Audience.MEMBERS))
+        return [*out, notice, *self._surplus()]
+
+    def _on_step_resumed(self, event: ev.StepResumed, now: float) -> list[Command]:
+        """A new standby is started once the interrupted step is done: its start would slow the redo down."""
+        self.ledger.step_resumed(event, self.settings.world_size, now)
+        self._to_resume.discard(event.process)
+        return self._top_up_standbys(now) if not self._to_resume and self.stage is Stage.TRAINING else []
 
     def _on_restore_failed(self, event: ev.RestoreFailed, now: float) -> list[Command]:
         if self.stage is not Stage.RESTORING or event.generation != self.generation:
