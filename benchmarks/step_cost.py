@@ -2,7 +2,7 @@
 
 Most of it needs one process. The fence needs as many as there are ranks: it is one all-reduce of two numbers, here
 between processes that do nothing else. Not contained: the way of each collective through relight's process group,
-which costs each of the script's own the same as the fence here, and which `overhead` measures with all the rest.
+which costs each of them what it costs the fence here, and which `overhead` measures with all the rest.
 
 Run by ``python -m benchmarks.step_cost``; prints one JSON object, in microseconds.
 """
