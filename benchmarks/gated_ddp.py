@@ -34,6 +34,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--name", required=True, help="of this job, for the measuring process")
     parser.add_argument("--shape", type=int, nargs=5, required=True, help="layers width heads context batch")
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--fence", action="store_true", help="with --plain: an all-reduce in front of the optimizer")
     return parser.parse_args()
 
 
@@ -83,11 +84,15 @@ def take_step(
     shape: Shape,
     number: int,
     rank: int,
+    *,
+    fence: bool = False,
 ) -> None:
     """One step; `protection` is relight's, or nothing."""
     with protection:
         optimizer.zero_grad()
         loss_of(model, *batch(0, number, rank, shape)).backward()
+        if fence:
+            dist.all_reduce(torch.zeros(2, dtype=torch.int64))
         optimizer.step()
 
 
@@ -99,7 +104,7 @@ def train_plain(options: argparse.Namespace, shape: Shape) -> None:
     gate = Gate(options.gate, options.name, rank)
     number = 0
     while gate.passes():
-        take_step(contextlib.nullcontext(), model, optimizer, shape, number, rank)
+        take_step(contextlib.nullcontext(), model, optimizer, shape, number, rank, fence=options.fence)
         number += 1
 
 

@@ -2,8 +2,9 @@
 
 Both jobs are alive at the same time and take turns, a block of steps each, in the order A B B A: a machine that gets
 slower for a minute gets slower for both. Each pair of neighbouring blocks gives one ratio; the median of the ratios
-counts, with a 95 % confidence interval (bootstrap). A control pairs torchrun with torchrun, and shows what this
-machine makes of no difference at all.
+counts, with a 95 % confidence interval (bootstrap). Two controls: torchrun beside torchrun shows what this machine
+makes of no difference at all; torchrun with one all-reduce of two numbers in front of the optimizer shows what any
+barrier there costs, before a line of relight has run.
 
 Controller, agent and launcher run beside both jobs' blocks, so the ratios do not contain them. Their processor time
 is measured by itself and added, as if the training used every core all the time.
@@ -67,6 +68,7 @@ SHAPES = {
 }
 SIZES = {2: tuple(SHAPES), 4: (10, 50, 100, 250)}  # by number of workers
 CONTROL = (2, 100)  # workers, nominal milliseconds
+RELIGHT, TORCHRUN, TORCHRUN_WITH_FENCE = "relight", "torchrun", "torchrun with a fence"
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,17 @@ class Side:
 
 
 @contextlib.contextmanager
-def two_jobs(workers: int, shape: Sequence[int], directory: Path, *, control: bool) -> Iterator[tuple[Side, Side, Any]]:
-    """Two jobs at the gate: relight (or, as a control, torchrun again) and torchrun, and the first one itself."""
+def two_jobs(workers: int, shape: Sequence[int], directory: Path, name: str) -> Iterator[tuple[Side, Side, Any]]:
+    """Two jobs at the gate: relight (or, by its `name`, a control) and torchrun, and the jobs themselves."""
     gate = directory / "gate.sock"
     common = ("--gate", str(gate), "--shape", *map(str, shape))
     first: RelightJob | PlainJob
     folders = [directory / "a", directory / "b"]
     for folder in folders:
         (folder / "events").mkdir(parents=True)
-    if control:
-        first = PlainJob(folders[0], SCRIPT, *common, "--name", "a", "--plain", world_size=workers)
+    if name != RELIGHT:
+        fence = ("--fence",) if name == TORCHRUN_WITH_FENCE else ()
+        first = PlainJob(folders[0], SCRIPT, *common, "--name", "a", "--plain", *fence, world_size=workers)
     else:
         first = RelightJob(folders[0], SCRIPT, *common, "--name", "a", world_size=workers, standbys=0)
     second = PlainJob(folders[1], SCRIPT, *common, "--name", "b", "--plain", world_size=workers)
@@ -149,11 +152,11 @@ def _accept(
     return links
 
 
-def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, *, control: bool = False) -> dict[str, Any]:
+def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name: str = RELIGHT) -> dict[str, Any]:
     """One size: pairs of blocks until the time is over."""
     with (
         trial_directory(workdir) as directory,
-        two_jobs(workers, SHAPES[nominal_ms], directory, control=control) as (first, second, jobs),
+        two_jobs(workers, SHAPES[nominal_ms], directory, name) as (first, second, jobs),
     ):
         step_s = max(side.run(CALIBRATION_STEPS).step_s for side in (first, second, first, second))
         steps = min(MAX_STEPS, max(MIN_STEPS, round(BLOCK_S / step_s)))
@@ -166,7 +169,7 @@ def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, *, co
         shares = [(now - then) / wall_s for now, then in zip(control_plane_cpu_s(jobs), before, strict=True)]
         first.end()
         second.end()
-    return {"workers": workers, "nominal_ms": nominal_ms, "control": control, "steps": steps} | _figures(pairs, shares)
+    return {"workers": workers, "nominal_ms": nominal_ms, "name": name, "steps": steps} | _figures(pairs, shares)
 
 
 def _pair(first: Side, second: Side, steps: int, *, swapped: bool) -> tuple[Block, Block]:
@@ -220,21 +223,23 @@ def _cpu_s(process: psutil.Process) -> float:
 def run(sizes: dict[int, Sequence[int]], budget_s: float, workdir: Path, *, with_control: bool) -> Document:
     """Every size, the control, and what the parts of a step cost by themselves."""
     document = start_document("overhead", block_s=BLOCK_S, budget_s=budget_s)
-    plan = [(workers, nominal, False) for workers, nominals in sizes.items() for nominal in nominals]
+    plan = [(workers, nominal, RELIGHT) for workers, nominals in sizes.items() for nominal in nominals]
     if with_control:
-        plan.append((*CONTROL, True))
+        plan += [(*CONTROL, TORCHRUN), (*CONTROL, TORCHRUN_WITH_FENCE)]
     progress = Progress(len(plan) + 1)
     rows: list[dict[str, Any]] = []
     document["not_measured"] = []
-    for workers, nominal_ms, control in plan:
+    for workers, nominal_ms, name in plan:
         budget = budget_s * (LONG_FACTOR if nominal_ms >= LONG_STEP_MS else 1.0)
         try:
-            rows.append(measure(workers, nominal_ms, budget, workdir, control=control))
+            rows.append(measure(workers, nominal_ms, budget, workdir, name))
         except (JobFailed, OSError, ValueError) as error:
             document["not_measured"].append(f"{workers} workers, {nominal_ms} ms: {error}")
             progress.skipped(document["not_measured"][-1])
             continue
-        progress.done(f"{workers} workers, {milliseconds(rows[-1]['plain_step_s'])} steps: {_percent(rows[-1])}")
+        progress.done(
+            f"{name}, {workers} workers, {milliseconds(rows[-1]['plain_step_s'])} steps: {_percent(rows[-1])}"
+        )
     document["rows"] = rows
     document["parts"] = measure_apart("step_cost")
     progress.done(f"parts of a step: {document['parts']['own_us']:.0f} us, and the fence")
@@ -248,7 +253,7 @@ def headline(rows: Sequence[dict[str, Any]]) -> str:
     found = [
         f"{milliseconds(row['plain_step_s'])} {_percent(row)}"
         for row in rows
-        if row["workers"] == min(SIZES) and not row["control"]
+        if row["workers"] == min(SIZES) and row["name"] == RELIGHT
     ]
     return f"By step time, {min(SIZES)} workers, with 95 % intervals: {'; '.join(found)}."
 
@@ -263,7 +268,9 @@ def _verdict(row: dict[str, Any]) -> Verdict:
 
 def _is_judged(row: dict[str, Any]) -> bool:
     """The target is for steps of 100 ms and more; a machine a little faster than thought is no way out of it."""
-    return not row["control"] and (row["nominal_ms"] >= LONG_STEP_MS or row["plain_step_s"] >= LONG_STEP_MS / 1e3)
+    return bool(row["name"] == RELIGHT) and (
+        row["nominal_ms"] >= LONG_STEP_MS or row["plain_step_s"] >= LONG_STEP_MS / 1e3
+    )
 
 
 def _percent(row: dict[str, Any]) -> str:
@@ -274,12 +281,13 @@ def render(document: Document) -> str:
     """Markdown."""
     parts = document["parts"]
     header = [
-        *("workers", "plain step", "overhead, 95 % interval", "added per step", "processor time"),
+        *("beside torchrun", "workers", "plain step", "overhead, 95 % interval", "added per step", "processor time"),
         *("control plane", "pairs"),
     ]
     rows = [
         [
-            f"{row['workers']}{' (control)' if row['control'] else ''}",
+            row["name"],
+            str(row["workers"]),
             milliseconds(row["plain_step_s"]),
             _percent(row),
             f"{row['added_s'] * 1e6:+.0f} us",
@@ -292,8 +300,9 @@ def render(document: Document) -> str:
     curve = plot(_series(document["rows"]), x_name="plain step, ms (logarithmic)", y_name="overhead, %")
     return "\n\n".join(
         [
-            "relight against plain DDP under torchrun: the same script, both jobs alive, blocks of steps in turns. The "
-            "control is torchrun against torchrun. More workers than cores share them, which adds noise. The control "
+            "relight against plain DDP under torchrun: the same script, both jobs alive, blocks of steps in turns. Two "
+            "controls: torchrun itself, and torchrun with one all-reduce of two numbers in front of the optimizer, "
+            "which is what any barrier there costs. More workers than cores share them, which adds noise. The control "
             "plane's share is that of launcher, controller and agent beyond torchrun's, of all cores.",
             markdown_table(header, rows),
             f"```\n{curve}\n```",
@@ -311,7 +320,7 @@ def _series(rows: Sequence[dict[str, Any]]) -> list[Series]:
     """The curve: one mark for each number of workers, and one for the control."""
     points: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        name = "control" if row["control"] else f"{row['workers']} workers"
+        name = f"{row['workers']} workers" if row["name"] == RELIGHT else "control"
         points.setdefault(name, []).append((row["plain_step_s"] * 1e3, row["overhead"] * 100))
     return [Series(name[0], name, found) for name, found in sorted(points.items(), reverse=True)]
 

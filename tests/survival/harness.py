@@ -200,7 +200,8 @@ class Job:
         self.kill()
         assert not left, f"still there {GONE_SECONDS:g} s after the launcher ended:\n{state}\n{self.messages()[-2000:]}"
         assert _shared_memory() <= self._shared_memory_before
-        assert not list(self.temporary.glob("*relight*")), "a private directory is left"
+        private = [str(path) for path in self.temporary.rglob("*relight*/**")]
+        assert not private, f"a private directory is left: {private}\n{self.messages()[-2000:]}"
 
     def kill(self) -> None:
         """SIGKILL to every process of the job, until none is left."""

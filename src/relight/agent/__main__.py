@@ -2,9 +2,6 @@
 
 import argparse
 import asyncio
-import ctypes
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +11,10 @@ import msgspec
 from relight.agent.agent import Agent
 from relight.agent.process import WORKER_COMMAND, Launch
 from relight.errors import UsageError
+from relight.parent import end_with_parent, tidy_up_for
 from relight.wire.handshake import NAME, read_token
 from relight.wire.settings import read_settings
 
-_PR_SET_PDEATHSIG = 1
 _EPILOG = """\
 The private directory is the job's: settings.json says what to run, token proves to the controller that this agent
 belongs to the job. The agent starts processes when the controller orders it to, shows what they print as
@@ -55,12 +52,15 @@ def main(arguments: Sequence[str] | None = None, command: tuple[str, ...] = WORK
         "--parent", type=int, default=0, metavar="PID", help="check at the start that this parent still lives"
     )
     options = parser.parse_args(arguments)
-    _end_with_parent(options.parent)
+    if options.parent:
+        end_with_parent(options.parent)
     try:
         return asyncio.run(_run(options, command))
     except (UsageError, OSError, msgspec.ValidationError) as error:
         print(f"relight: agent {options.name}: {error}", file=sys.stderr, flush=True)
         return 2
+    finally:
+        tidy_up_for(options.parent, options.private_dir)
 
 
 async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
@@ -73,13 +73,6 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
     )
     agent = Agent(options.name, launch, read_token(private_dir), options.controller)
     return await agent.run(take_over=options.adopt)
-
-
-def _end_with_parent(parent: int) -> None:
-    """Have the kernel send SIGTERM when the thread that started this process ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if parent and os.getppid() != parent:
-        raise SystemExit("relight: the process that started this agent is gone")
 
 
 def _address(text: str) -> tuple[str, int]:

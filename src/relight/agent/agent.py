@@ -33,11 +33,13 @@ from relight.wire.messages import (
     WorkerHello,
 )
 
-SAMPLE_SECONDS = 0.05
+LOOK_SECONDS = 0.1  # between two looks at every process
+SAMPLE_SECONDS = 0.25  # between samples that only tell of progress: they cost training more than they tell
 IDLE_SAMPLE_SECONDS = 0.5  # between samples when nothing changes; also this agent's sign of life
 TRACE_SECONDS = 1.0
 END_SECONDS = 10.0  # for killed processes to be gone
 FLUSH_SECONDS = 2.0
+STOPPED = "T"  # process state
 CONTROLLER_LOST = 3  # exit status
 _assign_decoder = make_decoder(Assign)
 
@@ -50,7 +52,7 @@ class _Worker:
         self.output = output
         self.life_watched = False
         self.mailbox = Mailbox()
-        self.sampled = (-1, "")  # progress and state when last looked at
+        self.sampled = -1  # its progress when it was last looked at
 
 
 class Agent:
@@ -338,18 +340,20 @@ class Agent:
             self._unsent.append(message)
 
     async def _sample(self) -> None:
-        """Positions and process states: at once when one changed, else now and then."""
+        """Positions and process states: at once when a process was stopped, else now and then."""
         sent = 0.0
+        stopped = False
         while True:
-            changed = False
+            changed, was_stopped, stopped = False, stopped, False
             samples = []
             for _, worker in sorted(self._live.items()):
                 reading = worker.process.probe.read()
                 if reading is None:
                     continue
                 position = worker.process.page.position()
-                changed |= worker.sampled != (position.progress, reading.state)
-                worker.sampled = (position.progress, reading.state)
+                changed |= worker.sampled != position.progress
+                stopped |= reading.state == STOPPED
+                worker.sampled = position.progress
                 samples.append(
                     Sample(
                         process=worker.process.name,
@@ -361,10 +365,11 @@ class Agent:
                     )
                 )
             now = time.monotonic()
-            if (changed or now - sent >= IDLE_SAMPLE_SECONDS) and not self._congested():
+            pause = 0.0 if stopped or was_stopped else SAMPLE_SECONDS if changed else IDLE_SAMPLE_SECONDS
+            if now - sent >= pause and not self._congested():
                 self._report(Samples(samples=tuple(samples)))
                 sent = now
-            await asyncio.sleep(SAMPLE_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _trace(self) -> None:
         while True:

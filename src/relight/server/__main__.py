@@ -2,21 +2,18 @@
 
 import argparse
 import asyncio
-import ctypes
 import errno
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
 
 import msgspec
 
+from relight.parent import end_with_parent, tidy_up_for
 from relight.server.server import Server
 from relight.wire.handshake import read_token
 from relight.wire.settings import JobSettings, read_settings
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -31,15 +28,7 @@ def main() -> int:
     try:
         return asyncio.run(_serve(settings, read_token(arguments.private_dir), arguments.private_dir))
     finally:
-        if arguments.parent and os.getppid() != arguments.parent:  # its own end came too suddenly to tidy up
-            shutil.rmtree(arguments.private_dir, ignore_errors=True)
-
-
-def end_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGTERM when `parent` dies, and make up for a death before we asked."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        raise SystemExit("relight: the process that started the controller is gone")
+        tidy_up_for(arguments.parent, arguments.private_dir)
 
 
 async def _serve(settings: JobSettings, token: bytes, private_dir: Path) -> int:

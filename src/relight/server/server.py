@@ -65,7 +65,7 @@ from relight.wire.messages import (
 )
 from relight.wire.settings import JobSettings
 
-STATUS_SECONDS = 0.25
+STATUS_SECONDS = 0.5
 AGENT_STOP_SECONDS = 10.0  # for the agents to end their processes once the job is over
 FLUSH_SECONDS = 2.0
 Part = TypeVar("Part", bound=msgspec.Struct)

@@ -53,7 +53,7 @@ class Inner:
         self.group = group
         self._sockets = sockets
         self._cuda = cuda
-        self._operations: collections.deque[_Operation] = collections.deque()
+        self._operations: collections.deque[_Waitable] = collections.deque()
 
     @property
     def is_detached(self) -> bool:
@@ -65,12 +65,17 @@ class Inner:
         work = getattr(self.group, operation)(*args, **kwargs)
         if self._cuda is not None:
             return work  # NCCL's own abort ends it
-        running = _Operation(work)
+        return self._remember(_Operation(work))
+
+    def fence(self, tensor: torch.Tensor) -> Any:
+        """Start the all-reduce that only one thread of ours waits for: no future, half the time of `launch`."""
+        work = self.group.allreduce([tensor])
+        return work if self._cuda is not None else self._remember(_WaitedFor(work))
+
+    def _remember(self, running: "_Waitable") -> "_Waitable":
         self._operations.append(running)
-        while self._operations[0].is_over():
+        while self._operations and self._operations[0].is_over():
             self._operations.popleft()
-            if not self._operations:
-                break
         return running
 
     def break_connections(self) -> None:
@@ -114,11 +119,44 @@ _POLL_SECONDS = 0.002
 _left_behind: list[Inner] = []
 
 
-class _Operation(dist.Work):
+class _Waitable(Protocol):
     """An operation of a gloo group that can be walked away from."""
+
+    def is_over(self) -> bool:
+        """Whether gloo is done with it."""
+
+    def abandon(self) -> None:
+        """Whoever waits is told that it failed."""
+
+
+class _WaitedFor:
+    """One that its own thread waits for, looking up now and then."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._abandoned = False
+
+    def is_over(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+    def wait(self) -> bool:
+        while not self._work.is_completed():
+            if self._abandoned:
+                raise StepInterrupted("the operation was abandoned: its generation is closed")
+            with contextlib.suppress(RuntimeError):  # the slice is over, or it failed, which the last line tells
+                self._work.wait(_SLICE)
+        return bool(self._work.wait())
+
+
+class _Operation(dist.Work):
+    """One that DDP's reducer or a script may hold: it has a future."""
 
     def __init__(self, work: Any) -> None:
         super().__init__()
+        self._waited_for = _WaitedFor(work)
         self._work = work
         self._lock = threading.Lock()
         self._settled = False
@@ -133,23 +171,17 @@ class _Operation(dist.Work):
             self._has_future = False
 
     def is_over(self) -> bool:
-        """Whether gloo is done with it."""
-        return bool(self._work.is_completed())
+        return self._waited_for.is_over()
 
     def abandon(self) -> None:
-        """Whoever waits is told that it failed."""
+        self._waited_for.abandon()
         self._settle(StepInterrupted("the operation was abandoned: its generation is closed"))
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
         if self._has_future:
             self._future.wait()
             return True
-        while not self._work.is_completed():
-            if self._settled:
-                raise StepInterrupted("the operation was abandoned: its generation is closed")
-            with contextlib.suppress(RuntimeError):
-                self._work.wait(_SLICE)
-        return bool(self._work.wait())
+        return self._waited_for.wait()
 
     def is_completed(self) -> bool:
         return self._settled or self.is_over()

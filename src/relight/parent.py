@@ -1,0 +1,35 @@
+"""What the controller and the agent do when the launcher that started them dies: they end, and tidy up for it."""
+
+import ctypes
+import os
+import shutil
+import signal
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_ATTEMPTS = 10  # somebody else may be removing, or still writing, at the same moment
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGTERM when the process `parent` dies; a death before we asked ends us here."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if is_orphan(parent):
+        raise SystemExit("relight: the process that started this one is gone")
+
+
+def is_orphan(parent: int) -> bool:
+    """Whether the process `parent`, which started this one, is gone. 0: nobody asked."""
+    return parent != 0 and os.getppid() != parent
+
+
+def tidy_up_for(parent: int, private_dir: Path) -> None:
+    """Remove the job's private directory if `parent`, who would have done it, is gone.
+
+    Controller and agent both do so at their end, so that whoever ends last leaves nothing behind.
+    """
+    if not is_orphan(parent):
+        return
+    for _ in range(_ATTEMPTS):
+        shutil.rmtree(private_dir, ignore_errors=True)
+        if not private_dir.exists():
+            return
