@@ -204,7 +204,7 @@ class Job:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         self._listener.close()
-        shutil.rmtree(self.private_dir)
+        shutil.rmtree(self.private_dir, ignore_errors=True)
         assert left == []
 
 

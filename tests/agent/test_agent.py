@@ -369,6 +369,7 @@ def test_the_agent_ends_with_its_launcher(job: Job) -> None:
     job.kill_launcher()
     connection.exit_of("talk-0")
     assert job.processes() == []
+    wait_until(lambda: not job.private_dir.exists())  # its launcher can no longer remove it
 
 
 def test_a_second_agent_of_the_same_name_is_refused(job: Job) -> None:
