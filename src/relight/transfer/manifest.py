@@ -1,0 +1,97 @@
+"""What is to be moved: names, types and sizes of tensors, in one order that all sides share. Pure, without torch."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from relight.errors import UsageError
+
+# Bytes of one element, by torch's name of the type. What a type means is torch's business; here only its size counts.
+ITEM_BYTES = {
+    **dict.fromkeys(("bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("bfloat16", "float16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    "complex128": 16,
+}
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor, or another name of one (tied parameters): then `same_as` names it, and no bytes are moved."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    same_as: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this entry moves; an empty tensor and a second name move none."""
+        return 0 if self.same_as else math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True):
+    """Every tensor of one set of weights. Names are unique; the order is that of moving."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(entry.nbytes for entry in self.entries)
+
+
+def make_manifest(entries: Iterable[Entry]) -> Manifest:
+    """Check and keep the entries. Raises UsageError: a name twice, an unknown type, a second name of nothing."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.name in found:
+            raise UsageError(f"there are two tensors named {entry.name!r}")
+        if entry.dtype not in ITEM_BYTES:
+            raise UsageError(f"{entry.name}: relight moves no tensors of type {entry.dtype!r}")
+        if any(size < 0 for size in entry.shape):
+            raise UsageError(f"{entry.name}: a shape of {list(entry.shape)} makes no tensor")
+        if entry.same_as:
+            original = found.get(entry.same_as)
+            if original is None or original.same_as or (original.dtype, original.shape) != (entry.dtype, entry.shape):
+                raise UsageError(f"{entry.name} is to be the same tensor as {entry.same_as!r}, which it cannot be")
+        found[entry.name] = entry
+    return Manifest(tuple(found.values()))
+
+
+def differences(offered: Manifest, wanted: Manifest, limit: int = 5) -> list[str]:
+    """Why weights as `offered` cannot be taken by one who wants `wanted`: a sentence each; none if they fit.
+
+    Names, types and shapes count. Which names are tied does not: the side that ties them keeps doing so.
+    """
+    have = {entry.name: entry for entry in offered.entries}
+    want = {entry.name: entry for entry in wanted.entries}
+    found = [f"{name} is missing" for name in want if name not in have]
+    found += [f"{name} is not known here" for name in have if name not in want]
+    for name in want:
+        ours, theirs = want[name], have.get(name, want[name])
+        if theirs.dtype != ours.dtype:
+            found.append(f"{name} comes as {theirs.dtype}, wanted is {ours.dtype}")
+        if theirs.shape != ours.shape:
+            found.append(f"{name} comes as {list(theirs.shape)}, wanted is {list(ours.shape)}")
+    more = len(found) - limit
+    return found if more <= 0 else [*found[:limit], f"and {more} more"]
+
+
+def describe_bytes(count: float) -> str:
+    """ "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def parse_bytes(text: str) -> int:
+    """ "64MiB", "1.5 GiB" or "4096". Raises ValueError."""
+    units: Sequence[tuple[str, int]] = (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40), ("B", 1))
+    for unit, factor in units:
+        if text.strip().lower().endswith(unit.lower()):
+            return round(float(text.strip()[: -len(unit)]) * factor)
+    return int(text)

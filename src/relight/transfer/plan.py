@@ -1,0 +1,58 @@
+"""Manifest to buckets: which bytes travel together. Pure, without torch."""
+
+import msgspec
+
+from relight.errors import UsageError
+from relight.transfer.manifest import Manifest
+
+ALIGNMENT = 64  # of each piece in its bucket: any type can be viewed in place, and copies run at full speed
+DEFAULT_BUCKET_BYTES = 8 * 2**20
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Some bytes of one tensor, and where they lie in their bucket."""
+
+    tensor: int  # index into the manifest's entries
+    start: int  # first byte, counted in the tensor
+    offset: int  # first byte, counted in the bucket
+    nbytes: int
+
+
+class Bucket(msgspec.Struct, frozen=True, array_like=True):
+    """What one buffer carries at a time."""
+
+    index: int
+    nbytes: int  # including the gaps that alignment leaves
+    pieces: tuple[Piece, ...]
+
+
+def plan_buckets(manifest: Manifest, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> tuple[Bucket, ...]:
+    """Fill buckets of at most `bucket_bytes` with the tensors in their order; large ones span several buckets.
+
+    So one huge embedding does not set the size of the buffers. Raises UsageError unless `bucket_bytes` is a positive
+    multiple of ALIGNMENT.
+    """
+    if bucket_bytes <= 0 or bucket_bytes % ALIGNMENT:
+        raise UsageError(f"buckets of {bucket_bytes} bytes: choose a positive multiple of {ALIGNMENT}")
+    buckets: list[Bucket] = []
+    pieces: list[Piece] = []
+    filled = 0
+    for tensor, entry in enumerate(manifest.entries):
+        done, nbytes = 0, entry.nbytes
+        while done < nbytes:
+            offset = -(-filled // ALIGNMENT) * ALIGNMENT
+            if offset >= bucket_bytes:
+                buckets.append(Bucket(len(buckets), filled, tuple(pieces)))
+                pieces, filled, offset = [], 0, 0
+            count = min(nbytes - done, bucket_bytes - offset)
+            pieces.append(Piece(tensor, done, offset, count))
+            filled = offset + count
+            done += count
+    if pieces:
+        buckets.append(Bucket(len(buckets), filled, tuple(pieces)))
+    return tuple(buckets)
+
+
+def share_of(buckets: tuple[Bucket, ...], device: int, devices: int) -> tuple[Bucket, ...]:
+    """The buckets that `device` is the source of: every `devices`-th one, so that sources take turns."""
+    return tuple(bucket for bucket in buckets if bucket.index % devices == device)
