@@ -69,8 +69,8 @@ def differences(offered: Manifest, wanted: Manifest, limit: int = 5) -> list[str
     want = {entry.name: entry for entry in wanted.entries}
     found = [f"{name} is missing" for name in want if name not in have]
     found += [f"{name} is not known here" for name in have if name not in want]
-    for name in want:
-        ours, theirs = want[name], have.get(name, want[name])
+    for name, ours in want.items():
+        theirs = have.get(name, ours)
         if theirs.dtype != ours.dtype:
             found.append(f"{name} comes as {theirs.dtype}, wanted is {ours.dtype}")
         if theirs.shape != ours.shape:

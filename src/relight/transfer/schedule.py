@@ -9,6 +9,7 @@ engines reload the bucket before from the other. On a host whose "devices" are h
 writes straight into the IPC buffers, and there is no H2D operation.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from enum import StrEnum
@@ -154,7 +155,7 @@ def violations(schedule: Schedule) -> list[str]:
             if len(uses[kind, bucket]) != 1:
                 found.append(f"bucket {bucket} has {len(uses[kind, bucket])} {kind} operations")
         chain = [uses[kind, bucket][0] for kind in kinds if uses[kind, bucket]]
-        for first, second in zip(chain, chain[1:], strict=False):
+        for first, second in itertools.pairwise(chain):
             if first.index not in before[second.index]:
                 found.append(f"bucket {bucket}: {second.kind} does not wait for {first.kind}")
     if sum(map(len, uses.values())) != len(kinds) * schedule.buckets:
