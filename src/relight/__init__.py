@@ -13,8 +13,24 @@ _HOMES = {
     "Job": "relight.training.job",
     "Training": "relight.training.training",
     "Step": "relight.training.step",
+    "Publisher": "relight.transfer.publisher",
+    "Receiver": "relight.transfer.receiver",
+    "TensorSource": "relight.transfer.weights",
+    "digest_weights": "relight.transfer.weights",
+    "weights_of": "relight.transfer.weights",
 }
-__all__ = ["Job", "Step", "Training", "__version__", "init"]
+__all__ = [
+    "Job",
+    "Publisher",
+    "Receiver",
+    "Step",
+    "TensorSource",
+    "Training",
+    "__version__",
+    "digest_weights",
+    "init",
+    "weights_of",
+]
 
 
 def __getattr__(name: str) -> Any:

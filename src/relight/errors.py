@@ -26,3 +26,11 @@ class RestoreError(RelightError):
 
 class StateMismatchError(RelightError):
     """Replicas that must hold the same bits do not."""
+
+
+class TransferError(RelightError):
+    """Weights could not be moved; whoever should have got them keeps the version it has."""
+
+
+class StaleWeightsError(TransferError):
+    """An engine's update in place broke off: its weights are a mixture, and it must not answer with them."""

@@ -93,5 +93,8 @@ def parse_bytes(text: str) -> int:
     units: Sequence[tuple[str, int]] = (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40), ("B", 1))
     for unit, factor in units:
         if text.strip().lower().endswith(unit.lower()):
-            return round(float(text.strip()[: -len(unit)]) * factor)
+            count = float(text.strip()[: -len(unit)]) * factor
+            if not math.isfinite(count):
+                raise ValueError(f"{text!r} is no number of bytes")
+            return round(count)
     return int(text)

@@ -135,15 +135,11 @@ class _Builder:
 def violations(schedule: Schedule) -> list[str]:
     """What is wrong with a schedule, whoever made it: a sentence each.
 
-    Each bucket is copied (unless from host), broadcast and reloaded once, in this order, and no buffer is written
-    while somebody may still read it, whatever the operations' durations are.
+    Each bucket is copied (unless from host), broadcast and reloaded once, in this order and through one buffer, and
+    no buffer is written while somebody may still read it, whatever the operations' durations are.
     """
-    found = [
-        f"operation {operation.index} waits for a later one"
-        for operation in schedule.operations
-        if any(before >= operation.index for before in operation.after)
-    ]
-    if found:
+    found = _misplaced(schedule)
+    if found:  # what follows relies on the order
         return found
     before = _ancestors(schedule)
     uses: dict[tuple[Kind, int], list[Operation]] = defaultdict(list)
@@ -156,36 +152,59 @@ def violations(schedule: Schedule) -> list[str]:
                 found.append(f"bucket {bucket} has {len(uses[kind, bucket])} {kind} operations")
         chain = [uses[kind, bucket][0] for kind in kinds if uses[kind, bucket]]
         for first, second in itertools.pairwise(chain):
-            if first.index not in before[second.index]:
+            if not before[second.index] >> first.index & 1:
                 found.append(f"bucket {bucket}: {second.kind} does not wait for {first.kind}")
-    if sum(map(len, uses.values())) != len(kinds) * schedule.buckets:
-        found.append("there are operations on buckets that do not exist")
+            if first.source != second.source:
+                found.append(f"bucket {bucket}: {second.kind} names another source than {first.kind}")
+            if first.kind is Kind.BROADCAST and first.buffer != second.buffer:
+                found.append(f"bucket {bucket}: sent into buffer {first.buffer}, reloaded from {second.buffer}")
     return found + _overwritten(schedule, before)
 
 
-def _overwritten(schedule: Schedule, before: list[set[int]]) -> list[str]:
-    """Writes of a buffer that do not wait for the last reader of what it held."""
+def _misplaced(schedule: Schedule) -> list[str]:
+    """Operations out of order, and operations on devices, buffers or buckets that do not exist."""
     found = []
-    readers: dict[tuple[int, int], Operation] = {}  # (device or -1, buffer) -> whoever reads it last
-    for operation in schedule.operations:
-        if operation.kind is Kind.RELOAD:
-            readers[-1, operation.buffer] = operation
-            continue
-        place = (operation.source, -1) if operation.kind is Kind.H2D else (-1, operation.buffer)
-        reader = readers.get(place)
-        if reader is not None and reader.index not in before[operation.index]:
-            what = f"{operation.kind} of bucket {operation.bucket}"
-            found.append(f"{what} may overwrite bucket {reader.bucket} while it is read")
-        if operation.kind is Kind.BROADCAST:
-            readers[operation.source, -1] = operation
+    for place, operation in enumerate(schedule.operations):
+        if operation.index != place:
+            found.append(f"operation {operation.index} stands at place {place}")
+        if any(not 0 <= before < place for before in operation.after):
+            found.append(f"operation {place} waits for a later one, or for none that exists")
+        buffers = (-1,) if operation.kind is Kind.H2D else range(IPC_BUFFERS)
+        if operation.buffer not in buffers or not 0 <= operation.source < schedule.devices:
+            found.append(f"operation {place} uses buffer {operation.buffer} of device {operation.source}")
+        if not 0 <= operation.bucket < schedule.buckets:
+            found.append(f"operation {place} moves bucket {operation.bucket}, which does not exist")
+        if operation.kind is Kind.H2D and schedule.from_host:
+            found.append(f"operation {place} copies to a device, though the devices are host memory")
     return found
 
 
-def _ancestors(schedule: Schedule) -> list[set[int]]:
-    before: list[set[int]] = []
+def _overwritten(schedule: Schedule, before: list[int]) -> list[str]:
+    """Writes of a buffer that do not wait for the reader of what it held, wherever in the order that reader stands."""
+    found = []
+    readers = {(operation.kind, operation.bucket): operation for operation in schedule.operations}
+    held: dict[tuple[int, int], Operation] = {}  # (device or -1, buffer) -> what wrote it last
     for operation in schedule.operations:
-        mine = set(operation.after)
+        if operation.kind is Kind.RELOAD:
+            continue
+        is_copy = operation.kind is Kind.H2D
+        place = (operation.source, -1) if is_copy else (-1, operation.buffer)
+        writer = held.get(place)
+        if writer is not None:
+            reader = readers.get((Kind.BROADCAST if is_copy else Kind.RELOAD, writer.bucket))
+            if reader is None or not before[operation.index] >> reader.index & 1:
+                what = f"{operation.kind} of bucket {operation.bucket}"
+                found.append(f"{what} may overwrite bucket {writer.bucket} while it is read")
+        held[place] = operation
+    return found
+
+
+def _ancestors(schedule: Schedule) -> list[int]:
+    """For each operation, the set of those that are over before it begins: bit k is operation k."""
+    before: list[int] = []
+    for operation in schedule.operations:
+        mine = 0
         for index in operation.after:
-            mine |= before[index]
+            mine |= before[index] | 1 << index
         before.append(mine)
     return before

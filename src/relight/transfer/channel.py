@@ -1,0 +1,169 @@
+"""A Unix socket that carries typed messages and descriptors, for threads without an event loop.
+
+Only processes of the same user get through: the socket's mode says so, and each side asks the kernel who the other
+is.
+"""
+
+import array
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight.errors import ProtocolError, TransferError
+from relight.wire.framing import decode, encode_frame, split_payloads
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_MAX_DESCRIPTORS = 8
+_RECEIVE_BYTES = 2**18
+SOCKET_NAME = "weights.sock"
+
+
+def socket_path(place: str | Path) -> Path:
+    """Where the socket lies: `place` itself, or weights.sock in the directory `place`."""
+    path = Path(place)
+    return path / SOCKET_NAME if path.is_dir() else path
+
+
+@contextlib.contextmanager
+def _short_name(path: Path) -> Iterator[str]:
+    """A socket's name may have 107 bytes; through its directory's descriptor any path is short."""
+    try:
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise TransferError(f"there is no directory {path.parent}: {error.strerror}") from error
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at `path`, in place of one that a dead process left. Raises TransferError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        with _short_name(path) as name:
+            if path.is_socket():
+                if _answers(name):
+                    raise TransferError(f"another publisher is alive at {path}; stop it, or choose another place")
+                path.unlink(missing_ok=True)
+            listener.bind(name)
+            os.chmod(path, 0o600)
+            listener.listen(64)
+    except (OSError, TransferError) as error:
+        listener.close()
+        if isinstance(error, TransferError):
+            raise
+        raise TransferError(f"cannot listen at {path}: {error.strerror or error}") from error
+    return listener
+
+
+def _answers(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        try:
+            probe.connect(name)
+        except OSError:
+            return False
+        return True
+
+
+def connect(path: Path) -> socket.socket:
+    """Connect to a publisher. Raises OSError if nobody listens there (yet)."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        with _short_name(path) as name:
+            connection.connect(name)
+        _check_peer(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_peer(connection: socket.socket) -> int:
+    """The peer's pid. Raises ProtocolError if it runs as somebody else."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    if uid not in (os.getuid(), 0):
+        raise ProtocolError(f"process {pid} runs as user {uid}")
+    return int(pid)
+
+
+class Channel:
+    """One connection. `send` may be called from any thread, `receive` from one."""
+
+    def __init__(self, connection: socket.socket, types: Any) -> None:
+        """`types`: what the other side may say."""
+        self.peer_pid = _check_peer(connection)
+        self._socket = connection
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(types)
+        self._sending = threading.Lock()
+        self._buffer = bytearray()
+        self._messages: deque[Any] = deque()
+        self.descriptors: list[int] = []  # received and not yet taken
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: msgspec.Struct, descriptors: Sequence[int] = ()) -> None:
+        """Raises OSError if the other side is gone, or does not take anything for long."""
+        frame = encode_frame(message)
+        with self._sending:
+            if descriptors:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
+                sent = self._socket.sendmsg([frame], rights)
+                frame = frame[sent:]
+            self._socket.sendall(frame)
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Of each send and receive."""
+        self._socket.settimeout(seconds)
+
+    def receive(self) -> Any:
+        """The next message, or None at the end of the stream. Raises ProtocolError on nonsense, OSError."""
+        while not self._messages:
+            if not self.pull():
+                return None
+        return self._messages.popleft()
+
+    def pull(self) -> bool:
+        """Read what is there (waits if nothing is, unless it was found readable); False at the end of the stream."""
+        data, ancillary, flags, _ = self._socket.recvmsg(
+            _RECEIVE_BYTES, socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, payload in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found = array.array("i")
+                found.frombytes(payload[: len(payload) - len(payload) % found.itemsize])
+                self.descriptors += found
+        if flags & socket.MSG_CTRUNC:
+            raise ProtocolError("more descriptors than a message may carry")
+        if not data:
+            return False
+        self._buffer += data
+        self._messages += [decode(self._decoder, payload) for payload in split_payloads(self._buffer)]
+        return True
+
+    def pulled(self) -> list[Any]:
+        """The messages that are complete."""
+        messages = list(self._messages)
+        self._messages.clear()
+        return messages
+
+    def break_off(self) -> None:
+        """Make a `receive` that waits in another thread return."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors.clear()

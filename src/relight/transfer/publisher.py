@@ -1,0 +1,636 @@
+"""The sending side: keeps the IPC buffers, hears engines, runs one update at a time.
+
+Two threads. The *loop* thread owns every connection and the update's decisions (`update.Update`); it never copies a
+tensor. The *writer* thread fills buckets when the publisher itself is the source. Other processes that hold the same
+weights may join as sources (`SourceLink`), and then they take turns.
+"""
+
+import contextlib
+import functools
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight.errors import ProtocolError, TransferError
+from relight.transfer.buffers import Buffer, close_buffers, create_buffers
+from relight.transfer.channel import Channel, listen, socket_path
+from relight.transfer.manifest import describe_bytes
+from relight.transfer.messages import (
+    MAX_NAME,
+    PROTOCOL_VERSION,
+    AbandonUpdate,
+    Begin,
+    BucketLoaded,
+    BucketWritten,
+    Committed,
+    CommitUpdate,
+    Dismissed,
+    EngineHello,
+    LoadBucket,
+    Ready,
+    Refuse,
+    SourceHello,
+    ToPublisher,
+    Welcome,
+    WriteBucket,
+)
+from relight.transfer.plan import DEFAULT_BUCKET_BYTES, Bucket, plan_buckets
+from relight.transfer.schedule import IPC_BUFFERS, Form, make_schedule
+from relight.transfer.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
+from relight.transfer.weights import Source
+
+SELF = "publisher"
+HELLO_SECONDS = 5.0
+_SEND_BUFFER_BYTES = 4 * 2**20
+
+
+class Stage(msgspec.Struct, frozen=True, array_like=True):
+    """One operation as it happened: what, which bucket, in which buffer, by whom, from when to when."""
+
+    kind: str
+    bucket: int
+    buffer: int
+    member: str
+    start_ns: int
+    end_ns: int
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one update. `error` is empty if at least one engine has the new version."""
+
+    version: int
+    generation: int
+    engines: tuple[str, ...] = ()  # that have it
+    dropped: dict[str, str] = {}  # members that have not, and why
+    error: str = ""
+    total_bytes: int = 0
+    buckets: int = 0
+    seconds: float = 0.0
+    stages: tuple[Stage, ...] = ()
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that is connected."""
+
+    name: str
+    pid: int
+    version: int
+    generation: int
+
+
+@dataclass
+class _Member:
+    """An engine or a source process at the other end of a connection."""
+
+    channel: Channel
+    name: str = ""
+    is_source: bool = False
+    hello: Any = None
+    version: int = -1
+    generation: int = 0
+    greet_by: float = 0.0
+    offered: tuple[int, int] = (0, -1)  # generation and version of the last update that it was asked to join
+    ordered_ns: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+class Handle:
+    """An update under way."""
+
+    def __init__(self) -> None:
+        self._read = threading.Event()
+        self._over = threading.Event()
+        self._result: Published | None = None
+
+    def wait_until_read(self, timeout_seconds: float | None = None) -> bool:
+        """Until no bucket is read from the source's tensors any more: they may change. False: not within the time."""
+        return self._read.wait(timeout_seconds)
+
+    def wait(self, timeout_seconds: float | None = None) -> Published | None:
+        """Until every engine has taken the version, or will not. None: not within the time."""
+        return self._result if self._over.wait(timeout_seconds) else None
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    def _note_read(self) -> None:
+        self._read.set()
+
+    def _finish(self, result: Published) -> None:
+        self._result = result
+        self._read.set()
+        self._over.set()
+
+
+@dataclass
+class _Job:
+    """The update that the loop works on."""
+
+    number: int
+    source: Source
+    version: int
+    generation: int
+    form: Form
+    handle: Handle
+    only: frozenset[str] | None  # engines; None: all
+    buckets: tuple[Bucket, ...]
+    started_ns: int
+    awaited: set[str] = field(default_factory=set)
+    ready: set[str] = field(default_factory=set)
+    ready_by: float = 0.0
+    update: Update | None = None
+    dropped: dict[str, str] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+
+
+def _say_nothing(_: str) -> None:
+    pass
+
+
+class Publisher:
+    """Puts weights into every engine that is connected, again and again, through the same buffers.
+
+    Args:
+        place: a directory (the socket is weights.sock in it) or the socket's own path. Engines name the same place.
+        bucket_bytes: of each of the two IPC buffers; all the memory that an update takes here.
+        form: serial or two-stage (the default: the next bucket is written while engines reload the last).
+        stall_timeout_seconds: an engine or a source that does not answer for so long is dropped.
+        on_notice: called with a sentence for people; from the loop's thread.
+
+    Raises:
+        TransferError: the place is taken or cannot be used, or there is no memory for the buffers.
+    """
+
+    def __init__(
+        self,
+        place: str | Path,
+        *,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        form: Form | str = Form.TWO_STAGE,
+        stall_timeout_seconds: float = 10.0,
+        on_notice: Callable[[str], None] | None = None,
+    ) -> None:
+        self.path = socket_path(place)
+        self._form = Form(form)
+        if self._form is Form.THREE_STAGE:
+            raise TransferError("in host memory there is no host-to-device copy to overlap: use two-stage or serial")
+        self._stall = stall_timeout_seconds
+        self._on_notice = on_notice or _say_nothing
+        self._listener = listen(self.path)
+        self._inode = os.stat(self.path).st_ino
+        try:
+            self._buffers: tuple[Buffer, ...] = create_buffers(IPC_BUFFERS, bucket_bytes)
+        except TransferError:
+            self._listener.close()
+            self.path.unlink(missing_ok=True)
+            raise
+        self._bucket_bytes = bucket_bytes
+        self._lock = threading.Lock()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._to_write: queue.SimpleQueue[tuple[_Job, Write] | None] = queue.SimpleQueue()
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._members: dict[int, _Member] = {}  # by file descriptor
+        self._job: _Job | None = None
+        self._held: tuple[Source, int, int] | None = None  # weights that late engines may get at any time
+        self._count = 0
+        self._closing = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._drain_wakes)
+        self._loop_thread = threading.Thread(target=self._run, name="relight-publisher", daemon=True)
+        self._writer_thread = threading.Thread(target=self._write_buckets, name="relight-writer", daemon=True)
+        self._loop_thread.start()
+        self._writer_thread.start()
+
+    # --- for the owner, from any thread -------------------------------------------------------------------------
+    def begin(
+        self, source: Source, *, version: int, generation: int = 0, form: Form | None = None, hold: bool = False
+    ) -> Handle:
+        """Start an update of every engine that is connected; returns at once.
+
+        The source's tensors must not change until `Handle.wait_until_read`. `hold`: they never will, so engines
+        that come later get this version at once. Raises TransferError if an update is under way or `close` was
+        called, UsageError for weights that cannot be moved.
+        """
+        buckets = plan_buckets(source.manifest, self._bucket_bytes)
+        handle = Handle()
+        with self._lock:
+            if self._closing:
+                raise TransferError("the publisher is closed")
+            if self._job is not None:
+                raise TransferError(f"the update to version {self._job.version} is under way; wait for it first")
+            self._job = self._make_job(source, version, generation, form or self._form, handle, None, buckets)
+            self._held = (source, version, generation) if hold else None
+        self._post(self._gather)
+        return handle
+
+    def publish(self, source: Source, *, version: int, generation: int = 0, form: Form | None = None) -> Published:
+        """`begin`, and wait for the end. Raises TransferError if no engine took the version."""
+        result = self.begin(source, version=version, generation=generation, form=form).wait()
+        assert result is not None
+        if result.error:
+            raise TransferError(f"version {version} was not published: {result.error}")
+        return result
+
+    def engines(self) -> tuple[EngineState, ...]:
+        """Every engine that is connected."""
+        found = [m for m in list(self._members.values()) if m.hello is not None and not m.is_source]
+        return tuple(
+            EngineState(name=m.name, pid=m.channel.peer_pid, version=m.version, generation=m.generation)
+            for m in sorted(found, key=lambda member: member.name)
+        )
+
+    def sources(self) -> tuple[str, ...]:
+        """Names of the other processes that write buckets."""
+        return tuple(sorted(m.name for m in list(self._members.values()) if m.is_source))
+
+    def wait_for_engines(self, count: int, timeout_seconds: float) -> bool:
+        """Until so many are connected."""
+        end = time.monotonic() + timeout_seconds
+        while len(self.engines()) < count:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def close(self) -> None:
+        """Stop at once; an update under way ends without effect. Removes the socket."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        self._post(lambda: None)
+        self._loop_thread.join()
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+    def _post(self, work: Callable[[], None]) -> None:
+        self._inbox.put(work)
+        with contextlib.suppress(OSError):
+            self._wake_writer.send(b"x")
+
+    def _drain_wakes(self, _: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_reader.recv(4096):
+                pass
+
+    def _run(self) -> None:
+        why = "the publisher was closed"
+        try:
+            while not self._closing:
+                for key, _ in self._selector.select(self._patience()):
+                    key.data(key.fileobj)
+                while not self._inbox.empty():
+                    self._inbox.get()()
+                self._expire()
+        except Exception as error:  # a defect of ours must not leave anyone waiting
+            why = f"the publisher failed ({error!r}); this is a defect in relight"
+            self._on_notice(why)
+        finally:
+            self._closing = True
+            self._end(why)
+
+    def _patience(self) -> float | None:
+        deadlines = [m.greet_by for m in self._members.values() if m.greet_by]
+        job = self._job
+        if job is not None and job.update is not None:
+            deadline = job.update.next_deadline()
+            deadlines += [] if deadline is None else [deadline]
+        elif job is not None and job.ready_by:
+            deadlines.append(job.ready_by)
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for member in [m for m in self._members.values() if m.greet_by and m.greet_by <= now]:
+            self._dismiss(member, "it did not say who it is")
+        job = self._job
+        if job is None:
+            return
+        if job.update is not None:
+            deadline = job.update.next_deadline()
+            if deadline is not None and deadline <= now:
+                self._obey(job, job.update.expire(now))
+        elif job.ready_by and job.ready_by <= now:
+            for name in sorted(job.awaited):
+                job.dropped[name] = f"no answer for {self._stall:g} s"
+                self._dismiss_named(name, job.dropped[name])
+            job.awaited.clear()
+            self._start(job)
+
+    def _end(self, why: str) -> None:
+        job = self._job
+        if job is not None:
+            self._finish(job, error=why)
+        for member in list(self._members.values()):
+            self._dismiss(member, why)
+        self._selector.close()
+        self._listener.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
+        with contextlib.suppress(OSError):  # unless somebody else listens there by now
+            if os.stat(self.path).st_ino == self._inode:
+                self.path.unlink()
+        self._to_write.put(None)
+        self._writer_thread.join()
+        close_buffers(self._buffers)
+
+    # --- connections --------------------------------------------------------------------------------------------
+    def _accept(self, _: object) -> None:
+        try:
+            connection, _address = self._listener.accept()
+        except OSError:
+            return
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+            channel = Channel(connection, ToPublisher)
+            channel.set_timeout(self._stall)
+        except (OSError, ProtocolError) as error:
+            self._on_notice(f"refused a connection: {error}")
+            connection.close()
+            return
+        self._members[channel.fileno()] = _Member(channel, greet_by=time.monotonic() + HELLO_SECONDS)
+        self._selector.register(connection, selectors.EVENT_READ, self._read)
+
+    def _read(self, connection: Any) -> None:
+        member = self._members.get(connection.fileno())
+        if member is None:
+            return
+        try:
+            alive = member.channel.pull()
+            messages = member.channel.pulled()
+        except (OSError, ProtocolError) as error:
+            self._dismiss(member, f"its connection failed: {error}")
+            return
+        for message in messages:
+            self._hear(member, message)
+        if not alive and member.channel.fileno() in self._members:
+            self._dismiss(member, "it is gone")
+
+    def _hear(self, member: _Member, message: Any) -> None:
+        job = self._job
+        now = time.monotonic()
+        match message:
+            case EngineHello() | SourceHello():
+                self._greet(member, message)
+            case _ if member.hello is None:
+                self._dismiss(member, "it spoke before it said who it is")
+            case _ if job is None or message.update != job.number:
+                pass  # about an update that is over
+            case Ready():
+                self._ready(job, member)
+            case Refuse():
+                self._refused(job, member, message.why)
+            case _ if job.update is None:
+                pass
+            case BucketWritten():
+                self._note(job, member, "broadcast", message.bucket, message.seconds)
+                self._obey(job, job.update.written(member.name, message.bucket, message.digest, now))
+            case BucketLoaded():
+                self._note(job, member, "reload", message.bucket, message.seconds)
+                answer = job.update.loaded if message.intact else job.update.damaged
+                self._obey(job, answer(member.name, message.bucket, now))
+            case Committed():
+                member.version, member.generation = job.version, job.generation
+                self._obey(job, job.update.committed(member.name, now))
+
+    def _greet(self, member: _Member, hello: EngineHello | SourceHello) -> None:
+        if hello.protocol_version != PROTOCOL_VERSION:
+            self._dismiss(member, f"it speaks version {hello.protocol_version} of the protocol, not {PROTOCOL_VERSION}")
+            return
+        names = {other.name for other in self._members.values()} | {SELF}
+        name = hello.name[:MAX_NAME]
+        member.name = name if name not in names else f"{name}@{member.channel.peer_pid}"
+        member.hello, member.greet_by = hello, 0.0
+        member.is_source = isinstance(hello, SourceHello)
+        if isinstance(hello, EngineHello):
+            member.version, member.generation = hello.version, hello.generation
+        descriptors = [buffer.descriptor for buffer in self._buffers]
+        self._send(member, Welcome(buffer_bytes=self._bucket_bytes), descriptors)
+        if not member.is_source:
+            self._post(self._help_late_engines)
+
+    def _send(self, member: _Member, message: msgspec.Struct, descriptors: Iterable[int] = ()) -> None:
+        try:
+            member.channel.send(message, list(descriptors))
+        except (OSError, ProtocolError) as error:
+            self._dismiss(member, f"it cannot be reached: {error}")
+
+    def _dismiss_named(self, name: str, why: str) -> None:
+        for member in [m for m in self._members.values() if m.name == name]:
+            self._dismiss(member, why)
+
+    def _dismiss(self, member: _Member, why: str) -> None:
+        """Close a connection; whoever it was has no part in the update any more."""
+        descriptor = member.channel.fileno()
+        if self._members.pop(descriptor, None) is None:
+            return
+        self._selector.unregister(descriptor)
+        with contextlib.suppress(OSError, ProtocolError):
+            member.channel.set_timeout(0.0)  # last words, if they fit
+            member.channel.send(Dismissed(why=why))
+        member.channel.close()
+        job = self._job
+        if job is None or not member.name:
+            return
+        if job.update is None:
+            if member.name in job.awaited | job.ready:
+                job.awaited.discard(member.name)
+                job.ready.discard(member.name)
+                job.dropped.setdefault(member.name, why)
+                self._post(lambda: self._start_if_ready(job))
+        else:
+            lost = job.update.lost_source if member.is_source else job.update.lost_engine
+            self._obey(job, lost(member.name, why, time.monotonic()))
+
+    # --- an update ----------------------------------------------------------------------------------------------
+    def _make_job(
+        self,
+        source: Source,
+        version: int,
+        generation: int,
+        form: Form,
+        handle: Handle,
+        only: frozenset[str] | None,
+        buckets: tuple[Bucket, ...],
+    ) -> _Job:
+        self._count += 1
+        return _Job(self._count, source, version, generation, form, handle, only, buckets, time.monotonic_ns())
+
+    def _gather(self) -> None:
+        """Ask everyone whether they take part."""
+        job = self._job
+        if job is None:
+            return
+        begin = Begin(
+            update=job.number,
+            version=job.version,
+            generation=job.generation,
+            bucket_bytes=self._bucket_bytes,
+            manifest=job.source.manifest,
+        )
+        asked = [
+            member
+            for member in self._members.values()
+            if member.hello is not None and (member.is_source or job.only is None or member.name in job.only)
+        ]
+        if job.only is not None:  # a late engine: the other sources may be at a newer version by now
+            asked = [member for member in asked if not member.is_source]
+        job.awaited = {member.name for member in asked}
+        job.ready_by = time.monotonic() + self._stall
+        for member in asked:
+            member.offered = (job.generation, job.version)
+            self._send(member, begin)
+        self._start_if_ready(job)
+
+    def _ready(self, job: _Job, member: _Member) -> None:
+        if member.name in job.awaited:
+            job.awaited.discard(member.name)
+            job.ready.add(member.name)
+            self._start_if_ready(job)
+
+    def _refused(self, job: _Job, member: _Member, why: str) -> None:
+        """It stays connected: the next update may suit it."""
+        if job.update is not None:
+            lost = job.update.lost_source if member.is_source else job.update.lost_engine
+            self._obey(job, lost(member.name, why, time.monotonic()))
+            return
+        job.awaited.discard(member.name)
+        job.ready.discard(member.name)
+        job.dropped[member.name] = why
+        self._on_notice(f"{member.name} refuses version {job.version}: {why}")
+        self._start_if_ready(job)
+
+    def _start_if_ready(self, job: _Job) -> None:
+        if self._job is job and job.update is None and not job.awaited:
+            self._start(job)
+
+    def _start(self, job: _Job) -> None:
+        members = {m.name: m for m in self._members.values() if m.name in job.ready}
+        sources = [SELF, *sorted(name for name, member in members.items() if member.is_source)]
+        engines = [name for name, member in members.items() if not member.is_source]
+        schedule = make_schedule(job.form, devices=len(sources), buckets=len(job.buckets), from_host=True)
+        job.update = Update(schedule, sources, engines, self._stall)
+        self._obey(job, job.update.start(time.monotonic()))
+
+    def _obey(self, job: _Job, orders: Iterable[Order]) -> None:
+        by_name = {member.name: member for member in self._members.values()}
+        for order in orders:
+            if self._job is not job:
+                return
+            match order:
+                case Write() if order.source == SELF:
+                    self._to_write.put((job, order))
+                case Write():
+                    ask = WriteBucket(update=job.number, bucket=order.bucket, buffer=order.buffer)
+                    self._order(by_name.get(order.source), "broadcast", order.bucket, ask)
+                case Load():
+                    ask_load = LoadBucket(
+                        update=job.number, bucket=order.bucket, buffer=order.buffer, digest=order.digest
+                    )
+                    self._order(by_name.get(order.engine), "reload", order.bucket, ask_load)
+                case Commit():
+                    job.handle._note_read()
+                    self._order(by_name.get(order.engine), "commit", -1, CommitUpdate(update=job.number))
+                case Drop():
+                    self._on_notice(f"{order.member} was dropped from the update to {job.version}: {order.why}")
+                    self._dismiss_named(order.member, order.why)
+                case Abandon():
+                    self._finish(job, error=order.why)
+                case Finished():
+                    self._finish(job, engines=order.engines)
+
+    def _order(self, member: _Member | None, kind: str, bucket: int, message: msgspec.Struct) -> None:
+        if member is not None:
+            member.ordered_ns[kind, bucket] = time.monotonic_ns()
+            self._send(member, message)
+
+    def _finish(self, job: _Job, *, engines: tuple[str, ...] = (), error: str = "") -> None:
+        if self._job is not job:
+            return
+        with self._lock:
+            self._job = None
+        dropped = {**job.dropped, **(job.update.dropped if job.update is not None else {})}
+        if not engines and not error:
+            error = "no engine took it"
+        if error:
+            for member in [m for m in self._members.values() if m.name in job.ready]:
+                self._send(member, AbandonUpdate(update=job.number, why=error))
+        result = Published(
+            version=job.version,
+            generation=job.generation,
+            engines=engines,
+            dropped=dropped,
+            error=error,
+            total_bytes=job.source.manifest.total_bytes,
+            buckets=len(job.buckets),
+            seconds=(time.monotonic_ns() - job.started_ns) / 1e9,
+            stages=tuple(job.stages),
+        )
+        what = f"version {job.version}, {describe_bytes(result.total_bytes)} in {result.seconds:.2f} s"
+        self._on_notice(f"{what}: {error}" if error else f"{what}: {len(engines)} engines have it")
+        job.handle._finish(result)
+        if self._held is not None and not self._closing:
+            self._post(self._help_late_engines)
+
+    def _help_late_engines(self) -> None:
+        """Engines that came after, or fell out of, the last update get its version by themselves."""
+        if self._held is None or self._closing:
+            return
+        source, version, generation = self._held
+        late = [
+            m.name
+            for m in self._members.values()
+            if m.hello is not None and not m.is_source
+            if (generation, version) not in ((m.generation, m.version), m.offered)
+        ]
+        with self._lock:
+            if self._job is not None or not late:
+                return
+            buckets = plan_buckets(source.manifest, self._bucket_bytes)
+            self._job = self._make_job(source, version, generation, self._form, Handle(), frozenset(late), buckets)
+        self._gather()
+
+    def _note(self, job: _Job, member: _Member, kind: str, bucket: int, seconds: float) -> None:
+        end_ns = time.monotonic_ns()
+        start_ns = max(member.ordered_ns.pop((kind, bucket), end_ns), end_ns - round(seconds * 1e9))
+        job.stages.append(Stage(kind, bucket, bucket % IPC_BUFFERS, member.name, start_ns, end_ns))
+
+    # --- the writer ---------------------------------------------------------------------------------------------
+    def _write_buckets(self) -> None:
+        while (task := self._to_write.get()) is not None:
+            job, order = task
+            if self._job is not job:
+                continue
+            start_ns = time.monotonic_ns()
+            try:
+                digest = job.source.fill(job.buckets[order.bucket], self._buffers[order.buffer].view)
+            except Exception as error:  # whatever a source runs into is the update's failure, not the publisher's
+                self._post(functools.partial(self._self_lost, job, f"{type(error).__name__}: {error}"))
+                continue
+            stage = Stage("broadcast", order.bucket, order.buffer, SELF, start_ns, time.monotonic_ns())
+            self._post(functools.partial(self._self_written, job, stage, digest))
+
+    def _self_written(self, job: _Job, stage: Stage, digest: int) -> None:
+        if self._job is job and job.update is not None:
+            job.stages.append(stage)
+            self._obey(job, job.update.written(SELF, stage.bucket, digest, time.monotonic()))
+
+    def _self_lost(self, job: _Job, why: str) -> None:
+        if self._job is job and job.update is not None:
+            self._obey(job, job.update.lost_source(SELF, why, time.monotonic()))

@@ -1,0 +1,535 @@
+"""The receiving side, inside the inference process: takes new weights in the background, all or nothing.
+
+    receiver = relight.Receiver("runs/mine", model=model)
+    ...
+    with receiver.serving() as version:      # around each request, or each token
+        model.generate(...)
+
+*Staged* (the default): buckets are loaded into a second copy beside the live weights; when every bucket is there and
+verified, the two are exchanged between two requests. *In place*: for engines whose memory allows no second copy.
+The engine pauses, its `load` callback gets each tensor as it arrives, and it goes on when the last one is in. If the
+update breaks off in the middle, the engine is *stale*: `serving` refuses, until an update has gone through.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from relight.errors import ProtocolError, StaleWeightsError, TransferError, UsageError
+from relight.transfer.buffers import Buffer, close_buffers, open_buffers
+from relight.transfer.channel import Channel, connect, socket_path
+from relight.transfer.manifest import Manifest, differences
+from relight.transfer.messages import (
+    PROTOCOL_VERSION,
+    AbandonUpdate,
+    Begin,
+    BucketLoaded,
+    Committed,
+    CommitUpdate,
+    Dismissed,
+    EngineHello,
+    FromPublisher,
+    LoadBucket,
+    Ready,
+    Refuse,
+    Welcome,
+    WriteBucket,
+)
+from relight.transfer.plan import Bucket, plan_buckets
+from relight.transfer.schedule import IPC_BUFFERS
+from relight.transfer.weights import Staging, allocate, describe, digest_weights, plain_name, weights_of
+
+Pairs = Iterable[tuple[str, torch.Tensor]]
+RETRY_SECONDS = 0.2
+
+
+class Target(Protocol):
+    """Where buckets go. `Receiver` calls these from one thread."""
+
+    wants: Manifest | None
+    in_place: bool
+
+    def begin(self, manifest: Manifest) -> None:
+        """An update begins. Raises TransferError or UsageError to refuse it; nothing of the engine has changed."""
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        """Take the bucket; returns the digest of what arrived."""
+
+    def accept(self, bucket: Bucket) -> None:
+        """What was loaded last is what was sent."""
+
+    def commit(self) -> None:
+        """Everything is here: make it the live version. Nobody is serving meanwhile."""
+
+    def abandon(self) -> None:
+        """Forget what was loaded."""
+
+
+class StagedTensors:
+    """A second copy of the live tensors, and an exchange of the two."""
+
+    in_place = False
+
+    def __init__(self, live: Mapping[str, torch.Tensor]) -> None:
+        self._live = dict(live)
+        self.wants: Manifest | None = describe(self._live)
+        self._staging: Staging | None = None
+
+    def begin(self, manifest: Manifest) -> None:
+        if self._staging is None or self._staging.manifest != manifest:
+            self._staging = None  # before the next one is allocated
+            self._staging = Staging(manifest)
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        assert self._staging is not None
+        return self._staging.load(bucket, view)
+
+    def accept(self, bucket: Bucket) -> None:
+        pass
+
+    def commit(self) -> None:
+        """Exchange the memory of live and staged tensors where that can be done without a copy."""
+        assert self._staging is not None
+        staging, exchanged = self._staging, {}
+        seen: dict[int, torch.Tensor] = {}  # tied tensors are one live object under several names
+        for name, live in self._live.items():
+            staged = staging.tensors[name]
+            if id(live) in seen:
+                continue
+            seen[id(live)] = live
+            if live.device.type == "cpu" and live.is_contiguous() and _owns_its_storage(live):
+                previous = live.data
+                live.data = staged
+                exchanged[name] = previous
+            else:
+                live.data.copy_(staged)
+                exchanged[name] = staged
+        self._staging = _exchange(staging, exchanged)
+
+    def abandon(self) -> None:
+        pass
+
+
+def _owns_its_storage(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is all of its storage; a slice must stay where its owner looks for it."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def _exchange(staging: Staging, exchanged: dict[str, torch.Tensor]) -> Staging | None:
+    """The memory that was live until now is the next update's staging."""
+    try:
+        return Staging(staging.manifest, {**staging.tensors, **exchanged})
+    except KeyError:
+        return None
+
+
+class StagedCallback:
+    """A copy in host memory, handed to `load` as a whole when it is complete."""
+
+    in_place = False
+
+    def __init__(self, load: Callable[[Pairs], object], wants: Manifest | None) -> None:
+        self.wants = wants
+        self._callback = load
+        self._staging: Staging | None = None
+
+    def begin(self, manifest: Manifest) -> None:
+        if self._staging is None or self._staging.manifest != manifest:
+            self._staging = None
+            self._staging = Staging(manifest)
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        assert self._staging is not None
+        return self._staging.load(bucket, view)
+
+    def accept(self, bucket: Bucket) -> None:
+        pass
+
+    def commit(self) -> None:
+        assert self._staging is not None
+        self._callback(self._staging.pairs())
+
+    def abandon(self) -> None:
+        pass
+
+
+class InPlaceCallback:
+    """No second copy: `load` gets each tensor once its last byte is verified.
+
+    Only tensors whose bytes are still arriving are held here: those of one bucket, and one that spans several.
+    """
+
+    in_place = True
+
+    def __init__(self, load: Callable[[Pairs], object], wants: Manifest | None) -> None:
+        self.wants = wants
+        self._callback = load
+        self._manifest = Manifest(())
+        self._missing: dict[int, int] = {}  # entry -> bytes to come
+        self._tensors: dict[int, torch.Tensor] = {}
+
+    def begin(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._missing = {index: entry.nbytes for index, entry in enumerate(manifest.entries)}
+        self._tensors = {}
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        for piece in bucket.pieces:
+            if piece.tensor not in self._tensors:
+                self._tensors[piece.tensor] = allocate(self._manifest.entries[piece.tensor])
+        held = {self._manifest.entries[index].name: tensor for index, tensor in self._tensors.items()}
+        return _PartialStaging(self._manifest, held).load(bucket, view)
+
+    def accept(self, bucket: Bucket) -> None:
+        complete = []
+        for piece in bucket.pieces:
+            self._missing[piece.tensor] -= piece.nbytes
+            if not self._missing[piece.tensor]:
+                complete.append((self._manifest.entries[piece.tensor].name, self._tensors.pop(piece.tensor)))
+        if complete:
+            self._callback(self._with_ties(complete))
+
+    def _with_ties(self, complete: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in complete:
+            yield name, tensor
+            for entry in self._manifest.entries:
+                if entry.same_as == name:
+                    yield entry.name, tensor
+
+    def commit(self) -> None:
+        empty = [(e.name, allocate(e)) for e in self._manifest.entries if not e.nbytes and not e.same_as]
+        if empty:
+            self._callback(self._with_ties(empty))
+
+    def abandon(self) -> None:
+        self._tensors.clear()
+
+
+class _PartialStaging(Staging):
+    """Staging of which only some tensors are held."""
+
+    def __init__(self, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.manifest = manifest
+        self.tensors = dict(tensors)
+        self._addresses = [tensors[entry.name].data_ptr() if entry.name in tensors else 0 for entry in manifest.entries]
+
+
+class _Turns:
+    """Many serve at once, or one updates. Who wants to update goes before who comes later to serve."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._serving = 0
+        self._updating = False
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._updating)
+            self._serving += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._serving -= 1
+                self._changed.notify_all()
+
+    def close_door(self) -> None:
+        """From now on nobody begins to serve; returns when nobody serves."""
+        with self._changed:
+            self._updating = True
+            self._changed.wait_for(lambda: not self._serving)
+
+    def open_door(self) -> None:
+        with self._changed:
+            self._updating = False
+            self._changed.notify_all()
+
+
+def _say_nothing(_: str) -> None:
+    pass
+
+
+class Receiver:
+    """Keeps an engine's weights as new as what is published.
+
+    Args:
+        place: what the publisher was given (for a training job, its run directory). It need not exist yet.
+        model: a module whose parameters and persistent buffers are replaced, or named tensors; or
+        load: a callback that takes `(name, tensor)` pairs, such as a vLLM model's `load_weights`. A tensor it gets
+            is its own to keep in place, and valid only during the call when staged.
+        mode: "staged" or "in-place" (see the module); in place needs `load`.
+        pause, resume: called around an update in place, for engines that have requests of their own in flight.
+        name: of this engine, for people.
+        on_notice: called with a sentence for people, from the receiver's thread.
+
+    Raises:
+        UsageError: arguments that do not go together, or a model that cannot be described.
+    """
+
+    def __init__(
+        self,
+        place: str | Path,
+        *,
+        model: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
+        load: Callable[[Pairs], object] | None = None,
+        mode: str = "staged",
+        pause: Callable[[], object] | None = None,
+        resume: Callable[[], object] | None = None,
+        name: str | None = None,
+        on_notice: Callable[[str], None] | None = None,
+    ) -> None:
+        if (model is None) == (load is None):
+            raise UsageError("Receiver needs either model= or load=")
+        if mode not in ("staged", "in-place"):
+            raise UsageError(f'mode={mode!r}: "staged" or "in-place"')
+        if mode == "in-place" and load is None:
+            raise UsageError('mode="in-place" needs load=: a model\'s own tensors can be exchanged, so stage them')
+        self._place = Path(place)
+        self._target: Target
+        if load is not None:
+            self._target = StagedCallback(load, None) if mode == "staged" else InPlaceCallback(load, None)
+        else:
+            assert model is not None
+            tensors = weights_of_live(model) if isinstance(model, torch.nn.Module) else model
+            self._target = StagedTensors(tensors)
+        self._live = None if model is None else (model if not isinstance(model, torch.nn.Module) else None)
+        self._model = model if isinstance(model, torch.nn.Module) else None
+        self._pause, self._resume = pause or (lambda: None), resume or (lambda: None)
+        self.name = name or f"engine-{os.getpid()}"
+        self._on_notice = on_notice or _say_nothing
+        self._turns = _Turns()
+        self._changed = threading.Condition()
+        self._version, self._generation = -1, 0
+        self._stale = ""  # why, if it is
+        self._closing = False
+        self._paused = False
+        self._channel: Channel | None = None
+        self._begun: Begin | None = None
+        self._buckets: tuple[Bucket, ...] = ()
+        self._buffers: tuple[Buffer, ...] = ()
+        self._thread = threading.Thread(target=self._run, name="relight-receiver", daemon=True)
+        self._thread.start()
+
+    # --- for the engine -----------------------------------------------------------------------------------------
+    @property
+    def version(self) -> int:
+        """Of the weights that `serving` answers with; -1 before the first update."""
+        return self._version
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def stale(self) -> str:
+        """Why the engine must not answer, or nothing."""
+        return self._stale
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[int]:
+        """While inside, the weights stay as they are. Yields their version; -1: those the engine started with.
+
+        Raises StaleWeightsError if an update in place broke off and none has gone through since.
+        """
+        with self._turns.serve():
+            if self._stale:
+                raise StaleWeightsError(self._stale)
+            yield self._version
+
+    def wait_for(self, version: int, timeout_seconds: float | None = None) -> bool:
+        """Until the engine answers with `version` or a newer one. False: not within the time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._version >= version and not self._stale, timeout_seconds)
+
+    def digest(self) -> str:
+        """Of the live weights: the same as `relight.digest_weights` gives at the trainer. Only with model=."""
+        with self._turns.serve():
+            if self._model is not None:
+                return digest_weights(weights_of(self._model))
+            if self._live is None:
+                raise UsageError("with load= the receiver does not know where the engine keeps its weights")
+            return digest_weights(self._live)
+
+    def close(self) -> None:
+        """Stop listening; the weights stay."""
+        self._closing = True
+        channel = self._channel
+        if channel is not None:
+            channel.break_off()
+        self._thread.join()
+
+    def __enter__(self) -> "Receiver":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- its thread ---------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                connection = connect(socket_path(self._place))
+            except (OSError, TransferError, ProtocolError):
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, RETRY_SECONDS)
+                continue
+            try:
+                self._channel = Channel(connection, FromPublisher)
+                self._converse(self._channel)
+            except (OSError, ProtocolError, TransferError) as error:
+                if not self._closing:
+                    self._on_notice(f"{self.name}: the connection to the publisher failed: {error}")
+            finally:
+                self._break_off("the publisher is gone")
+                channel, self._channel = self._channel, None
+                if channel is not None:
+                    channel.close()
+                close_buffers(self._buffers)
+                self._buffers = ()
+
+    def _converse(self, channel: Channel) -> None:
+        if self._closing:
+            return
+        hello = EngineHello(
+            protocol_version=PROTOCOL_VERSION,
+            name=self.name,
+            pid=os.getpid(),
+            version=-1 if self._stale else self._version,
+            generation=self._generation,
+        )
+        channel.send(hello)
+        while (message := channel.receive()) is not None:
+            match message:
+                case Welcome():
+                    descriptors, channel.descriptors = channel.descriptors, []
+                    self._buffers = open_buffers(descriptors, message.buffer_bytes)
+                    if len(self._buffers) != IPC_BUFFERS:
+                        raise ProtocolError(f"{len(self._buffers)} buffers came instead of {IPC_BUFFERS}")
+                case Begin():
+                    self._begin(channel, message)
+                case LoadBucket():
+                    self._load(channel, message)
+                case CommitUpdate():
+                    self._commit(channel, message)
+                case AbandonUpdate():
+                    if self._begun is not None and self._begun.update == message.update:
+                        self._break_off(message.why)
+                case Dismissed():
+                    self._on_notice(f"{self.name}: dismissed by the publisher: {message.why}")
+                case WriteBucket():
+                    raise ProtocolError("an engine writes no buckets")
+
+    def _begin(self, channel: Channel, begin: Begin) -> None:
+        self._break_off("another update began")
+        why = self._objection(begin)
+        if not why:
+            try:
+                self._buckets = plan_buckets(begin.manifest, begin.bucket_bytes)
+                self._target.begin(begin.manifest)
+            except (TransferError, UsageError) as error:
+                why = str(error)
+        if why:
+            self._on_notice(f"{self.name}: refused version {begin.version}: {why}")
+            channel.send(Refuse(update=begin.update, why=why))
+            return
+        self._begun = begin
+        channel.send(Ready(update=begin.update))
+
+    def _objection(self, begin: Begin) -> str:
+        if begin.generation < self._generation or begin.version < self._version:
+            return (
+                f"version {begin.version} of generation {begin.generation} is older than version {self._version} of "
+                f"generation {self._generation}, which this engine has"
+            )
+        if begin.bucket_bytes > min((buffer.nbytes for buffer in self._buffers), default=0):
+            return "the buckets are larger than the buffers"
+        if self._target.wants is not None:
+            return "; ".join(differences(begin.manifest, self._target.wants))
+        return ""
+
+    def _load(self, channel: Channel, order: LoadBucket) -> None:
+        begun = self._begun
+        if begun is None or begun.update != order.update:
+            return
+        if not (0 <= order.bucket < len(self._buckets) and 0 <= order.buffer < len(self._buffers)):
+            raise ProtocolError(f"there is no bucket {order.bucket} or no buffer {order.buffer}")
+        started_ns = time.monotonic_ns()
+        bucket = self._buckets[order.bucket]
+        if self._target.in_place and not self._paused:
+            self._enter_pause()
+        intact = self._target.load(bucket, self._buffers[order.buffer].view) == order.digest
+        if intact:
+            try:
+                self._target.accept(bucket)
+            except Exception as error:  # the engine's own callback
+                self._refuse(channel, begun, f"its load callback failed: {type(error).__name__}: {error}")
+                return
+        seconds = (time.monotonic_ns() - started_ns) / 1e9
+        channel.send(BucketLoaded(update=begun.update, bucket=order.bucket, intact=intact, seconds=seconds))
+
+    def _enter_pause(self) -> None:
+        """In place: from here until the commit the weights are a mixture, and nobody may see them."""
+        self._turns.close_door()
+        self._paused = True
+        self._stale = "an update in place is not complete"
+        self._pause()
+
+    def _commit(self, channel: Channel, order: CommitUpdate) -> None:
+        begun = self._begun
+        if begun is None or begun.update != order.update:
+            return
+        if not self._paused:
+            self._turns.close_door()
+            self._paused = True
+        try:
+            self._target.commit()
+        except Exception as error:
+            self._stale = f"its weights could not be taken over: {type(error).__name__}: {error}"
+            self._refuse(channel, begun, self._stale)
+            return
+        self._begun = None
+        try:
+            # Before anyone here sees the version: who waits for it may close this receiver at once.
+            channel.send(Committed(update=begun.update, version=begun.version))
+        finally:
+            with self._changed:
+                self._version, self._generation, self._stale = begun.version, begun.generation, ""
+                self._changed.notify_all()
+            self._leave_pause()
+
+    def _refuse(self, channel: Channel, begun: Begin, why: str) -> None:
+        self._on_notice(f"{self.name}: {why}")
+        self._break_off(why)
+        channel.send(Refuse(update=begun.update, why=why))
+
+    def _break_off(self, why: str) -> None:
+        """The update ends without effect; one in place leaves the engine stale, which it stays until the next."""
+        if self._begun is None:
+            return
+        version, self._begun = self._begun.version, None
+        self._target.abandon()
+        if self._paused and self._target.in_place:
+            self._stale = f"an update in place to version {version} broke off: {why}"
+            self._on_notice(f"{self.name}: {self._stale}")
+        if self._paused:
+            self._leave_pause()
+
+    def _leave_pause(self) -> None:
+        """Serve again; a stale engine lets nobody in, and says why."""
+        self._paused = False
+        if self._target.in_place and not self._stale:
+            self._resume()
+        self._turns.open_door()
+
+
+def weights_of_live(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Like `weights_of`, with the module's own objects, whose memory can be exchanged."""
+    named = module.state_dict(keep_vars=True)
+    return {plain_name(name): value for name, value in named.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,291 @@
+"""One update of every engine, decided: which bucket is written when, who loads it, who is dropped. Pure.
+
+Feed it facts (`written`, `loaded`, `lost_...`), obey its orders. Time is an argument. The order of things comes from
+the schedule's dependencies; what is decided here is what a failure does to it:
+
+- a source that is lost while it writes: another one that holds the weights writes that bucket;
+- an engine that is lost: it is dropped, the others go on;
+- a bucket whose digest does not match at some engine: that engine loads it again; if it is wrong again, a source
+  writes it again once nobody else reads that buffer; after that the engine is dropped;
+- no source left, or no engine left: the update is abandoned, and every engine keeps the version it has.
+
+An engine takes the new version only at `Commit`, which is ordered when every remaining engine holds every bucket.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from relight.transfer.schedule import Kind, Schedule
+
+MAX_LOADS = 3  # of one bucket by one engine: as it was written, once more, and after it was written again
+
+
+@dataclass(frozen=True)
+class Write:
+    """`source` shall put the bucket into the buffer and say `written`."""
+
+    source: str
+    bucket: int
+    buffer: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """`engine` shall take the bucket out of the buffer, verify it, and say `loaded` or `damaged`."""
+
+    engine: str
+    bucket: int
+    buffer: int
+    digest: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """`engine` holds everything: it shall take the new version, and say `committed`."""
+
+    engine: str
+
+
+@dataclass(frozen=True)
+class Drop:
+    """`member` (a source or an engine) has no part in this update any more."""
+
+    member: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Nobody takes the new version."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """`engines` have the new version; what was dropped is in `Update.dropped`."""
+
+    engines: tuple[str, ...]
+
+
+Order = Write | Load | Commit | Drop | Abandon | Finished
+
+
+@dataclass
+class _Broadcast:
+    source: str = ""
+    digest: int | None = None
+    deadline: float = 0.0
+
+
+@dataclass
+class _Reload:
+    pending: dict[str, float] = field(default_factory=dict)  # engine -> deadline
+    loads: dict[str, int] = field(default_factory=dict)  # engine -> how often it was told to
+    waiting: set[str] = field(default_factory=set)  # engines that need it written again
+
+
+class Update:
+    """See the module's docstring. Over when `over`."""
+
+    def __init__(
+        self, schedule: Schedule, sources: Sequence[str], engines: Sequence[str], stall_timeout_seconds: float
+    ) -> None:
+        """`sources` by device; every one holds all the weights. `engines` have agreed to take them."""
+        self.over = False
+        self.dropped: dict[str, str] = {}
+        self._schedule = schedule
+        self._sources = list(sources)
+        self._engines = sorted(engines)
+        self._stall = stall_timeout_seconds
+        self._left = len(schedule.operations)
+        self._missing = [len(operation.after) for operation in schedule.operations]  # dependencies that are not over
+        self._dependents: list[list[int]] = [[] for _ in schedule.operations]
+        for operation in schedule.operations:
+            for before in operation.after:
+                self._dependents[before].append(operation.index)
+        self._broadcasts: dict[int, _Broadcast] = {}  # by bucket
+        self._reloads: dict[int, _Reload] = {}
+        self._committing: dict[str, float] | None = None  # engine -> deadline, once commits are ordered
+        self._committed: list[str] = []
+        self._buffers = {o.bucket: o.buffer for o in schedule.operations if o.kind is Kind.BROADCAST}
+        self._indices = {(o.kind, o.bucket): o.index for o in schedule.operations}
+
+    # --- facts --------------------------------------------------------------------------------------------------
+    def start(self, now: float) -> list[Order]:
+        """The first orders."""
+        if not self._engines or not self._sources:
+            return self._abandon("there is no engine" if not self._engines else "there is no source")
+        ready = [operation.index for operation in self._schedule.operations if not operation.after]
+        return self._begin(ready, now)
+
+    def written(self, source: str, bucket: int, digest: int, now: float) -> list[Order]:
+        """The bucket lies in its buffer. Ignored from a source that was dropped meanwhile."""
+        broadcast = self._broadcasts.get(bucket)
+        if self.over or broadcast is None or broadcast.source != source or broadcast.deadline == 0.0:
+            return []
+        broadcast.deadline = 0.0
+        if broadcast.digest is not None and broadcast.digest != digest:
+            # Two sources hold different weights: nobody can tell which are right.
+            return self._abandon(f"bucket {bucket} of {source} is not what it was before: the sources differ")
+        broadcast.digest = digest
+        reload = self._reloads.get(bucket)
+        if reload is not None:  # written again, for those that could not load it
+            engines, reload.waiting = sorted(reload.waiting), set()
+            return [self._load(engine, bucket, now) for engine in engines]
+        return self._complete(Kind.BROADCAST, bucket, now)
+
+    def loaded(self, engine: str, bucket: int, now: float) -> list[Order]:
+        """The engine has the bucket, verified."""
+        reload = self._reloads.get(bucket)
+        if self.over or reload is None or reload.pending.pop(engine, None) is None:
+            return []
+        return self._reloaded(bucket, now)
+
+    def damaged(self, engine: str, bucket: int, now: float) -> list[Order]:
+        """What the engine took out of the buffer does not have the digest of what was put in."""
+        reload = self._reloads.get(bucket)
+        if self.over or reload is None or reload.pending.pop(engine, None) is None:
+            return []
+        if reload.loads[engine] >= MAX_LOADS:
+            why = f"bucket {bucket} arrived damaged {MAX_LOADS} times"
+            return self._drop_engine(engine, why, now)
+        if reload.loads[engine] < MAX_LOADS - 1:
+            return [self._load(engine, bucket, now)]
+        reload.waiting.add(engine)
+        return self._reloaded(bucket, now)
+
+    def committed(self, engine: str, now: float) -> list[Order]:
+        """The engine answers with the new version."""
+        del now
+        if self.over or self._committing is None or self._committing.pop(engine, None) is None:
+            return []
+        self._committed.append(engine)
+        return self._finish()
+
+    def lost_source(self, source: str, why: str, now: float) -> list[Order]:
+        """The source is gone or does not answer."""
+        if self.over or source not in self._sources:
+            return []
+        self._sources.remove(source)
+        self.dropped[source] = why
+        orders: list[Order] = [Drop(source, why)]
+        if not self._sources and self._committing is None and not self._is_everything_written():
+            return orders + self._abandon(f"no source is left ({source}: {why})")
+        for bucket, broadcast in sorted(self._broadcasts.items()):
+            if broadcast.source == source and broadcast.deadline:
+                orders.append(self._write(bucket, now))
+        return orders
+
+    def lost_engine(self, engine: str, why: str, now: float) -> list[Order]:
+        """The engine is gone, does not answer, or refuses."""
+        if self.over or engine not in self._engines:
+            return []
+        return self._drop_engine(engine, why, now)
+
+    # --- time ---------------------------------------------------------------------------------------------------
+    def next_deadline(self) -> float | None:
+        """When `expire` must be called at the latest."""
+        deadlines = [broadcast.deadline for broadcast in self._broadcasts.values() if broadcast.deadline]
+        for reload in self._reloads.values():
+            deadlines += reload.pending.values()
+        deadlines += (self._committing or {}).values()
+        return None if self.over or not deadlines else min(deadlines)
+
+    def expire(self, now: float) -> list[Order]:
+        """Drop whoever has not answered in time: nobody else waits longer for it."""
+        orders: list[Order] = []
+        why = f"no answer for {self._stall:g} s"
+        for broadcast in [b for b in self._broadcasts.values() if b.deadline and b.deadline <= now]:
+            orders += self.lost_source(broadcast.source, why, now)
+        late = {e for r in self._reloads.values() for e, deadline in r.pending.items() if deadline <= now}
+        late |= {engine for engine, deadline in (self._committing or {}).items() if deadline <= now}
+        for engine in sorted(late):
+            orders += self.lost_engine(engine, why, now)
+        return orders
+
+    # --- decisions ----------------------------------------------------------------------------------------------
+    def _complete(self, kind: Kind, bucket: int, now: float) -> list[Order]:
+        """The operation is over: begin those that waited for it and for nothing else."""
+        self._left -= 1
+        ready = []
+        for index in self._dependents[self._indices[kind, bucket]]:
+            self._missing[index] -= 1
+            if not self._missing[index]:
+                ready.append(index)
+        return self._begin(ready, now)
+
+    def _begin(self, ready: Sequence[int], now: float) -> list[Order]:
+        orders: list[Order] = []
+        for index in ready:
+            operation = self._schedule.operations[index]
+            if operation.kind is Kind.BROADCAST:
+                self._broadcasts[operation.bucket] = _Broadcast()
+                orders.append(self._write(operation.bucket, now))
+            elif operation.kind is Kind.RELOAD:
+                self._reloads[operation.bucket] = _Reload()
+                orders += [self._load(engine, operation.bucket, now) for engine in self._engines]
+            else:
+                raise ValueError("an update between processes of one host copies nothing into H2D buffers")
+        if not self._left:
+            self._committing = dict.fromkeys(self._engines, now + self._stall)
+            orders += [Commit(engine) for engine in self._engines]
+        return orders
+
+    def _write(self, bucket: int, now: float) -> Write:
+        source = self._sources[bucket % len(self._sources)]
+        broadcast = self._broadcasts[bucket]
+        broadcast.source, broadcast.deadline = source, now + self._stall
+        return Write(source, bucket, self._buffers[bucket])
+
+    def _load(self, engine: str, bucket: int, now: float) -> Load:
+        reload = self._reloads[bucket]
+        reload.pending[engine] = now + self._stall
+        reload.loads[engine] = reload.loads.get(engine, 0) + 1
+        digest = self._broadcasts[bucket].digest
+        assert digest is not None
+        return Load(engine, bucket, self._buffers[bucket], digest)
+
+    def _reloaded(self, bucket: int, now: float) -> list[Order]:
+        """One engine less reads the bucket."""
+        reload = self._reloads[bucket]
+        if reload.pending:
+            return []
+        if reload.waiting and not self._sources:
+            engine = min(reload.waiting)
+            return self._drop_engine(engine, f"bucket {bucket} arrived damaged, and no source is left", now)
+        if reload.waiting:
+            return [] if self._broadcasts[bucket].deadline else [self._write(bucket, now)]
+        return self._complete(Kind.RELOAD, bucket, now)
+
+    def _drop_engine(self, engine: str, why: str, now: float) -> list[Order]:
+        self._engines.remove(engine)
+        self.dropped[engine] = why
+        orders: list[Order] = [Drop(engine, why)]
+        if self._committing is not None:
+            self._committing.pop(engine, None)
+            return orders + self._finish()
+        if not self._engines:
+            return orders + self._abandon(f"no engine is left ({engine}: {why})")
+        for bucket, reload in sorted(self._reloads.items()):
+            held = reload.pending.pop(engine, None) is not None or engine in reload.waiting
+            reload.waiting.discard(engine)
+            if held:
+                orders += self._reloaded(bucket, now)
+        return orders
+
+    def _is_everything_written(self) -> bool:
+        return all(
+            self._broadcasts.get(bucket) is not None and self._broadcasts[bucket].digest is not None
+            for bucket in range(self._schedule.buckets)
+        ) and not any(broadcast.deadline for broadcast in self._broadcasts.values())
+
+    def _finish(self) -> list[Order]:
+        if self._committing:
+            return []
+        self.over = True
+        return [Finished(tuple(sorted(self._committed)))]
+
+    def _abandon(self, why: str) -> list[Order]:
+        self.over = True
+        return [Abandon(why)]
