@@ -25,6 +25,7 @@ from relight.children import Child, describe_exit, end_children, is_stopped, kil
 from relight.core.report import decode_report
 from relight.errors import ProtocolError
 from relight.terminal import Screen
+from relight.transfer.channel import SOCKET_NAME
 from relight.wire.framing import decode, encode_frame, make_decoder, read_payload
 from relight.wire.handshake import hello_mac
 from relight.wire.messages import (
@@ -74,6 +75,8 @@ async def _launch(settings: JobSettings, screen: Screen, *, quiet: bool) -> int:
     finally:
         await launcher.end()
         shutil.rmtree(private_dir, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a publisher that was killed could not
+            Path(settings.run_dir, SOCKET_NAME).unlink()
     launcher.sum_up(show_report=not quiet)
     return status
 

@@ -15,10 +15,14 @@ from relight.training.runtime import Runtime
 class Barrier:
     """Called in front of every write; only the first one of a step waits."""
 
-    def __init__(self, runtime: Runtime, progress: Progress, prepare: Callable[[], None]) -> None:
+    def __init__(
+        self, runtime: Runtime, progress: Progress, prepare: Callable[[], None], passed: Callable[[], None]
+    ) -> None:
+        """`prepare` is called in front of the barrier, `passed` between it and the write."""
         self._runtime = runtime
         self._progress = progress
         self._prepare = prepare
+        self._passed = passed
         self._fence = torch.zeros(2, dtype=torch.int64)
 
     def before_write(self) -> None:
@@ -43,6 +47,7 @@ class Barrier:
         page.stamp(Phase.BARRIER)
         if not self._complete_fence(runtime):
             self._await_decision(runtime)
+        self._passed()
         page.put("torn", 1)
         page.stamp(Phase.OPTIMIZER)
         runtime.faults.strike(Point.OPTIMIZER)

@@ -33,6 +33,7 @@ from relight.training.batches import Batches
 from relight.training.job import current_runtime
 from relight.training.phases import PhaseHooks
 from relight.training.progress import Progress
+from relight.training.publishing import Publishing
 from relight.training.recovery import Recovery
 from relight.training.state import TrackedState
 from relight.training.step import Step
@@ -89,7 +90,8 @@ class Training:
         self._batches = Batches(data, accumulate, seed, rng, runtime.page)
         birth = f"{seed}/{runtime.world_size}/{self._state.layout()}"
         self._progress = Progress(lineage=xxhash.xxh3_64_hexdigest(birth.encode()))
-        self._barrier = Barrier(runtime, self._progress, self._prepare)
+        self._publishing = Publishing(runtime, self._state, self._progress)
+        self._barrier = Barrier(runtime, self._progress, self._prepare, self._passed)
         self._recovery = Recovery(runtime, self._state, self._progress, self._batches)
         self._phases = PhaseHooks(runtime, self._state, self._progress)
         self._writes = WriteWatch(self._state.is_tracked, self._barrier.before_write, lambda: runtime.in_step)
@@ -99,6 +101,24 @@ class Training:
     def version(self) -> int:
         """Optimizer steps applied to the state."""
         return self._progress.version
+
+    def publish(
+        self, *, every: int | None = None, model: str | None = None, stall_timeout_seconds: float = 5.0
+    ) -> None:
+        """Put the model's weights into every `relight.Receiver` that was given this run's directory.
+
+        With `every`: after every so many steps, and at the end; call it before the loop. Without: once, at the next
+        boundary between two steps. Buckets travel while the next step computes; its write waits for the last one to
+        be read. Engines answer with a version only once every rank is known to hold it. An engine that does not
+        answer for `stall_timeout_seconds` is dropped; publishing never fails the training.
+
+        Args:
+            model: which, if `Training` was given several.
+
+        Raises:
+            UsageError: no such model, or every < 1.
+        """
+        self._publishing.ask(every, model, stall_timeout_seconds)
 
     def steps(self, until: int) -> Iterator[Step]:
         """Offer steps until `until` of them are committed, in total, on every rank.
@@ -137,6 +157,7 @@ class Training:
                 continue
             self._refuse_changes_between_steps()
             self._show_position()
+            self._publishing.between_steps()
             runtime.faults.strike(Point.BETWEEN_STEPS)
             step = Step(self, progress.version, progress.attempt)
             yield step
@@ -200,6 +221,7 @@ class Training:
 
     def _recover(self, *, blank: bool = False) -> None:
         self._recovery.run(blank=blank)
+        self._publishing.confirm(self._progress.version)
         self._fingerprint = self._state.fingerprint()
         self._show_position()
 
@@ -221,6 +243,11 @@ class Training:
         """Every gradient of the step is reduced here: keep the private state with which the next step starts."""
         self._state.notice_changed_buffers()
         self._keep_private(self._progress.version + 1)
+
+    def _passed(self) -> None:
+        """Every rank is prepared, or it was decided to finish this step: all of them hold its version."""
+        self._publishing.confirm(self._progress.version)
+        self._publishing.before_write()
 
     def _keep_private(self, version: int) -> None:
         tree = {**self._state.private(), **self._batches.private()}
@@ -288,6 +315,7 @@ class Training:
             report=True,
         )
         if runtime.await_release():
+            self._publishing.finish()
             runtime.started = False
             return True
         self._recover()

@@ -108,6 +108,7 @@ class Handle:
     def __init__(self) -> None:
         self._read = threading.Event()
         self._over = threading.Event()
+        self._on_confirm: Callable[[], None] = _do_nothing
         self._result: Published | None = None
 
     def wait_until_read(self, timeout_seconds: float | None = None) -> bool:
@@ -121,6 +122,10 @@ class Handle:
     @property
     def over(self) -> bool:
         return self._over.is_set()
+
+    def confirm(self) -> None:
+        """The version will last (see `begin`); engines may take it."""
+        self._on_confirm()
 
     def _note_read(self) -> None:
         self._read.set()
@@ -144,6 +149,7 @@ class _Job:
     only: frozenset[str] | None  # engines; None: all
     buckets: tuple[Bucket, ...]
     started_ns: int
+    confirmed: bool = True
     awaited: set[str] = field(default_factory=set)
     ready: set[str] = field(default_factory=set)
     ready_by: float = 0.0
@@ -153,6 +159,10 @@ class _Job:
 
 
 def _say_nothing(_: str) -> None:
+    pass
+
+
+def _do_nothing() -> None:
     pass
 
 
@@ -214,22 +224,35 @@ class Publisher:
 
     # --- for the owner, from any thread -------------------------------------------------------------------------
     def begin(
-        self, source: Source, *, version: int, generation: int = 0, form: Form | None = None, hold: bool = False
+        self,
+        source: Source,
+        *,
+        version: int,
+        generation: int = 0,
+        form: Form | None = None,
+        hold: bool = False,
+        confirmed: bool = True,
+        only: Iterable[str] | None = None,
     ) -> Handle:
-        """Start an update of every engine that is connected; returns at once.
+        """Start an update of every engine that is connected, or of those named in `only`; returns at once.
 
         The source's tensors must not change until `Handle.wait_until_read`. `hold`: they never will, so engines
-        that come later get this version at once. Raises TransferError if an update is under way or `close` was
-        called, UsageError for weights that cannot be moved.
+        that come later get this version at once. Not `confirmed`: buckets are moved, but no engine answers with
+        the version before `Handle.confirm`. Raises TransferError if an update is under way or `close` was called,
+        UsageError for weights that cannot be moved.
         """
         buckets = plan_buckets(source.manifest, self._bucket_bytes)
         handle = Handle()
+        names = None if only is None else frozenset(only)
         with self._lock:
             if self._closing:
                 raise TransferError("the publisher is closed")
             if self._job is not None:
                 raise TransferError(f"the update to version {self._job.version} is under way; wait for it first")
-            self._job = self._make_job(source, version, generation, form or self._form, handle, None, buckets)
+            job = self._make_job(source, version, generation, form or self._form, handle, names, buckets)
+            job.confirmed = confirmed
+            handle._on_confirm = lambda: self._post(functools.partial(self._confirm, job))
+            self._job = job
             self._held = (source, version, generation) if hold else None
         self._post(self._gather)
         return handle
@@ -489,8 +512,6 @@ class Publisher:
             for member in self._members.values()
             if member.hello is not None and (member.is_source or job.only is None or member.name in job.only)
         ]
-        if job.only is not None:  # a late engine: the other sources may be at a newer version by now
-            asked = [member for member in asked if not member.is_source]
         job.awaited = {member.name for member in asked}
         job.ready_by = time.monotonic() + self._stall
         for member in asked:
@@ -525,10 +546,17 @@ class Publisher:
         sources = [SELF, *sorted(name for name, member in members.items() if member.is_source)]
         engines = [name for name, member in members.items() if not member.is_source]
         schedule = make_schedule(job.form, devices=len(sources), buckets=len(job.buckets), from_host=True)
-        job.update = Update(schedule, sources, engines, self._stall)
+        job.update = Update(schedule, sources, engines, self._stall, confirmed=job.confirmed)
         self._obey(job, job.update.start(time.monotonic()))
 
+    def _confirm(self, job: _Job) -> None:
+        job.confirmed = True
+        if self._job is job and job.update is not None:
+            self._obey(job, job.update.confirm(time.monotonic()))
+
     def _obey(self, job: _Job, orders: Iterable[Order]) -> None:
+        if job.update is not None and job.update.moved:
+            job.handle._note_read()
         by_name = {member.name: member for member in self._members.values()}
         for order in orders:
             if self._job is not job:
@@ -545,7 +573,6 @@ class Publisher:
                     )
                     self._order(by_name.get(order.engine), "reload", order.bucket, ask_load)
                 case Commit():
-                    job.handle._note_read()
                     self._order(by_name.get(order.engine), "commit", -1, CommitUpdate(update=job.number))
                 case Drop():
                     self._on_notice(f"{order.member} was dropped from the update to {job.version}: {order.why}")

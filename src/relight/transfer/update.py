@@ -89,15 +89,25 @@ class Update:
     """See the module's docstring. Over when `over`."""
 
     def __init__(
-        self, schedule: Schedule, sources: Sequence[str], engines: Sequence[str], stall_timeout_seconds: float
+        self,
+        schedule: Schedule,
+        sources: Sequence[str],
+        engines: Sequence[str],
+        stall_timeout_seconds: float,
+        *,
+        confirmed: bool = True,
     ) -> None:
-        """`sources` by device; every one holds all the weights. `engines` have agreed to take them."""
+        """`sources` by device; every one holds all the weights. `engines` have agreed to take them.
+
+        Unless `confirmed`, no engine takes the new version before `confirm`.
+        """
         self.over = False
         self.dropped: dict[str, str] = {}
         self._schedule = schedule
         self._sources = list(sources)
         self._engines = sorted(engines)
         self._stall = stall_timeout_seconds
+        self._confirmed = confirmed
         self._left = len(schedule.operations)
         self._missing = [len(operation.after) for operation in schedule.operations]  # dependencies that are not over
         self._dependents: list[list[int]] = [[] for _ in schedule.operations]
@@ -154,6 +164,16 @@ class Update:
             return [self._load(engine, bucket, now)]
         reload.waiting.add(engine)
         return self._reloaded(bucket, now)
+
+    @property
+    def moved(self) -> bool:
+        """Whether every remaining engine holds every bucket: nothing is read from a source any more."""
+        return not self._left
+
+    def confirm(self, now: float) -> list[Order]:
+        """The new version will last: engines may take it once they hold it."""
+        self._confirmed = True
+        return [] if self.over or self._left else self._commit(now)
 
     def committed(self, engine: str, now: float) -> list[Order]:
         """The engine answers with the new version."""
@@ -227,10 +247,13 @@ class Update:
                 orders += [self._load(engine, operation.bucket, now) for engine in self._engines]
             else:
                 raise ValueError("an update between processes of one host copies nothing into H2D buffers")
-        if not self._left:
-            self._committing = dict.fromkeys(self._engines, now + self._stall)
-            orders += [Commit(engine) for engine in self._engines]
-        return orders
+        return orders if self._left else orders + self._commit(now)
+
+    def _commit(self, now: float) -> list[Order]:
+        if not self._confirmed or self._committing is not None:
+            return []
+        self._committing = dict.fromkeys(self._engines, now + self._stall)
+        return [Commit(engine) for engine in self._engines]
 
     def _write(self, bucket: int, now: float) -> Write:
         source = self._sources[bucket % len(self._sources)]

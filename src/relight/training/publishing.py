@@ -1,0 +1,139 @@
+"""Publishing from a training job: the weights of a version go out while the next step computes.
+
+Between two writes parameters do not change, so buckets are read where the parameters lie, beside forward and
+backward, and no copy of the model is made. The next write waits until the last bucket has been read.
+
+Rank 0 publishes. An engine may answer with a version only once every rank is known to hold it: the barrier of the
+next step proves that, and so does a recovery that resumes at it. Until then the engines keep it staged.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from relight.errors import RelightError, UsageError
+from relight.training.progress import Progress
+from relight.training.runtime import Runtime
+from relight.training.state import TrackedState
+from relight.transfer.publisher import Handle, Publisher
+from relight.transfer.weights import TensorSource, plain_name
+
+LAST_SECONDS = 60.0  # for engines to take the final version before the job ends
+
+
+class Publishing:
+    """What `Training.publish` asked for. Nothing here can fail the training; what goes wrong is told."""
+
+    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._progress = progress
+        self._every = 0
+        self._requested = False
+        self._module = ""
+        self._stall_timeout_seconds = 0.0
+        self._publisher: Publisher | None = None
+        self._handle: Handle | None = None
+        self._version = -1  # of the update under way, or the last one
+        self._offered: set[str] = set()  # engines that were asked to take it
+
+    def ask(self, every: int | None, model: str | None, stall_timeout_seconds: float) -> None:
+        """See `Training.publish`."""
+        if every is not None and every < 1:
+            raise UsageError(f"publish(every={every}): at least 1, or leave it out to publish once")
+        names = list(self._state.modules)
+        if model is None and len(names) > 1:
+            raise UsageError(f"there are several models ({', '.join(names)}): say publish(model=...)")
+        if model is not None and model not in names:
+            raise UsageError(f"publish(model={model!r}): relight.Training was given {', '.join(names)}")
+        self._module = model or names[0]
+        self._stall_timeout_seconds = stall_timeout_seconds
+        if every is None:
+            self._requested = True
+        else:
+            self._every = every
+
+    def between_steps(self) -> None:
+        """The state is that of a finished version, and nobody writes: publish it if it is due."""
+        if not (self._every or self._requested) or self._runtime.rank != 0 or self._runtime.is_standby:
+            return
+        with self._told():
+            publisher = self._open()
+            if self._handle is not None and not self._handle.over:
+                return
+            engines = {engine.name: engine.version for engine in publisher.engines()}
+            due = self._requested or (self._every and self._progress.version % self._every == 0)
+            if due and engines and self._version != self._progress.version:
+                self._offered = set(engines)
+                self._begin(publisher, None)
+                self._requested = False
+                return
+            # Who came late, or fell out, gets the newest weights by itself.
+            late = {name for name, version in engines.items() if version < self._version} - self._offered
+            if late:
+                self._offered |= late
+                self._begin(publisher, late)
+
+    def confirm(self, version: int) -> None:
+        """Every rank is known to hold `version`."""
+        if self._handle is not None and version >= self._version:
+            self._handle.confirm()
+
+    def before_write(self) -> None:
+        """Parameters are about to change: wait until the last bucket has been read."""
+        if self._handle is not None:
+            self._handle.wait_until_read()
+
+    def finish(self) -> None:
+        """All ranks hold the final version: every engine gets it before the job ends."""
+        publisher = self._publisher
+        if publisher is None:
+            return
+        with self._told():
+            if self._handle is not None:
+                self._handle.confirm()
+                self._handle.wait(LAST_SECONDS)
+            behind = [engine.name for engine in publisher.engines() if engine.version != self._progress.version]
+            if behind and self._every:
+                handle = self._begin(publisher, behind)
+                handle.confirm()
+                handle.wait(LAST_SECONDS)
+        publisher.close()
+
+    def _open(self) -> Publisher:
+        if self._publisher is None:
+            self._publisher = Publisher(
+                self._runtime.settings.run_dir,
+                stall_timeout_seconds=self._stall_timeout_seconds,
+                on_notice=self._notice,
+            )
+        return self._publisher
+
+    def _begin(self, publisher: Publisher, only: Iterable[str] | None) -> Handle:
+        module = self._state.modules[self._module]
+        tensors: dict[str, torch.Tensor] = {}
+        parameters = {id(parameter) for parameter in module.parameters()}
+        for name, value in module.state_dict(keep_vars=True).items():
+            if isinstance(value, torch.Tensor):  # buffers change in forward: those are copied
+                tensors[plain_name(name)] = value.detach() if id(value) in parameters else value.detach().clone()
+        handle = self._handle = publisher.begin(
+            TensorSource(tensors),
+            version=self._progress.version,
+            generation=self._runtime.generation,
+            confirmed=False,
+            only=only,
+        )
+        self._version = self._progress.version
+        return handle
+
+    def _notice(self, text: str) -> None:
+        if "was dropped" in text or "refuses" in text or "failed" in text:
+            self._runtime.say(f"publish {text}", f"publishing: {text}")
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (RelightError, OSError) as error:
+            self._runtime.say(f"publish {error}", f"publishing failed: {error}")
