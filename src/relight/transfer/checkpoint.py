@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 
@@ -51,12 +51,15 @@ DTYPES = {
 }
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class _Stored(msgspec.Struct, frozen=True):
     """One tensor as a header describes it. Offsets count from the header's end."""
 
     dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]  # torch has no more dimensions either
+    data_offsets: tuple[_Size, _Size]
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -256,11 +259,9 @@ def _decode_header(header: bytes | bytearray) -> list[tuple[str, _Stored]]:
 def _check_tensor(path: Path, name: str, tensor: _Stored) -> None:
     if tensor.dtype not in DTYPES:
         raise UsageError(f"{path}: {name!r} is of type {tensor.dtype!r}, which relight does not move")
-    if any(size < 0 for size in tensor.shape):
-        raise UsageError(f"{path}: {name!r} has the shape {list(tensor.shape)}")
     start, end = tensor.data_offsets
     needed = math.prod(tensor.shape) * ITEM_BYTES[DTYPES[tensor.dtype]]
-    if start < 0 or end - start != needed:
+    if end - start != needed:
         raise UsageError(
             f"{path}: {name!r} ({tensor.dtype}, {list(tensor.shape)}) needs {needed} bytes, its offsets are "
             f"{start} to {end}"
