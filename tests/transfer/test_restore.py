@@ -9,12 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relight.errors import RestoreError
-from relight.transfer.codec import PIECE_BYTES, Flat
-from relight.transfer.restore import Header, Offer, Request, RestoreClient, RestoreServer, part_of
+from relight.transfer.codec import Flat
+from relight.transfer.restore import BUCKET_BYTES, Filled, Header, Offer, RestoreClient, RestoreServer
 
 TIMEOUT_SECONDS = 20.0
 
@@ -29,7 +27,7 @@ def make_server(tmp_path: Path, name: str = "source", halfway: Callable[[], None
 
 def make_state(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    big = torch.randn(PIECE_BYTES // 4 * 5 + 5, generator=generator)
+    big = torch.randn(BUCKET_BYTES // 4 * 5 + 5, generator=generator)
     return {"big": big, "small": torch.randn(3, generator=generator), "empty": torch.zeros(0), "scalar": torch.ones(())}
 
 
@@ -137,20 +135,26 @@ def framed(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
+def encoded(message: msgspec.Struct) -> bytes:
+    return framed(msgspec.msgpack.encode(message))
+
+
 def header_of(flat: Flat) -> bytes:
-    return framed(msgspec.msgpack.encode(Header(1, 1, {}, flat.tree, flat.paths, flat.specs)))
+    return encoded(Header(1, 1, {}, flat.tree, flat.paths, flat.specs))
 
 
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (b"", "before it described its state|ended in the middle"),
+        (b"", "before it described its state"),
         (framed(b"garbage"), "before it described its state"),
         (struct.pack(">I", 2**31), "over the limit"),
         (header_of(Flat({"w": torch.ones(4)})), "ended in the middle"),
-        (header_of(Flat({"w": torch.ones(4)})) + struct.pack(">Q", 1) + bytes(16), "another digest"),
+        (header_of(Flat({"w": torch.ones(4)})) + encoded(Filled(0, 0, 1)), "another digest"),
+        (header_of(Flat({"w": torch.ones(4)})) + encoded(Filled(3, 0, 1)), "something else"),
+        (header_of(Flat({"w": torch.ones(4)})) + encoded(Filled(0, 9, 1)), "something else"),
     ],
-    ids=["nothing", "garbage", "oversized", "cut", "corrupt"],
+    ids=["nothing", "garbage", "oversized", "cut", "corrupt", "other bucket", "no such buffer"],
 )
 def test_a_bad_source_is_an_error_and_nothing_else(tmp_path: Path, reply: bytes, message: str) -> None:
     thread = serve_raw(tmp_path / "raw.sock", reply)
@@ -168,14 +172,3 @@ def test_a_source_survives_strangers(tmp_path: Path) -> None:
             stranger.sendall(garbage)
     fetched = RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [server.address], lambda _: None)
     assert torch.equal(fetched.tensors[0], torch.ones(2))
-
-
-def test_the_request_is_what_it_says() -> None:
-    request = Request(3, 4, 0, 2)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request) == request
-
-
-@given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 8))
-def test_parts_cover_each_tensor_once(sizes: list[int], parts: int) -> None:
-    covered = [index for part in range(parts) for index in part_of(sizes, part, parts)]
-    assert covered == list(range(len(sizes)))

@@ -22,7 +22,8 @@ from relight.training.torch_private import BucketLayout
 from relight.transfer.codec import unflatten
 from relight.transfer.restore import Offer
 
-Digests = dict[int, list[int]]
+Digests = dict[int, int]  # by bucket
+MAX_SOURCES = 4  # that one replacement is restored from at the same time
 
 
 class Recovery:
@@ -133,8 +134,8 @@ class Recovery:
         runtime, progress = self._runtime, self._progress
         runtime.page.put("torn", 1)
         client = runtime.fetcher(restore.generation)
-        source = restore.sources[runtime.rank % len(restore.sources)]
-        fetched = client.fetch(restore.generation, restore.target, [source.address], self._state.destination().get)
+        addresses = _own_sources([source.address for source in restore.sources], runtime.rank)
+        fetched = client.fetch(restore.generation, restore.target, addresses, self._state.destination().get)
         meta = fetched.header.meta
         self._state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
         private = runtime.page.read_private_tree(restore.target)
@@ -149,7 +150,13 @@ class Recovery:
         runtime.page.put("version", progress.version)
         # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state.
         in_place = _same_storage(self._state.replicated().tensors, fetched.tensors)
-        return fetched.received_bytes, dict(enumerate(fetched.digests)) if in_place else {}
+        return fetched.received_bytes, fetched.digests if in_place else {}
+
+
+def _own_sources(addresses: list[str], rank: int) -> list[str]:
+    """The sources of one replacement; another one begins with another source."""
+    first = rank % len(addresses)
+    return (addresses[first:] + addresses[:first])[:MAX_SOURCES]
 
 
 def _same_storage(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:

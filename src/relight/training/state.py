@@ -16,6 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from relight.errors import UsageError
 from relight.training.torch_private import reset_scaler
 from relight.transfer.codec import Flat, digest_of, tensor_digests
+from relight.transfer.restore import plan_state
+from relight.transfer.weights import TensorReader
 
 # Buffers are compared with their value at the start of the step in these steps, and every so often after.
 _FULL_BUFFER_STEPS = 3
@@ -87,18 +89,19 @@ class TrackedState:
         }
         return {"tensors": tensors, "extra": extra}
 
-    def digest(self, known: dict[int, list[int]] | None = None) -> str:
-        """Digest of the replicated state. `known` holds piece digests computed already, by tensor index.
+    def digest(self, known: dict[int, int] | None = None) -> str:
+        """Digest of the replicated state. `known` holds digests computed already, by bucket.
 
-        Goes from the last tensor to the first: a source sends in the other direction, and each digest is computed
+        Goes from the last bucket to the first: a source sends in the other direction, and each digest is computed
         once, by whoever comes first.
         """
         flat = self.replicated()
+        reader, buckets = TensorReader(flat.tensors), plan_state(flat.specs)
         known = {} if known is None else known
-        for index in reversed(range(len(flat.tensors))):
-            if index not in known:
-                known[index] = tensor_digests(flat.tensors[index])
-        return digest_of(flat, [known[index] for index in range(len(flat.tensors))])
+        for bucket in reversed(buckets):
+            if bucket.index not in known:
+                known[bucket.index] = reader.digest(bucket)
+        return digest_of(flat, [known[bucket.index] for bucket in buckets])
 
     def layout(self) -> str:
         """Digest of names, shapes and dtypes: equal on ranks that built the same model and optimizer."""

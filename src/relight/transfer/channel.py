@@ -23,6 +23,7 @@ from relight.wire.framing import decode, encode_frame, split_payloads
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _MAX_DESCRIPTORS = 8
 _RECEIVE_BYTES = 2**18
+MAX_MESSAGE_BYTES = 64 * 2**20  # a description of a hundred thousand tensors
 SOCKET_NAME = "weights.sock"
 
 
@@ -114,13 +115,14 @@ class Channel:
 
     def send(self, message: msgspec.Struct, descriptors: Sequence[int] = ()) -> None:
         """Raises OSError if the other side is gone, or does not take anything for long."""
-        frame = encode_frame(message)
+        frame = encode_frame(message, MAX_MESSAGE_BYTES)
         with self._sending:
             if descriptors:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
                 sent = self._socket.sendmsg([frame], rights)
                 frame = frame[sent:]
-            self._socket.sendall(frame)
+            if frame:
+                self._socket.sendall(frame)
 
     def set_timeout(self, seconds: float | None) -> None:
         """Of each send and receive."""
@@ -148,7 +150,9 @@ class Channel:
         if not data:
             return False
         self._buffer += data
-        self._messages += [decode(self._decoder, payload) for payload in split_payloads(self._buffer)]
+        self._messages += [
+            decode(self._decoder, payload) for payload in split_payloads(self._buffer, MAX_MESSAGE_BYTES)
+        ]
         return True
 
     def pulled(self) -> list[Any]:

@@ -5,7 +5,7 @@ with a dtype). Tensors are replaced by numbered placeholders; their bytes travel
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -141,8 +141,8 @@ def tensor_digests(tensor: torch.Tensor) -> list[int]:
     return [piece_digest(view[start:end]) for start, end in pieces(len(view))]
 
 
-def digest_of(flat: Flat, digests: list[list[int]]) -> str:
-    """One digest for a flattened tree, given the piece digests of its tensors."""
+def digest_of(flat: Flat, digests: Sequence[int] | Sequence[list[int]]) -> str:
+    """One digest for a flattened tree, given digests of the bytes of its tensors, however these were divided."""
     return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode((flat.tree, flat.paths, flat.specs, digests)))
 
 

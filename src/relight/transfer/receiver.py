@@ -43,7 +43,7 @@ from relight.transfer.messages import (
 )
 from relight.transfer.plan import Bucket, plan_buckets
 from relight.transfer.schedule import IPC_BUFFERS
-from relight.transfer.weights import Staging, allocate, describe, digest_weights, plain_name, weights_of
+from relight.transfer.weights import Staging, TensorWriter, allocate, describe, digest_weights, plain_name, weights_of
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 RETRY_SECONDS = 0.2
@@ -183,8 +183,8 @@ class InPlaceCallback:
         for piece in bucket.pieces:
             if piece.tensor not in self._tensors:
                 self._tensors[piece.tensor] = allocate(self._manifest.entries[piece.tensor])
-        held = {self._manifest.entries[index].name: tensor for index, tensor in self._tensors.items()}
-        return _PartialStaging(self._manifest, held).load(bucket, view)
+        held = [self._tensors.get(index) for index in range(len(self._manifest.entries))]
+        return TensorWriter(held).load(bucket, view)
 
     def accept(self, bucket: Bucket) -> None:
         complete = []
@@ -209,15 +209,6 @@ class InPlaceCallback:
 
     def abandon(self) -> None:
         self._tensors.clear()
-
-
-class _PartialStaging(Staging):
-    """Staging of which only some tensors are held."""
-
-    def __init__(self, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.manifest = manifest
-        self.tensors = dict(tensors)
-        self._addresses = [tensors[entry.name].data_ptr() if entry.name in tensors else 0 for entry in manifest.entries]
 
 
 class _Turns:

@@ -1,18 +1,18 @@
-"""Copy the state of a healthy replica to a replacement, over Unix sockets, each piece verified on arrival.
+"""Copy the state of healthy replicas to a replacement: the weights engine's buckets, point to point.
 
-    target -> source   Request(generation, version, part, parts)
-    source -> target   Header(tree, paths, specs, ...), then for each piece of the part: digest (8 bytes), bytes
+    target -> source   Request(generation, version, part, parts), with the descriptors of two buffers of the target's
+    source -> target   Header(tree, paths, specs, ...), then for each bucket of the part: Filled(bucket, buffer, digest)
+    target -> source   Taken(buffer): it may be filled again
 
-The target receives straight into its own tensors: it is blank, so nothing good is ever overwritten, and nobody
-sees the state before the last digest has matched. A source whose process dies ends the stream, which the target
-reports at once. Shapes come from the target's own tensors wherever it has them; sizes are bounded by the header,
-which is bounded itself.
+While the target takes a bucket out of one buffer, the source fills the other. With several sources each sends every
+n-th bucket, through two buffers of its own. The target receives straight into its own tensors: it is blank, so
+nothing good is ever overwritten, and nobody sees the state before the last digest has matched. A source whose process
+dies ends the connection, which the target reports at once.
 """
 
 import contextlib
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,26 +21,38 @@ from typing import Any
 import msgspec
 import torch
 
-from relight.errors import RestoreError
-from relight.transfer.codec import Flat, TensorSpec, empty_like, host_copy, piece_digest, pieces, raw_bytes, spec_of
+from relight.errors import ProtocolError, RestoreError, TransferError, UsageError
+from relight.transfer.buffers import Buffer, close_buffers, create_buffers, open_buffers
+from relight.transfer.channel import Channel, connect, listen
+from relight.transfer.codec import Flat, TensorSpec, empty_like, spec_of
+from relight.transfer.manifest import Entry, make_manifest
+from relight.transfer.plan import Bucket, plan_buckets
+from relight.transfer.schedule import IPC_BUFFERS
+from relight.transfer.weights import TensorReader, TensorWriter
 
-_LENGTH = struct.Struct(">I")
-_DIGEST = struct.Struct(">Q")
-_MAX_HEADER_BYTES = 64 * 2**20
-_SOCKET_BUFFER_BYTES = 2**20
+BUCKET_BYTES = 4 * 2**20
+HELLO_SECONDS = 30.0  # for a target to say what it wants
+_OFFER_SECONDS = 600.0
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, tag=True):
     """What a target asks a source for."""
 
     generation: int
     version: int
     part: int
     parts: int
+    buffer_bytes: int
 
 
-class Header(msgspec.Struct, frozen=True):
-    """What comes before the bytes."""
+class Taken(msgspec.Struct, frozen=True, tag=True):
+    """The target has what lay in the buffer."""
+
+    buffer: int
+
+
+class Header(msgspec.Struct, frozen=True, tag=True):
+    """What comes before the buckets."""
 
     generation: int
     version: int
@@ -51,46 +63,46 @@ class Header(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class Filled(msgspec.Struct, frozen=True, tag=True):
+    """A bucket lies in a buffer."""
+
+    bucket: int
+    buffer: int
+    digest: int
+
+
 class Offer:
     """The state that a source serves during one generation."""
 
     def __init__(self, generation: int, version: int, meta: dict[str, Any], flat: Flat) -> None:
         self.header = Header(generation, version, meta, flat.tree, flat.paths, flat.specs)
-        self.tensors = flat.tensors
-        # Piece digests by tensor. Sending fills them from the front, the source's own state digest from the back.
-        self.digests: dict[int, list[int]] = {}
+        self.reader = TensorReader(flat.tensors)
+        self.buckets = plan_state(flat.specs)
+        # By bucket. Sending fills them from the front, the source's own state digest from the back.
+        self.digests: dict[int, int] = {}
 
 
-def part_of(sizes: Sequence[int], part: int, parts: int) -> range:
-    """Indices of the tensors in `part` of `parts`: contiguous, balanced by bytes, each index in exactly one part."""
-    total = sum(sizes)
-    bounds = [0]
-    done = 0
-    for index, size in enumerate(sizes):
-        done += size
-        while len(bounds) < parts and done * parts >= total * len(bounds):
-            bounds.append(index + 1)
-    bounds += [len(sizes)] * (parts + 1 - len(bounds))
-    bounds[parts] = len(sizes)
-    return range(bounds[part], bounds[part + 1])
+def plan_state(specs: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
+    """The buckets that a flattened state travels and is digested in; a tensor's index is its only name."""
+    entries = (Entry(str(index), spec.dtype, spec.shape) for index, spec in enumerate(specs))
+    return plan_buckets(make_manifest(entries), BUCKET_BYTES)
 
 
 class RestoreServer:
     """Serves offers to whoever connects. One thread per connection; `withdraw` breaks them all."""
 
     def __init__(self, path: Path, halfway: Callable[[], None]) -> None:
+        """`halfway` is called when half of a transfer is sent (by the first of several sources)."""
         self.address = str(path)
         self._halfway = halfway
         self._condition = threading.Condition()
         self._offer: Offer | None = None
         self._newest = 0
-        self._connections: set[socket.socket] = set()
+        self._channels: set[Channel] = set()
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._listener.bind(self.address)
-        os.chmod(self.address, 0o600)
-        self._listener.listen(64)
+        self._listener = listen(path)
+        self._listener.setblocking(True)
         threading.Thread(target=self._accept, name="relight-restore", daemon=True).start()
 
     def offer(self, offer: Offer) -> None:
@@ -105,9 +117,8 @@ class RestoreServer:
             self._newest = max(self._newest, generation)
             if self._offer is not None and self._offer.header.generation < self._newest:
                 self._offer = None
-            for connection in self._connections:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+            for channel in self._channels:
+                channel.break_off()
             self._condition.notify_all()
 
     def _accept(self) -> None:
@@ -116,29 +127,43 @@ class RestoreServer:
             threading.Thread(target=self._serve, args=(connection,), name="relight-source", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, msgspec.DecodeError, RestoreError), connection:
+        try:
+            channel = Channel(connection, Request | Taken)
+        except (OSError, ProtocolError):
+            connection.close()
+            return
+        with self._condition:
+            self._channels.add(channel)
+        buffers: tuple[Buffer, ...] = ()
+        try:
+            channel.set_timeout(HELLO_SECONDS)
+            request = channel.receive()
+            if not isinstance(request, Request) or not 0 <= request.part < request.parts:
+                return
+            channel.set_timeout(None)
+            descriptors, channel.descriptors = channel.descriptors, []
+            buffers = open_buffers(descriptors, request.buffer_bytes)
+            offer = self._await_offer(request)
+            if offer is None:
+                closed = Header(request.generation, request.version, {}, None, [], [], error="generation is closed")
+                channel.send(closed)
+                return
+            channel.send(offer.header)
+            self._send_part(channel, offer, request, buffers)
+        except (OSError, ProtocolError, TransferError):
+            pass  # the target sees the end of the connection, and knows why
+        finally:
             with self._condition:
-                self._connections.add(connection)
-            try:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-                request = msgspec.msgpack.decode(_receive_block(connection, 4096), type=Request)
-                offer = self._await_offer(request)
-                if offer is None:
-                    empty = Header(request.generation, request.version, {}, None, [], [], error="generation is closed")
-                    _send_block(connection, msgspec.msgpack.encode(empty))
-                    return
-                _send_block(connection, msgspec.msgpack.encode(offer.header))
-                self._send_part(connection, offer, request)
-            finally:
-                with self._condition:
-                    self._connections.discard(connection)
+                self._channels.discard(channel)
+            channel.close()
+            close_buffers(buffers)
 
     def _await_offer(self, request: Request) -> Offer | None:
         def settled() -> bool:
             return self._newest > request.generation or self._matching(request) is not None
 
         with self._condition:
-            self._condition.wait_for(settled, 600)
+            self._condition.wait_for(settled, _OFFER_SECONDS)
             return self._matching(request)
 
     def _matching(self, request: Request) -> Offer | None:
@@ -149,31 +174,51 @@ class RestoreServer:
             offer if (offer.header.generation, offer.header.version) == (request.generation, request.version) else None
         )
 
-    def _send_part(self, connection: socket.socket, offer: Offer, request: Request) -> None:
-        sizes = [t.numel() * t.element_size() for t in offer.tensors]
-        indices = part_of(sizes, request.part, request.parts)
-        half, sent = sum(sizes[i] for i in indices) // 2, 0
-        for index in indices:
-            host = host_copy(offer.tensors[index])
-            view = raw_bytes(host)
-            known = offer.digests.get(index)
-            digests = []
-            for number, (start, end) in enumerate(pieces(len(view))):
-                digests.append(known[number] if known else piece_digest(view[start:end]))
-                connection.sendall(_DIGEST.pack(digests[-1]))
-                connection.sendall(view[start:end])
-                if sent < half <= sent + end - start:
-                    self._halfway()
-                sent += end - start
-            offer.digests[index] = digests
+    def _send_part(self, channel: Channel, offer: Offer, request: Request, buffers: Sequence[Buffer]) -> None:
+        mine = _part(offer.buckets, request.part, request.parts)
+        if mine and min(buffer.nbytes for buffer in buffers) < max(bucket.nbytes for bucket in mine):
+            raise ProtocolError("the target's buffers are too small")
+        halfway = _Halfway(mine, self._halfway if request.part == 0 else None)
+        for number, bucket in enumerate(mine):
+            buffer = number % IPC_BUFFERS
+            if number >= IPC_BUFFERS:
+                _expect_taken(channel)
+            digest = offer.digests[bucket.index] = offer.reader.fill(bucket, buffers[buffer].view)
+            halfway.pass_over(bucket)
+            channel.send(Filled(bucket.index, buffer, digest))
+        for _ in mine[-IPC_BUFFERS:]:
+            _expect_taken(channel)
+
+
+def _expect_taken(channel: Channel) -> None:
+    if not isinstance(channel.receive(), Taken):
+        raise ProtocolError("the target does not want the rest")
+
+
+def _part(buckets: Sequence[Bucket], part: int, parts: int) -> list[Bucket]:
+    return [bucket for bucket in buckets if bucket.index % parts == part]
+
+
+class _Halfway:
+    """Calls once, in front of the bucket that crosses the middle of a transfer."""
+
+    def __init__(self, buckets: Sequence[Bucket], call: Callable[[], None] | None) -> None:
+        self._call = call
+        self._half = sum(bucket.nbytes for bucket in buckets) // 2
+        self._done = 0
+
+    def pass_over(self, bucket: Bucket) -> None:
+        if self._call is not None and self._done <= self._half < self._done + bucket.nbytes:
+            self._call()
+        self._done += bucket.nbytes
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """A complete, verified copy: the header, one tensor per path, and the piece digests."""
+    """A complete, verified copy: the header, one tensor per path, and the digests by bucket."""
 
     header: Header
     tensors: list[torch.Tensor]
-    digests: list[list[int]]
+    digests: dict[int, int]
     received_bytes: int
 
 
@@ -181,98 +226,143 @@ class RestoreClient:
     """Fetches a version from one or several sources. `cancel` breaks it off from another thread."""
 
     def __init__(self, halfway: Callable[[], None], timeout_seconds: float) -> None:
+        """`halfway` is called when half has arrived (of the first source's part)."""
         self._halfway = halfway
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self._connections: list[socket.socket] = []
+        self._channels: list[Channel] = []
         self._cancelled = False
 
     def cancel(self) -> None:
         """Make `fetch` raise RestoreError soon."""
         with self._lock:
             self._cancelled = True
-            for connection in self._connections:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+            for channel in self._channels:
+                channel.break_off()
 
     def fetch(
         self, generation: int, version: int, addresses: Sequence[str], destination: Callable[[str], torch.Tensor | None]
     ) -> Restored:
-        """Copy `version` from `addresses`, a stripe from each.
+        """Copy `version` from `addresses`, every n-th bucket from each.
 
         `destination(path)` gives the tensor to receive into, if the target has one; otherwise one is made.
-        Raises RestoreError on a broken stream, a digest that does not match, or sources that disagree.
+        Raises RestoreError on a broken connection, a digest that does not match, or sources that disagree.
         """
         parts = len(addresses)
-        connections = [self._ask(address, generation, version, i, parts) for i, address in enumerate(addresses)]
-        headers = [self._header(connection, generation, version) for connection in connections]
-        first = headers[0]
-        if any((h.paths, h.specs) != (first.paths, first.specs) for h in headers[1:]):
-            raise RestoreError("two sources describe the same version differently")
-        tensors = [_destination(destination(p), spec) for p, spec in zip(first.paths, first.specs, strict=True)]
-        sizes = [t.numel() * t.element_size() for t in tensors]
-        digests: list[list[int]] = [[] for _ in tensors]
-        errors: list[BaseException] = []
+        with contextlib.ExitStack() as stack:
+            buffers = self._make_buffers(stack, parts)
+            channels = []
+            for part, address in enumerate(addresses):
+                request = Request(generation, version, part, parts, BUCKET_BYTES)
+                channels.append(self._ask(stack, address, request, buffers[part]))
+            headers = [self._header(channel, generation, version) for channel in channels]
+            first = headers[0]
+            if any((h.paths, h.specs, h.meta) != (first.paths, first.specs, first.meta) for h in headers[1:]):
+                raise RestoreError("two sources describe the same version differently")
+            tensors = [_destination(destination(p), spec) for p, spec in zip(first.paths, first.specs, strict=True)]
+            digests = self._receive(channels, buffers, first.specs, tensors)
+        return Restored(first, tensors, digests, sum(t.numel() * t.element_size() for t in tensors))
+
+    def _make_buffers(self, stack: contextlib.ExitStack, parts: int) -> list[tuple[Buffer, ...]]:
+        made = []
+        for _ in range(parts):
+            try:
+                made.append(create_buffers(IPC_BUFFERS, BUCKET_BYTES))
+            except TransferError as error:
+                raise RestoreError(str(error)) from error
+            stack.callback(close_buffers, made[-1])
+        return made
+
+    def _ask(self, stack: contextlib.ExitStack, address: str, request: Request, buffers: Sequence[Buffer]) -> Channel:
+        try:
+            channel = Channel(connect(Path(address)), Header | Filled)
+        except (OSError, TransferError, ProtocolError) as error:
+            raise RestoreError(f"the source at {os.path.basename(address)} cannot be reached: {error}") from error
+        stack.callback(channel.close)
+        with self._lock:
+            if self._cancelled:
+                raise RestoreError("cancelled")
+            self._channels.append(channel)
+        stack.callback(self._forget, channel)
+        channel.set_timeout(self._timeout_seconds)
+        try:
+            channel.send(request, [buffer.descriptor for buffer in buffers])
+        except OSError as error:
+            raise RestoreError(f"the source at {os.path.basename(address)} cannot be reached: {error}") from error
+        return channel
+
+    def _forget(self, channel: Channel) -> None:
+        with self._lock:
+            self._channels.remove(channel)
+
+    def _header(self, channel: Channel, generation: int, version: int) -> Header:
+        try:
+            header = channel.receive()
+        except (OSError, ProtocolError) as error:
+            raise RestoreError(f"the source ended before it described its state: {error}") from error
+        if not isinstance(header, Header):
+            raise RestoreError("the source ended before it described its state")
+        if header.error or (header.generation, header.version) != (generation, version):
+            raise RestoreError(header.error or f"the source offers version {header.version}, not {version}")
+        return header
+
+    def _receive(
+        self,
+        channels: Sequence[Channel],
+        buffers: Sequence[Sequence[Buffer]],
+        specs: Sequence[TensorSpec],
+        tensors: Sequence[torch.Tensor],
+    ) -> dict[int, int]:
+        try:
+            buckets = plan_state(specs)
+        except UsageError as error:
+            raise RestoreError(f"the source describes a state that cannot be: {error}") from error
+        writer = TensorWriter(tensors)
+        digests: dict[int, int] = {}
+        errors: list[Exception] = []
 
         def receive(part: int) -> None:
             try:
-                self._receive_part(connections[part], part_of(sizes, part, parts), tensors, digests)
-            except BaseException as error:
+                mine = _part(buckets, part, len(channels))
+                self._receive_part(channels[part], buffers[part], mine, writer, digests, part=part)
+            except (OSError, ProtocolError, RestoreError) as error:
                 errors.append(error)
+                for channel in channels:  # the other parts are of no use now
+                    channel.break_off()
 
-        others = [threading.Thread(target=receive, args=(part,)) for part in range(1, parts)]
+        others = [threading.Thread(target=receive, args=(part,)) for part in range(1, len(channels))]
         for thread in others:
             thread.start()
         receive(0)
         for thread in others:
             thread.join()
-        for connection in connections:
-            connection.close()
         if errors:
-            raise RestoreError(f"restoring version {version}: {errors[0]}") from errors[0]
-        return Restored(first, tensors, digests, sum(sizes))
-
-    def _ask(self, address: str, generation: int, version: int, part: int, parts: int) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        with self._lock:
-            if self._cancelled:
-                raise RestoreError("cancelled")
-            self._connections.append(connection)
-        connection.settimeout(self._timeout_seconds)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
-        try:
-            connection.connect(address)
-            _send_block(connection, msgspec.msgpack.encode(Request(generation, version, part, parts)))
-        except OSError as error:
-            raise RestoreError(f"the source at {Path(address).name} cannot be reached: {error}") from error
-        return connection
-
-    def _header(self, connection: socket.socket, generation: int, version: int) -> Header:
-        try:
-            header = msgspec.msgpack.decode(_receive_block(connection, _MAX_HEADER_BYTES), type=Header)
-        except (OSError, msgspec.DecodeError) as error:
-            raise RestoreError(f"the source ended before it described its state: {error}") from error
-        if header.error or (header.generation, header.version) != (generation, version):
-            raise RestoreError(header.error or f"the source offers version {header.version}, not {version}")
-        return header
+            raise RestoreError(str(errors[0])) from errors[0]
+        return digests
 
     def _receive_part(
-        self, connection: socket.socket, indices: range, tensors: list[torch.Tensor], digests: list[list[int]]
+        self,
+        channel: Channel,
+        buffers: Sequence[Buffer],
+        mine: Sequence[Bucket],
+        writer: TensorWriter,
+        digests: dict[int, int],
+        *,
+        part: int,
     ) -> None:
-        head = bytearray(_DIGEST.size)
-        half, got = sum(tensors[i].numel() * tensors[i].element_size() for i in indices) // 2, 0
-        for index in indices:
-            view = raw_bytes(tensors[index])
-            for number, (start, end) in enumerate(pieces(len(view))):
-                _receive_into(connection, memoryview(head))
-                _receive_into(connection, view[start:end])
-                digest = piece_digest(view[start:end])
-                if digest != _DIGEST.unpack(head)[0]:
-                    raise RestoreError(f"piece {number} of tensor {index} arrived with another digest than it was sent")
-                digests[index].append(digest)
-                if got < half <= got + end - start:
-                    self._halfway()
-                got += end - start
+        halfway = _Halfway(mine, self._halfway if part == 0 else None)
+        for bucket in mine:
+            filled = channel.receive()
+            if filled is None:
+                raise RestoreError("the source ended in the middle of the transfer")
+            if not isinstance(filled, Filled) or filled.bucket != bucket.index or not 0 <= filled.buffer < len(buffers):
+                raise RestoreError("the source sends something else than it was asked for")
+            halfway.pass_over(bucket)
+            digest = writer.load(bucket, buffers[filled.buffer].view)
+            if digest != filled.digest:
+                raise RestoreError(f"bucket {bucket.index} arrived with another digest than it was sent")
+            digests[bucket.index] = digest
+            channel.send(Taken(filled.buffer))
 
 
 def _destination(own: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
@@ -280,27 +370,3 @@ def _destination(own: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     if own is not None and own.device.type == "cpu" and own.is_contiguous() and spec_of(own) == spec:
         return own.detach()
     return empty_like(spec)
-
-
-def _send_block(connection: socket.socket, data: bytes) -> None:
-    connection.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def _receive_block(connection: socket.socket, limit: int) -> bytes:
-    head = bytearray(_LENGTH.size)
-    _receive_into(connection, memoryview(head))
-    (length,) = _LENGTH.unpack(head)
-    if length > limit:
-        raise RestoreError(f"a block of {length} bytes is over the limit of {limit}")
-    data = bytearray(length)
-    _receive_into(connection, memoryview(data))
-    return bytes(data)
-
-
-def _receive_into(connection: socket.socket, view: memoryview) -> None:
-    done = 0
-    while done < len(view):
-        count = connection.recv_into(view[done:], min(len(view) - done, 2**20))
-        if count == 0:
-            raise RestoreError("the source ended in the middle of the transfer")
-        done += count

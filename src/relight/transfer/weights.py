@@ -1,7 +1,7 @@
 """Weights as tensors: where an update's bytes come from, and where they go, bucket by bucket."""
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -26,31 +26,65 @@ class Source(Protocol):
         """Write the bucket's pieces into `view`; returns their digest. May raise OSError or TransferError."""
 
 
-class TensorSource:
-    """Named tensors, read where they lie. They must not change while an update reads them."""
+class TensorReader:
+    """Tensors by their index in a manifest, read where they lie."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Any device, dtype and layout; what is not contiguous host memory is copied, one tensor at a time."""
-        self._tensors = [tensor.detach() for tensor in tensors.values()]
-        self.manifest = describe(tensors)
+        self._tensors = [tensor.detach() for tensor in tensors]
         self._copied: tuple[int, torch.Tensor] | None = None
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
+        """Write the bucket's pieces into `view`; returns their digest."""
         target = address_of(view)
         digest = xxhash.xxh3_64()
         for piece in bucket.pieces:
-            host = self._host(piece.tensor)
-            source = host.data_ptr() + piece.start
+            source = self._host(piece.tensor).data_ptr() + piece.start
             copy_and_digest(target + piece.offset, source, view[piece.offset : piece.offset + piece.nbytes], digest)
+        return digest.intdigest()
+
+    def digest(self, bucket: Bucket) -> int:
+        """The same digest, without a copy."""
+        digest = xxhash.xxh3_64()
+        for piece in bucket.pieces:
+            host = self._host(piece.tensor)
+            digest.update(bytes_at(host.data_ptr() + piece.start, piece.nbytes))
         return digest.intdigest()
 
     def _host(self, index: int) -> torch.Tensor:
         tensor = self._tensors[index]
         if tensor.device.type == "cpu" and tensor.is_contiguous():
             return tensor
-        if self._copied is None or self._copied[0] != index:
-            self._copied = (index, host_copy(tensor))
-        return self._copied[1]
+        copied = self._copied  # another thread may read another tensor meanwhile
+        if copied is None or copied[0] != index:
+            copied = self._copied = (index, host_copy(tensor))
+        return copied[1]
+
+
+class TensorWriter:
+    """Contiguous host tensors by their index in a manifest, to be filled where they lie."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """None: no bucket that has this tensor will come."""
+        self._tensors = tensors  # keeps the memory
+        self._addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        """Take the bucket out of `view`; returns the digest of what arrived here."""
+        source = address_of(view)
+        digest = xxhash.xxh3_64()
+        for piece in bucket.pieces:
+            target = self._addresses[piece.tensor] + piece.start
+            copy_and_digest(target, source + piece.offset, bytes_at(target, piece.nbytes), digest)
+        return digest.intdigest()
+
+
+class TensorSource(TensorReader):
+    """Named tensors as the source of an update. They must not change while an update reads them."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(list(tensors.values()))
+        self.manifest = describe(tensors)
 
 
 def describe(tensors: Mapping[str, torch.Tensor]) -> Manifest:
@@ -105,17 +139,8 @@ class Staging:
                 self.tensors[entry.name] = tensors[entry.name]
             else:
                 self.tensors[entry.name] = allocate(entry)
-        self._addresses = [self.tensors[entry.name].data_ptr() for entry in manifest.entries]
-
-    def load(self, bucket: Bucket, view: memoryview) -> int:
-        """Take the bucket out of `view`; returns the digest of what arrived here."""
-        source = address_of(view)
-        digest = xxhash.xxh3_64()
-        for piece in bucket.pieces:
-            target = self._addresses[piece.tensor] + piece.start
-            arrived = memoryview((ctypes.c_char * piece.nbytes).from_address(target)).cast("B")
-            copy_and_digest(target, source + piece.offset, arrived, digest)
-        return digest.intdigest()
+        self._writer = TensorWriter([self.tensors[entry.name] for entry in manifest.entries])
+        self.load = self._writer.load
 
     def pairs(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every name with its tensor, tied ones too."""
@@ -139,6 +164,11 @@ def copy_and_digest(target: int, source: int, arrived: memoryview, digest: "xxha
         count = min(_CHUNK_BYTES, len(arrived) - start)
         ctypes.memmove(target + start, source + start, count)
         digest.update(arrived[start : start + count])
+
+
+def bytes_at(address: int, count: int) -> memoryview:
+    """Memory as writable bytes. Whoever owns it must be kept alive meanwhile."""
+    return memoryview((ctypes.c_char * count).from_address(address)).cast("B")
 
 
 def address_of(view: memoryview) -> int:

@@ -19,11 +19,11 @@ _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_frame(message: msgspec.Struct | msgspec.Raw) -> bytes:
+def encode_frame(message: msgspec.Struct | msgspec.Raw, limit: int = MAX_FRAME_BYTES) -> bytes:
     """One frame, ready to send; a relayed (Raw) message as it came. Raises ProtocolError if it is over the limit."""
     payload = _encoder.encode(message)
-    if len(payload) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"{type(message).__name__} of {len(payload)} bytes is over {MAX_FRAME_BYTES}")
+    if len(payload) > limit:
+        raise ProtocolError(f"{type(message).__name__} of {len(payload)} bytes is over {limit}")
     return _LENGTH.pack(len(payload)) + payload
 
 
@@ -56,11 +56,11 @@ async def read_payload(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTE
         return None
 
 
-def split_payloads(buffer: bytearray) -> Iterator[bytes]:
+def split_payloads(buffer: bytearray, limit: int = MAX_FRAME_BYTES) -> Iterator[bytes]:
     """Take every complete payload off the front of `buffer`, for callers that are handed bytes as they come."""
     while len(buffer) >= _LENGTH.size:
         (length,) = _LENGTH.unpack_from(buffer)
-        _check_length(length)
+        _check_length(length, limit)
         end = _LENGTH.size + length
         if len(buffer) < end:
             return
