@@ -142,7 +142,9 @@ class Update:
         reload = self._reloads.get(bucket)
         if reload is not None:  # written again, for those that could not load it
             engines, reload.waiting = sorted(reload.waiting), set()
-            return [self._load(engine, bucket, now) for engine in engines]
+            if engines:
+                return [self._load(engine, bucket, now) for engine in engines]
+            return self._reloaded(bucket, now)  # they were dropped meanwhile
         return self._complete(Kind.BROADCAST, bucket, now)
 
     def loaded(self, engine: str, bucket: int, now: float) -> list[Order]:
@@ -155,13 +157,14 @@ class Update:
     def damaged(self, engine: str, bucket: int, now: float) -> list[Order]:
         """What the engine took out of the buffer does not have the digest of what was put in."""
         reload = self._reloads.get(bucket)
-        if self.over or reload is None or reload.pending.pop(engine, None) is None:
+        if self.over or reload is None or engine not in reload.pending:
             return []
         if reload.loads[engine] >= MAX_LOADS:
             why = f"bucket {bucket} arrived damaged {MAX_LOADS} times"
             return self._drop_engine(engine, why, now)
         if reload.loads[engine] < MAX_LOADS - 1:
             return [self._load(engine, bucket, now)]
+        del reload.pending[engine]
         reload.waiting.add(engine)
         return self._reloaded(bucket, now)
 
@@ -193,8 +196,13 @@ class Update:
         if not self._sources and self._committing is None and not self._is_everything_written():
             return orders + self._abandon(f"no source is left ({source}: {why})")
         for bucket, broadcast in sorted(self._broadcasts.items()):
-            if broadcast.source == source and broadcast.deadline:
+            if broadcast.source != source or not broadcast.deadline:
+                continue
+            if self._sources and (broadcast.digest is None or self._reloads[bucket].waiting):
                 orders.append(self._write(bucket, now))
+            else:  # it was written again, for engines that are gone or must go
+                broadcast.deadline = 0.0
+                orders += self._reloaded(bucket, now)
         return orders
 
     def lost_engine(self, engine: str, why: str, now: float) -> list[Order]:
@@ -216,8 +224,9 @@ class Update:
         """Drop whoever has not answered in time: nobody else waits longer for it."""
         orders: list[Order] = []
         why = f"no answer for {self._stall:g} s"
-        for broadcast in [b for b in self._broadcasts.values() if b.deadline and b.deadline <= now]:
-            orders += self.lost_source(broadcast.source, why, now)
+        silent = {b.source for b in self._broadcasts.values() if b.deadline and b.deadline <= now}
+        for source in sorted(silent):  # named first: the next writer of its buckets has only begun
+            orders += self.lost_source(source, why, now)
         late = {e for r in self._reloads.values() for e, deadline in r.pending.items() if deadline <= now}
         late |= {engine for engine, deadline in (self._committing or {}).items() if deadline <= now}
         for engine in sorted(late):
@@ -272,13 +281,13 @@ class Update:
     def _reloaded(self, bucket: int, now: float) -> list[Order]:
         """One engine less reads the bucket."""
         reload = self._reloads[bucket]
-        if reload.pending:
+        if reload.pending or self._broadcasts[bucket].deadline:  # also if it is being written again for nobody
             return []
         if reload.waiting and not self._sources:
             engine = min(reload.waiting)
             return self._drop_engine(engine, f"bucket {bucket} arrived damaged, and no source is left", now)
         if reload.waiting:
-            return [] if self._broadcasts[bucket].deadline else [self._write(bucket, now)]
+            return [self._write(bucket, now)]
         return self._complete(Kind.RELOAD, bucket, now)
 
     def _drop_engine(self, engine: str, why: str, now: float) -> list[Order]:
@@ -298,10 +307,11 @@ class Update:
         return orders
 
     def _is_everything_written(self) -> bool:
+        """At least once; a bucket that is being written again has a digest."""
         return all(
             self._broadcasts.get(bucket) is not None and self._broadcasts[bucket].digest is not None
             for bucket in range(self._schedule.buckets)
-        ) and not any(broadcast.deadline for broadcast in self._broadcasts.values())
+        )
 
     def _finish(self) -> list[Order]:
         if self._committing:
