@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from relight import weights_cli
 from relight.errors import UsageError
 from relight.wire.settings import JobSettings
 
@@ -30,6 +31,7 @@ examples:
   relight run --nproc-per-node 4 --standby 1 train.py --lr 0.1
   relight chaos --nproc-per-node 4 --standby 2 --chaos "kill rank 2 in BACKWARD of step 13" train.py
   relight report runs/train-20260101-120000
+  relight weights plan model.safetensors --devices 4
 """
 
 
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
-        commands[parsed.command].error(_unknown_hint(unknown[0], commands[parsed.command]))
+        commands[parsed.command].error(_unknown_hint(unknown[0], parsed.command, commands[parsed.command]))
     try:
         return int(parsed.call(parsed))
     except UsageError as error:
@@ -138,7 +140,8 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         "--recoveries", type=int, default=5, metavar="N", help="how many recoveries to draw; default 5"
     )
     timeline.set_defaults(call=_timeline)
-    return parser, {"run": run, "chaos": chaos, "report": report, "timeline": timeline}
+    commands = {"run": run, "chaos": chaos, "report": report, "timeline": timeline}
+    return parser, commands | weights_cli.add_commands(choices)
 
 
 def _style(command: str) -> dict[str, Any]:
@@ -248,12 +251,13 @@ def _add_chaos_flags(group: argparse._ArgumentGroup) -> None:
     add("--chaos-seed", type=int, default=0, metavar="SEED", help="seed of those; the same seed, the same faults")
 
 
-def _unknown_hint(flag: str, parser: argparse.ArgumentParser) -> str:
+def _unknown_hint(flag: str, command: str, parser: argparse.ArgumentParser) -> str:
     known = [option for action in parser._actions for option in action.option_strings]
     word = flag.partition("=")[0]
     near = [option for option in known if option.startswith(word)] or difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"unknown argument {flag}; {hint}Arguments of the script itself go after its name; --help lists the others"
+    script = "Arguments of the script itself go after its name; " if command in ("run", "chaos") else ""
+    return f"unknown argument {flag}; {hint}{script}--help lists {'the others' if script else 'all'}"
 
 
 def _version() -> str:

@@ -143,7 +143,7 @@ def test_reasons_in_words() -> None:
     three = choose(full_buckets(8), costs_of(1, 1, 0.5), devices=4)
     assert three.why == (
         "three-stage: the reloads (4 s in all) hide behind the broadcasts (8 s), and the next round's copies (2 s) "
-        "behind both: 9.5 s against serial 14 s, two-stage 10.5 s"
+        "behind both if the bus is free: 9.5 s against serial 14 s, two-stage 10.5 s"
     )
     single = choose(full_buckets(1), costs_of(0.01, 1.0, 0.5), devices=4)
     assert single.why == "serial: there is nothing to overlap in 1 bucket"

@@ -96,7 +96,7 @@ def draw(window: Window, width: int, glyphs: Glyphs = UNICODE, max_rows: int = M
     axis = plan_axis(window.start_ns, window.end_ns, columns, _changes(window, rows))
     lines = [_line("step", _step_labels(rows, axis))]
     if window.strikes:
-        lines.append(_line("failure", _labels(_strike_labels(window.strikes, axis, glyphs), columns, _STRIKE)))
+        lines.append(_line("failure", place_labels(_strike_labels(window.strikes, axis, glyphs), columns, _STRIKE)))
     if window.bands:
         lines.append(_line("recovery", _band_line(window.bands, axis, glyphs)))
     for row in rows:
@@ -251,7 +251,7 @@ def _line(name: str, content: Text) -> Text:
     return line
 
 
-def _labels(labels: Sequence[tuple[int, str]], columns: int, style: str = "") -> Text:
+def place_labels(labels: Sequence[tuple[int, str]], columns: int, style: str = "") -> Text:
     """Texts at columns, from left to right; one that does not fit beside its neighbours is moved, or left out."""
     text = Text()
     free = 0
@@ -279,7 +279,7 @@ def _step_labels(rows: Sequence[Row], axis: Axis) -> Text:
     for (step, _), start in sorted(starts.items(), key=lambda item: (item[1], item[0])):
         labels.append((axis.column(start), f"step {step} again" if step in seen else f"step {step}"))
         seen.add(step)
-    return _labels(labels, axis.columns)
+    return place_labels(labels, axis.columns)
 
 
 def _strike_labels(strikes: Sequence[Strike], axis: Axis, glyphs: Glyphs) -> list[tuple[int, str]]:
@@ -331,4 +331,4 @@ def _time_labels(window: Window, axis: Axis, glyphs: Glyphs) -> Text:
         labels.append((int(piece.first_column) + 2, f"{glyphs.cut} {length} {glyphs.cut}"))
     last = label(window.end_ns)
     labels.append((axis.columns - cell_len(last), last))
-    return _labels(sorted(labels), axis.columns, "dim")
+    return place_labels(sorted(labels), axis.columns, "dim")

@@ -141,8 +141,9 @@ def explain(
     fulls = sum(bucket.nbytes for bucket in buckets) / costs.bucket_bytes
     broadcast = fulls * costs.broadcast_seconds + len(buckets) * costs.operation_seconds
     reload = fulls * costs.reload_seconds + len(buckets) * costs.operation_seconds
+    reload *= 1.0 if costs.cores is None else max(1.0, costs.engines / costs.cores)
     rounds = -(-len(buckets) // devices)
-    copy = 0.0 if from_host else rounds * (costs.h2d_seconds + costs.operation_seconds)
+    copy = rounds * (costs.h2d_seconds + costs.operation_seconds)
     stages = (("broadcasts", broadcast), ("reloads", reload))
     (shorter, short), (longer, long) = sorted(stages, key=lambda stage: stage[1])
     hidden = f"the {shorter} ({describe_seconds(short)} in all) hide behind the {longer} ({describe_seconds(long)})"
@@ -156,7 +157,10 @@ def explain(
     if form is Form.TWO_STAGE:
         rest = "" if from_host else ", and copying during broadcasts as well would gain at most 2 %"
         return f"two-stage: {hidden}{rest}: {took}"
-    return f"three-stage: {hidden}, and the next round's copies ({describe_seconds(copy)}) behind both: {took}"
+    rest = (
+        "" if from_host else f", and the next round's copies ({describe_seconds(copy)}) behind both if the bus is free"
+    )
+    return f"three-stage: {hidden}{rest}: {took}"
 
 
 def describe_seconds(seconds: float) -> str:

@@ -1,0 +1,144 @@
+"""Draws a weight update in the terminal: for each device a row per buffer, time to the right. Pure.
+
+Each use of a buffer is filled with a letter of its own and begins with the number of its bucket, so that nothing
+depends on seeing colours; the colours are those of Okabe and Ito, as in the figures of training.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+from rich.cells import cell_len
+from rich.text import Text
+
+from relight.timeline.axis import Axis, plan_axis, share_columns
+from relight.timeline.terminal import UNICODE, Glyphs, duration, place_labels
+
+MAX_DEVICES = 8
+_LEFT = 10
+_MIN_COLUMNS = 24
+
+
+class Doing(StrEnum):
+    """What happens in a buffer."""
+
+    H2D = "host-to-device copy"
+    SOURCE = "broadcast, this device is the source"
+    TARGET = "broadcast, this device is a target"
+    RELOAD = "reload by the engine"
+    HELD = "still to be read"
+
+
+_LETTERS = {Doing.H2D: "H", Doing.SOURCE: "S", Doing.TARGET: "T", Doing.RELOAD: "R"}
+_STYLES = {
+    Doing.H2D: "black on #56b4e9",
+    Doing.SOURCE: "black on #e69f00",
+    Doing.TARGET: "black on #f0e442",
+    Doing.RELOAD: "black on #009e73",
+    Doing.HELD: "dim",
+}
+
+
+class Use(msgspec.Struct, frozen=True, array_like=True):
+    """One bucket in one buffer of one device, for some time."""
+
+    device: int
+    row: int  # index into the figure's rows
+    doing: Doing
+    bucket: int
+    start_seconds: float
+    end_seconds: float
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """What is drawn: from second 0 to `end_seconds`; what goes on after that is cut off there."""
+
+    devices: int
+    rows: tuple[str, ...]  # the buffers of each device
+    uses: tuple[Use, ...]
+    end_seconds: float
+    marks: tuple[tuple[float, str], ...] = ()  # names of moments, above the rows
+
+
+def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """The figure, line by line, each at most `width` cells wide."""
+    columns = max(_MIN_COLUMNS, width - _LEFT)
+    axis = plan_axis(0, _ns(figure.end_seconds), columns)
+    lines = []
+    if figure.marks:
+        lines.append(_line("", place_labels([(axis.column(_ns(at)), name) for at, name in figure.marks], columns)))
+    shown = min(figure.devices, MAX_DEVICES)
+    by_row: dict[tuple[int, int], list[Use]] = {}
+    for use in figure.uses:
+        if use.device < shown and 0 <= use.start_seconds < min(use.end_seconds, figure.end_seconds):
+            by_row.setdefault((use.device, use.row), []).append(use)
+    for device in range(shown):
+        for row, buffer in enumerate(figure.rows):
+            uses = sorted(by_row.get((device, row), []), key=lambda use: use.start_seconds)
+            name = f"D{device}" if row == 0 else ""
+            lines.append(_line(f"{name:<4} {buffer}", _row(uses, axis, figure.end_seconds, glyphs)))
+    if figure.devices > shown:
+        more = figure.devices - shown
+        lines.append(Text(f"{more} more {'device is' if more == 1 else 'devices are'} not shown.", style="dim"))
+    end = duration(figure.end_seconds)
+    lines.append(_line("time", place_labels([(0, "0"), (columns - cell_len(end), end)], columns, "dim")))
+    return lines
+
+
+def legend_of_update(width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+    """What the letters mean, in lines of at most `width` cells."""
+    lines = [Text()]
+    for doing in Doing:
+        entry = Text.assemble((_letter(doing, glyphs) * 2, _STYLES[doing]), " ", doing.value)
+        if lines[-1] and lines[-1].cell_len + 3 + entry.cell_len > width:
+            lines.append(Text())
+        lines[-1].append("   " if lines[-1] else "").append_text(entry)
+    return lines
+
+
+def _row(uses: Sequence[Use], axis: Axis, end_seconds: float, glyphs: Glyphs) -> Text:
+    """One buffer: what happens in it, and spaces while it is free."""
+    stretches: list[Use | None] = []
+    edges = [0.0]
+    for use in uses:
+        start, end = axis.position(_ns(use.start_seconds)), axis.position(_ns(use.end_seconds))
+        if start > edges[-1]:
+            stretches.append(None)
+            edges.append(start)
+        stretches.append(use)
+        edges.append(max(end, edges[-1]))
+    if edges[-1] < axis.columns:
+        stretches.append(None)
+        edges.append(float(axis.columns))
+    least = [int(use is not None and use.doing is not Doing.HELD) for use in stretches]
+    text = Text()
+    for stretch, width in zip(stretches, share_columns(edges, least), strict=True):
+        if stretch is None:
+            text.append(" " * width)
+        elif width:
+            filled = _filled(stretch, width, cut=stretch.end_seconds > end_seconds, glyphs=glyphs)
+            text.append(filled, _STYLES[stretch.doing])
+    return text
+
+
+def _filled(use: Use, width: int, *, cut: bool, glyphs: Glyphs) -> str:
+    """The letter, the bucket's number if there is room for it, and the letter again."""
+    letter = _letter(use.doing, glyphs)
+    label = "" if use.doing is Doing.HELD else f"{letter}{use.bucket}"
+    filled = (label if len(label) <= width - cut else "").ljust(width, letter)
+    return filled[:-1] + glyphs.takes_over if cut and use.doing is not Doing.HELD else filled
+
+
+def _letter(doing: Doing, glyphs: Glyphs) -> str:
+    return _LETTERS.get(doing, glyphs.outside)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _line(name: str, content: Text) -> Text:
+    line = Text(no_wrap=True, overflow="crop", end="\n")
+    line.append(name.ljust(_LEFT - 1)[: _LEFT - 1] + " ", "bold" if name.startswith("D") else "dim")
+    line.append_text(content)
+    return line

@@ -1,0 +1,361 @@
+"""`relight weights ...`: what an update of weights would take, and how it would go. No torch.
+
+A further subcommand is a parser beside `_add_plan`, listed in `add_commands`.
+"""
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from relight.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from relight.timeline.weights import Figure
+    from relight.transfer.cost import Choice, Costs, Span
+    from relight.transfer.manifest import Manifest
+    from relight.transfer.plan import Bucket
+    from relight.transfer.schedule import Schedule
+
+MAX_BUCKETS = 250_000  # a schedule of more takes longer to plan than most updates to run
+_COPIED_BYTES = 32 * 2**20
+_SLOT_COLUMNS = 5  # a bucket drawn narrower than this cannot be read
+_STAGES = ("h2d", "broadcast", "reload")
+_PLAN_EXAMPLES = """\
+examples:
+  relight weights plan model.safetensors --devices 4
+  relight weights plan checkpoints/llama/ --devices 8 --bucket-bytes 64MiB --form two-stage
+  relight weights plan --model "dense:layers=32,hidden=4096,ffn=14336,vocab=128256,kv=1024,dtype=bfloat16"
+  relight weights plan --model "moe:layers=24,hidden=2048,ffn=1408,vocab=151936,experts=60" --devices 4 \\
+      --h2d-seconds-per-gib 0.02 --broadcast-seconds-per-gib 0.005 --reload-seconds-per-gib 0.002
+  relight weights plan model.safetensors --from-host --json
+
+docs/WEIGHTS.md explains buckets, rounds, forms and the figure.
+"""
+
+
+class _Rates(msgspec.Struct, frozen=True):
+    """Seconds for 1 GiB in each stage, and where they are from."""
+
+    seconds_per_gib: dict[str, float]
+    measured: tuple[str, ...]  # these stages were not given: a memory copy stands for them
+    cores: int | None  # all measured: the stages share these cores
+
+    @property
+    def source(self) -> str:
+        if not self.measured:
+            return "as given; every stage has hardware of its own"
+        if self.cores is not None:
+            return f"measured: one plain memory copy on this machine, whose {self.cores} cores the stages share"
+        which = " and ".join(self.measured)
+        return f"{which} measured: one plain memory copy on this machine; every stage has hardware of its own"
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """All that was found out about one update."""
+
+    model: str
+    manifest: "Manifest"
+    buckets: "tuple[Bucket, ...]"
+    bucket_bytes: int
+    rates: _Rates
+    costs: "Costs"
+    schedule: "Schedule"
+    spans: "tuple[Span, ...]"
+    choice: "Choice"
+
+
+def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
+    """Add `weights` with its subcommands; return all of these parsers by their full names."""
+    weights = choices.add_parser("weights", help="plan updates of a model's weights", allow_abbrev=False)
+    subcommands = weights.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
+    return {"weights": weights, "weights plan": _add_plan(subcommands)}
+
+
+# --- plan -------------------------------------------------------------------------------------------------------
+def _add_plan(subcommands: "argparse._SubParsersAction[Any]") -> argparse.ArgumentParser:
+    plan: argparse.ArgumentParser = subcommands.add_parser(
+        "plan",
+        help="how an update would go: buckets, rounds, memory, predicted time, and a figure",
+        description="Plan an update of weights without running it: cut the tensors into buckets, schedule them over "
+        "the devices, predict the time of each form of overlap, choose one, and draw the first rounds.",
+        epilog=_PLAN_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = plan.add_argument
+    add(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        nargs="?",
+        type=Path,
+        help="a .safetensors file, or a directory with one or with several and their index; only headers are read",
+    )
+    add("--model", metavar="WORDS", help="a Llama-like model in words instead: see the examples")
+    add("--devices", type=int, default=1, metavar="N", help="devices that hold the weights and take turns; default 1")
+    add("--engines", type=int, metavar="E", help="engines that reload at the same time; default: one for each device")
+    add("--bucket-bytes", default="8MiB", metavar="SIZE", help="size of one buffer, such as 64MiB; default 8MiB")
+    add(
+        "--form",
+        choices=("auto", "serial", "two-stage", "three-stage"),
+        default="auto",
+        help="how far the stages overlap; default auto: the fastest, or a simpler one within 2 %%",
+    )
+    for stage, words in zip(_STAGES, ("host-to-device copy", "broadcast", "reload by one engine"), strict=True):
+        add(
+            f"--{stage}-seconds-per-gib",
+            type=float,
+            metavar="S",
+            help=f"seconds that the {words} takes for 1 GiB; default: measured, one memory copy on this machine",
+        )
+    add("--from-host", action="store_true", help="the devices are host memory: there is no host-to-device copy")
+    add("--rounds-shown", type=int, default=2, metavar="N", help="rounds to draw; 0 draws none; default 2")
+    add("--json", action="store_true", help="print the plan and the rounds shown as JSON instead")
+    plan.set_defaults(call=_plan, command="weights plan")
+    return plan
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    plan = _make_plan(arguments)
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(_as_json(plan, arguments.rounds_shown)), indent=2).decode())
+        return 0
+    from rich.console import Console
+
+    _print_plan(plan, arguments.rounds_shown, Console())
+    return 0
+
+
+def _make_plan(arguments: argparse.Namespace) -> _Plan:
+    from relight.transfer.cost import Choice, Costs, choose, explain, simulate
+    from relight.transfer.manifest import describe_bytes, make_manifest, parse_bytes
+    from relight.transfer.plan import plan_buckets
+    from relight.transfer.schedule import Form, make_schedule
+
+    devices, from_host = arguments.devices, arguments.from_host
+    engines = devices if arguments.engines is None else arguments.engines
+    for flag, number, least in (
+        ("--devices", devices, 1),
+        ("--engines", engines, 1),
+        ("--rounds-shown", arguments.rounds_shown, 0),
+    ):
+        if number < least or number > 100_000:
+            raise UsageError(f"{flag} {number}: a number from {least} to 100000 is needed")
+    try:
+        bucket_bytes = parse_bytes(arguments.bucket_bytes)
+    except ValueError as error:
+        raise UsageError(f"--bucket-bytes {arguments.bucket_bytes}: write a size such as 8MiB or 65536") from error
+    plan_buckets(make_manifest(()), bucket_bytes)  # a wrong size is said before a large file is read
+    model, manifest = _model_of(arguments)
+    if manifest.total_bytes > MAX_BUCKETS * bucket_bytes:
+        raise UsageError(
+            f"{describe_bytes(manifest.total_bytes)} in buckets of {describe_bytes(bucket_bytes)} are more than "
+            f"{MAX_BUCKETS} buckets: choose a larger --bucket-bytes"
+        )
+    buckets = plan_buckets(manifest, bucket_bytes)
+    rates = _rates_of(arguments)
+    h2d, broadcast, reload = (rates.seconds_per_gib[stage] * bucket_bytes / 2**30 for stage in _STAGES)
+    costs = Costs(h2d, broadcast, reload, engines=engines, cores=rates.cores, bucket_bytes=bucket_bytes)
+    choice = choose(buckets, costs, devices=devices, from_host=from_host)
+    if arguments.form not in ("auto", choice.form):
+        form = Form(arguments.form)
+        seconds = {other: choice.seconds_by_form[other] for other in Form}
+        why = explain(form, seconds, buckets, costs, devices=devices, from_host=from_host)
+        choice = Choice(form, seconds[form], why, choice.seconds_by_form)
+    schedule = make_schedule(choice.form, devices=devices, buckets=len(buckets), from_host=from_host)
+    spans = simulate(schedule, buckets, costs)
+    return _Plan(model, manifest, buckets, bucket_bytes, rates, costs, schedule, spans, choice)
+
+
+def _model_of(arguments: argparse.Namespace) -> "tuple[str, Manifest]":
+    if (arguments.checkpoint is None) == (arguments.model is None):
+        raise UsageError("name a CHECKPOINT, or describe a model with --model: one of the two (--help has examples)")
+    if arguments.model is not None:
+        from relight.transfer.described import describe_model
+
+        return arguments.model, describe_model(arguments.model)
+    from relight.transfer.checkpoint import open_checkpoint
+
+    with open_checkpoint(arguments.checkpoint) as checkpoint:
+        return str(arguments.checkpoint), checkpoint.manifest
+
+
+def _rates_of(arguments: argparse.Namespace) -> _Rates:
+    given: dict[str, float | None] = {stage: getattr(arguments, f"{stage}_seconds_per_gib") for stage in _STAGES}
+    for stage, seconds in given.items():
+        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+            raise UsageError(f"--{stage}-seconds-per-gib {seconds}: a number of seconds is needed, not below 0")
+    needed = _STAGES[1:] if arguments.from_host else _STAGES
+    missing = tuple(stage for stage in needed if given[stage] is None)
+    copy = _measure_copy() if missing else 0.0
+    rates = {stage: copy if seconds is None else seconds for stage, seconds in given.items()}
+    cores = len(os.sched_getaffinity(0)) if missing == needed else None
+    return _Rates(rates, missing, cores)
+
+
+def _measure_copy() -> float:
+    """Seconds to copy 1 GiB of memory here: the best of a few short copies, which take about 20 ms together."""
+    source, target = bytearray(_COPIED_BYTES), memoryview(bytearray(_COPIED_BYTES))
+    best = math.inf
+    for _ in range(3):
+        start = time.perf_counter()
+        target[:] = source
+        best = min(best, time.perf_counter() - start)
+    return best * 2**30 / _COPIED_BYTES
+
+
+# --- showing it -------------------------------------------------------------------------------------------------
+def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from relight.timeline.terminal import ASCII, UNICODE
+    from relight.timeline.weights import Doing, draw_update, legend_of_update
+    from relight.transfer.cost import describe_seconds
+    from relight.transfer.manifest import describe_bytes
+
+    facts = Table.grid(padding=(0, 1))
+    facts.add_column(style="bold", min_width=9)
+    facts.add_column(overflow="fold")
+
+    def say(name: str, words: str) -> None:
+        facts.add_row(name, Text(words))
+
+    schedule, costs = plan.schedule, plan.costs
+    shares = _bytes_by_device(plan)
+    rows = _buffers(schedule)
+    tensors = _count(len(plan.manifest.entries), "tensor")
+    say("model", f"{_printable(plan.model)}: {tensors}, {describe_bytes(plan.manifest.total_bytes)}")
+    rounds = f"{_count(schedule.rounds, 'round')} on {_count(schedule.devices, 'device')}"
+    say("buckets", f"{len(plan.buckets)} of {describe_bytes(plan.bucket_bytes)}, in {rounds}")
+    least, most = describe_bytes(min(shares)), describe_bytes(max(shares))
+    say("sends", f"{most if least == most else f'{least} to {most}'} by each device, all of it received by every other")
+    memory = f"{describe_bytes(len(rows) * plan.bucket_bytes)} on each device"
+    say("buffers", f"{memory}: {', '.join(rows)} of {describe_bytes(plan.bucket_bytes)}, however large the model is")
+    copy = "" if schedule.from_host else f"copy {describe_seconds(costs.h2d_seconds)}, "
+    stages = f"broadcast {describe_seconds(costs.broadcast_seconds)}, reload {describe_seconds(costs.reload_seconds)}"
+    say("bucket", f"{copy}{stages} ({plan.rates.source})")
+    say("predicted", ", ".join(f"{form} {describe_seconds(s)}" for form, s in plan.choice.seconds_by_form.items()))
+    say("form", plan.choice.why)
+    console.print(facts)
+    figure = figure_of(schedule, plan.spans, rounds_shown, console.width)
+    if not figure.end_seconds:
+        return
+    glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
+    console.print()
+    for line in draw_update(figure, console.width, glyphs):
+        console.print(line, highlight=False)
+    console.print()
+    for line in legend_of_update(console.width, glyphs):
+        console.print(line, highlight=False)
+    ended = {u.bucket for u in figure.uses if u.doing is Doing.RELOAD and u.end_seconds <= figure.end_seconds}
+    drawn = len(ended)
+    if drawn < schedule.buckets:
+        end = describe_seconds(plan.choice.seconds)
+        console.print(
+            f"The first {drawn} of {schedule.buckets} buckets; the last is over after {end}.", highlight=False
+        )
+
+
+def figure_of(schedule: "Schedule", spans: "Sequence[Span]", rounds: int, width: int) -> "Figure":
+    """The first `rounds` rounds, or as many buckets as can be told apart in so many columns; to the last's end."""
+    from relight.timeline.weights import MAX_DEVICES, Doing, Figure, Use
+    from relight.transfer.schedule import Kind
+
+    rows = _buffers(schedule)
+    last = min(schedule.buckets, rounds * schedule.devices, max(2, width // _SLOT_COLUMNS)) - 1
+    operations = schedule.operations
+    times = {(o.kind, o.bucket): (s.start_seconds, s.end_seconds) for o, s in zip(operations, spans, strict=True)}
+    end = 0.0 if last < 0 else times[Kind.RELOAD, last][1]
+    uses: list[Use] = []
+    marks: dict[int, float] = {}
+    for operation, span in zip(operations, spans, strict=True):
+        if span.start_seconds >= end:
+            continue
+        marks.setdefault(operation.round, span.start_seconds)
+        bucket, source, row = operation.bucket, operation.source, rows.index(_name_of(operation.buffer))
+        start, stop = span.start_seconds, span.end_seconds
+        if operation.kind is Kind.H2D:
+            if source >= MAX_DEVICES:
+                continue
+            uses.append(Use(source, row, Doing.H2D, bucket, start, stop))
+            uses.append(Use(source, row, Doing.HELD, bucket, stop, times[Kind.BROADCAST, bucket][1]))
+            continue
+        for device in range(min(schedule.devices, MAX_DEVICES)):
+            doing = Doing.SOURCE if device == source else Doing.TARGET
+            if operation.kind is Kind.RELOAD:
+                doing = Doing.RELOAD
+            uses.append(Use(device, row, doing, bucket, start, stop))
+            if operation.kind is Kind.BROADCAST:
+                uses.append(Use(device, row, Doing.HELD, bucket, stop, times[Kind.RELOAD, bucket][0]))
+    names = tuple((at, f"round {number}") for number, at in marks.items())
+    return Figure(schedule.devices, rows, tuple(uses), end, names)
+
+
+def _as_json(plan: _Plan, rounds_shown: int) -> dict[str, Any]:
+    """Everything that is printed, as numbers; names end in their unit."""
+    schedule, choice = plan.schedule, plan.choice
+    rows = _buffers(schedule)
+    return {
+        "model": plan.model,
+        "tensors": len(plan.manifest.entries),
+        "total_bytes": plan.manifest.total_bytes,
+        "bucket_bytes": plan.bucket_bytes,
+        "buckets": schedule.buckets,
+        "devices": schedule.devices,
+        "engines": plan.costs.engines,
+        "rounds": schedule.rounds,
+        "from_host": schedule.from_host,
+        "bytes_by_device": _bytes_by_device(plan),
+        "buffers": list(rows),
+        "buffer_bytes_per_device": len(rows) * plan.bucket_bytes,
+        "seconds_per_gib": plan.rates.seconds_per_gib,
+        "measured": list(plan.rates.measured),
+        "shared_cores": plan.rates.cores,
+        "seconds_by_form": choice.seconds_by_form,
+        "form": choice.form,
+        "seconds": choice.seconds,
+        "why": choice.why,
+        "operations_shown": [
+            {
+                **msgspec.structs.asdict(operation),
+                "start_seconds": span.start_seconds,
+                "end_seconds": span.end_seconds,
+            }
+            for operation, span in zip(schedule.operations, plan.spans, strict=True)
+            if operation.round < rounds_shown
+        ],
+    }
+
+
+def _bytes_by_device(plan: _Plan) -> list[int]:
+    """What each device sends: the tensors' bytes in its buckets."""
+    sent = [0] * plan.schedule.devices
+    for bucket in plan.buckets:
+        sent[bucket.index % len(sent)] += sum(piece.nbytes for piece in bucket.pieces)
+    return sent
+
+
+def _buffers(schedule: "Schedule") -> tuple[str, ...]:
+    from relight.transfer.schedule import IPC_BUFFERS
+
+    return tuple(_name_of(buffer) for buffer in range(0 if schedule.from_host else -1, IPC_BUFFERS))
+
+
+def _name_of(buffer: int) -> str:
+    return "H2D" if buffer < 0 else f"I{buffer}"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
