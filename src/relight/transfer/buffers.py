@@ -5,6 +5,7 @@ process fault on a missing byte. Pages are reserved when the buffer is made, so 
 then, not in the middle of an update.
 """
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -23,8 +24,9 @@ class Buffer:
         self.descriptor = descriptor
         self.nbytes = nbytes
         try:
-            if os.fstat(descriptor).st_size < nbytes:
-                raise TransferError(f"a buffer of {os.fstat(descriptor).st_size} bytes came where {nbytes} were told")
+            size = os.fstat(descriptor).st_size
+            if size < nbytes:
+                raise ValueError(f"it has {size} bytes, not {nbytes} as told")
             self._mapping = mmap.mmap(descriptor, max(nbytes, 1))
         except (OSError, ValueError) as error:
             os.close(descriptor)
@@ -48,11 +50,9 @@ class Buffer:
 
     def close(self) -> None:
         """Unmap it here. Views of it that are still held keep the mapping until they are gone."""
-        self.view.release()
-        try:
+        with contextlib.suppress(BufferError):
+            self.view.release()
             self._mapping.close()
-        except BufferError:
-            pass
         os.close(self.descriptor)
 
 

@@ -120,7 +120,7 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself if its bytes can be read in place, otherwise a contiguous copy in host memory."""
-    return tensor.detach().to("cpu").contiguous()
+    return tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
 
 
 def pieces(count: int) -> Iterable[tuple[int, int]]:

@@ -45,6 +45,7 @@ class Begin(_Message, frozen=True, kw_only=True):
     generation: int
     bucket_bytes: int
     manifest: Manifest
+    patience_seconds: float = 0.0  # no order for so long: the publisher is frozen; 0: it may wait for its owner
 
 
 class Ready(_Message, frozen=True, kw_only=True):

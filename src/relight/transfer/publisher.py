@@ -7,6 +7,7 @@ weights may join as sources (`SourceLink`), and then they take turns.
 
 import contextlib
 import functools
+import itertools
 import os
 import queue
 import selectors
@@ -23,7 +24,7 @@ import msgspec
 from relight.errors import ProtocolError, TransferError
 from relight.transfer.buffers import Buffer, close_buffers, create_buffers
 from relight.transfer.channel import Channel, listen, socket_path
-from relight.transfer.manifest import describe_bytes
+from relight.transfer.manifest import Manifest, describe_bytes
 from relight.transfer.messages import (
     MAX_NAME,
     PROTOCOL_VERSION,
@@ -147,6 +148,7 @@ class _Job:
     form: Form
     handle: Handle
     only: frozenset[str] | None  # engines; None: all
+    is_late: bool  # begun here for engines that came after an update, not by the owner
     buckets: tuple[Bucket, ...]
     started_ns: int
     confirmed: bool = True
@@ -178,6 +180,7 @@ class Publisher:
 
     Raises:
         TransferError: the place is taken or cannot be used, or there is no memory for the buffers.
+        UsageError: a `bucket_bytes` that is no positive multiple of 64.
     """
 
     def __init__(
@@ -189,6 +192,7 @@ class Publisher:
         stall_timeout_seconds: float = 10.0,
         on_notice: Callable[[str], None] | None = None,
     ) -> None:
+        plan_buckets(Manifest(()), bucket_bytes)  # complains about a size that cannot be used
         self.path = socket_path(place)
         self._form = Form(form)
         if self._form is Form.THREE_STAGE:
@@ -211,6 +215,7 @@ class Publisher:
         self._wake_reader.setblocking(False)
         self._members: dict[int, _Member] = {}  # by file descriptor
         self._job: _Job | None = None
+        self._next: _Job | None = None  # the owner's, while a late engine is helped
         self._held: tuple[Source, int, int] | None = None  # weights that late engines may get at any time
         self._count = 0
         self._closing = False
@@ -247,12 +252,16 @@ class Publisher:
         with self._lock:
             if self._closing:
                 raise TransferError("the publisher is closed")
-            if self._job is not None:
-                raise TransferError(f"the update to version {self._job.version} is under way; wait for it first")
+            busy = self._next or self._job
+            if busy is not None and not busy.is_late:
+                raise TransferError(f"the update to version {busy.version} is under way; wait for it first")
             job = self._make_job(source, version, generation, form or self._form, handle, names, buckets)
             job.confirmed = confirmed
             handle._on_confirm = lambda: self._post(functools.partial(self._confirm, job))
-            self._job = job
+            if self._job is None:
+                self._job = job
+            else:
+                self._next = job
             self._held = (source, version, generation) if hold else None
         self._post(self._gather)
         return handle
@@ -316,17 +325,26 @@ class Publisher:
         why = "the publisher was closed"
         try:
             while not self._closing:
-                for key, _ in self._selector.select(self._patience()):
-                    key.data(key.fileobj)
-                while not self._inbox.empty():
-                    self._inbox.get()()
+                self._turn(self._patience())
+                self._turn(0.0)  # who has answered meanwhile is not late
                 self._expire()
         except Exception as error:  # a defect of ours must not leave anyone waiting
             why = f"the publisher failed ({error!r}); this is a defect in relight"
-            self._on_notice(why)
+            self._notify(why)
         finally:
-            self._closing = True
+            with self._lock:
+                self._closing = True
             self._end(why)
+
+    def _turn(self, patience_seconds: float | None) -> None:
+        for key, _ in self._selector.select(patience_seconds):
+            key.data(key.fileobj)
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _notify(self, what: str) -> None:
+        with contextlib.suppress(Exception):  # somebody's broken print must not end the updates
+            self._on_notice(what)
 
     def _patience(self) -> float | None:
         deadlines = [m.greet_by for m in self._members.values() if m.greet_by]
@@ -357,9 +375,8 @@ class Publisher:
             self._start(job)
 
     def _end(self, why: str) -> None:
-        job = self._job
-        if job is not None:
-            self._finish(job, error=why)
+        while self._job is not None:
+            self._finish(self._job, error=why)
         for member in list(self._members.values()):
             self._dismiss(member, why)
         self._selector.close()
@@ -384,7 +401,7 @@ class Publisher:
             channel = Channel(connection, ToPublisher)
             channel.set_timeout(self._stall)
         except (OSError, ProtocolError) as error:
-            self._on_notice(f"refused a connection: {error}")
+            self._notify(f"refused a connection: {error}")
             connection.close()
             return
         self._members[channel.fileno()] = _Member(channel, greet_by=time.monotonic() + HELLO_SECONDS)
@@ -409,8 +426,10 @@ class Publisher:
         job = self._job
         now = time.monotonic()
         match message:
-            case EngineHello() | SourceHello():
+            case EngineHello() | SourceHello() if member.hello is None:
                 self._greet(member, message)
+            case EngineHello() | SourceHello():
+                self._dismiss(member, "it said twice who it is")
             case _ if member.hello is None:
                 self._dismiss(member, "it spoke before it said who it is")
             case _ if job is None or message.update != job.number:
@@ -437,8 +456,11 @@ class Publisher:
             self._dismiss(member, f"it speaks version {hello.protocol_version} of the protocol, not {PROTOCOL_VERSION}")
             return
         names = {other.name for other in self._members.values()} | {SELF}
-        name = hello.name[:MAX_NAME]
-        member.name = name if name not in names else f"{name}@{member.channel.peer_pid}"
+        name = member.name = hello.name[:MAX_NAME]
+        for number in itertools.count(1):
+            if member.name not in names:
+                break
+            member.name = f"{name}@{member.channel.peer_pid}" + (f".{number}" if number > 1 else "")
         member.hello, member.greet_by = hello, 0.0
         member.is_source = isinstance(hello, SourceHello)
         if isinstance(hello, EngineHello):
@@ -491,32 +513,36 @@ class Publisher:
         handle: Handle,
         only: frozenset[str] | None,
         buckets: tuple[Bucket, ...],
+        *,
+        is_late: bool = False,
     ) -> _Job:
         self._count += 1
-        return _Job(self._count, source, version, generation, form, handle, only, buckets, time.monotonic_ns())
+        begun_ns = time.monotonic_ns()
+        return _Job(self._count, source, version, generation, form, handle, only, is_late, buckets, begun_ns)
 
     def _gather(self) -> None:
         """Ask everyone whether they take part."""
         job = self._job
         if job is None:
             return
+        asked = [
+            member
+            for member in self._members.values()
+            if member.hello is not None and (member.is_source or job.only is None or member.name in job.only)
+        ]
         begin = Begin(
             update=job.number,
             version=job.version,
             generation=job.generation,
             bucket_bytes=self._bucket_bytes,
             manifest=job.source.manifest,
+            patience_seconds=self._stall * (2 + len(asked)) if job.confirmed else 0.0,
         )
-        asked = [
-            member
-            for member in self._members.values()
-            if member.hello is not None and (member.is_source or job.only is None or member.name in job.only)
-        ]
         job.awaited = {member.name for member in asked}
-        job.ready_by = time.monotonic() + self._stall
         for member in asked:
             member.offered = (job.generation, job.version)
             self._send(member, begin)
+        job.ready_by = time.monotonic() + self._stall
         self._start_if_ready(job)
 
     def _ready(self, job: _Job, member: _Member) -> None:
@@ -527,15 +553,17 @@ class Publisher:
 
     def _refused(self, job: _Job, member: _Member, why: str) -> None:
         """It stays connected: the next update may suit it."""
+        self._notify(f"{member.name} refuses version {job.version}: {why}")
         if job.update is not None:
             lost = job.update.lost_source if member.is_source else job.update.lost_engine
-            self._obey(job, lost(member.name, why, time.monotonic()))
+            orders = lost(member.name, why, time.monotonic())
+            self._obey(job, [order for order in orders if order != Drop(member.name, why)])
             return
-        job.awaited.discard(member.name)
-        job.ready.discard(member.name)
-        job.dropped[member.name] = why
-        self._on_notice(f"{member.name} refuses version {job.version}: {why}")
-        self._start_if_ready(job)
+        if member.name in job.awaited | job.ready:
+            job.awaited.discard(member.name)
+            job.ready.discard(member.name)
+            job.dropped[member.name] = why
+            self._start_if_ready(job)
 
     def _start_if_ready(self, job: _Job) -> None:
         if self._job is job and job.update is None and not job.awaited:
@@ -575,7 +603,7 @@ class Publisher:
                 case Commit():
                     self._order(by_name.get(order.engine), "commit", -1, CommitUpdate(update=job.number))
                 case Drop():
-                    self._on_notice(f"{order.member} was dropped from the update to {job.version}: {order.why}")
+                    self._notify(f"{order.member} was dropped from the update to {job.version}: {order.why}")
                     self._dismiss_named(order.member, order.why)
                 case Abandon():
                     self._finish(job, error=order.why)
@@ -591,7 +619,8 @@ class Publisher:
         if self._job is not job:
             return
         with self._lock:
-            self._job = None
+            self._job, self._next = self._next, None
+            following = self._job
         dropped = {**job.dropped, **(job.update.dropped if job.update is not None else {})}
         if not engines and not error:
             error = "no engine took it"
@@ -610,9 +639,11 @@ class Publisher:
             stages=tuple(job.stages),
         )
         what = f"version {job.version}, {describe_bytes(result.total_bytes)} in {result.seconds:.2f} s"
-        self._on_notice(f"{what}: {error}" if error else f"{what}: {len(engines)} engines have it")
+        self._notify(f"{what}: {error}" if error else f"{what}: {len(engines)} engines have it")
         job.handle._finish(result)
-        if self._held is not None and not self._closing:
+        if following is not None:
+            self._post(self._gather)
+        elif self._held is not None and not self._closing:
             self._post(self._help_late_engines)
 
     def _help_late_engines(self) -> None:
@@ -630,11 +661,14 @@ class Publisher:
             if self._job is not None or not late:
                 return
             buckets = plan_buckets(source.manifest, self._bucket_bytes)
-            self._job = self._make_job(source, version, generation, self._form, Handle(), frozenset(late), buckets)
+            names = frozenset(late)
+            self._job = self._make_job(source, version, generation, self._form, Handle(), names, buckets, is_late=True)
         self._gather()
 
     def _note(self, job: _Job, member: _Member, kind: str, bucket: int, seconds: float) -> None:
         end_ns = time.monotonic_ns()
+        if not 0.0 <= seconds < 1e6:  # as the other side says
+            seconds = 0.0
         start_ns = max(member.ordered_ns.pop((kind, bucket), end_ns), end_ns - round(seconds * 1e9))
         job.stages.append(Stage(kind, bucket, bucket % IPC_BUFFERS, member.name, start_ns, end_ns))
 

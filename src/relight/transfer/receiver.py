@@ -13,8 +13,10 @@ update breaks off in the middle, the engine is *stale*: `serving` refuses, until
 
 import contextlib
 import os
+import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -94,23 +96,25 @@ class StagedTensors:
         pass
 
     def commit(self) -> None:
-        """Exchange the memory of live and staged tensors where that can be done without a copy."""
+        """Exchange the memory of live and staged tensors where that can be done without a copy.
+
+        What was live until now is the next update's staging; so memory that anything live still uses is not given.
+        """
         assert self._staging is not None
-        staging, exchanged = self._staging, {}
-        seen: dict[int, torch.Tensor] = {}  # tied tensors are one live object under several names
-        for name, live in self._live.items():
+        staging, self._staging = self._staging, None  # if this breaks off, part of it is live
+        distinct = {id(live): (name, live) for name, live in self._live.items()}  # tied: one under several names
+        users = Counter(live.untyped_storage().data_ptr() for _, live in distinct.values())
+        given: dict[int, torch.Tensor] = {}  # by the staged tensor that is live now: what it was exchanged for
+        for name, live in distinct.values():
             staged = staging.tensors[name]
-            if id(live) in seen:
-                continue
-            seen[id(live)] = live
-            if live.device.type == "cpu" and live.is_contiguous() and _owns_its_storage(live):
-                previous = live.data
+            alone = users[live.untyped_storage().data_ptr()] == 1 and _owns_its_storage(live)
+            if alone and live.device.type == "cpu" and live.is_contiguous() and id(staged) not in given:
+                given[id(staged)] = live.data
                 live.data = staged
-                exchanged[name] = previous
             else:
                 live.data.copy_(staged)
-                exchanged[name] = staged
-        self._staging = _exchange(staging, exchanged)
+        free = {name: given.get(id(tensor), tensor) for name, tensor in staging.tensors.items()}
+        self._staging = Staging(staging.manifest, free)
 
     def abandon(self) -> None:
         pass
@@ -119,14 +123,6 @@ class StagedTensors:
 def _owns_its_storage(tensor: torch.Tensor) -> bool:
     """Whether the tensor is all of its storage; a slice must stay where its owner looks for it."""
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-
-
-def _exchange(staging: Staging, exchanged: dict[str, torch.Tensor]) -> Staging | None:
-    """The memory that was live until now is the next update's staging."""
-    try:
-        return Staging(staging.manifest, {**staging.tensors, **exchanged})
-    except KeyError:
-        return None
 
 
 class StagedCallback:
@@ -218,15 +214,20 @@ class _Turns:
         self._changed = threading.Condition()
         self._serving = 0
         self._updating = False
+        self._own = threading.local()
 
     @contextlib.contextmanager
     def serve(self) -> Iterator[None]:
+        own = getattr(self._own, "serving", 0)
         with self._changed:
-            self._changed.wait_for(lambda: not self._updating)
+            # Who serves already is let in again: the update waits for it, so it must not wait for the update.
+            self._changed.wait_for(lambda: not self._updating or (own > 0 and self._serving > 0))
             self._serving += 1
+        self._own.serving = own + 1
         try:
             yield
         finally:
+            self._own.serving = getattr(self._own, "serving", 1) - 1
             with self._changed:
                 self._serving -= 1
                 self._changed.notify_all()
@@ -300,7 +301,8 @@ class Receiver:
         self._version, self._generation = -1, 0
         self._stale = ""  # why, if it is
         self._closing = False
-        self._paused = False
+        self._paused = False  # nobody is let in to serve
+        self._halted = False  # the engine's own `pause` was called, and not yet `resume`
         self._channel: Channel | None = None
         self._begun: Begin | None = None
         self._buckets: tuple[Bucket, ...] = ()
@@ -350,7 +352,9 @@ class Receiver:
 
     def close(self) -> None:
         """Stop listening; the weights stay."""
-        self._closing = True
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         channel = self._channel
         if channel is not None:
             channel.break_off()
@@ -365,25 +369,35 @@ class Receiver:
     # --- its thread ---------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while not self._closing:
-            try:
-                connection = connect(socket_path(self._place))
-            except (OSError, TransferError, ProtocolError):
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closing, RETRY_SECONDS)
-                continue
-            try:
-                self._channel = Channel(connection, FromPublisher)
-                self._converse(self._channel)
-            except (OSError, ProtocolError, TransferError) as error:
-                if not self._closing:
-                    self._on_notice(f"{self.name}: the connection to the publisher failed: {error}")
-            finally:
-                self._break_off("the publisher is gone")
-                channel, self._channel = self._channel, None
-                if channel is not None:
-                    channel.close()
-                close_buffers(self._buffers)
-                self._buffers = ()
+            with contextlib.suppress(OSError, TransferError, ProtocolError):
+                self._take_part(connect(socket_path(self._place)))
+            with self._changed:  # also after a conversation: a publisher that dismisses is not asked in a loop
+                self._changed.wait_for(lambda: self._closing, RETRY_SECONDS)
+
+    def _take_part(self, connection: socket.socket) -> None:
+        """From the first word to the last on one connection."""
+        why = gone = "the publisher is gone"
+        try:
+            self._channel = Channel(connection, FromPublisher)
+            self._converse(self._channel)
+        except (OSError, ProtocolError, TransferError) as error:
+            why = f"the connection to the publisher failed: {error}"
+        except Exception as error:  # a defect of ours must not end the engine's updates for good
+            why = f"the receiver failed ({error!r}); this is a defect in relight"
+        finally:
+            if not self._closing and why != gone:
+                self._notify(why)
+            self._break_off(why)
+            channel, self._channel = self._channel, None
+            if channel is not None:
+                channel.close()
+            connection.close()
+            close_buffers(self._buffers)
+            self._buffers = ()
+
+    def _notify(self, what: str) -> None:
+        with contextlib.suppress(Exception):  # somebody's broken print must not cost the engine its updates
+            self._on_notice(f"{self.name}: {what}")
 
     def _converse(self, channel: Channel) -> None:
         if self._closing:
@@ -413,7 +427,7 @@ class Receiver:
                     if self._begun is not None and self._begun.update == message.update:
                         self._break_off(message.why)
                 case Dismissed():
-                    self._on_notice(f"{self.name}: dismissed by the publisher: {message.why}")
+                    self._notify(f"dismissed by the publisher: {message.why}")
                 case WriteBucket():
                     raise ProtocolError("an engine writes no buckets")
 
@@ -427,7 +441,7 @@ class Receiver:
             except (TransferError, UsageError) as error:
                 why = str(error)
         if why:
-            self._on_notice(f"{self.name}: refused version {begin.version}: {why}")
+            self._notify(f"refused version {begin.version}: {why}")
             channel.send(Refuse(update=begin.update, why=why))
             return
         self._begun = begin
@@ -453,24 +467,27 @@ class Receiver:
             raise ProtocolError(f"there is no bucket {order.bucket} or no buffer {order.buffer}")
         started_ns = time.monotonic_ns()
         bucket = self._buckets[order.bucket]
-        if self._target.in_place and not self._paused:
-            self._enter_pause()
-        intact = self._target.load(bucket, self._buffers[order.buffer].view) == order.digest
-        if intact:
-            try:
+        try:
+            intact = self._target.load(bucket, self._buffers[order.buffer].view) == order.digest
+            if intact and self._target.in_place and not self._paused:
+                self._enter_pause(channel, begun)
+            if intact:
                 self._target.accept(bucket)
-            except Exception as error:  # the engine's own callback
-                self._refuse(channel, begun, f"its load callback failed: {type(error).__name__}: {error}")
-                return
+        except Exception as error:  # the engine's own callbacks; no memory
+            self._refuse(channel, begun, f"it could not take a bucket: {type(error).__name__}: {error}")
+            return
         seconds = (time.monotonic_ns() - started_ns) / 1e9
         channel.send(BucketLoaded(update=begun.update, bucket=order.bucket, intact=intact, seconds=seconds))
 
-    def _enter_pause(self) -> None:
+    def _enter_pause(self, channel: Channel, begun: Begin) -> None:
         """In place: from here until the commit the weights are a mixture, and nobody may see them."""
         self._turns.close_door()
         self._paused = True
+        if not self._halted:
+            self._pause()
+            self._halted = True
         self._stale = "an update in place is not complete"
-        self._pause()
+        channel.set_timeout(begun.patience_seconds or None)  # a frozen publisher must not keep the door closed
 
     def _commit(self, channel: Channel, order: CommitUpdate) -> None:
         begun = self._begun
@@ -496,7 +513,7 @@ class Receiver:
             self._leave_pause()
 
     def _refuse(self, channel: Channel, begun: Begin, why: str) -> None:
-        self._on_notice(f"{self.name}: {why}")
+        self._notify(why)
         self._break_off(why)
         channel.send(Refuse(update=begun.update, why=why))
 
@@ -506,18 +523,25 @@ class Receiver:
             return
         version, self._begun = self._begun.version, None
         self._target.abandon()
-        if self._paused and self._target.in_place:
+        if self._paused and self._target.in_place and self._stale:
             self._stale = f"an update in place to version {version} broke off: {why}"
-            self._on_notice(f"{self.name}: {self._stale}")
+            self._notify(self._stale)
         if self._paused:
             self._leave_pause()
 
     def _leave_pause(self) -> None:
         """Serve again; a stale engine lets nobody in, and says why."""
         self._paused = False
-        if self._target.in_place and not self._stale:
-            self._resume()
-        self._turns.open_door()
+        if self._channel is not None:
+            self._channel.set_timeout(None)
+        try:
+            if self._halted and not self._stale:
+                self._halted = False
+                self._resume()
+        except Exception as error:  # the engine's own callback
+            self._notify(f"its resume callback failed: {type(error).__name__}: {error}")
+        finally:
+            self._turns.open_door()
 
 
 def weights_of_live(module: torch.nn.Module) -> dict[str, torch.Tensor]:

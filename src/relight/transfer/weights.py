@@ -10,7 +10,7 @@ import xxhash
 from relight.errors import TransferError, UsageError
 from relight.transfer.codec import Flat, digest_of, host_copy, tensor_digests
 from relight.transfer.manifest import Entry, Manifest, make_manifest
-from relight.transfer.plan import Bucket
+from relight.transfer.plan import Bucket, Piece
 
 # Copied and digested in steps that stay in a core's own cache: the digest reads what the copy has just written.
 _CHUNK_BYTES = 2**18
@@ -30,16 +30,16 @@ class TensorReader:
     """Tensors by their index in a manifest, read where they lie."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Any device, dtype and layout; what is not contiguous host memory is copied, one tensor at a time."""
+        """Any device, dtype and layout; what is not contiguous host memory is copied, a bucket's part at a time."""
         self._tensors = [tensor.detach() for tensor in tensors]
-        self._copied: tuple[int, torch.Tensor] | None = None
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         """Write the bucket's pieces into `view`; returns their digest."""
         target = address_of(view)
         digest = xxhash.xxh3_64()
         for piece in bucket.pieces:
-            source = self._host(piece.tensor).data_ptr() + piece.start
+            host, start = self._host(piece)
+            source = host.data_ptr() + start
             copy_and_digest(target + piece.offset, source, view[piece.offset : piece.offset + piece.nbytes], digest)
         return digest.intdigest()
 
@@ -47,18 +47,25 @@ class TensorReader:
         """The same digest, without a copy."""
         digest = xxhash.xxh3_64()
         for piece in bucket.pieces:
-            host = self._host(piece.tensor)
-            digest.update(bytes_at(host.data_ptr() + piece.start, piece.nbytes))
+            host, start = self._host(piece)
+            digest.update(bytes_at(host.data_ptr() + start, piece.nbytes))
         return digest.intdigest()
 
-    def _host(self, index: int) -> torch.Tensor:
-        tensor = self._tensors[index]
-        if tensor.device.type == "cpu" and tensor.is_contiguous():
-            return tensor
-        copied = self._copied  # another thread may read another tensor meanwhile
-        if copied is None or copied[0] != index:
-            copied = self._copied = (index, host_copy(tensor))
-        return copied[1]
+    def _host(self, piece: Piece) -> tuple[torch.Tensor, int]:
+        """Contiguous host memory that holds the piece, and where it begins there.
+
+        Nothing is kept from one call to the next: by then the tensor may have changed.
+        """
+        tensor, start = self._tensors[piece.tensor], piece.start
+        if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+            return tensor, start
+        while tensor.dim() and len(tensor) == 1:
+            tensor = tensor[0]
+        if tensor.dim():
+            row = tensor.numel() * tensor.element_size() // len(tensor)
+            first = start // row
+            tensor, start = tensor[first : -(-(start + piece.nbytes) // row)], start - first * row
+        return host_copy(tensor), start
 
 
 class TensorWriter:
@@ -101,7 +108,8 @@ def describe(tensors: Mapping[str, torch.Tensor]) -> Manifest:
             raise UsageError(f"{name} is a {tensor.layout} tensor; relight moves dense ones")
         if tensor.is_meta:
             raise UsageError(f"{name} has no data (device meta)")
-        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        key = (*place, tensor.dtype, tensor.is_conj(), tensor.is_neg())
         same_as = seen.setdefault(key, name) if tensor.numel() else name
         dtype = str(tensor.dtype).removeprefix("torch.")
         entries.append(Entry(name, dtype, tuple(tensor.shape), "" if same_as == name else same_as))
