@@ -42,14 +42,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import relight
+from model import GPT, add_model_arguments, write_on
 
-BYTES = 256
 SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "site-packages", "test", "tests"}
 HELD_OUT_EVERY = 20  # one source file in so many is kept for evaluation
 HELD_OUT_WINDOWS = 16
 PROMPT = b"def "
 SAMPLE_BYTES = 96
-TEMPERATURE = 0.8  # below 1, likely bytes become likelier still
+TEMPERATURE = 0.8
 
 
 def main() -> None:
@@ -67,6 +67,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     scheduler = LambdaLR(optimizer, lambda step: warmup_then_cosine(step, options.warmup, options.steps))
     training = relight.Training(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
+    if options.publish_every:
+        training.publish(every=options.publish_every)
 
     for step in training.steps(until=options.steps):
         with step as batch:
@@ -84,6 +86,10 @@ def main() -> None:
             print(f"step {step.number + 1}: loss {evaluate(model.module, held_out):.3f} on held-out files; a sample:")
             print(sample(model.module, PROMPT, SAMPLE_BYTES), flush=True)
 
+    if job.rank == 0 and options.publish_every:
+        digest = relight.digest_weights(relight.weights_of(model))
+        print(f"version {options.steps} is published; its digest is {digest}", flush=True)
+
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -94,16 +100,13 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--steps", type=int, default=1000, help="optimizer steps in all")
     add("--batch-size", type=int, default=4, help="sequences in each process's batch")
-    add("--context", type=int, default=128, help="bytes of text in a sequence")
-    add("--layers", type=int, default=4, help="transformer blocks")
-    add("--width", type=int, default=192, help="size of the vector for each byte")
-    add("--heads", type=int, default=6, help="attention heads; must divide --width")
-    add("--dropout", type=float, default=0.1, help="share of activations dropped in training")
+    add_model_arguments(parser)
     add("--learning-rate", type=float, default=2e-3, help="highest learning rate, reached after --warmup steps")
     add("--warmup", type=int, default=20, help="steps in which the learning rate rises; then a cosine leads to 0")
     add("--clip", type=float, default=1.0, help="largest norm of a gradient")
     add("--megabytes", type=float, default=4.0, help="how much text to read at most")
     add("--evaluate-every", type=int, default=50, help="steps between two evaluations, each with a sample of text")
+    add("--publish-every", type=int, default=0, help="steps between two publications of the weights; 0: none")
     add("--seed", type=int, default=0, help="of the initial parameters and of the order of the data")
     return parser.parse_args()
 
@@ -139,50 +142,7 @@ class Windows(Dataset[Tensor]):
         return self.text[start : start + self.context + 1].long()
 
 
-# --- the model ----------------------------------------------------------------------------------------------------
-class Block(nn.Module):
-    """Attention to what came before, then a two-layer network, each added to its input."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before_attention = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
-        self.attended = nn.Linear(width, width, bias=False)
-        self.before_network = nn.LayerNorm(width)
-        self.network = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = self.query_key_value(self.before_attention(x)).unflatten(-1, (3, self.heads, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.dropout(self.attended(mixed.transpose(1, 2).flatten(2)))
-        thought: Tensor = self.network(self.before_network(x))
-        return x.add(self.dropout(thought))
-
-
-class GPT(nn.Module):
-    """Predicts each next byte. Embedding and output share one matrix."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        super().__init__()
-        self.context: int = options.context
-        self.embedding = nn.Embedding(BYTES, options.width)
-        self.positions = nn.Embedding(options.context, options.width)
-        self.dropout = nn.Dropout(options.dropout)
-        blocks = [Block(options.width, options.heads, options.dropout) for _ in range(options.layers)]
-        self.blocks = nn.Sequential(*blocks)
-        self.last_norm = nn.LayerNorm(options.width)
-        for embedding in (self.embedding, self.positions):
-            nn.init.normal_(embedding.weight, std=0.02)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x: Tensor = self.dropout(self.embedding(tokens) + self.positions(places))
-        return F.linear(self.last_norm(self.blocks(x)), self.embedding.weight)
-
-
+# --- the schedule -------------------------------------------------------------------------------------------------
 def warmup_then_cosine(step: int, warmup: int, steps: int) -> float:
     """The share of the highest learning rate that `step` gets."""
     if step < warmup:
@@ -203,19 +163,12 @@ def evaluate(model: GPT, text: Tensor) -> float:
     return float(F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
 
 
-@torch.no_grad()
 def sample(model: GPT, prompt: bytes, length: int) -> str:
     """`prompt` and what the model writes after it; without anything a terminal would obey."""
-    device = model.embedding.weight.device
-    generator = torch.Generator(device).manual_seed(0)
-    tokens = torch.tensor([list(prompt)], device=device)
     model.eval()
-    for _ in range(length):
-        logits = model(tokens[:, -model.context :])[:, -1]
-        likely = (logits / TEMPERATURE).softmax(dim=-1)
-        tokens = torch.cat([tokens, torch.multinomial(likely, 1, generator=generator)], dim=1)
+    text = prompt + write_on(model, prompt, length, TEMPERATURE, seed=0)
     model.train()
-    lines = bytes(tokens[0].tolist()).decode(errors="replace").split("\n")
+    lines = text.decode(errors="replace").split("\n")
     return "\n".join("    | " + "".join(c if c.isprintable() else " " for c in line) for line in lines)
 
 
