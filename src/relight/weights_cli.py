@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from relight.transfer.plan import Bucket
     from relight.transfer.schedule import Schedule
 
-MAX_BUCKETS = 250_000  # a schedule of more takes longer to plan than most updates to run
+MAX_BUCKETS = 100_000  # a schedule of more takes longer to plan than most updates to run
 _COPIED_BYTES = 32 * 2**20
 _SLOT_COLUMNS = 5  # a bucket drawn narrower than this cannot be read
 _STAGES = ("h2d", "broadcast", "reload")
@@ -146,8 +146,8 @@ def _make_plan(arguments: argparse.Namespace) -> _Plan:
         ("--engines", engines, 1),
         ("--rounds-shown", arguments.rounds_shown, 0),
     ):
-        if number < least or number > 100_000:
-            raise UsageError(f"{flag} {number}: a number from {least} to 100000 is needed")
+        if number < least or number > 4096:
+            raise UsageError(f"{flag} {number}: a number from {least} to 4096 is needed")
     try:
         bucket_bytes = parse_bytes(arguments.bucket_bytes)
     except ValueError as error:
@@ -232,7 +232,7 @@ def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
     shares = _bytes_by_device(plan)
     rows = _buffers(schedule)
     tensors = _count(len(plan.manifest.entries), "tensor")
-    say("model", f"{_printable(plan.model)}: {tensors}, {describe_bytes(plan.manifest.total_bytes)}")
+    say("model", f"{_printable(plan.model, console.encoding)}: {tensors}, {describe_bytes(plan.manifest.total_bytes)}")
     rounds = f"{_count(schedule.rounds, 'round')} on {_count(schedule.devices, 'device')}"
     say("buckets", f"{len(plan.buckets)} of {describe_bytes(plan.bucket_bytes)}, in {rounds}")
     least, most = describe_bytes(min(shares)), describe_bytes(max(shares))
@@ -251,10 +251,10 @@ def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
     glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
     console.print()
     for line in draw_update(figure, console.width, glyphs):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, no_wrap=True, overflow="crop")
     console.print()
     for line in legend_of_update(console.width, glyphs):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, no_wrap=True, overflow="crop")
     ended = {u.bucket for u in figure.uses if u.doing is Doing.RELOAD and u.end_seconds <= figure.end_seconds}
     drawn = len(ended)
     if drawn < schedule.buckets:
@@ -353,8 +353,10 @@ def _name_of(buffer: int) -> str:
     return "H2D" if buffer < 0 else f"I{buffer}"
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+def _printable(text: str, encoding: str) -> str:
+    """A name from elsewhere must neither move the cursor nor be more than the terminal can show."""
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    return shown.encode(encoding, "replace").decode(encoding)
 
 
 def _count(number: int, noun: str) -> str:

@@ -112,6 +112,15 @@ def test_without_rates_a_memory_copy_is_measured_and_said(capsys: pytest.Capture
     assert plan["shared_cores"] is None
 
 
+def test_a_terminal_without_utf_8_and_almost_without_width(relight: Relight, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("COLUMNS", "30")
+    result = relight("weights", "plan", *GIVEN, "--rounds-shown", "1")
+    assert result.status == 0, result.errors
+    assert result.output.isascii()
+    assert all(len(line) <= 30 for line in result.output.splitlines())
+
+
 def test_nothing_to_draw(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["weights", "plan", *GIVEN, "--rounds-shown", "0"]) == 0
     assert "still to be read" not in capsys.readouterr().out
@@ -165,7 +174,7 @@ def test_it_needs_no_torch() -> None:
         (("--model", SMALL, "--bucket-bytes", "8MB"), "--bucket-bytes 8MB: write a size such as 8MiB"),
         (("--model", SMALL, "--bucket-bytes", "100"), "positive multiple of 64"),
         (("--model", SMALL, "--bucket-bytes", "-8MiB"), "--bucket-bytes"),
-        (("--model", SMALL, "--bucket-bytes", "64"), "are more than 250000 buckets"),
+        (("--model", SMALL, "--bucket-bytes", "64"), "are more than 100000 buckets"),
         (("--model", SMALL, "--reload-seconds-per-gib", "-1"), "--reload-seconds-per-gib -1.0: a number of seconds"),
         (("--model", SMALL, "--h2d-seconds-per-gib", "nan"), "--h2d-seconds-per-gib nan: a number of seconds"),
         (("--model", SMALL, "--form", "four-stage"), "'four-stage'"),

@@ -167,7 +167,7 @@ def windows(draw: st.DrawFn) -> Window:
     )
 
 
-@given(windows(), st.integers(34, 200), st.sampled_from([Glyphs(*(["#"] * 8)), ASCII]))
+@given(windows(), st.integers(34, 200), st.sampled_from([Glyphs(*(["#"] * 9)), ASCII]))
 def test_no_line_is_wider_than_the_terminal(window: Window, width: int, glyphs: Glyphs) -> None:
     lines = draw(window, width, glyphs)
     assert max(line.cell_len for line in lines) <= width

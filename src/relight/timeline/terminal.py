@@ -70,6 +70,7 @@ class Glyphs(msgspec.Struct, frozen=True):
     new: str
     fill: str
     minus: str
+    micro: str
 
     def letter(self, activity: Activity) -> str:
         return {
@@ -85,8 +86,8 @@ class Glyphs(msgspec.Struct, frozen=True):
         }[activity]
 
 
-UNICODE = Glyphs(outside="·", lightning="⚡", takes_over="»", cut="≈", old="▁", new="▔", fill="─", minus="−")
-ASCII = Glyphs(outside=".", lightning="!", takes_over=">", cut="~", old="_", new='"', fill="-", minus="-")
+UNICODE = Glyphs(outside="·", lightning="⚡", takes_over="»", cut="≈", old="▁", new="▔", fill="─", minus="−", micro="µ")
+ASCII = Glyphs(outside=".", lightning="!", takes_over=">", cut="~", old="_", new='"', fill="-", minus="-", micro="u")
 
 
 def draw(window: Window, width: int, glyphs: Glyphs = UNICODE, max_rows: int = MAX_ROWS) -> list[Text]:
@@ -129,12 +130,12 @@ def legend(width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
     return lines
 
 
-def duration(seconds: float, minus: str = "-") -> str:
+def duration(seconds: float, minus: str = "-", micro: str = "µ") -> str:
     """A time in the unit that people would use."""
     sign, value = (minus, -seconds) if seconds < 0 else ("", seconds)
     if value < 0.0000005:
         return "0"
-    for limit, factor, unit in ((0.0009995, 1e6, "µs"), (0.9995, 1e3, "ms"), (99.95, 1.0, "s")):
+    for limit, factor, unit in ((0.0009995, 1e6, f"{micro}s"), (0.9995, 1e3, "ms"), (99.95, 1.0, "s")):
         if value < limit:
             scaled = value * factor
             digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
@@ -321,13 +322,13 @@ def _time_labels(window: Window, axis: Axis, glyphs: Glyphs) -> Text:
     """Where zero is, how far it is to the edges, and the true length of what was shortened."""
 
     def label(time_ns: int) -> str:
-        return duration((time_ns - window.zero_ns) / 1e9, glyphs.minus)
+        return duration((time_ns - window.zero_ns) / 1e9, glyphs.minus, glyphs.micro)
 
     labels = [(0, label(window.start_ns))]
     if window.start_ns < window.zero_ns < window.end_ns:
         labels.append((axis.column(window.zero_ns), "0"))
     for piece in axis.cuts:
-        length = duration((piece.end_ns - piece.start_ns) / 1e9)
+        length = duration((piece.end_ns - piece.start_ns) / 1e9, micro=glyphs.micro)
         labels.append((int(piece.first_column) + 2, f"{glyphs.cut} {length} {glyphs.cut}"))
     last = label(window.end_ns)
     labels.append((axis.columns - cell_len(last), last))

@@ -80,7 +80,7 @@ def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Te
     if figure.devices > shown:
         more = figure.devices - shown
         lines.append(Text(f"{more} more {'device is' if more == 1 else 'devices are'} not shown.", style="dim"))
-    end = duration(figure.end_seconds)
+    end = duration(figure.end_seconds, micro=glyphs.micro)
     lines.append(_line("time", place_labels([(0, "0"), (columns - cell_len(end), end)], columns, "dim")))
     return lines
 

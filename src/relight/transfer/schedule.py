@@ -112,10 +112,10 @@ class _Builder:
         after = []
         if not self.from_host:
             after.append(self._copied[bucket])
-            if self.form is not Form.THREE_STAGE:  # the round's copies go together, before its first broadcast
-                first = bucket - bucket % self.devices
-                last = min(first + self.devices, self.buckets)
-                after += [self._copied[other] for other in range(first, last) if other != bucket]
+            if self.form is not Form.THREE_STAGE and bucket % self.devices == 0:
+                # The round's copies go together, before its first broadcast.
+                others = range(bucket + 1, min(bucket + self.devices, self.buckets))
+                after += [self._copied[other] for other in others]
         if bucket:
             after.append(self._sent[bucket - 1])  # one broadcast at a time
         held = bucket - (1 if self.form is Form.SERIAL else IPC_BUFFERS)
