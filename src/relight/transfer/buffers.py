@@ -36,7 +36,10 @@ class Buffer:
     @classmethod
     def create(cls, nbytes: int) -> "Buffer":
         """A new one. Raises TransferError if the machine has no memory for it."""
-        descriptor = os.memfd_create("relight-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            descriptor = os.memfd_create("relight-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise TransferError(f"no shared buffer of {describe_bytes(nbytes)}: {error.strerror}") from error
         try:
             os.posix_fallocate(descriptor, 0, nbytes)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

@@ -90,8 +90,8 @@ class TensorSource(TensorReader):
     """Named tensors as the source of an update. They must not change while an update reads them."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(list(tensors.values()))
         self.manifest = describe(tensors)
+        super().__init__(list(tensors.values()))
 
 
 def describe(tensors: Mapping[str, torch.Tensor]) -> Manifest:
