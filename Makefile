@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 CODE := $(wildcard src tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all demo bench clean
+.PHONY: help setup check format test test-all demo demo-publish bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.setup ## make .venv with the pinned packages
 
@@ -32,6 +32,9 @@ test-all: setup ## the tests, with the long matrix
 
 demo: setup ## train, break, recover, compare
 	$(BIN)/python examples/demo.py
+
+demo-publish: setup ## train and serve at once; kill workers and a server; compare
+	$(BIN)/python examples/demo_publish.py
 
 bench: $(VENV)/.bench ## measure, beside torchft
 	$(BIN)/python -m benchmarks
