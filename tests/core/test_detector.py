@@ -1,6 +1,7 @@
 """The detector blames whoever the others wait for, and nobody who is merely slow or starved."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,9 @@ SETTINGS = DetectorSettings(
 )
 
 
+_INHERITS = (Phase.PARKED, Phase.STANDBY)  # here a version comes from somebody else
+
+
 class Rank:
     """A pretended rank: stamps like a worker, on a clock that the test moves."""
 
@@ -27,7 +31,9 @@ class Rank:
         self.state = "S"
         self.run_delay_ns = 0
 
-    def stamp(self, clock_ns: int, **changes: object) -> None:
+    def stamp(self, clock_ns: int, **changes: Any) -> None:
+        if changes.get("version", 0) > self.position.version and self.position.phase not in _INHERITS:
+            changes.setdefault("commits", self.position.commits + 1)
         self.position = msgspec.structs.replace(
             self.position, progress=self.position.progress + 1, stamp_ns=clock_ns, **changes
         )
@@ -118,6 +124,17 @@ def test_a_rank_that_the_others_wait_for_is_blamed_with_numbers() -> None:
     )
     assert event.position.phase is Phase.BACKWARD
     assert 29.5 <= world.event_times[0] - begun <= 30.5
+
+
+def test_steps_that_are_shorter_than_the_time_between_two_samples_count() -> None:
+    """Seen in STARTING, then in the fourth step: that it finished steps of its own is not seen, but stamped."""
+    world = World(2)
+    world.stamp([0, 1], phase=Phase.STARTING)
+    world.run(0.25)
+    world.stamp([0], phase=Phase.BARRIER, step=3, version=3, commits=3)
+    world.stamp([1], phase=Phase.BACKWARD, step=3, version=3, commits=3)
+    world.run(31.0)
+    assert suspicion(world).process == "w1"
 
 
 def test_each_process_is_suspected_once() -> None:

@@ -52,12 +52,16 @@ class _Watch:
     since_ns: int  # the stamp from which it is idle
     excused_ns: int = 0  # of that time: starved, or not looked at
     frozen_ns: int = 0
-    committed: bool = False  # has finished a step of its own
     leading_idle_ns: int = 0  # longest it was idle in this phase while it waited for nobody
 
     @property
     def position(self) -> Position:
         return self.sample.position
+
+    @property
+    def committed(self) -> bool:
+        """Whether it has finished a step of its own: the first one compiles, allocates and fills caches."""
+        return self.sample.position.commits > 0
 
     @property
     def idle_ns(self) -> int:
@@ -129,8 +133,6 @@ class Detector:
             watch.excused_ns += max(starved_ns, blind_ns)
         else:
             self._learn(watch, at)
-            if at.generation == before.generation and before.phase in _ACTIVE and at.version > before.version:
-                watch.committed = True
             # When within the gap it stamped is not known, so all of the gap's starvation is excused.
             watch.since_ns, watch.excused_ns = at.stamp_ns, max(0, min(starved_ns, sample.sampled_ns - at.stamp_ns))
             watch.leading_idle_ns = 0
@@ -269,9 +271,6 @@ class Detector:
         return ProcessSuspected(
             process=process, kind=kind, evidence=evidence, position=sample.position, noticed_ns=sample.sampled_ns
         )
-
-
-_ACTIVE = IN_STEP | {Phase.OUTSIDE}
 
 
 def _seconds(nanoseconds: int) -> str:

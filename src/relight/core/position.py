@@ -45,6 +45,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     fault_ns: int = 0  # when a planned fault struck here, or 0
     private_versions: tuple[int, int] = (-1, -1)  # versions of the rank-private state kept beside the page
     loss: float = float("nan")  # last loss the script reported
+    commits: int = 0  # steps that this process itself has finished; unlike its version, never inherited
 
     def describe(self) -> str:
         """The position in words, for evidence lines."""
@@ -90,7 +91,7 @@ def encode_page(position: Position) -> bytes:
         position.private_versions[0],
         position.private_versions[1],
         position.loss,
-        0,
+        position.commits,
     )
 
 
@@ -114,6 +115,7 @@ def decode_page(page: bytes | memoryview) -> Position:
         fault_ns=words[11],
         private_versions=(words[12], words[13]),
         loss=words[14],
+        commits=words[15],
     )
 
 
@@ -122,6 +124,6 @@ WORD = {
     name: index
     for index, name in enumerate(
         "generation rank step attempt phase version prepared torn collectives progress stamp_ns fault_ns "
-        "private_version_0 private_version_1 loss".split()
+        "private_version_0 private_version_1 loss commits".split()
     )
 }

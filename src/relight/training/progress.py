@@ -14,6 +14,7 @@ class Progress:
 
     lineage: str  # hash chain over all committed steps: a step number alone is not a version (PROTOCOL.md, rule 13)
     version: int = 0  # optimizer steps applied
+    commits: int = 0  # optimizer steps applied by this process
     until: int = 0
     started: int = -1  # newest step that was started
     attempt: int = 0  # how often the step after `version` was started before

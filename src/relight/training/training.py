@@ -205,8 +205,10 @@ class Training:
             return
         runtime.faults.strike(Point.AFTER_WRITE)
         progress.advance(runtime.world_size)
+        progress.commits += 1
         runtime.page.put("version", progress.version)
         runtime.page.put("torn", 0)
+        runtime.page.put("commits", progress.commits)
         step.committed = True
         runtime.in_step = False
         self._batches.done()
