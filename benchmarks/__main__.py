@@ -71,6 +71,22 @@ BENCHMARKS = (
         quick=("--workers", "2", "4", "8", "--kills", "1"),
     ),
     Benchmark(
+        "publish",
+        "benchmarks.publish",
+        "fresh weights in four engines",
+        full_s=420,
+        quick_s=60,
+        quick=("--rounds", "1", "--mib", "256", "--no-curves"),
+    ),
+    Benchmark(
+        "restore",
+        "benchmarks.restore",
+        "state for a replacement beside torchft's transports",
+        full_s=60,
+        quick_s=25,
+        quick=("--rounds", "1", "--mib", "256"),
+    ),
+    Benchmark(
         "memory",
         "benchmarks.memory",
         "memory over ten thousand steps",

@@ -13,12 +13,14 @@ from typing import Any
 from benchmarks.documents import RESULTS, Document, describe_conditions, read_document, verdict_rows
 from benchmarks.figures import markdown_table
 
-ORDER = ("recovery", "detection", "overhead", "scaling", "memory")
+ORDER = ("recovery", "detection", "overhead", "scaling", "publish", "restore", "memory")
 TITLES = {
     "recovery": "Recovery beside torchrun and torchft",
     "detection": "Noticing a failure, stopping the survivors",
     "overhead": "Overhead without failures",
     "scaling": "Recovery against the number of workers",
+    "publish": "Publishing weights to inference engines",
+    "restore": "State for a replacement",
     "memory": "Memory over many steps",
 }
 

@@ -1,0 +1,218 @@
+"""Fresh weights in four engines on one host: relight beside what people do otherwise, and beside what memory allows.
+
+The same processes and tensors, in turns (`benchmarks.weights.publishing`). Then one thing at a time is changed: the
+size of the weights, the number of engines, the size of a bucket. Last, what the cost model predicts from the stages'
+times with one engine, beside what four engines take.
+
+Run by ``python -m benchmarks.publish``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from benchmarks.documents import (
+    RESULTS,
+    Document,
+    Progress,
+    Verdict,
+    add_verdicts,
+    command,
+    measure_apart,
+    start_document,
+    verdict_rows,
+    write_document,
+)
+from benchmarks.figures import markdown_table
+from relight.transfer.cost import Costs, predict
+from relight.transfer.manifest import Entry, make_manifest
+from relight.transfer.plan import plan_buckets
+from relight.transfer.schedule import Form, make_schedule
+
+MODULE = "weights.publishing"
+MIB = 2**20
+ENGINES = 4
+BUCKET_MIB = 8
+NAMES = {
+    "relight": "relight, two-stage",
+    "relight-serial": "relight, serial",
+    "per-tensor": "`dist.broadcast` per tensor (gloo), `load_state_dict`",
+    "coalesced": "256 MiB buckets over gloo, copied to their places",
+    "pipeline": "double-buffered buckets over gloo (the design of checkpoint-engine, on CPU buffers)",
+    "limit": "every engine copies as many bytes in its own memory: the limit",
+}
+TARGETS = {"per-tensor": 1 / 5, "coalesced": 1 / 2, "pipeline": 1.0, "limit": 1.3}
+SIZES_MIB = (64, 256, 1024, 4096)
+RECEIVERS = (1, 2, 4, 8)
+BUCKETS_MIB = (1, 2, 4, 8, 16, 32, 64)
+CURVE_MIB = 256
+CORES = 2
+
+
+def run(rounds: int, mib: int, *, curves: bool) -> Document:
+    """Everything; a part that fails is named, and the rest goes on."""
+    document = start_document("publish", rounds=rounds, mib=mib, engines=ENGINES, bucket_mib=BUCKET_MIB)
+    parts = [("models", model, {"model": model, "mib": mib, "rounds": rounds}) for model in ("dense", "mixture")]
+    ours = {"ways": ["relight", "relight-serial"]}
+    if curves:
+        # All engines together hold two copies each: the largest size goes to one engine.
+        parts += [
+            ("sizes", str(size), {"mib": size, "receivers": 1 if size > 1024 else ENGINES} | ours) for size in SIZES_MIB
+        ]
+        parts += [("receivers", str(n), {"mib": CURVE_MIB, "receivers": n} | ours) for n in RECEIVERS]
+        parts += [("buckets", str(n), {"mib": CURVE_MIB, "bucket-bytes": n * MIB} | ours) for n in BUCKETS_MIB]
+    parts.append(("alone", "dense", {"mib": CURVE_MIB, "receivers": 1} | ours))
+    progress = Progress(len(parts))
+    document["not_measured"] = []
+    for group, key, options in parts:
+        try:
+            figures = measure_apart(MODULE, *_arguments(options))
+        except Exception as error:
+            document["not_measured"].append(f"{group} {key}: {error}")
+            progress.skipped(document["not_measured"][-1])
+            continue
+        document.setdefault(group, {})[key] = figures
+        progress.done(f"{group} {key}: {figures['median_s']['relight']:.3f} s")
+    document["prediction"] = _prediction(document)
+    dense = document.get("models", {}).get("dense")
+    if dense is not None:
+        document["headline"] = _headline(dense)
+    add_verdicts(document, _verdicts(document))
+    return document
+
+
+def _arguments(options: dict[str, Any]) -> list[str]:
+    words = []
+    for name, value in options.items():
+        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def _verdicts(document: Document) -> list[Verdict]:
+    found = []
+    for model, figures in document.get("models", {}).items():
+        medians = figures["median_s"]
+        for way, target in TARGETS.items():
+            if way in medians:
+                ratio = medians["relight"] / medians[way]
+                found.append(Verdict(f"publish, {model}: time over {way}", ratio, target, "ratio"))
+    for form, figures in document["prediction"].items():
+        off = abs(figures["predicted_s"] / figures["measured_s"] - 1) * 100
+        found.append(Verdict(f"predicted time of the {form} form, off by", off, 20.0, "%"))
+    return found
+
+
+def _prediction(document: Document) -> dict[str, Any]:
+    """From one engine's stages to four engines' time."""
+    alone = document.get("alone", {}).get("dense")
+    full = document.get("receivers", {}).get(str(ENGINES))
+    if alone is None or full is None:
+        return {}
+    stage = alone["stages"]["relight-serial"]
+    buckets = plan_buckets(make_manifest([Entry("all", "uint8", (alone["total_bytes"],))]), BUCKET_MIB * MIB)
+    spent = len(buckets) * (stage["write_s"] + stage["load_s"])
+    rest = max(0.0, alone["median_s"]["relight-serial"] - spent) / (2 * len(buckets))
+    costs = Costs(
+        h2d_seconds=0.0,
+        broadcast_seconds=stage["write_s"],
+        reload_seconds=stage["load_s"],
+        engines=ENGINES,
+        cores=CORES,
+        operation_seconds=rest,
+        bucket_bytes=BUCKET_MIB * MIB,
+    )
+    found = {}
+    for form, way in ((Form.SERIAL, "relight-serial"), (Form.TWO_STAGE, "relight")):
+        schedule = make_schedule(form, devices=1, buckets=len(buckets), from_host=True)
+        found[form.value] = {
+            "predicted_s": predict(schedule, buckets, costs),
+            "measured_s": full["median_s"][way],
+            "write_s": stage["write_s"],
+            "load_s": stage["load_s"],
+            "operation_s": rest,
+        }
+    return found
+
+
+def _headline(figures: dict[str, Any]) -> str:
+    medians = figures["median_s"]
+    gib = figures["total_bytes"] / 2**30
+    others = ", ".join(f"{way} {medians[way]:.2f} s" for way in TARGETS if way in medians)
+    return f"{gib:.2f} GiB into {ENGINES} engines in {medians['relight']:.2f} s; {others}."
+
+
+def render(document: Document) -> str:
+    """Markdown."""
+    parts = [
+        "One sender, engines on the same host; from the sender's start until the last engine has the weights in its "
+        "own parameters, every bucket verified (relight) or not (the others). Medians; the first round does not count. "
+        "Staged: each engine keeps a second copy of the weights, and exchanges the two at the end."
+    ]
+    for model, figures in document.get("models", {}).items():
+        parts += [f"## {model}: {figures['tensors']} tensors, {figures['total_bytes'] / MIB:.0f} MiB", _ways(figures)]
+    parts.append(markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)))
+    for group, what in (("sizes", "MiB of weights"), ("receivers", "engines"), ("buckets", "MiB in a bucket")):
+        if group in document:
+            parts += [f"## Against {what}", _curve(document[group], what)]
+    if document["prediction"]:
+        parts += ["## What the cost model says", _predicted(document["prediction"])]
+    return "\n\n".join([*parts, *(f"Not measured: {text}" for text in document["not_measured"])])
+
+
+def _ways(figures: dict[str, Any]) -> str:
+    rows = [
+        [
+            NAMES[way],
+            f"{median:.3f} s",
+            f"{min(figures['seconds'][way]):.3f} to {max(figures['seconds'][way]):.3f}",
+            f"{figures['total_bytes'] / median / 2**30:.2f}",
+            f"{median / figures['median_s']['relight']:.2f}",
+        ]
+        for way, median in figures["median_s"].items()
+    ]
+    return markdown_table(["way", "median", "range", "GiB/s for each engine", "times relight"], rows)
+
+
+def _curve(group: dict[str, Any], what: str) -> str:
+    rows = [
+        [
+            key,
+            str(figures["options"]["receivers"]),
+            f"{figures['median_s']['relight']:.3f} s",
+            f"{figures['median_s']['relight-serial']:.3f} s",
+            f"{figures['total_bytes'] * figures['options']['receivers'] / figures['median_s']['relight'] / 2**30:.2f}",
+            f"{figures['stages']['relight']['written_beside_loads'] * 100:.0f} %",
+        ]
+        for key, figures in group.items()
+    ]
+    header = [what, "engines", "two-stage", "serial", "GiB/s, all engines together", "writing beside loading"]
+    return markdown_table(header, rows)
+
+
+def _predicted(prediction: dict[str, Any]) -> str:
+    rows = [
+        [form, f"{f['predicted_s']:.3f} s", f"{f['measured_s']:.3f} s", f"{f['predicted_s'] / f['measured_s']:.2f}"]
+        for form, f in prediction.items()
+    ]
+    first = next(iter(prediction.values()))
+    text = (
+        f"From one engine alone: {first['write_s'] * 1e3:.2f} ms to write a bucket, {first['load_s'] * 1e3:.2f} ms to "
+        f"load it, {first['operation_s'] * 1e6:.0f} us for each operation; for {ENGINES} engines on {CORES} cores:"
+    )
+    return f"{text}\n\n{markdown_table(['form', 'predicted', 'measured', 'ratio'], rows)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Publishing weights to engines on one host")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--no-curves", action="store_true")
+    parser.add_argument("--output", type=Path, default=RESULTS / "publish.json")
+    options = parser.parse_args()
+    write_document(run(options.rounds, options.mib, curves=not options.no_curves), render, options.output)
+
+
+if __name__ == "__main__":
+    command(main)

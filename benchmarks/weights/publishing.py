@@ -1,0 +1,292 @@
+"""One sender, several receivers on one host, and every way of getting the same weights from the one to the others.
+
+    python -m benchmarks.weights.publishing --model dense --mib 1024 --receivers 4 --rounds 3
+
+prints one JSON object. All ways use the same processes and the same tensors, in turns. A way's time begins when the
+sender begins and ends when the last receiver has the weights in its own parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import relight
+from benchmarks.weights.shapes import MIB, MODELS
+from relight.transfer.schedule import Form
+
+COALESCED_BYTES = 256 * MIB
+PIPELINE_BYTES = 64 * MIB  # of each of the two buffers of the double-buffered pipeline over gloo
+WAYS = ("relight", "relight-serial", "per-tensor", "coalesced", "pipeline", "limit")
+DEADLINE_S = 300.0
+
+
+class Weights(nn.Module):
+    """Named parameters, and nothing else."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_parameter(name.replace(".", "/"), nn.Parameter(tensor, requires_grad=False))
+
+    def named(self) -> dict[str, torch.Tensor]:
+        return {name.replace("/", "."): parameter.data for name, parameter in self.named_parameters()}
+
+
+class Peer:
+    """The sender (rank 0) or a receiver: its side of every way."""
+
+    def __init__(self, rank: int, world: int, store: str, model: Weights) -> None:
+        self.rank, self.world, self.model = rank, world, model
+        group_store = dist.FileStore(store, world)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=group_store, rank=rank, world_size=world)
+
+    def per_tensor(self) -> None:
+        """What people write first: broadcast each tensor, then load_state_dict."""
+        received = {}
+        for name, tensor in self.model.state_dict().items():
+            buffer = tensor if self.rank == 0 else torch.empty_like(tensor)
+            dist.broadcast(buffer, 0)
+            received[name] = buffer
+        if self.rank:
+            self.model.load_state_dict(received)
+
+    def coalesced(self) -> None:
+        """Tensors packed into buckets of 256 MiB, one broadcast each, then copied to their places."""
+        for bucket in self._packed(COALESCED_BYTES):
+            flat = self._pack(bucket)
+            dist.broadcast(flat, 0)
+            if self.rank:
+                self._unpack(flat, bucket)
+
+    def pipeline(self) -> None:
+        """The design of checkpoint-engine on CPU buffers: two buffers, the broadcast of the next bucket while the
+        last one is copied to its place."""
+        before: tuple[Any, torch.Tensor, list[torch.Tensor]] | None = None
+        for bucket in self._packed(PIPELINE_BYTES):
+            flat = self._pack(bucket)
+            work = dist.broadcast(flat, 0, async_op=True)
+            if before is not None:
+                self._arrive(*before)
+            before = (work, flat, bucket)
+        if before is not None:
+            self._arrive(*before)
+
+    def _arrive(self, work: Any, flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
+        work.wait()
+        if self.rank:
+            self._unpack(flat, bucket)
+
+    def _packed(self, limit: int) -> list[list[torch.Tensor]]:
+        buckets: list[list[torch.Tensor]] = [[]]
+        filled = 0
+        for tensor in self.model.parameters():
+            size = tensor.numel() * tensor.element_size()
+            if buckets[-1] and filled + size > limit:
+                buckets.append([])
+                filled = 0
+            buckets[-1].append(tensor.data.view(-1))
+            filled += size
+        return buckets
+
+    def _pack(self, bucket: list[torch.Tensor]) -> torch.Tensor:
+        if self.rank == 0:
+            return torch.cat(bucket)
+        return torch.empty(sum(tensor.numel() for tensor in bucket), dtype=torch.bfloat16)
+
+    def _unpack(self, flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
+        start = 0
+        for tensor in bucket:
+            tensor.copy_(flat[start : start + tensor.numel()])
+            start += tensor.numel()
+
+    def limit(self) -> None:
+        """What memory allows: every receiver copies as many bytes as the weights have, in its own memory."""
+        if self.rank == 0:
+            return
+        for tensor in self.model.parameters():
+            source = self._source()
+            count = tensor.numel() * tensor.element_size()
+            step = source.numel()
+            for start in range(0, count, step):
+                ctypes.memmove(tensor.data_ptr() + start, source.data_ptr(), min(step, count - start))
+
+    def _source(self) -> torch.Tensor:
+        """Different bytes each time, in turns: what was read before is not in the core's own caches any more."""
+        if not hasattr(self, "_sources"):
+            self._sources = [torch.ones(8 * MIB, dtype=torch.uint8) for _ in range(32)]
+            self._turn = 0
+        self._turn = (self._turn + 1) % len(self._sources)
+        return self._sources[self._turn]
+
+
+def receive(rank: int, options: dict[str, Any], store: str, place: str, link: Connection) -> None:
+    """A receiver's process."""
+    torch.set_num_threads(1)
+    model = Weights({name: torch.zeros_like(t) for name, t in MODELS[options["model"]](options["mib"]).items()})
+    peer = Peer(rank, options["receivers"] + 1, store, model) if options["gloo"] else None
+    receiver = relight.Receiver(place, model=_live(model), name=f"engine-{rank}")
+    link.send("ready")
+    while (order := link.recv()) is not None:
+        way, version = order
+        if way.startswith("relight"):
+            receiver.wait_for(version)
+        else:
+            assert peer is not None
+            getattr(peer, way.replace("-", "_"))()
+        link.send(time.monotonic_ns())
+        if way != "limit":
+            link.send(_checksum(model.named()))
+    receiver.close()
+
+
+def _live(model: Weights) -> dict[str, torch.Tensor]:
+    return {name.replace("/", "."): parameter for name, parameter in model.named_parameters()}
+
+
+def _checksum(tensors: dict[str, torch.Tensor]) -> int:
+    """Cheap, and enough to notice weights that did not arrive."""
+    return sum(int(tensor.view(torch.int16).flatten()[::997].to(torch.int64).sum()) for tensor in tensors.values())
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    """Every way, `rounds` times in turns after one that does not count."""
+    torch.set_num_threads(1)
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="relight-bench-") as directory:
+        store, place = str(Path(directory) / "store"), directory
+        pipes = [spawn.Pipe() for _ in range(options["receivers"])]
+        processes = [
+            spawn.Process(target=receive, args=(rank + 1, options, store, place, far), daemon=True)
+            for rank, (_, far) in enumerate(pipes)
+        ]
+        for process in processes:
+            process.start()
+        links = [near for near, _ in pipes]
+        try:
+            return _measure(options, store, place, links)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _measure(options: dict[str, Any], store: str, place: str, links: list[Connection]) -> dict[str, Any]:
+    model = Weights(MODELS[options["model"]](options["mib"]))
+    peer = Peer(0, options["receivers"] + 1, store, model) if options["gloo"] else None
+    source = relight.TensorSource(model.named())
+    version = 0
+    with relight.Publisher(place, bucket_bytes=options["bucket_bytes"]) as publisher:
+        for link in links:
+            _expect(link)
+        if not publisher.wait_for_engines(len(links), DEADLINE_S):
+            raise RuntimeError("not every receiver has come")
+
+        def publish(form: Form) -> Callable[[], dict[str, Any]]:
+            def run() -> dict[str, Any]:
+                result = publisher.publish(source, version=version, form=form)
+                if len(result.engines) != len(links):
+                    raise RuntimeError(f"not every engine took it: {result.dropped}")
+                return _stage_seconds(result.stages)
+
+            return run
+
+        sides: dict[str, Callable[[], Any]] = {
+            "relight": publish(Form.TWO_STAGE),
+            "relight-serial": publish(Form.SERIAL),
+        }
+        if peer is not None:
+            sides |= {way: getattr(peer, way.replace("-", "_")) for way in WAYS if way not in sides}
+        seconds: dict[str, list[float]] = {way: [] for way in options["ways"]}
+        stages: dict[str, list[dict[str, Any]]] = {way: [] for way in options["ways"]}
+        for round_ in range(options["rounds"] + 1):
+            for way in options["ways"]:
+                gc.collect()
+                for tensor in model.parameters():  # other weights each time: old ones must not pass for new
+                    tensor.data.view(torch.int16).view(-1)[:8] += 1
+                version += 1
+                expected = _checksum(model.named())
+                for link in links:
+                    link.send((way, version))
+                started_ns = time.monotonic_ns()
+                stage = sides[way]()
+                ended_ns = max(_expect(link) for link in links)
+                if way != "limit" and any(_expect(link) != expected for link in links):
+                    raise RuntimeError(f"{way}: the weights did not arrive")
+                if round_:
+                    seconds[way].append((ended_ns - started_ns) / 1e9)
+                    stages[way].append(stage or {})
+        for link in links:
+            link.send(None)
+    return {
+        "options": options,
+        "total_bytes": source.manifest.total_bytes,
+        "tensors": len(source.manifest.entries),
+        "seconds": seconds,
+        "median_s": {way: statistics.median(values) for way, values in seconds.items()},
+        "stages": {way: values[-1] for way, values in stages.items() if values and values[-1]},
+    }
+
+
+def _stage_seconds(stages: Any) -> dict[str, Any]:
+    """Seconds of writing and of loading, per bucket, and how much of the writing ran beside loading."""
+    writes = [(s.start_ns, s.end_ns) for s in stages if s.kind == "broadcast"]
+    loads = [(s.start_ns, s.end_ns) for s in stages if s.kind == "reload"]
+    beside = sum(
+        max(0, min(end, other_end) - max(start, other_start))
+        for start, end in writes
+        for other_start, other_end in _union(loads)
+    )
+    written = sum(end - start for start, end in writes)
+    return {
+        "write_s": statistics.median(end - start for start, end in writes) / 1e9,
+        "load_s": statistics.median(end - start for start, end in loads) / 1e9,
+        "written_beside_loads": beside / written if written else 0.0,
+    }
+
+
+def _union(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _expect(link: Connection) -> Any:
+    if not link.poll(DEADLINE_S):
+        raise RuntimeError(f"no answer within {DEADLINE_S:g} s")
+    return link.recv()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Every way of getting weights to several receivers")
+    parser.add_argument("--model", choices=sorted(MODELS), default="dense")
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--receivers", type=int, default=4)
+    parser.add_argument("--bucket-bytes", type=int, default=8 * MIB)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    options = vars(parser.parse_args())
+    options["gloo"] = any(not way.startswith("relight") for way in options["ways"])
+    print(json.dumps(measure(options)))
+
+
+if __name__ == "__main__":
+    main()
