@@ -9,13 +9,27 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from relight.transfer.schedule import Form, Schedule, make_schedule
 from relight.transfer.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
 
 STALL = 4.0
 _TICK = 1.0
-MakeUpdate = Callable[[Schedule, Sequence[str], Sequence[str], float], Update]
+
+
+class MakeUpdate(Protocol):
+    """`Update`, or one with a bug."""
+
+    def __call__(
+        self,
+        schedule: Schedule,
+        sources: Sequence[str],
+        engines: Sequence[str],
+        stall_timeout_seconds: float,
+        *,
+        confirmed: bool,
+    ) -> Update: ...
 
 
 class ViolationError(AssertionError):
@@ -51,19 +65,21 @@ class Plan:
 
 def plan_of(seed: int) -> Plan:
     chance = random.Random(seed)
-    buckets = chance.choice((0, 1, 2, 3, 4, 6))
-    sources = tuple(_member(chance, f"source{i}", buckets) for i in range(chance.choice((1, 1, 2, 3, 4))))
+    rough = chance.random() < 0.2  # many sources, most of them in trouble, and much to be written again
+    buckets = chance.choice((4, 6) if rough else (0, 1, 2, 3, 4, 6))
+    count = chance.choice((3, 4) if rough else (1, 1, 2, 3))
+    sources = tuple(_member(chance, f"source{i}", buckets, 0.8 if rough else 0.5) for i in range(count))
     engines = tuple(_member(chance, f"engine{i}", buckets) for i in range(chance.randint(1, 4)))
     form = chance.choice((Form.SERIAL, Form.TWO_STAGE, Form.TWO_STAGE))
     schedule = make_schedule(form, devices=len(sources), buckets=buckets, from_host=True)
-    risk = chance.choice((0.0, 0.3))
+    risk = 0.7 if rough else chance.choice((0.0, 0.3))
     wrong = frozenset(bucket for bucket in range(buckets) if chance.random() < risk)
     return Plan(sources, engines, schedule, wrong)
 
 
-def _member(chance: random.Random, name: str, buckets: int) -> Member:
+def _member(chance: random.Random, name: str, buckets: int, risk: float = 0.5) -> Member:
     troubles = ["dies", "freezes", "dawdles"] + (["damages"] * 2 if name.startswith("engine") else [])
-    trouble = chance.choice(troubles) if chance.random() < 0.5 else ""
+    trouble = chance.choice(troubles) if chance.random() < risk else ""
     at = chance.randint(0, 6 + 6 * buckets) * _TICK
     is_damaging = trouble == "damages" or (trouble and name.startswith("engine") and chance.random() < 0.5)
     return Member(name, trouble, at, chance.choice((0.4, 1.0)) if is_damaging else 0.0)
@@ -83,9 +99,9 @@ class World:
         self.plan = plan_of(self.seed)
         self.chance = random.Random(f"world {self.seed}")
         self.members = {member.name: member for member in (*self.plan.sources, *self.plan.engines)}
-        self.update = self.make(
-            self.plan.schedule, [m.name for m in self.plan.sources], [m.name for m in self.plan.engines], STALL
-        )
+        sources, engines = [m.name for m in self.plan.sources], [m.name for m in self.plan.engines]
+        self.confirmed = self.chance.random() < 0.7
+        self.update = self.make(self.plan.schedule, sources, engines, STALL, confirmed=self.confirmed)
         self.engines = {member.name for member in self.plan.engines}
         self.sources = {member.name for member in self.plan.sources}
         self.dropped: set[str] = set()
@@ -104,14 +120,16 @@ class World:
         for member in self.members.values():
             if member.trouble == "dies":
                 self._later(member.at - self.now, partial(self._lost, member.name), f"{member.name} dies")
+        if not self.confirmed:
+            self._later(self.chance.randint(1, 60) * _TICK, self._confirm, "the version is confirmed")
         self._obey(self.update.start(self.now))
         rounds = 2 + 2 * len(self.plan.schedule.operations)
-        bound = (rounds + 6 * self.plan.schedule.buckets + len(self.members)) * STALL
+        bound = 60 * _TICK + (rounds + 6 * self.plan.schedule.buckets + len(self.members)) * STALL
         while self.ended is None:
             self._check_patience()
             deadline = self.update.next_deadline()
             at = self._events[0][0] if self._events else None
-            if deadline is None and (at is None or not self.asked):
+            if deadline is None and (at is None or (not self.asked and self.confirmed)):
                 raise ViolationError("it waits for nobody, and for ever")
             if deadline is not None and (
                 at is None or deadline < at or (deadline == at and self.chance.random() < 0.5)
@@ -141,6 +159,10 @@ class World:
         deadline = self.update.next_deadline()
         if deadline is not None and deadline > self.now + STALL:
             raise ViolationError("it waits for longer than the stall timeout")
+
+    def _confirm(self) -> Iterable[Order]:
+        self.confirmed = True
+        return self.update.confirm(self.now)
 
     # --- what members do --------------------------------------------------------------------------------------------
     def _lost(self, name: str) -> Iterable[Order]:
@@ -244,6 +266,8 @@ class World:
     def _check_commit(self, order: Commit) -> None:
         if order.engine in self.commits:
             raise ViolationError(f"{order} a second time")
+        if not self.confirmed:
+            raise ViolationError(f"{order} of a version that may not last")
         self.commits.add(order.engine)
         for engine in self.engines - self.dropped:
             if len(self.verified[engine]) != self.plan.schedule.buckets:

@@ -7,6 +7,7 @@ is.
 import array
 import contextlib
 import os
+import select
 import socket
 import struct
 import threading
@@ -162,6 +163,12 @@ class Channel:
         messages = list(self._messages)
         self._messages.clear()
         return messages
+
+    def has_ended(self) -> bool:
+        """Whether the other side has closed, even if its last words are still to be read."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def break_off(self) -> None:
         """Make a `receive` that waits in another thread return."""

@@ -483,6 +483,8 @@ class Receiver:
         """In place: from here until the commit the weights are a mixture, and nobody may see them."""
         self._turns.close_door()
         self._paused = True
+        if channel.has_ended():  # after a long wait for the door, or a freeze; nothing is overwritten yet
+            raise ConnectionResetError("the publisher went on without this engine")
         if not self._halted:
             self._pause()
             self._halted = True

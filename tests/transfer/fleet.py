@@ -1,0 +1,339 @@
+"""Engines and publishers as processes of their own, which can be killed and frozen at a chosen bucket.
+
+They come from a fork server that has torch loaded already, so that a test with five of them takes a second. Each
+obeys commands from a pipe; every answer has a deadline, and the end of the test is the end of its processes.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from relight.errors import StaleWeightsError, TransferError
+from relight.transfer.plan import Bucket
+from relight.transfer.publisher import Published, Publisher
+from relight.transfer.receiver import Pairs, Receiver, Target
+from relight.transfer.weights import TensorSource, digest_weights, weights_of
+
+PATIENCE = float(os.environ.get("RELIGHT_TEST_PATIENCE", "1"))
+STALL_SECONDS = 1.5 * PATIENCE
+DEADLINE_SECONDS = 30.0 * PATIENCE
+BUCKET_BYTES = 8192
+BUCKETS = 7  # of `make_model`
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.transfer.fleet"])
+
+
+def make_model(seed: int) -> torch.nn.Module:
+    """A model of seven buckets, with scalars, buffers and tied weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        first, last = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        model = torch.nn.Sequential(first, torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 128), last)
+        last.weight = first.weight
+        return model
+
+
+def source_of(seed: int) -> TensorSource:
+    return TensorSource(weights_of(make_model(seed)))
+
+
+def digest_of(seed: int) -> str:
+    return digest_weights(weights_of(make_model(seed)))
+
+
+def name_of(digest: str, seeds: range = range(200)) -> int | None:
+    """Which version a digest is of; None: of none, a mixture."""
+    return next((seed for seed in seeds if digest_of(seed) == digest), None)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What an engine does to itself, or to a bucket, during the next update."""
+
+    kind: str  # kill, freeze, damage
+    at: int | str  # a bucket, or "commit"
+    times: int = 1
+
+
+def _meet_fate(kind: str) -> None:
+    """Here and now: a signal to the process might stop another thread first, and this one a few lines later."""
+    if kind in ("kill", "freeze"):
+        signal.pthread_kill(threading.get_ident(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+
+
+class Faulty:
+    """A target with which things go wrong."""
+
+    def __init__(self, target: Target) -> None:
+        self.wants, self.in_place = target.wants, target.in_place
+        self.fault: Fault | None = None
+        self._target = target
+        self._done = 0
+        self.abandon, self.begin, self.accept = target.abandon, target.begin, target.accept
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        digest = self._target.load(bucket, view)
+        if self._happens(bucket.index) == "damage":
+            return digest ^ 1
+        return digest
+
+    def commit(self) -> None:
+        self._happens("commit")
+        self._target.commit()
+
+    def _happens(self, at: int | str) -> str:
+        fault = self.fault
+        if fault is None or fault.at != at:
+            return ""
+        self._done += 1
+        if self._done == fault.times:
+            self.fault, self._done = None, 0
+        _meet_fate(fault.kind)
+        return fault.kind
+
+
+class InPlaceEngine:
+    """An engine that keeps its weights itself, and takes them tensor by tensor."""
+
+    def __init__(self) -> None:
+        self.model = weights_of(make_model(0))
+        self.calls: list[str] = []
+        self.got: list[str] = []
+        self.fails_at = -1
+
+    def load(self, pairs: Pairs) -> None:
+        for name, tensor in pairs:
+            if len(self.got) == self.fails_at:
+                self.fails_at = -1
+                raise ValueError("this engine does not like it")
+            self.got.append(name)
+            self.model[name].copy_(tensor)
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+
+def _run_engine(pipe: Connection, place: str, name: str, mode: str) -> None:
+    torch.set_num_threads(1)
+    engine = InPlaceEngine()
+    if mode == "staged":
+        model = make_model(0)
+        receiver = Receiver(place, model=model, name=name)
+    else:
+        kind = "in-place" if mode == "in-place" else "staged"
+        receiver = Receiver(place, load=engine.load, mode=kind, name=name, pause=engine.pause, resume=engine.resume)
+    faulty = receiver._target = Faulty(receiver._target)
+
+    def serve() -> tuple[int, str]:
+        try:
+            with receiver.serving() as version:
+                return version, (receiver.digest() if mode == "staged" else digest_weights(engine.model))
+        except StaleWeightsError as error:
+            return -2, str(error)
+
+    def take() -> tuple[list[str], list[str]]:
+        taken = engine.got, engine.calls
+        engine.got, engine.calls = [], []
+        return taken
+
+    commands: dict[str, Callable[[Any], Any]] = {
+        "serve": lambda _: serve(),
+        "wait": lambda version: receiver.wait_for(version, DEADLINE_SECONDS),
+        "fault": lambda fault: setattr(faulty, "fault", fault),
+        "fail": lambda at: setattr(engine, "fails_at", at),
+        "take": lambda _: take(),
+        "load": lambda _: (len(os.listdir("/proc/self/fd")), _resident_bytes(), threading.active_count()),
+    }
+    with contextlib.suppress(EOFError), receiver:
+        while True:
+            command, argument = pipe.recv()
+            pipe.send(commands[command](argument))
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+class FatalSource:
+    """Weights whose process meets its fate when a certain bucket is written."""
+
+    def __init__(self, seed: int, kind: str, at: int) -> None:
+        self._source, self._kind, self._at = source_of(seed), kind, at
+        self.manifest = self._source.manifest
+
+    def fill(self, bucket: Bucket, view: memoryview) -> int:
+        digest = self._source.fill(bucket, view)
+        if bucket.index == self._at:
+            _meet_fate(self._kind)
+        return digest
+
+
+def _run_publisher(pipe: Connection, place: str) -> None:
+    torch.set_num_threads(1)
+    with (
+        contextlib.suppress(EOFError),
+        Publisher(place, bucket_bytes=BUCKET_BYTES, stall_timeout_seconds=STALL_SECONDS) as publisher,
+    ):
+        while True:
+            engines, version, kind, at = pipe.recv()
+            assert publisher.wait_for_engines(engines, DEADLINE_SECONDS)
+            try:
+                pipe.send(publisher.publish(FatalSource(version, kind, at), version=version))
+            except TransferError as error:
+                pipe.send(str(error))
+
+
+class Member:
+    """One process of the fleet, from outside."""
+
+    def __init__(self, run: Callable[..., None], *arguments: str) -> None:
+        self._pipe, theirs = _context.Pipe()
+        self.process: ForkServerProcess = _context.Process(target=run, args=(theirs, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def order(self, command: Any) -> None:
+        self._pipe.send(command)
+
+    def answer(self) -> Any:
+        assert self._pipe.poll(DEADLINE_SECONDS), f"process {self.pid} does not answer"
+        return self._pipe.recv()
+
+    def wait_until_stopped(self) -> None:
+        """Until it is frozen: whoever reads its state sees it, for it is not our child."""
+        for _ in until(f"process {self.pid} is not frozen"):
+            if Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                return
+
+    def wait_until_dead(self) -> None:
+        self.process.join(DEADLINE_SECONDS)
+        assert self.process.exitcode is not None
+
+    def wake(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        self._pipe.close()
+        self.process.kill()
+        self.process.join(DEADLINE_SECONDS)
+        self.process.close()
+
+
+class Engine(Member):
+    """An engine process."""
+
+    def __init__(self, place: Path, name: str, mode: str = "staged") -> None:
+        super().__init__(_run_engine, str(place), name, mode)
+        self.name = name
+
+    def ask(self, command: str, argument: Any = None) -> Any:
+        self.order((command, argument))
+        return self.answer()
+
+    def serve(self) -> tuple[int, str]:
+        """The version that it answers with, and the digest of its weights; -2: why it does not answer."""
+        version, digest = self.ask("serve")
+        return int(version), str(digest)
+
+    def assert_has(self, version: int) -> None:
+        assert self.ask("wait", version), f"{self.name} has not got version {version}"
+        assert self.serve() == (version, digest_of(version))
+
+    def assert_whole(self, *allowed: int) -> None:
+        """Its weights are those of one of these versions, to the last bit, and it says which."""
+        version, digest = self.serve()
+        assert name_of(digest) == max(version, 0)
+        assert max(version, 0) in allowed
+
+
+class PublisherProcess(Member):
+    """A publisher in a process of its own."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(_run_publisher, str(place))
+
+    def publish(self, engines: int, version: int, kind: str = "", at: int = -1) -> None:
+        self.order((engines, version, kind, at))
+
+    def published(self) -> Published:
+        result = self.answer()
+        assert isinstance(result, Published), result
+        return result
+
+
+def until(what: str) -> Iterator[None]:
+    """Turns of a look at something that nobody announces, up to the deadline."""
+    ticks = threading.Event()
+    for _ in range(round(DEADLINE_SECONDS / 0.005)):
+        yield
+        ticks.wait(0.005)
+    raise AssertionError(what)
+
+
+class Fleet:
+    """A place, its engines, and a publisher in this process."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.members: list[Member] = []
+        self.notices: list[str] = []
+        self._publisher: Publisher | None = None
+
+    @property
+    def publisher(self) -> Publisher:
+        if self._publisher is None:
+            self._publisher = Publisher(
+                self.place,
+                bucket_bytes=BUCKET_BYTES,
+                stall_timeout_seconds=STALL_SECONDS,
+                on_notice=self.notices.append,
+            )
+        return self._publisher
+
+    def engine(self, name: str, mode: str = "staged") -> Engine:
+        engine = Engine(self.place, name, mode)
+        self.members.append(engine)
+        return engine
+
+    def engines(self, count: int, mode: str = "staged") -> list[Engine]:
+        return [self.engine(f"e{number}", mode) for number in range(count)]
+
+    def publisher_process(self) -> PublisherProcess:
+        publisher = PublisherProcess(self.place)
+        self.members.append(publisher)
+        return publisher
+
+    def publish(self, engines: int, version: int, **how: Any) -> Published:
+        """To so many engines, which must all be connected first."""
+        self.wait_for(engines)
+        result = self.publisher.begin(source_of(version), version=version, **how).wait(DEADLINE_SECONDS)
+        assert result is not None, "the update does not end"
+        return result
+
+    def wait_for(self, engines: int) -> None:
+        assert self.publisher.wait_for_engines(engines, DEADLINE_SECONDS), self.notices
+
+    def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+        for member in self.members:
+            member.close()
