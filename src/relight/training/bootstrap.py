@@ -4,6 +4,7 @@ It reports an uncaught exception to the controller before the process ends. The 
 file only; the terminal shows it once, for the whole job, if it turns out to be a bug.
 """
 
+import multiprocessing
 import os
 import runpy
 import sys
@@ -93,6 +94,9 @@ def _say_goodbye() -> None:
 
 def _leave(status: int) -> None:
     """End at once: gloo's and DDP's destructors may wait for peers that are gone."""
+    for child in multiprocessing.active_children():
+        if child.daemon:  # data loading processes: an ordinary exit of the interpreter would end them too
+            child.kill()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
