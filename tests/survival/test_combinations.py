@@ -99,7 +99,8 @@ def test_all_ranks_but_one(bench: Bench, survivor: int, verb: str, where: str) -
     outcome = survive(bench, [f"{verb} rank {rank} {where}" for rank in lost], training=training, standbys=2)
     kind = "frozen" if verb == "freeze" else "killed"
     check_one_recovery(outcome, [(rank, kind) for rank in lost])
-    assert outcome.report.recoveries[0].sources == (survivor,), outcome.describe()
+    # Under load the others die one after another: a rank that was restored before may be a source as well.
+    assert survivor in outcome.report.recoveries[0].sources, outcome.describe()
 
 
 # --- during a recovery ----------------------------------------------------------------------------------------------
