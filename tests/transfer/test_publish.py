@@ -1,18 +1,19 @@
 """Updates of engines that are processes: all or nothing, whoever is killed, frozen, damaged or late."""
 
 import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from relight.errors import TransferError
+from relight.errors import TransferError, UsageError
 from relight.transfer.plan import Bucket, plan_buckets
 from relight.transfer.publisher import Publisher
-from relight.transfer.receiver import Receiver
+from relight.transfer.receiver import Pairs, Receiver
 from relight.transfer.schedule import Form
-from relight.transfer.weights import TensorSource
+from relight.transfer.weights import TensorSource, digest_weights
 from tests.transfer.fleet import (
     BUCKET_BYTES,
     BUCKETS,
@@ -520,3 +521,100 @@ def test_nothing_is_left_behind_and_nothing_grows(fleet: Fleet) -> None:
     fleet.publisher.close()
     assert os.listdir(fleet.place) == []
     assert sorted(os.listdir("/dev/shm")) == shared
+
+
+# --- what a receiver's owner does ---------------------------------------------------------------------------------
+def test_the_publisher_is_killed_when_one_engine_has_committed_and_one_is_about_to(fleet: Fleet) -> None:
+    first, second = fleet.engines(2)
+    publisher = fleet.publisher_process()
+    publisher.publish(2, 1)
+    assert not publisher.published().dropped
+    second.ask("fault", Fault("freeze", "commit"))
+    publisher.publish(2, 2)
+    second.wait_until_stopped()
+    first.assert_has(2)
+    os.kill(publisher.pid, signal.SIGKILL)
+    publisher.wait_until_dead()
+    second.wake()
+    second.assert_has(2)
+    assert not fleet.publish(2, 3).dropped
+    for engine in (first, second):
+        engine.assert_has(3)
+
+
+@pytest.mark.parametrize("which", ["pause", "resume"])
+def test_an_engines_own_callbacks_that_raise(tmp_path: Path, which: str) -> None:
+    fails = True
+    live = torch.zeros(40)
+
+    def act(kind: str) -> None:
+        if fails and kind == which:
+            raise RuntimeError("not now")
+
+    def load(pairs: Pairs) -> None:
+        for _, tensor in pairs:
+            live.copy_(tensor)
+
+    notices: list[str] = []
+    with (
+        Publisher(tmp_path, bucket_bytes=64) as publisher,
+        Receiver(
+            tmp_path,
+            load=load,
+            mode="in-place",
+            pause=lambda: act("pause"),
+            resume=lambda: act("resume"),
+            name="e",
+            on_notice=notices.append,
+        ) as receiver,
+    ):
+        assert publisher.wait_for_engines(1, DEADLINE_SECONDS)
+        result = publisher.begin(TensorSource({"w": torch.ones(40)}), version=1).wait(DEADLINE_SECONDS)
+        assert result is not None
+        with receiver.serving() as version:
+            assert version == (-1 if which == "pause" else 1)
+            assert bool((live == max(version, 0)).all())
+        assert bool(result.error) == (which == "pause")
+        assert any("RuntimeError: not now" in notice for notice in notices)
+        fails = False
+        publisher.publish(TensorSource({"w": torch.full((40,), 2.0)}), version=2)
+        assert receiver.wait_for(2, DEADLINE_SECONDS)
+        assert bool((live == 2).all())
+
+
+def test_an_update_waits_for_requests_and_requests_for_it(tmp_path: Path) -> None:
+    live = torch.zeros(40)
+    with Publisher(tmp_path, bucket_bytes=64) as publisher, Receiver(tmp_path, model={"w": live}) as receiver:
+        assert publisher.wait_for_engines(1, DEADLINE_SECONDS)
+        with receiver.serving() as version:
+            handle = publisher.begin(TensorSource({"w": torch.ones(40)}), version=1)
+            assert handle.wait_until_read(DEADLINE_SECONDS), "everything has arrived beside the request"
+            with receiver.serving() as inner:  # the update waits for us: we must not wait for the update
+                assert inner == version == -1
+            digest = receiver.digest()
+            assert digest == digest_weights({"w": torch.zeros(40)})
+            assert not handle.over
+        assert handle.wait(DEADLINE_SECONDS) is not None
+        with receiver.serving() as version:
+            assert version == 1
+            assert bool((live == 1).all())
+
+
+def test_arguments_that_do_not_go_together(tmp_path: Path) -> None:
+    def load(_: Pairs) -> None:
+        pass
+
+    with pytest.raises(UsageError, match="either model= or load="):
+        Receiver(tmp_path)
+    with pytest.raises(UsageError, match="either model= or load="):
+        Receiver(tmp_path, model={}, load=load)
+    with pytest.raises(UsageError, match="in-place"):
+        Receiver(tmp_path, load=load, mode="inplace")
+    with pytest.raises(UsageError, match="needs load="):
+        Receiver(tmp_path, model={}, mode="in-place")
+    with Receiver(tmp_path, load=load) as receiver, pytest.raises(UsageError, match="does not know where"):
+        receiver.digest()
+    with Publisher(tmp_path, bucket_bytes=64) as publisher, pytest.raises(UsageError, match="relight moves dense ones"):
+        publisher.begin(TensorSource({"w": torch.ones(2, 2).to_sparse()}), version=1)
+    with pytest.raises(TransferError, match="two-stage or serial"):
+        Publisher(tmp_path, bucket_bytes=64, form=Form.THREE_STAGE)
