@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from relight import weights_publish
 from relight.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,9 +75,13 @@ class _Plan(msgspec.Struct, frozen=True):
 
 def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
     """Add `weights` with its subcommands; return all of these parsers by their full names."""
-    weights = choices.add_parser("weights", help="plan updates of a model's weights", allow_abbrev=False)
+    weights = choices.add_parser("weights", help="publish a model's weights, and plan updates", allow_abbrev=False)
     subcommands = weights.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
-    return {"weights": weights, "weights plan": _add_plan(subcommands)}
+    return {
+        "weights": weights,
+        "weights plan": _add_plan(subcommands),
+        "weights publish": weights_publish.add_command(subcommands),
+    }
 
 
 # --- plan -------------------------------------------------------------------------------------------------------

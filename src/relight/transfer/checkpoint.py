@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Annotated, Self
 
 import msgspec
+import xxhash
 
 from relight.errors import UsageError
 from relight.transfer.manifest import ITEM_BYTES, Entry, Manifest, make_manifest
@@ -112,6 +113,14 @@ class Checkpoint:
             path, descriptor = self._files[file]
             views = [buffer[piece.offset : piece.offset + piece.nbytes] for piece in pieces]
             _read_all(path, descriptor, start, views)
+
+    def fill(self, bucket: Bucket, view: memoryview) -> int:
+        """Read the bucket from disk straight into `view`; returns its digest (see `source.Source`)."""
+        self.read_into(view, bucket)
+        digest = xxhash.xxh3_64()
+        for piece in bucket.pieces:
+            digest.update(view[piece.offset : piece.offset + piece.nbytes])
+        return digest.intdigest()
 
     def _runs(self, bucket: Bucket) -> Iterator[tuple[int, int, list[Piece]]]:
         """The bucket's pieces, those together that follow each other in one file: (file, first byte, pieces)."""

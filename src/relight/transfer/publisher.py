@@ -46,11 +46,12 @@ from relight.transfer.messages import (
 )
 from relight.transfer.plan import DEFAULT_BUCKET_BYTES, Bucket, plan_buckets
 from relight.transfer.schedule import IPC_BUFFERS, Form, make_schedule
+from relight.transfer.source import Source
 from relight.transfer.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
-from relight.transfer.weights import Source
 
 SELF = "publisher"
 HELLO_SECONDS = 5.0
+_POLL_SECONDS = 0.01
 _SEND_BUFFER_BYTES = 4 * 2**20
 
 
@@ -162,6 +163,15 @@ class _Job:
 
 def _say_nothing(_: str) -> None:
     pass
+
+
+def _until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
+    end = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
 
 
 def _do_nothing() -> None:
@@ -287,13 +297,12 @@ class Publisher:
         return tuple(sorted(m.name for m in list(self._members.values()) if m.is_source))
 
     def wait_for_engines(self, count: int, timeout_seconds: float) -> bool:
-        """Until so many are connected."""
-        end = time.monotonic() + timeout_seconds
-        while len(self.engines()) < count:
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.01)
-        return True
+        """Until so many are connected. False: not within the time."""
+        return _until(lambda: len(self.engines()) >= count, timeout_seconds)
+
+    def wait_for_sources(self, count: int, timeout_seconds: float) -> bool:
+        """The same for sources besides the publisher itself."""
+        return _until(lambda: len(self.sources()) >= count, timeout_seconds)
 
     def close(self) -> None:
         """Stop at once; an update under way ends without effect. Removes the socket."""

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
 
 import torch
 import xxhash
@@ -14,16 +13,6 @@ from relight.transfer.plan import Bucket, Piece
 
 # Copied and digested in steps that stay in a core's own cache: the digest reads what the copy has just written.
 _CHUNK_BYTES = 2**18
-
-
-class Source(Protocol):
-    """Whoever can fill buckets."""
-
-    @property
-    def manifest(self) -> Manifest: ...
-
-    def fill(self, bucket: Bucket, view: memoryview) -> int:
-        """Write the bucket's pieces into `view`; returns their digest. May raise OSError or TransferError."""
 
 
 class TensorReader:

@@ -1,0 +1,120 @@
+"""Where an update's bytes come from: the interface, and a process that lends a hand to a publisher. No torch.
+
+A process that holds the same weights as the publisher joins as a source, and the sources take turns: each fills every
+n-th bucket. If one dies, another fills its bucket.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from relight.errors import ProtocolError, TransferError, UsageError
+from relight.transfer.buffers import Buffer, close_buffers, open_buffers
+from relight.transfer.channel import Channel, connect, socket_path
+from relight.transfer.manifest import Manifest, differences
+from relight.transfer.messages import (
+    PROTOCOL_VERSION,
+    AbandonUpdate,
+    Begin,
+    BucketWritten,
+    CommitUpdate,
+    Dismissed,
+    FromPublisher,
+    LoadBucket,
+    Ready,
+    Refuse,
+    SourceHello,
+    Welcome,
+    WriteBucket,
+)
+from relight.transfer.plan import Bucket, plan_buckets
+
+
+class Source(Protocol):
+    """Whoever can fill buckets."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    def fill(self, bucket: Bucket, view: memoryview) -> int:
+        """Write the bucket's pieces into `view`; returns the xxh3 of their bytes in order. May raise."""
+
+
+class SourceLink:
+    """One process's part as a source besides the publisher. `run` serves until the publisher ends."""
+
+    def __init__(self, place: str | Path, source: Source, *, version: int, name: str | None = None) -> None:
+        """`source` holds `version` and no other, and does not change."""
+        self._path = socket_path(place)
+        self._source = source
+        self._version = version
+        self._name = name or f"source-{os.getpid()}"
+        self._channel: Channel | None = None
+        self._buffers: tuple[Buffer, ...] = ()
+        self._buckets: tuple[Bucket, ...] = ()
+        self._update = -1
+
+    def run(self, joined: Callable[[], None] = lambda: None) -> None:
+        """Fill buckets until the publisher closes the connection. Raises TransferError if it cannot be reached."""
+        try:
+            channel = self._channel = Channel(connect(self._path), FromPublisher)
+        except (OSError, ProtocolError) as error:
+            raise TransferError(f"there is no publisher at {self._path}: {error}") from error
+        try:
+            channel.send(SourceHello(protocol_version=PROTOCOL_VERSION, name=self._name, pid=os.getpid()))
+            while (message := channel.receive()) is not None:
+                match message:
+                    case Welcome():
+                        descriptors, channel.descriptors = channel.descriptors, []
+                        self._buffers = open_buffers(descriptors, message.buffer_bytes)
+                        joined()
+                    case Begin():
+                        self._begin(channel, message)
+                    case WriteBucket():
+                        self._write(channel, message)
+                    case AbandonUpdate():
+                        self._update = -1
+                    case Dismissed():
+                        return
+                    case LoadBucket() | CommitUpdate():
+                        raise ProtocolError("a source loads nothing")
+        except OSError:
+            pass  # the publisher is gone, as at the end of the stream
+        finally:
+            channel.close()
+            close_buffers(self._buffers)
+            self._buffers = ()
+
+    def stop(self) -> None:
+        """Make `run` return, from another thread."""
+        if self._channel is not None:
+            self._channel.break_off()
+
+    def _begin(self, channel: Channel, begin: Begin) -> None:
+        found = differences(begin.manifest, self._source.manifest)
+        why = "; ".join(found) or ("" if begin.version == self._version else f"it holds version {self._version}")
+        if not why and begin.manifest != self._source.manifest:
+            why = "it has the same tensors in another order"
+        if why:
+            channel.send(Refuse(update=begin.update, why=why))
+            return
+        self._update = begin.update
+        self._buckets = plan_buckets(begin.manifest, begin.bucket_bytes)
+        channel.send(Ready(update=begin.update))
+
+    def _write(self, channel: Channel, order: WriteBucket) -> None:
+        if order.update != self._update:
+            return
+        if not (0 <= order.bucket < len(self._buckets) and 0 <= order.buffer < len(self._buffers)):
+            raise ProtocolError(f"there is no bucket {order.bucket} or no buffer {order.buffer}")
+        started_ns = time.monotonic_ns()
+        try:
+            digest = self._source.fill(self._buckets[order.bucket], self._buffers[order.buffer].view)
+        except (OSError, TransferError, UsageError) as error:
+            self._update = -1
+            channel.send(Refuse(update=order.update, why=f"{type(error).__name__}: {error}"))
+            return
+        seconds = (time.monotonic_ns() - started_ns) / 1e9
+        channel.send(BucketWritten(update=order.update, bucket=order.bucket, digest=digest, seconds=seconds))
