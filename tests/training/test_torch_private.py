@@ -131,3 +131,29 @@ def interrupted_training(stop_at: int | None) -> Callable[[int, str], str]:
 @pytest.mark.parametrize("stop_at", [0, 1, 2])
 def test_reducer_survives_an_aborted_backward_with_the_same_bits(stop_at: int) -> None:
     assert run_ranks(interrupted_training(stop_at)) == run_ranks(interrupted_training(None))
+
+
+def aborted_at_different_micro_batches(rank: int, directory: str) -> list[float]:
+    """Rank 0 is interrupted after its first forward pass, inside `no_sync`, rank 1 after its second; both begin anew."""
+    store = FileStore(str(Path(directory) / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    model = nn.Linear(4, 4)
+    model.register_buffer("mask", torch.full((4,), float(rank)))
+    ddp = DDP(model)
+    layout = BucketLayout(ddp)
+    ddp(torch.ones(1, 4)).sum().backward()  # a whole step
+    layout.begin_step()
+    dist.barrier()
+    with ddp.no_sync():
+        ddp(torch.ones(1, 4)).sum().backward()
+    if rank == 1:
+        ddp(torch.ones(1, 4))
+    layout.reset(1)
+    layout.begin_step()
+    model.mask.fill_(float(rank + 5))  # comes from rank 0 if both broadcast; if one does not, both wait for ever
+    ddp(torch.ones(1, 4)).sum().backward()
+    return list(model.mask.tolist())
+
+
+def test_ranks_that_were_aborted_at_different_micro_batches_go_on_together() -> None:
+    assert run_ranks(aborted_at_different_micro_batches) == [[5.0] * 4] * WORLD

@@ -37,6 +37,11 @@ class Recovery:
         self._blank = False  # nothing to offer: a replacement before its copy is complete and verified
         self._layouts = [BucketLayout(m) for m in state.modules.values() if isinstance(m, DistributedDataParallel)]
 
+    def begin_step(self) -> None:
+        """Every attempt of a step begins with the same state of the communication, whatever came before."""
+        for layout in self._layouts:
+            layout.begin_step()
+
     def run(self, *, blank: bool = False) -> None:
         """Returns once this rank trains on. From the top whenever a newer generation supersedes the one obeyed."""
         runtime, progress = self._runtime, self._progress

@@ -74,6 +74,15 @@ class BucketLayout:
         self._ddp: Any = ddp
         self._rebuilt = False
 
+    def begin_step(self) -> None:
+        """Have the first forward pass of a step broadcast buffers from rank 0, on every rank or on none.
+
+        DDP decides it by the forward pass before: after one inside `no_sync`, or without gradients, the next one does
+        not. That pass may be one of an aborted attempt, which other ranks never came to, or one that a replacement
+        has not seen; ranks that decide differently wait for each other for ever.
+        """
+        self._ddp.require_forward_param_sync = True
+
     def reset(self, target_version: int) -> None:
         """Make the reducer ready for the step after `target_version`. The group must be detached meanwhile."""
         reducer = self._ddp.reducer

@@ -173,6 +173,7 @@ class Training:
         runtime.in_step = True
         runtime.page.stamp(Phase.FORWARD)
         progress.forward_ns = time.monotonic_ns()
+        self._recovery.begin_step()
         if progress.warming:
             return self._batches.rehearse(runtime.rank)
         self._state.remember_step_start(progress.version)
