@@ -87,7 +87,7 @@ def test_answers_come_from_the_version_that_they_name(tmp_path: Path, start: Any
     server = start(*OPTIONS)
     models = {version: trained(seed=version) for version in (1, 2)}
     assert server.generate()["version"] == -1
-    with relight.Publisher(tmp_path) as publisher:
+    with relight.Publisher(tmp_path, stall_timeout_seconds=SECONDS) as publisher:
         assert publisher.wait_for_engines(1, SECONDS)
         for version, model in models.items():
             digest = publish(publisher, model.module, version)
@@ -108,7 +108,7 @@ def test_answers_come_from_the_version_that_they_name(tmp_path: Path, start: Any
 def test_requests_in_flight_during_updates_get_one_version_each(tmp_path: Path, start: Any) -> None:
     server = start(*OPTIONS)
     models = {version: trained(seed=version) for version in range(1, 9)}
-    with relight.Publisher(tmp_path) as publisher, ThreadPoolExecutor(4) as pool:
+    with relight.Publisher(tmp_path, stall_timeout_seconds=SECONDS) as publisher, ThreadPoolExecutor(4) as pool:
         assert publisher.wait_for_engines(1, SECONDS)
         publish(publisher, models[1].module, 1)
         server.wait_for_version(1)
@@ -133,7 +133,7 @@ def test_requests_in_flight_during_updates_get_one_version_each(tmp_path: Path, 
 
 
 def test_a_server_started_late_gets_the_newest_version(tmp_path: Path, start: Any) -> None:
-    with relight.Publisher(tmp_path) as publisher:
+    with relight.Publisher(tmp_path, stall_timeout_seconds=SECONDS) as publisher:
         model = trained(seed=5)
         publisher.begin(relight.TensorSource(relight.weights_of(model.module)), version=5, hold=True)
         server = start(*OPTIONS)
@@ -168,15 +168,23 @@ def test_a_signal_ends_it_cleanly(start: Any, number: signal.Signals) -> None:
 def test_a_model_of_transformers_is_updated_while_it_generates(tmp_path: Path, start: Any) -> None:
     pytest.importorskip("transformers")
     server = start("--model", "hf")
-    torch.manual_seed(3)
-    model = tiny_llama().eval()
-    with relight.Publisher(tmp_path) as publisher:
+    models = {}
+    for version in (1, 2):
+        torch.manual_seed(version)
+        models[version] = tiny_llama().eval()
+    drawn = {"max_new_tokens": 64, "temperature": 0.9, "seed": 7}
+    with relight.Publisher(tmp_path, stall_timeout_seconds=SECONDS) as publisher, ThreadPoolExecutor(1) as pool:
         assert publisher.wait_for_engines(1, SECONDS)
-        before = server.generate()
-        digest = publish(publisher, model, 1)
+        digest = publish(publisher, models[1], 1)
         assert server.wait_for_version(1)["digest"] == digest
-        after = server.generate()
-        assert server.generate(temperature=0.9, seed=7)["text"] == server.generate(temperature=0.9, seed=7)["text"]
-    written = model.generate(torch.tensor([list(b"def ")]), max_new_tokens=24, do_sample=False)[0, 4:]
-    assert (before["version"], after["version"]) == (-1, 1)
-    assert after["text"] == bytes(written.tolist()).decode(errors="replace") != before["text"]
+        long_answer = pool.submit(server.generate, **drawn)
+        digest = publish(publisher, models[2], 2)
+        assert server.wait_for_version(2)["digest"] == digest
+        answers = [long_answer.result(SECONDS), server.generate(**drawn)]
+    assert answers[1]["version"] == 2
+    for answer in answers:
+        torch.manual_seed(7)
+        written = models[answer["version"]].generate(
+            torch.tensor([list(b"def ")]), max_new_tokens=64, do_sample=True, temperature=0.9
+        )
+        assert answer["text"] == bytes(written[0, 4:].tolist()).decode(errors="replace")
