@@ -24,6 +24,7 @@ from relight.transfer.messages import (
     Dismissed,
     EngineHello,
     FromPublisher,
+    LoadBucket,
     Ready,
     Refuse,
     SourceHello,
@@ -355,6 +356,8 @@ def test_answers_that_nobody_asked_for(served: Publisher) -> None:
         odd.send(Ready(update=update + 1))
         odd.send(Ready(update=update))
         odd.send(Ready(update=update))
+        while not isinstance(odd.receive(), LoadBucket):  # so the update has begun
+            pass
         for seconds in (float("nan"), float("inf"), -1.0, 1e300):
             odd.send(BucketWritten(update=update, bucket=0, digest=1, seconds=seconds))
             odd.send(BucketLoaded(update=update, bucket=-1, intact=False, seconds=seconds))

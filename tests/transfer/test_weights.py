@@ -238,7 +238,7 @@ def test_tied_tensors_under_any_first_name() -> None:
         value = torch.full((20,), float(version))
         other = torch.full((3,), 100.0 + version)
         weights = {"a": value, "b": value, "c": other}
-        names = ("b", "c", "a") if version % 3 else ("a", "b", "c")
+        names = ("b", "c", "a") if version <= 3 else ("a", "b", "c")  # staging is kept while the order is
         engine.update({name: weights[name] for name in names})
         assert live["a"] is live["b"]
 
