@@ -134,7 +134,7 @@ def test_reducer_survives_an_aborted_backward_with_the_same_bits(stop_at: int) -
 
 
 def aborted_at_different_micro_batches(rank: int, directory: str) -> list[float]:
-    """Rank 0 is interrupted after its first forward pass, inside `no_sync`, rank 1 after its second; both begin anew."""
+    """Rank 0 is stopped after its first forward pass, inside `no_sync`, rank 1 after its second; both begin anew."""
     store = FileStore(str(Path(directory) / "store"), WORLD)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
     model = nn.Linear(4, 4)
