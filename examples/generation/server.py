@@ -216,6 +216,13 @@ class Server(ThreadingHTTPServer):
         self.engine = engine
 
 
+def end(*_: object) -> None:
+    """Finish what is under way; asked again, go on finishing."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -224,7 +231,8 @@ def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
     try:
         engine = Engine(OwnGPT(options) if options.model == "gpt" else HuggingFace(), options.run_dir, options.name)
         with engine.receiver, Server(options.port, engine) as http:
