@@ -54,7 +54,9 @@ CORES = 2
 def run(rounds: int, mib: int, *, curves: bool) -> Document:
     """Everything; a part that fails is named, and the rest goes on."""
     document = start_document("publish", rounds=rounds, mib=mib, engines=ENGINES, bucket_mib=BUCKET_MIB)
-    parts = [("models", model, {"model": model, "mib": mib, "rounds": rounds}) for model in ("dense", "mixture")]
+    parts: list[tuple[str, str, dict[str, Any]]] = [
+        ("models", model, {"model": model, "mib": mib, "rounds": rounds}) for model in ("dense", "mixture")
+    ]
     ours = {"ways": ["relight", "relight-serial"]}
     if curves:
         # All engines together hold two copies each: the largest size goes to one engine.

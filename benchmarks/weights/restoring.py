@@ -47,6 +47,7 @@ class Replica:
             for tensor in self.state.values():
                 tensor.zero_()
         self.generation = 0
+        self.ended_ns = 0  # 0: when the way returns
         self.server = RestoreServer(directory / f"replica-{rank}.sock", _nothing) if rank < SOURCES else None
         store = dist.FileStore(str(directory / "store"), SOURCES + 1)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=SOURCES + 1)
@@ -205,11 +206,11 @@ def serve(rank: int, directory: str, mib: int, link: Connection) -> None:
                 tensor.zero_()
         dist.barrier()
         replica.ended_ns = 0
-        replica.started_ns = time.monotonic_ns()
+        started_ns = time.monotonic_ns()
         getattr(replica, way.replace("-", "_"))()
         ended_ns = replica.ended_ns or time.monotonic_ns()
         sums = [int(tensor.view(torch.int16).view(-1)[::997].long().sum()) for tensor in replica.state.values()]
-        link.send(((ended_ns - replica.started_ns) / 1e9, sum(sums)))
+        link.send(((ended_ns - started_ns) / 1e9, sum(sums)))
 
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
@@ -245,7 +246,6 @@ def _expect(link: Connection) -> Any:
     if not link.poll(DEADLINE_S):
         raise RuntimeError(f"no answer within {DEADLINE_S:g} s")
     return link.recv()
-
 
 
 def main() -> None:

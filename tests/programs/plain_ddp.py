@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+import relight
 from tests.programs.train import Net, make_optimizer, save
 
 
@@ -40,7 +41,8 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             done += 1
-    save(f"{options.save}.{rank}", model, optimizer=optimizer)
+    weights = relight.digest_weights(relight.weights_of(model))
+    save(f"{options.save}.{rank}", model, weights, optimizer=optimizer)
     dist.destroy_process_group()
 
 

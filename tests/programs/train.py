@@ -36,6 +36,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--overflow-at", type=int, default=-1, help="make the loss infinite at this step")
     parser.add_argument("--ema", action="store_true")
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--publish", type=int, default=0, metavar="K", help="the weights after every K steps")
     parser.add_argument("--data", default="loader", choices=["loader", "stateful", "function"])
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--streams", default="step", choices=["step", "preserve"])
@@ -78,9 +79,10 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     )
 
 
-def save(path: str, model: DDP, **others: Any) -> None:
+def save(path: str, model: DDP, weights: str, **others: Any) -> None:
     """Write a digest of the raw bytes of everything that training changes: independent of relight's own digest."""
     found = {"parameters": digest(dict(model.named_parameters())), "buffers": digest(dict(model.named_buffers()))}
+    found["weights"] = weights
     found.update((name, digest(thing.state_dict())) for name, thing in others.items() if thing is not None)
     with open(path + ".part", "w") as file:
         json.dump(found, file)
@@ -150,6 +152,8 @@ def main() -> None:
         accumulate=options.accumulate,
         rng=options.streams,
     )
+    if options.publish:
+        training.publish(every=options.publish)
     for step in training.steps(until=options.steps):
         with step as batch:
             if options.zero_first:
@@ -193,7 +197,10 @@ def main() -> None:
                 model.module(data[:8])
             model.train()
     if options.save:
-        save(f"{options.save}.{job.rank}", model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, ema=ema)
+        # What engines were sent is compared with rank 0's own, buffers included.
+        weights = relight.digest_weights(relight.weights_of(model))
+        others = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+        save(f"{options.save}.{job.rank}", model, weights=weights, **others)
 
 
 if __name__ == "__main__":

@@ -150,9 +150,10 @@ def aborted_at_different_micro_batches(rank: int, directory: str) -> list[float]
         ddp(torch.ones(1, 4))
     layout.reset(1)
     layout.begin_step()
-    model.mask.fill_(float(rank + 5))  # comes from rank 0 if both broadcast; if one does not, both wait for ever
+    mask = model.get_buffer("mask")
+    mask.fill_(float(rank + 5))  # comes from rank 0 if both broadcast; if one does not, both wait for ever
     ddp(torch.ones(1, 4)).sum().backward()
-    return list(model.mask.tolist())
+    return list(mask.tolist())
 
 
 def test_ranks_that_were_aborted_at_different_micro_batches_go_on_together() -> None:

@@ -186,7 +186,9 @@ def _run_publisher(pipe: Connection, place: str) -> None:
     torch.set_num_threads(1)
     with (
         contextlib.suppress(EOFError),
-        Publisher(place, bucket_bytes=BUCKET_BYTES, stall_timeout_seconds=STALL_SECONDS) as publisher,
+        Publisher(
+            place, bucket_bytes=BUCKET_BYTES, stall_timeout_seconds=STALL_SECONDS, commit_timeout_seconds=STALL_SECONDS
+        ) as publisher,
     ):
         while True:
             engines, version, kind, at = pipe.recv()
@@ -305,6 +307,7 @@ class Fleet:
                 self.place,
                 bucket_bytes=BUCKET_BYTES,
                 stall_timeout_seconds=STALL_SECONDS,
+                commit_timeout_seconds=STALL_SECONDS,
                 on_notice=self.notices.append,
             )
         return self._publisher

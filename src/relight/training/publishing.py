@@ -8,6 +8,7 @@ next step proves that, and so does a recovery that resumes at it. Until then the
 """
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -20,6 +21,7 @@ from relight.transfer.publisher import Handle, Publisher
 from relight.transfer.weights import TensorSource, plain_name
 
 LAST_SECONDS = 60.0  # for engines to take the final version before the job ends
+COMING_SECONDS = 2.0  # for engines to find a publisher that was opened just now, in place of one that died
 
 
 class Publishing:
@@ -34,6 +36,7 @@ class Publishing:
         self._module = ""
         self._stall_timeout_seconds = 0.0
         self._publisher: Publisher | None = None
+        self._opened = 0.0
         self._handle: Handle | None = None
         self._version = -1  # of the update under way, or the last one
         self._offered: set[str] = set()  # engines that were asked to take it
@@ -94,6 +97,8 @@ class Publishing:
             if self._handle is not None:
                 self._handle.confirm()
                 self._handle.wait(LAST_SECONDS)
+            if self._runtime.generation > 1:  # the publisher before may have died with its engines connected
+                publisher.wait_for_engines(1, max(0.0, self._opened + COMING_SECONDS - time.monotonic()))
             behind = [engine.name for engine in publisher.engines() if engine.version != self._progress.version]
             if behind and self._every:
                 handle = self._begin(publisher, behind)
@@ -103,6 +108,7 @@ class Publishing:
 
     def _open(self) -> Publisher:
         if self._publisher is None:
+            self._opened = time.monotonic()
             self._publisher = Publisher(
                 self._runtime.settings.run_dir,
                 stall_timeout_seconds=self._stall_timeout_seconds,

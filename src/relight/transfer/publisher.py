@@ -186,6 +186,8 @@ class Publisher:
         bucket_bytes: of each of the two IPC buffers; all the memory that an update takes here.
         form: serial or two-stage (the default: the next bucket is written while engines reload the last).
         stall_timeout_seconds: an engine or a source that does not answer for so long is dropped.
+        commit_timeout_seconds: the same for an engine that holds everything, and only has to finish the requests that
+            it is answering with the version before.
         on_notice: called with a sentence for people; from the loop's thread.
 
     Raises:
@@ -200,6 +202,7 @@ class Publisher:
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         form: Form | str = Form.TWO_STAGE,
         stall_timeout_seconds: float = 10.0,
+        commit_timeout_seconds: float = 120.0,
         on_notice: Callable[[str], None] | None = None,
     ) -> None:
         plan_buckets(Manifest(()), bucket_bytes)  # complains about a size that cannot be used
@@ -208,6 +211,7 @@ class Publisher:
         if self._form is Form.THREE_STAGE:
             raise TransferError("in host memory there is no host-to-device copy to overlap: use two-stage or serial")
         self._stall = stall_timeout_seconds
+        self._commit_timeout = commit_timeout_seconds
         self._on_notice = on_notice or _say_nothing
         self._listener = listen(self.path)
         self._inode = os.stat(self.path).st_ino
@@ -583,7 +587,14 @@ class Publisher:
         sources = [SELF, *sorted(name for name, member in members.items() if member.is_source)]
         engines = [name for name, member in members.items() if not member.is_source]
         schedule = make_schedule(job.form, devices=len(sources), buckets=len(job.buckets), from_host=True)
-        job.update = Update(schedule, sources, engines, self._stall, confirmed=job.confirmed)
+        job.update = Update(
+            schedule,
+            sources,
+            engines,
+            self._stall,
+            confirmed=job.confirmed,
+            commit_timeout_seconds=self._commit_timeout,
+        )
         self._obey(job, job.update.start(time.monotonic()))
 
     def _confirm(self, job: _Job) -> None:

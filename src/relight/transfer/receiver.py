@@ -48,7 +48,7 @@ from relight.transfer.schedule import IPC_BUFFERS
 from relight.transfer.weights import Staging, TensorWriter, allocate, describe, digest_weights, plain_name, weights_of
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
-RETRY_SECONDS = 0.2
+RETRY_SECONDS = 0.1
 
 
 class Target(Protocol):

@@ -96,8 +96,12 @@ class Update:
         stall_timeout_seconds: float,
         *,
         confirmed: bool = True,
+        commit_timeout_seconds: float | None = None,
     ) -> None:
         """`sources` by device; every one holds all the weights. `engines` have agreed to take them.
+
+        An engine may take `commit_timeout_seconds` (the other time-out, if None) to finish the requests that it is
+        answering with the old version; nobody waits for it meanwhile.
 
         Unless `confirmed`, no engine takes the new version before `confirm`.
         """
@@ -107,6 +111,7 @@ class Update:
         self._sources = list(sources)
         self._engines = sorted(engines)
         self._stall = stall_timeout_seconds
+        self._commit_timeout = stall_timeout_seconds if commit_timeout_seconds is None else commit_timeout_seconds
         self._confirmed = confirmed
         self._left = len(schedule.operations)
         self._missing = [len(operation.after) for operation in schedule.operations]  # dependencies that are not over
@@ -223,7 +228,8 @@ class Update:
     def expire(self, now: float) -> list[Order]:
         """Drop whoever has not answered in time: nobody else waits longer for it."""
         orders: list[Order] = []
-        why = f"no answer for {self._stall:g} s"
+        patience = self._stall if self._committing is None else self._commit_timeout
+        why = f"no answer for {patience:g} s"
         silent = {b.source for b in self._broadcasts.values() if b.deadline and b.deadline <= now}
         for source in sorted(silent):  # named first: the next writer of its buckets has only begun
             orders += self.lost_source(source, why, now)
@@ -261,7 +267,7 @@ class Update:
     def _commit(self, now: float) -> list[Order]:
         if not self._confirmed or self._committing is not None:
             return []
-        self._committing = dict.fromkeys(self._engines, now + self._stall)
+        self._committing = dict.fromkeys(self._engines, now + self._commit_timeout)
         return [Commit(engine) for engine in self._engines]
 
     def _write(self, bucket: int, now: float) -> Write:
