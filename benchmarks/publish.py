@@ -34,7 +34,7 @@ from relight.transfer.schedule import Form, make_schedule
 MODULE = "weights.publishing"
 MIB = 2**20
 ENGINES = 4
-BUCKET_MIB = 8
+BUCKET_MIB = 32
 NAMES = {
     "relight": "relight, two-stage",
     "relight-serial": "relight, serial",
@@ -47,7 +47,7 @@ TARGETS = {"per-tensor": 1 / 5, "coalesced": 1 / 2, "pipeline": 1.0, "limit": 1.
 SIZES_MIB = (64, 256, 1024, 4096)
 RECEIVERS = (1, 2, 4, 8)
 BUCKETS_MIB = (1, 2, 4, 8, 16, 32, 64)
-CURVE_MIB = 256
+CURVE_MIB = 512
 CORES = 2
 
 

@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(MODELS), default="dense")
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--receivers", type=int, default=4)
-    parser.add_argument("--bucket-bytes", type=int, default=8 * MIB)
+    parser.add_argument("--bucket-bytes", type=int, default=32 * MIB)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     options = vars(parser.parse_args())

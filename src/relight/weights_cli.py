@@ -106,7 +106,7 @@ def _add_plan(subcommands: "argparse._SubParsersAction[Any]") -> argparse.Argume
     add("--model", metavar="WORDS", help="a Llama-like model in words instead: see the examples")
     add("--devices", type=int, default=1, metavar="N", help="devices that hold the weights and take turns; default 1")
     add("--engines", type=int, metavar="E", help="engines that reload at the same time; default: one for each device")
-    add("--bucket-bytes", default="8MiB", metavar="SIZE", help="size of one buffer, such as 64MiB; default 8MiB")
+    add("--bucket-bytes", default="32MiB", metavar="SIZE", help="size of one buffer, such as 64MiB; default 32MiB")
     add(
         "--form",
         choices=("auto", "serial", "two-stage", "three-stage"),

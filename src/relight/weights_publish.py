@@ -51,7 +51,7 @@ def add_command(subcommands: "argparse._SubParsersAction[Any]") -> argparse.Argu
     add("--engines", type=int, default=1, metavar="N", help="wait for so many engines first; default 1")
     add("--once", action="store_true", help="end when these engines have the version, instead of staying")
     add("--sources", type=int, default=1, metavar="N", help="processes that read the checkpoint, in turns; default 1")
-    add("--bucket-bytes", default="8MiB", metavar="SIZE", help="of each of the two buffers; default 8MiB")
+    add("--bucket-bytes", default="32MiB", metavar="SIZE", help="of each of the two buffers; default 32MiB")
     add(
         "--stall-timeout-seconds",
         type=float,

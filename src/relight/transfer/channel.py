@@ -23,7 +23,7 @@ from relight.wire.framing import decode, encode_frame, split_payloads
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _MAX_DESCRIPTORS = 8
-_RECEIVE_BYTES = 2**18
+_RECEIVE_BYTES = 2**15  # a larger one would be mapped and unmapped for each message
 MAX_MESSAGE_BYTES = 64 * 2**20  # a description of a hundred thousand tensors
 SOCKET_NAME = "weights.sock"
 

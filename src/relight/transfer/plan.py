@@ -6,7 +6,9 @@ from relight.errors import UsageError
 from relight.transfer.manifest import Manifest
 
 ALIGNMENT = 64  # of each piece in its bucket: any type can be viewed in place, and copies run at full speed
-DEFAULT_BUCKET_BYTES = 8 * 2**20
+DEFAULT_BUCKET_BYTES = 32 * 2**20
+_OVERLAP = 8  # buckets at least, if that leaves them large enough: there is nothing to overlap in one
+_SMALL_BYTES = 2**20
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -51,6 +53,16 @@ def plan_buckets(manifest: Manifest, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -
     if pieces:
         buckets.append(Bucket(len(buckets), filled, tuple(pieces)))
     return tuple(buckets)
+
+
+def bucket_bytes_for(total_bytes: int, buffer_bytes: int) -> int:
+    """How large to make the buckets of an update of `total_bytes` through buffers of `buffer_bytes`.
+
+    Each bucket costs every engine a message and an answer, so they are as large as the buffers; but few weights are
+    cut into some buckets all the same, so that writing and reloading overlap.
+    """
+    wanted = max(_SMALL_BYTES, -(-total_bytes // (_OVERLAP * ALIGNMENT)) * ALIGNMENT)
+    return min(wanted, buffer_bytes)
 
 
 def share_of(buckets: tuple[Bucket, ...], device: int, devices: int) -> tuple[Bucket, ...]:

@@ -44,7 +44,7 @@ from relight.transfer.messages import (
     Welcome,
     WriteBucket,
 )
-from relight.transfer.plan import DEFAULT_BUCKET_BYTES, Bucket, plan_buckets
+from relight.transfer.plan import DEFAULT_BUCKET_BYTES, Bucket, bucket_bytes_for, plan_buckets
 from relight.transfer.schedule import IPC_BUFFERS, Form, make_schedule
 from relight.transfer.source import Source
 from relight.transfer.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
@@ -183,7 +183,7 @@ class Publisher:
 
     Args:
         place: a directory (the socket is weights.sock in it) or the socket's own path. Engines name the same place.
-        bucket_bytes: of each of the two IPC buffers; all the memory that an update takes here.
+        bucket_bytes: of each of the two IPC buffers, which is all the memory that an update takes here.
         form: serial or two-stage (the default: the next bucket is written while engines reload the last).
         stall_timeout_seconds: an engine or a source that does not answer for so long is dropped.
         commit_timeout_seconds: the same for an engine that holds everything, and only has to finish the requests that
@@ -260,7 +260,8 @@ class Publisher:
         the version before `Handle.confirm`. Raises TransferError if an update is under way or `close` was called,
         UsageError for weights that cannot be moved.
         """
-        buckets = plan_buckets(source.manifest, self._bucket_bytes)
+        bucket_bytes = bucket_bytes_for(source.manifest.total_bytes, self._bucket_bytes)
+        buckets = plan_buckets(source.manifest, bucket_bytes)
         handle = Handle()
         names = None if only is None else frozenset(only)
         with self._lock:
@@ -547,7 +548,7 @@ class Publisher:
             update=job.number,
             version=job.version,
             generation=job.generation,
-            bucket_bytes=self._bucket_bytes,
+            bucket_bytes=bucket_bytes_for(job.source.manifest.total_bytes, self._bucket_bytes),
             manifest=job.source.manifest,
             patience_seconds=self._stall * (2 + len(asked)) if job.confirmed else 0.0,
         )
@@ -680,7 +681,7 @@ class Publisher:
         with self._lock:
             if self._job is not None or not late:
                 return
-            buckets = plan_buckets(source.manifest, self._bucket_bytes)
+            buckets = plan_buckets(source.manifest, bucket_bytes_for(source.manifest.total_bytes, self._bucket_bytes))
             names = frozenset(late)
             self._job = self._make_job(source, version, generation, self._form, Handle(), names, buckets, is_late=True)
         self._gather()

@@ -1,11 +1,11 @@
 """Copy the state of healthy replicas to a replacement: the weights engine's buckets, point to point.
 
-    target -> source   Request(generation, version, part, parts), with the descriptors of two buffers of the target's
+    target -> source   Request(generation, version, part, parts), with the descriptors of the target's buffers
     source -> target   Header(tree, paths, specs, ...), then for each bucket of the part: Filled(bucket, buffer, digest)
     target -> source   Taken(buffer): it may be filled again
 
-While the target takes a bucket out of one buffer, the source fills the other. With several sources each sends every
-n-th bucket, through two buffers of its own. The target receives straight into its own tensors: it is blank, so
+While the target takes a bucket out of one buffer, the source fills the next. With several sources each sends every
+n-th bucket, through buffers of its own. The target receives straight into its own tensors: it is blank, so
 nothing good is ever overwritten, and nobody sees the state before the last digest has matched. A source whose process
 dies ends the connection, which the target reports at once.
 """
@@ -31,6 +31,8 @@ from relight.transfer.schedule import IPC_BUFFERS
 from relight.transfer.weights import TensorReader, TensorWriter
 
 BUCKET_BYTES = 4 * 2**20
+# Two IPC buffers, each in two halves: a source and a target of the same speed wait for each other less often.
+BUFFERS = 2 * IPC_BUFFERS
 HELLO_SECONDS = 30.0  # for a target to say what it wants
 _OFFER_SECONDS = 600.0
 
@@ -180,13 +182,13 @@ class RestoreServer:
             raise ProtocolError("the target's buffers are too small")
         halfway = _Halfway(mine, self._halfway if request.part == 0 else None)
         for number, bucket in enumerate(mine):
-            buffer = number % IPC_BUFFERS
-            if number >= IPC_BUFFERS:
+            buffer = number % BUFFERS
+            if number >= BUFFERS:
                 _expect_taken(channel)
             digest = offer.digests[bucket.index] = offer.reader.fill(bucket, buffers[buffer].view)
             halfway.pass_over(bucket)
             channel.send(Filled(bucket.index, buffer, digest))
-        for _ in mine[-IPC_BUFFERS:]:
+        for _ in mine[-BUFFERS:]:
             _expect_taken(channel)
 
 
@@ -267,7 +269,7 @@ class RestoreClient:
         made = []
         for _ in range(parts):
             try:
-                made.append(create_buffers(IPC_BUFFERS, BUCKET_BYTES))
+                made.append(create_buffers(BUFFERS, BUCKET_BYTES))
             except TransferError as error:
                 raise RestoreError(str(error)) from error
             stack.callback(close_buffers, made[-1])
