@@ -78,7 +78,9 @@ def test_engines_that_come_later_are_served_until_the_end(
     assert list(place.iterdir()) == []
 
 
-def test_an_engine_of_another_model_is_named(tmp_path: Path, checkpoint: Path, tensors: dict[str, torch.Tensor]) -> None:
+def test_an_engine_of_another_model_is_named(
+    tmp_path: Path, checkpoint: Path, tensors: dict[str, torch.Tensor]
+) -> None:
     other = blank(tensors) | {"block.3.weight": torch.zeros(2, 2)}
     publishing = start(checkpoint, tmp_path / "serving", "--once")
     try:

@@ -84,9 +84,10 @@ class Publishing:
             self._handle.confirm()
 
     def before_write(self) -> None:
-        """Parameters are about to change: wait until the last bucket has been read."""
-        if self._handle is not None:
-            self._handle.wait_until_read()
+        """Parameters are about to change: wait until the last bucket has been read, but not for a slow engine."""
+        handle, patience = self._handle, self._stall_timeout_seconds
+        if handle is not None and not handle.wait_until_read(patience):
+            handle.cancel(f"it kept the training waiting for {patience:g} s (stall_timeout_seconds)")
 
     def finish(self) -> None:
         """All ranks hold the final version: every engine gets it before the job ends."""
@@ -134,7 +135,7 @@ class Publishing:
         return handle
 
     def _notice(self, text: str) -> None:
-        if "was dropped" in text or "refuses" in text or "failed" in text:
+        if "was dropped" in text or "refuses" in text or "failed" in text or "kept the training" in text:
             self._runtime.say(f"publish {text}", f"publishing: {text}")
 
     @contextlib.contextmanager

@@ -109,8 +109,9 @@ class Training:
 
         With `every`: after every so many steps, and at the end; call it before the loop. Without: once, at the next
         boundary between two steps. Buckets travel while the next step computes; its write waits for the last one to
-        be read. Engines answer with a version only once every rank is known to hold it. An engine that does not
-        answer for `stall_timeout_seconds` is dropped; publishing never fails the training.
+        be read, for `stall_timeout_seconds` at most: then the update is given up. Engines answer with a version only
+        once every rank is known to hold it. An engine that is silent for so long is dropped; publishing never fails
+        the training.
 
         Args:
             model: which, if `Training` was given several.

@@ -1,5 +1,7 @@
 """Manifest to buckets: which bytes travel together. Pure, without torch."""
 
+import functools
+
 import msgspec
 
 from relight.errors import UsageError
@@ -28,6 +30,7 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True):
     pieces: tuple[Piece, ...]
 
 
+@functools.lru_cache(maxsize=4)  # the same weights go out again and again, and thousands of tensors take a while
 def plan_buckets(manifest: Manifest, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> tuple[Bucket, ...]:
     """Fill buckets of at most `bucket_bytes` with the tensors in their order; large ones span several buckets.
 

@@ -111,6 +111,7 @@ class Handle:
         self._read = threading.Event()
         self._over = threading.Event()
         self._on_confirm: Callable[[], None] = _do_nothing
+        self._on_cancel: Callable[[str], None] = _say_nothing
         self._result: Published | None = None
 
     def wait_until_read(self, timeout_seconds: float | None = None) -> bool:
@@ -128,6 +129,14 @@ class Handle:
     def confirm(self) -> None:
         """The version will last (see `begin`); engines may take it."""
         self._on_confirm()
+
+    def cancel(self, why: str) -> None:
+        """Give the update up, unless engines were told to take the version already. Returns once nothing is read.
+
+        A bucket that is being written meanwhile may be torn; no engine will ever take it.
+        """
+        self._on_cancel(why)
+        self._read.wait()
 
     def _note_read(self) -> None:
         self._read.set()
@@ -273,6 +282,7 @@ class Publisher:
             job = self._make_job(source, version, generation, form or self._form, handle, names, buckets)
             job.confirmed = confirmed
             handle._on_confirm = lambda: self._post(functools.partial(self._confirm, job))
+            handle._on_cancel = lambda why: self._post(functools.partial(self._cancel, job, why))
             if self._job is None:
                 self._job = job
             else:
@@ -602,6 +612,14 @@ class Publisher:
         job.confirmed = True
         if self._job is job and job.update is not None:
             self._obey(job, job.update.confirm(time.monotonic()))
+
+    def _cancel(self, job: _Job, why: str) -> None:
+        if self._next is job:
+            with self._lock:
+                self._next = None
+            job.handle._finish(Published(version=job.version, generation=job.generation, error=why))
+        elif self._job is job and not (job.update is not None and job.update.moved):
+            self._finish(job, error=why)
 
     def _obey(self, job: _Job, orders: Iterable[Order]) -> None:
         if job.update is not None and job.update.moved:

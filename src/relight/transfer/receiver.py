@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -169,18 +169,22 @@ class InPlaceCallback:
         self._manifest = Manifest(())
         self._missing: dict[int, int] = {}  # entry -> bytes to come
         self._tensors: dict[int, torch.Tensor] = {}
+        self._ties: dict[str, list[str]] = {}  # other names of a tensor
 
     def begin(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._missing = {index: entry.nbytes for index, entry in enumerate(manifest.entries)}
         self._tensors = {}
+        self._ties = defaultdict(list)
+        for entry in manifest.entries:
+            if entry.same_as:
+                self._ties[entry.same_as].append(entry.name)
 
     def load(self, bucket: Bucket, view: memoryview) -> int:
         for piece in bucket.pieces:
             if piece.tensor not in self._tensors:
                 self._tensors[piece.tensor] = allocate(self._manifest.entries[piece.tensor])
-        held = [self._tensors.get(index) for index in range(len(self._manifest.entries))]
-        return TensorWriter(held).load(bucket, view)
+        return TensorWriter(self._tensors).load(bucket, view)
 
     def accept(self, bucket: Bucket) -> None:
         complete = []
@@ -194,9 +198,8 @@ class InPlaceCallback:
     def _with_ties(self, complete: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in complete:
             yield name, tensor
-            for entry in self._manifest.entries:
-                if entry.same_as == name:
-                    yield entry.name, tensor
+            for other in self._ties.get(name, ()):
+                yield other, tensor
 
     def commit(self) -> None:
         empty = [(e.name, allocate(e)) for e in self._manifest.entries if not e.nbytes and not e.same_as]

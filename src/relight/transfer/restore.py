@@ -319,7 +319,7 @@ class RestoreClient:
             buckets = plan_state(specs)
         except UsageError as error:
             raise RestoreError(f"the source describes a state that cannot be: {error}") from error
-        writer = TensorWriter(tensors)
+        writer = TensorWriter(dict(enumerate(tensors)))
         digests: dict[int, int] = {}
         errors: list[Exception] = []
 

@@ -60,10 +60,10 @@ class TensorReader:
 class TensorWriter:
     """Contiguous host tensors by their index in a manifest, to be filled where they lie."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """None: no bucket that has this tensor will come."""
-        self._tensors = tensors  # keeps the memory
-        self._addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        """Those of buckets that will come."""
+        self._tensors = dict(tensors)  # keeps the memory
+        self._addresses = {index: tensor.data_ptr() for index, tensor in tensors.items()}
 
     def load(self, bucket: Bucket, view: memoryview) -> int:
         """Take the bucket out of `view`; returns the digest of what arrived here."""
@@ -136,7 +136,7 @@ class Staging:
                 self.tensors[entry.name] = tensors[entry.name]
             else:
                 self.tensors[entry.name] = allocate(entry)
-        self._writer = TensorWriter([self.tensors[entry.name] for entry in manifest.entries])
+        self._writer = TensorWriter({index: self.tensors[entry.name] for index, entry in enumerate(manifest.entries)})
         self.load = self._writer.load
 
     def pairs(self) -> Iterator[tuple[str, torch.Tensor]]:
