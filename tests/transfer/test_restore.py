@@ -125,6 +125,8 @@ def serve_raw(path: Path, reply: bytes) -> threading.Thread:
         with connection, listener:
             connection.recv(4096)
             connection.sendall(reply)
+            if reply:  # what the target lends, or its end
+                connection.recv(4096)
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -24,6 +24,7 @@ from relight.transfer.restore import Offer
 
 Digests = dict[int, int]  # by bucket
 MAX_SOURCES = 4  # that one replacement is restored from at the same time
+STRIPE_BYTES = 256 * 2**20  # less is not worth another source
 
 
 class Recovery:
@@ -139,8 +140,10 @@ class Recovery:
         runtime, progress = self._runtime, self._progress
         runtime.page.put("torn", 1)
         client = runtime.fetcher(restore.generation)
-        addresses = _own_sources([source.address for source in restore.sources], runtime.rank)
-        fetched = client.fetch(restore.generation, restore.target, addresses, self._state.destination().get)
+        destination = self._state.destination()
+        total_bytes = sum(tensor.nbytes for tensor in destination.values())
+        addresses = _own_sources([source.address for source in restore.sources], runtime.rank, total_bytes)
+        fetched = client.fetch(restore.generation, restore.target, addresses, destination.get)
         meta = fetched.header.meta
         self._state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
         private = runtime.page.read_private_tree(restore.target)
@@ -158,10 +161,11 @@ class Recovery:
         return fetched.received_bytes, fetched.digests if in_place else {}
 
 
-def _own_sources(addresses: list[str], rank: int) -> list[str]:
-    """The sources of one replacement; another one begins with another source."""
+def _own_sources(addresses: list[str], rank: int, total_bytes: int) -> list[str]:
+    """The sources of one replacement, as many as the state is worth; another one begins with another source."""
     first = rank % len(addresses)
-    return (addresses[first:] + addresses[:first])[:MAX_SOURCES]
+    count = min(MAX_SOURCES, max(1, total_bytes // STRIPE_BYTES))
+    return (addresses[first:] + addresses[:first])[:count]
 
 
 def _same_storage(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:

@@ -1,7 +1,9 @@
 """Copy the state of healthy replicas to a replacement: the weights engine's buckets, point to point.
 
-    target -> source   Request(generation, version, part, parts), with the descriptors of the target's buffers
-    source -> target   Header(tree, paths, specs, ...), then for each bucket of the part: Filled(bucket, buffer, digest)
+    target -> source   Request(generation, version, part, parts)
+    source -> target   Header(tree, paths, specs, ...)
+    target -> source   Lend(buffer_bytes), with the descriptors of the target's buffers
+    source -> target   for each bucket of the part: Filled(bucket, buffer, digest)
     target -> source   Taken(buffer): it may be filled again
 
 While the target takes a bucket out of one buffer, the source fills the next. With several sources each sends every
@@ -44,6 +46,11 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     version: int
     part: int
     parts: int
+
+
+class Lend(msgspec.Struct, frozen=True, tag=True):
+    """Buffers of the target's, for the source to fill; their descriptors come with it."""
+
     buffer_bytes: int
 
 
@@ -130,7 +137,7 @@ class RestoreServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            channel = Channel(connection, Request | Taken)
+            channel = Channel(connection, Request | Lend | Taken)
         except (OSError, ProtocolError):
             connection.close()
             return
@@ -143,15 +150,17 @@ class RestoreServer:
             if not isinstance(request, Request) or not 0 <= request.part < request.parts:
                 return
             channel.set_timeout(None)
-            descriptors, channel.descriptors = channel.descriptors, []
-            buffers = open_buffers(descriptors, request.buffer_bytes)
             offer = self._await_offer(request)
             if offer is None:
                 closed = Header(request.generation, request.version, {}, None, [], [], error="generation is closed")
                 channel.send(closed)
                 return
             channel.send(offer.header)
-            self._send_part(channel, offer, request, buffers)
+            mine = _part(offer.buckets, request.part, request.parts)
+            if not mine:
+                return
+            buffers = _borrow(channel)
+            self._send_part(channel, offer, mine, buffers, first=request.part == 0)
         except (OSError, ProtocolError, TransferError):
             pass  # the target sees the end of the connection, and knows why
         finally:
@@ -176,20 +185,29 @@ class RestoreServer:
             offer if (offer.header.generation, offer.header.version) == (request.generation, request.version) else None
         )
 
-    def _send_part(self, channel: Channel, offer: Offer, request: Request, buffers: Sequence[Buffer]) -> None:
-        mine = _part(offer.buckets, request.part, request.parts)
-        if mine and min(buffer.nbytes for buffer in buffers) < max(bucket.nbytes for bucket in mine):
+    def _send_part(
+        self, channel: Channel, offer: Offer, mine: Sequence[Bucket], buffers: Sequence[Buffer], *, first: bool
+    ) -> None:
+        if not buffers or min(buffer.nbytes for buffer in buffers) < max(bucket.nbytes for bucket in mine):
             raise ProtocolError("the target's buffers are too small")
-        halfway = _Halfway(mine, self._halfway if request.part == 0 else None)
+        halfway = _Halfway(mine, self._halfway if first else None)
         for number, bucket in enumerate(mine):
-            buffer = number % BUFFERS
-            if number >= BUFFERS:
+            buffer = number % len(buffers)
+            if number >= len(buffers):
                 _expect_taken(channel)
             digest = offer.digests[bucket.index] = offer.reader.fill(bucket, buffers[buffer].view)
             halfway.pass_over(bucket)
             channel.send(Filled(bucket.index, buffer, digest))
-        for _ in mine[-BUFFERS:]:
+        for _ in mine[-len(buffers) :]:
             _expect_taken(channel)
+
+
+def _borrow(channel: Channel) -> tuple[Buffer, ...]:
+    lent = channel.receive()
+    if not isinstance(lent, Lend):
+        raise ProtocolError("the target lends no buffers")
+    descriptors, channel.descriptors = channel.descriptors, []
+    return open_buffers(descriptors, lent.buffer_bytes)
 
 
 def _expect_taken(channel: Channel) -> None:
@@ -252,30 +270,39 @@ class RestoreClient:
         """
         parts = len(addresses)
         with contextlib.ExitStack() as stack:
-            buffers = self._make_buffers(stack, parts)
             channels = []
             for part, address in enumerate(addresses):
-                request = Request(generation, version, part, parts, BUCKET_BYTES)
-                channels.append(self._ask(stack, address, request, buffers[part]))
+                channels.append(self._ask(stack, address, Request(generation, version, part, parts)))
             headers = [self._header(channel, generation, version) for channel in channels]
             first = headers[0]
             if any((h.paths, h.specs, h.meta) != (first.paths, first.specs, first.meta) for h in headers[1:]):
                 raise RestoreError("two sources describe the same version differently")
+            try:
+                buckets = plan_state(first.specs)
+            except UsageError as error:
+                raise RestoreError(f"the source describes a state that cannot be: {error}") from error
             tensors = [_destination(destination(p), spec) for p, spec in zip(first.paths, first.specs, strict=True)]
-            digests = self._receive(channels, buffers, first.specs, tensors)
+            shares = [_part(buckets, part, parts) for part in range(parts)]
+            buffers = [self._lend(stack, channel, share) for channel, share in zip(channels, shares, strict=True)]
+            digests = self._receive(channels, buffers, shares, tensors)
         return Restored(first, tensors, digests, sum(t.numel() * t.element_size() for t in tensors))
 
-    def _make_buffers(self, stack: contextlib.ExitStack, parts: int) -> list[tuple[Buffer, ...]]:
-        made = []
-        for _ in range(parts):
-            try:
-                made.append(create_buffers(BUFFERS, BUCKET_BYTES))
-            except TransferError as error:
-                raise RestoreError(str(error)) from error
-            stack.callback(close_buffers, made[-1])
-        return made
+    def _lend(self, stack: contextlib.ExitStack, channel: Channel, share: Sequence[Bucket]) -> tuple[Buffer, ...]:
+        """Make buffers for this source's part, no more and no larger than it needs."""
+        if not share:
+            return ()
+        nbytes = max(bucket.nbytes for bucket in share)
+        try:
+            buffers = create_buffers(min(BUFFERS, len(share)), nbytes)
+            stack.callback(close_buffers, buffers)
+            channel.send(Lend(nbytes), [buffer.descriptor for buffer in buffers])
+        except TransferError as error:
+            raise RestoreError(str(error)) from error
+        except OSError as error:
+            raise RestoreError(f"the source ended in the middle of the transfer: {error}") from error
+        return buffers
 
-    def _ask(self, stack: contextlib.ExitStack, address: str, request: Request, buffers: Sequence[Buffer]) -> Channel:
+    def _ask(self, stack: contextlib.ExitStack, address: str, request: Request) -> Channel:
         try:
             channel = Channel(connect(Path(address)), Header | Filled)
         except (OSError, TransferError, ProtocolError) as error:
@@ -288,7 +315,7 @@ class RestoreClient:
         stack.callback(self._forget, channel)
         channel.set_timeout(self._timeout_seconds)
         try:
-            channel.send(request, [buffer.descriptor for buffer in buffers])
+            channel.send(request)
         except OSError as error:
             raise RestoreError(f"the source at {os.path.basename(address)} cannot be reached: {error}") from error
         return channel
@@ -312,21 +339,16 @@ class RestoreClient:
         self,
         channels: Sequence[Channel],
         buffers: Sequence[Sequence[Buffer]],
-        specs: Sequence[TensorSpec],
+        shares: Sequence[Sequence[Bucket]],
         tensors: Sequence[torch.Tensor],
     ) -> dict[int, int]:
-        try:
-            buckets = plan_state(specs)
-        except UsageError as error:
-            raise RestoreError(f"the source describes a state that cannot be: {error}") from error
         writer = TensorWriter(dict(enumerate(tensors)))
         digests: dict[int, int] = {}
         errors: list[Exception] = []
 
         def receive(part: int) -> None:
             try:
-                mine = _part(buckets, part, len(channels))
-                self._receive_part(channels[part], buffers[part], mine, writer, digests, part=part)
+                self._receive_part(channels[part], buffers[part], shares[part], writer, digests, part=part)
             except (OSError, ProtocolError, RestoreError) as error:
                 errors.append(error)
                 for channel in channels:  # the other parts are of no use now
