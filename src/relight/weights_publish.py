@@ -79,7 +79,7 @@ def _publish(arguments: argparse.Namespace) -> int:
         arguments.place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{arguments.place} cannot be made: {error.strerror}") from error
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # also where a shell has them ignored
         signal.signal(number, _interrupt)
     helpers: list[subprocess.Popen[bytes]] = []
     try:
