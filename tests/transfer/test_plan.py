@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from relight.errors import UsageError
 from relight.transfer.manifest import Entry, Manifest, make_manifest
-from relight.transfer.plan import ALIGNMENT, Bucket, plan_buckets, share_of
+from relight.transfer.plan import ALIGNMENT, plan_buckets
 from tests.transfer.test_manifest import manifests
 
 bucket_sizes = st.integers(1, 40).map(lambda count: count * ALIGNMENT)
@@ -66,11 +66,3 @@ def test_nothing_to_move_makes_no_bucket() -> None:
 def test_bucket_sizes_that_cannot_be_aligned(size: int) -> None:
     with pytest.raises(UsageError, match="positive multiple of 64"):
         plan_buckets(make_manifest([]), size)
-
-
-@given(st.integers(0, 30), st.integers(1, 8))
-def test_every_bucket_has_one_source(count: int, devices: int) -> None:
-    buckets = tuple(Bucket(index, ALIGNMENT, ()) for index in range(count))
-    shares = [share_of(buckets, device, devices) for device in range(devices)]
-    assert sorted(bucket.index for share in shares for bucket in share) == list(range(count))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1

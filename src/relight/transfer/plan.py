@@ -66,8 +66,3 @@ def bucket_bytes_for(total_bytes: int, buffer_bytes: int) -> int:
     """
     wanted = max(_SMALL_BYTES, -(-total_bytes // (_OVERLAP * ALIGNMENT)) * ALIGNMENT)
     return min(wanted, buffer_bytes)
-
-
-def share_of(buckets: tuple[Bucket, ...], device: int, devices: int) -> tuple[Bucket, ...]:
-    """The buckets that `device` is the source of: every `devices`-th one, so that sources take turns."""
-    return tuple(bucket for bucket in buckets if bucket.index % devices == device)
