@@ -10,6 +10,7 @@ Run by ``python -m benchmarks.publish``.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ SIZES_MIB = (64, 256, 1024, 4096)
 RECEIVERS = (1, 2, 4, 8)
 BUCKETS_MIB = (1, 2, 4, 8, 16, 32, 64)
 CURVE_MIB = 512
-CORES = 2
+CORES = os.cpu_count() or 1
 
 
 def run(rounds: int, mib: int, *, curves: bool) -> Document:

@@ -1,4 +1,4 @@
-"""What the controller and the agent do when the launcher that started them dies: they end, and tidy up for it."""
+"""What a process does when the one that started it dies: it ends, and controller and agent tidy up for the launcher."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ _ATTEMPTS = 10  # somebody else may be removing, or still writing, at the same m
 
 
 def end_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGTERM when the process `parent` dies; a death before we asked ends us here."""
+    """Ask the kernel for SIGTERM when whoever started this process dies. A death of `parent` before ends us here."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if is_orphan(parent):
         raise SystemExit("relight: the process that started this one is gone")

@@ -52,8 +52,7 @@ def main(arguments: Sequence[str] | None = None, command: tuple[str, ...] = WORK
         "--parent", type=int, default=0, metavar="PID", help="check at the start that this parent still lives"
     )
     options = parser.parse_args(arguments)
-    if options.parent:
-        end_with_parent(options.parent)
+    end_with_parent(options.parent)
     try:
         return asyncio.run(_run(options, command))
     except (UsageError, OSError, msgspec.ValidationError) as error:

@@ -11,14 +11,12 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator
 
-import torch
-
 from relight.errors import RelightError, UsageError
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
-from relight.transfer.publisher import Handle, Publisher
-from relight.transfer.weights import TensorSource, plain_name
+from relight.transfer.publisher import Handle, Published, Publisher
+from relight.transfer.weights import TensorSource, own_tensors
 
 LAST_SECONDS = 60.0  # for engines to take the final version before the job ends
 COMING_SECONDS = 2.0  # for engines to find a publisher that was opened just now, in place of one that died
@@ -63,7 +61,7 @@ class Publishing:
             return
         with self._told():
             publisher = self._open()
-            if self._handle is not None and not self._handle.over:
+            if self._is_under_way(0.0):
                 return
             engines = {engine.name: engine.version for engine in publisher.engines()}
             due = self._requested or (self._every and self._progress.version % self._every == 0)
@@ -97,14 +95,13 @@ class Publishing:
         with self._told():
             if self._handle is not None:
                 self._handle.confirm()
-                self._handle.wait(LAST_SECONDS)
+            self._is_under_way(LAST_SECONDS)
             if self._runtime.generation > 1:  # the publisher before may have died with its engines connected
                 publisher.wait_for_engines(1, max(0.0, self._opened + COMING_SECONDS - time.monotonic()))
             behind = [engine.name for engine in publisher.engines() if engine.version != self._progress.version]
             if behind and self._every:
-                handle = self._begin(publisher, behind)
-                handle.confirm()
-                handle.wait(LAST_SECONDS)
+                self._begin(publisher, behind).confirm()
+                self._is_under_way(LAST_SECONDS)
         publisher.close()
 
     def _open(self) -> Publisher:
@@ -113,17 +110,16 @@ class Publishing:
             self._publisher = Publisher(
                 self._runtime.settings.run_dir,
                 stall_timeout_seconds=self._stall_timeout_seconds,
-                on_notice=self._notice,
             )
         return self._publisher
 
     def _begin(self, publisher: Publisher, only: Iterable[str] | None) -> Handle:
         module = self._state.modules[self._module]
-        tensors: dict[str, torch.Tensor] = {}
         parameters = {id(parameter) for parameter in module.parameters()}
-        for name, value in module.state_dict(keep_vars=True).items():
-            if isinstance(value, torch.Tensor):  # buffers change in forward: those are copied
-                tensors[plain_name(name)] = value.detach() if id(value) in parameters else value.detach().clone()
+        tensors = {
+            name: tensor.detach() if id(tensor) in parameters else tensor.detach().clone()  # forward changes buffers
+            for name, tensor in own_tensors(module).items()
+        }
         handle = self._handle = publisher.begin(
             TensorSource(tensors),
             version=self._progress.version,
@@ -134,13 +130,27 @@ class Publishing:
         self._version = self._progress.version
         return handle
 
-    def _notice(self, text: str) -> None:
-        if "was dropped" in text or "refuses" in text or "failed" in text or "kept the training" in text:
-            self._runtime.say(f"publish {text}", f"publishing: {text}")
+    def _is_under_way(self, patience_seconds: float) -> bool:
+        """Whether the last update is still not over after so long; if it is, tell how it went."""
+        result = None if self._handle is None else self._handle.wait(patience_seconds)
+        if result is not None:
+            self._tell(result)
+            self._handle = None
+        return self._handle is not None
+
+    def _tell(self, result: Published) -> None:
+        """Whom the version did not reach, and why."""
+        for name, why in sorted(result.dropped.items()):
+            self._say(f"version {result.version} did not reach {name}: {why}")
+        if result.error:
+            self._say(f"version {result.version} was not published: {result.error}")
+
+    def _say(self, text: str) -> None:
+        self._runtime.say(f"publish {text}", f"publishing: {text}")
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         try:
             yield
         except (RelightError, OSError) as error:
-            self._runtime.say(f"publish {error}", f"publishing failed: {error}")
+            self._say(str(error))

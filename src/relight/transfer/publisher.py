@@ -159,6 +159,7 @@ class _Job:
     handle: Handle
     only: frozenset[str] | None  # engines; None: all
     is_late: bool  # begun here for engines that came after an update, not by the owner
+    bucket_bytes: int
     buckets: tuple[Bucket, ...]
     started_ns: int
     confirmed: bool = True
@@ -240,7 +241,7 @@ class Publisher:
         self._job: _Job | None = None
         self._next: _Job | None = None  # the owner's, while a late engine is helped
         self._held: tuple[Source, int, int] | None = None  # weights that late engines may get at any time
-        self._count = 0
+        self._numbers = itertools.count(1)  # of updates
         self._closing = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -269,18 +270,15 @@ class Publisher:
         the version before `Handle.confirm`. Raises TransferError if an update is under way or `close` was called,
         UsageError for weights that cannot be moved.
         """
-        bucket_bytes = bucket_bytes_for(source.manifest.total_bytes, self._bucket_bytes)
-        buckets = plan_buckets(source.manifest, bucket_bytes)
         handle = Handle()
-        names = None if only is None else frozenset(only)
+        job = self._make_job(source, version, generation, form or self._form, handle, only)
+        job.confirmed = confirmed
         with self._lock:
             if self._closing:
                 raise TransferError("the publisher is closed")
             busy = self._next or self._job
             if busy is not None and not busy.is_late:
                 raise TransferError(f"the update to version {busy.version} is under way; wait for it first")
-            job = self._make_job(source, version, generation, form or self._form, handle, names, buckets)
-            job.confirmed = confirmed
             handle._on_confirm = lambda: self._post(functools.partial(self._confirm, job))
             handle._on_cancel = lambda why: self._post(functools.partial(self._cancel, job, why))
             if self._job is None:
@@ -524,8 +522,7 @@ class Publisher:
                 job.dropped.setdefault(member.name, why)
                 self._post(lambda: self._start_if_ready(job))
         else:
-            lost = job.update.lost_source if member.is_source else job.update.lost_engine
-            self._obey(job, lost(member.name, why, time.monotonic()))
+            self._obey(job, job.update.lost(member.name, why, time.monotonic()))
 
     # --- an update ----------------------------------------------------------------------------------------------
     def _make_job(
@@ -535,14 +532,25 @@ class Publisher:
         generation: int,
         form: Form,
         handle: Handle,
-        only: frozenset[str] | None,
-        buckets: tuple[Bucket, ...],
+        only: Iterable[str] | None,
         *,
         is_late: bool = False,
     ) -> _Job:
-        self._count += 1
-        begun_ns = time.monotonic_ns()
-        return _Job(self._count, source, version, generation, form, handle, only, is_late, buckets, begun_ns)
+        started_ns = time.monotonic_ns()
+        bucket_bytes = bucket_bytes_for(source.manifest.total_bytes, self._bucket_bytes)
+        return _Job(
+            number=next(self._numbers),
+            source=source,
+            version=version,
+            generation=generation,
+            form=form,
+            handle=handle,
+            only=None if only is None else frozenset(only),
+            is_late=is_late,
+            bucket_bytes=bucket_bytes,
+            buckets=plan_buckets(source.manifest, bucket_bytes),
+            started_ns=started_ns,
+        )
 
     def _gather(self) -> None:
         """Ask everyone whether they take part."""
@@ -558,7 +566,7 @@ class Publisher:
             update=job.number,
             version=job.version,
             generation=job.generation,
-            bucket_bytes=bucket_bytes_for(job.source.manifest.total_bytes, self._bucket_bytes),
+            bucket_bytes=job.bucket_bytes,
             manifest=job.source.manifest,
             patience_seconds=self._stall * (2 + len(asked)) if job.confirmed else 0.0,
         )
@@ -579,8 +587,7 @@ class Publisher:
         """It stays connected: the next update may suit it."""
         self._notify(f"{member.name} refuses version {job.version}: {why}")
         if job.update is not None:
-            lost = job.update.lost_source if member.is_source else job.update.lost_engine
-            orders = lost(member.name, why, time.monotonic())
+            orders = job.update.lost(member.name, why, time.monotonic())
             self._obey(job, [order for order in orders if order != Drop(member.name, why)])
             return
         if member.name in job.awaited | job.ready:
@@ -699,9 +706,7 @@ class Publisher:
         with self._lock:
             if self._job is not None or not late:
                 return
-            buckets = plan_buckets(source.manifest, bucket_bytes_for(source.manifest.total_bytes, self._bucket_bytes))
-            names = frozenset(late)
-            self._job = self._make_job(source, version, generation, self._form, Handle(), names, buckets, is_late=True)
+            self._job = self._make_job(source, version, generation, self._form, Handle(), late, is_late=True)
         self._gather()
 
     def _note(self, job: _Job, member: _Member, kind: str, bucket: int, seconds: float) -> None:

@@ -45,7 +45,7 @@ from relight.transfer.messages import (
 )
 from relight.transfer.plan import Bucket, plan_buckets
 from relight.transfer.schedule import IPC_BUFFERS
-from relight.transfer.weights import Staging, TensorWriter, allocate, describe, digest_weights, plain_name, weights_of
+from relight.transfer.weights import Staging, TensorWriter, allocate, describe, digest_weights, own_tensors, weights_of
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 RETRY_SECONDS = 0.1
@@ -73,14 +73,13 @@ class Target(Protocol):
         """Forget what was loaded."""
 
 
-class StagedTensors:
-    """A second copy of the live tensors, and an exchange of the two."""
+class _Staged:
+    """Loads into a second copy of the weights, which later updates use again."""
 
     in_place = False
 
-    def __init__(self, live: Mapping[str, torch.Tensor]) -> None:
-        self._live = dict(live)
-        self.wants: Manifest | None = describe(self._live)
+    def __init__(self, wants: Manifest | None) -> None:
+        self.wants = wants
         self._staging: Staging | None = None
 
     def begin(self, manifest: Manifest) -> None:
@@ -94,6 +93,17 @@ class StagedTensors:
 
     def accept(self, bucket: Bucket) -> None:
         pass
+
+    def abandon(self) -> None:
+        pass
+
+
+class StagedTensors(_Staged):
+    """A second copy of the live tensors, and an exchange of the two."""
+
+    def __init__(self, live: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(describe(live))
+        self._live = dict(live)
 
     def commit(self) -> None:
         """Exchange the memory of live and staged tensors where that can be done without a copy.
@@ -116,43 +126,22 @@ class StagedTensors:
         free = {name: given.get(id(tensor), tensor) for name, tensor in staging.tensors.items()}
         self._staging = Staging(staging.manifest, free)
 
-    def abandon(self) -> None:
-        pass
-
 
 def _owns_its_storage(tensor: torch.Tensor) -> bool:
     """Whether the tensor is all of its storage; a slice must stay where its owner looks for it."""
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-class StagedCallback:
+class StagedCallback(_Staged):
     """A copy in host memory, handed to `load` as a whole when it is complete."""
 
-    in_place = False
-
     def __init__(self, load: Callable[[Pairs], object], wants: Manifest | None) -> None:
-        self.wants = wants
+        super().__init__(wants)
         self._callback = load
-        self._staging: Staging | None = None
-
-    def begin(self, manifest: Manifest) -> None:
-        if self._staging is None or self._staging.manifest != manifest:
-            self._staging = None
-            self._staging = Staging(manifest)
-
-    def load(self, bucket: Bucket, view: memoryview) -> int:
-        assert self._staging is not None
-        return self._staging.load(bucket, view)
-
-    def accept(self, bucket: Bucket) -> None:
-        pass
 
     def commit(self) -> None:
         assert self._staging is not None
         self._callback(self._staging.pairs())
-
-    def abandon(self) -> None:
-        pass
 
 
 class InPlaceCallback:
@@ -292,7 +281,7 @@ class Receiver:
             self._target = StagedCallback(load, None) if mode == "staged" else InPlaceCallback(load, None)
         else:
             assert model is not None
-            tensors = weights_of_live(model) if isinstance(model, torch.nn.Module) else model
+            tensors = own_tensors(model) if isinstance(model, torch.nn.Module) else model
             self._target = StagedTensors(tensors)
         self._live = None if model is None else (model if not isinstance(model, torch.nn.Module) else None)
         self._model = model if isinstance(model, torch.nn.Module) else None
@@ -547,9 +536,3 @@ class Receiver:
             self._notify(f"its resume callback failed: {type(error).__name__}: {error}")
         finally:
             self._turns.open_door()
-
-
-def weights_of_live(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Like `weights_of`, with the module's own objects, whose memory can be exchanged."""
-    named = module.state_dict(keep_vars=True)
-    return {plain_name(name): value for name, value in named.items() if isinstance(value, torch.Tensor)}

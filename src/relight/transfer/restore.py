@@ -108,8 +108,6 @@ class RestoreServer:
         self._offer: Offer | None = None
         self._newest = 0
         self._channels: set[Channel] = set()
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
         self._listener = listen(path)
         self._listener.setblocking(True)
         threading.Thread(target=self._accept, name="relight-restore", daemon=True).start()

@@ -191,6 +191,10 @@ class Update:
         self._committed.append(engine)
         return self._finish()
 
+    def lost(self, member: str, why: str, now: float) -> list[Order]:
+        """A source or an engine is gone; their names are distinct."""
+        return self.lost_source(member, why, now) or self.lost_engine(member, why, now)
+
     def lost_source(self, source: str, why: str, now: float) -> list[Order]:
         """The source is gone or does not answer."""
         if self.over or source not in self._sources:

@@ -107,8 +107,13 @@ def describe(tensors: Mapping[str, torch.Tensor]) -> Manifest:
 
 def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A module's parameters and persistent buffers by name, without the prefix that DDP or compile puts in front."""
-    tensors = module.state_dict(keep_vars=True)
-    return {plain_name(name): value.detach() for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+    return {name: tensor.detach() for name, tensor in own_tensors(module).items()}
+
+
+def own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Like `weights_of`, but the module's own objects, whose memory can be exchanged."""
+    named = module.state_dict(keep_vars=True)
+    return {plain_name(name): value for name, value in named.items() if isinstance(value, torch.Tensor)}
 
 
 def plain_name(name: str) -> str:
