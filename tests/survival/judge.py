@@ -53,9 +53,15 @@ def check_survived(outcome: Outcome, reference: Outcome) -> None:
     assert report.final_state_digest == expected.final_state_digest, outcome.describe()
     assert report.final_lineage == expected.final_lineage, outcome.describe()
     assert outcome.finals == reference.finals, f"{outcome.describe()}\n{outcome.finals}\n{reference.finals}"
-    assert "Traceback" not in outcome.stdout + outcome.stderr, outcome.describe()
+    assert not traceback_of(outcome), f"{traceback_of(outcome)}\n{outcome.describe()}"
     for recovery in report.recoveries:
         assert recovery.steps_repeated in (0, 1), outcome.describe()
+
+
+def traceback_of(outcome: Outcome) -> str:
+    """What the job showed from its first traceback on, wherever in a long output that is."""
+    _, found, rest = (outcome.stdout + outcome.stderr).partition("Traceback")
+    return (found + rest)[:6000]
 
 
 def check_faults(outcome: Outcome, sentences: Sequence[str]) -> None:
