@@ -76,15 +76,18 @@ class AgentLink:
         deadline = time.monotonic() + self._patience_seconds
         while time.monotonic() < deadline:
             try:
-                connection = self._connect()
-            except OSError:
+                self._adopt(self._connect())
+            except OSError:  # also from an agent that died after it had accepted the connection
                 time.sleep(_RETRY_SECONDS)
                 continue
-            with self._lock:
-                self._connection.close()
-                self._connection = connection
-                if self._last_report is not None:
-                    connection.sendall(self._last_report)
             return
         print(f"relight: no agent for {self._patience_seconds:g} s; this worker ends", file=sys.stderr)
         os._exit(70)
+
+    def _adopt(self, connection: socket.socket) -> None:
+        """Speak through this connection from now on, and say the last report again."""
+        with self._lock:
+            self._connection.close()
+            self._connection = connection
+            if self._last_report is not None:
+                connection.sendall(self._last_report)

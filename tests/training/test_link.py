@@ -1,0 +1,51 @@
+"""The worker's connection to its agent, against real sockets."""
+
+import contextlib
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from relight.core.events import WorkerNotice
+from relight.training.link import AgentLink
+from relight.wire.framing import decode, make_decoder, receive_payload
+from relight.wire.messages import WorkerHello
+
+DEADLINE_SECONDS = 20.0
+LONG = WorkerNotice(process="w0", rank=0, text="x" * 2**21)  # more than a socket holds that nobody reads
+
+
+def test_an_agent_that_dies_after_it_accepted_is_given_up_for_the_next(tmp_path: Path) -> None:
+    """The report is said again to the agent after that one, so the worker is never left without a connection."""
+    path = tmp_path / "agent.sock"
+    decoder = make_decoder(WorkerHello | WorkerNotice)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.settimeout(DEADLINE_SECONDS)
+        listener.bind(str(path))
+        listener.listen()
+
+        def accept() -> socket.socket:
+            connection, _ = listener.accept()
+            connection.settimeout(DEADLINE_SECONDS)
+            payload = receive_payload(connection)
+            assert payload is not None
+            assert decode(decoder, payload).process == "w0"
+            return connection
+
+        def told(connection: socket.socket) -> WorkerNotice:
+            payload = receive_payload(connection)
+            assert payload is not None
+            notice = decode(decoder, payload)
+            assert isinstance(notice, WorkerNotice)
+            return notice
+
+        link = AgentLink(str(path), "w0", DEADLINE_SECONDS, lambda message: None)
+        with ThreadPoolExecutor() as pool, contextlib.closing(link):
+            with accept() as first:
+                sending = pool.submit(link.send, LONG, report=True)
+                assert told(first) == LONG
+                sending.result(DEADLINE_SECONDS)
+            with accept() as second:
+                assert second.recv(1) != b""  # said again, and broken off in the middle
+            with accept() as third:
+                assert told(third) == LONG
+                link.close()
