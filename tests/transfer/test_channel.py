@@ -18,6 +18,7 @@ from relight.transfer import publisher as publisher_module
 from relight.transfer.channel import MAX_MESSAGE_BYTES, Channel, connect, listen, socket_path
 from relight.transfer.messages import (
     PROTOCOL_VERSION,
+    Begin,
     BucketLoaded,
     BucketWritten,
     Committed,
@@ -416,3 +417,20 @@ def test_an_engine_survives_nonsense_and_finds_the_next_publisher(tmp_path: Path
     os.close(write_end)
     assert sum("failed" in notice for notice in notices) == 4
     assert not any("defect" in notice for notice in notices)
+
+
+def test_one_who_does_not_read_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+    """A description larger than a socket's buffers and an engine that stands still: the others are served."""
+    weights = {f"layer.{index}.a_long_name_for_a_tensor": torch.ones(1) for index in range(20_000)}
+    with (
+        Publisher(tmp_path, stall_timeout_seconds=1000.0) as publisher,
+        connected(tmp_path, hello(name="mute")) as mute,
+    ):
+        assert publisher.wait_for_engines(1, PATIENCE_SECONDS)
+        handle = publisher.begin(TensorSource(weights), version=1)
+        with connected(tmp_path, hello(name="next")) as newcomer:
+            assert isinstance(newcomer.receive(), Welcome)
+        assert not handle.over
+        received = [mute.receive(), mute.receive()]  # it reads after all, and misses nothing
+        assert [type(message) for message in received] == [Welcome, Begin]
+        assert len(received[1].manifest.entries) == len(weights)

@@ -100,8 +100,17 @@ def _check_peer(connection: socket.socket) -> int:
     return int(pid)
 
 
+def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
+    if not descriptors:
+        return []
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
+
+
 class Channel:
-    """One connection. `send` may be called from any thread, `receive` from one."""
+    """One connection. `send` may be called from any thread, `receive` from one.
+
+    An event loop uses `post` and `flush` instead of `send`, after `set_timeout(0)`.
+    """
 
     def __init__(self, connection: socket.socket, types: Any) -> None:
         """`types`: what the other side may say."""
@@ -111,6 +120,7 @@ class Channel:
         self._sending = threading.Lock()
         self._buffer = bytearray()
         self._messages: deque[Any] = deque()
+        self._unsent: deque[tuple[bytes, Sequence[int]]] = deque()
         self.descriptors: list[int] = []  # received and not yet taken
 
     def fileno(self) -> int:
@@ -121,11 +131,31 @@ class Channel:
         frame = encode_frame(message, MAX_MESSAGE_BYTES)
         with self._sending:
             if descriptors:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
-                sent = self._socket.sendmsg([frame], rights)
+                sent = self._socket.sendmsg([frame], _rights(descriptors))
                 frame = frame[sent:]
             if frame:
                 self._socket.sendall(frame)
+
+    def post(self, message: msgspec.Struct, descriptors: Sequence[int] = ()) -> None:
+        """Like `send`, but never waits: what the socket does not take now is left to `flush`."""
+        self._unsent.append((encode_frame(message, MAX_MESSAGE_BYTES), descriptors))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was posted, as far as the socket takes it. Raises OSError if the other side is gone."""
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                frame, descriptors = self._unsent[0]
+                sent = self._socket.sendmsg([frame], _rights(descriptors))
+                if sent == len(frame):
+                    self._unsent.popleft()
+                else:
+                    self._unsent[0] = (frame[sent:], ())
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something that was posted waits for the other side to read."""
+        return bool(self._unsent)
 
     def set_timeout(self, seconds: float | None) -> None:
         """Of each send and receive."""

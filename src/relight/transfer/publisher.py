@@ -52,7 +52,6 @@ from relight.transfer.update import Abandon, Commit, Drop, Finished, Load, Order
 SELF = "publisher"
 HELLO_SECONDS = 5.0
 _POLL_SECONDS = 0.01
-_SEND_BUFFER_BYTES = 4 * 2**20
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -359,8 +358,11 @@ class Publisher:
             self._end(why)
 
     def _turn(self, patience_seconds: float | None) -> None:
-        for key, _ in self._selector.select(patience_seconds):
-            key.data(key.fileobj)
+        for key, events in self._selector.select(patience_seconds):
+            if events & selectors.EVENT_WRITE:
+                self._flush(key.fd)
+            if events & selectors.EVENT_READ:
+                key.data(key.fileobj)
         while not self._inbox.empty():
             self._inbox.get()()
 
@@ -419,9 +421,8 @@ class Publisher:
         except OSError:
             return
         try:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             channel = Channel(connection, ToPublisher)
-            channel.set_timeout(self._stall)
+            channel.set_timeout(0.0)  # the loop waits for nobody
         except (OSError, ProtocolError) as error:
             self._notify(f"refused a connection: {error}")
             connection.close()
@@ -436,6 +437,8 @@ class Publisher:
         try:
             alive = member.channel.pull()
             messages = member.channel.pulled()
+        except BlockingIOError:
+            return
         except (OSError, ProtocolError) as error:
             self._dismiss(member, f"its connection failed: {error}")
             return
@@ -494,9 +497,30 @@ class Publisher:
 
     def _send(self, member: _Member, message: msgspec.Struct, descriptors: Iterable[int] = ()) -> None:
         try:
-            member.channel.send(message, list(descriptors))
+            member.channel.post(message, list(descriptors))
         except (OSError, ProtocolError) as error:
             self._dismiss(member, f"it cannot be reached: {error}")
+        else:
+            self._watch(member)
+
+    def _flush(self, descriptor: int) -> None:
+        """It reads again."""
+        member = self._members.get(descriptor)
+        if member is None:
+            return
+        try:
+            member.channel.flush()
+        except OSError as error:
+            self._dismiss(member, f"it cannot be reached: {error}")
+        else:
+            self._watch(member)
+
+    def _watch(self, member: _Member) -> None:
+        """Hear it; and be told when it takes more, if something is left to say."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.channel.has_unsent else 0)
+        descriptor = member.channel.fileno()
+        if self._selector.get_key(descriptor).events != events:
+            self._selector.modify(descriptor, events, self._read)
 
     def _dismiss_named(self, name: str, why: str) -> None:
         for member in [m for m in self._members.values() if m.name == name]:
@@ -509,8 +533,7 @@ class Publisher:
             return
         self._selector.unregister(descriptor)
         with contextlib.suppress(OSError, ProtocolError):
-            member.channel.set_timeout(0.0)  # last words, if they fit
-            member.channel.send(Dismissed(why=why))
+            member.channel.post(Dismissed(why=why))  # last words, if they fit
         member.channel.close()
         job = self._job
         if job is None or not member.name:
