@@ -109,6 +109,7 @@ class World:
         self.contents: dict[int, tuple[int, bool]] = {}  # buffer -> bucket, and whether it is intact
         self.verified: dict[str, set[int]] = {name: set() for name in self.engines}
         self.writes: dict[int, int] = {}
+        self.held_buckets = 0  # as it was said last
         self.commits: set[str] = set()
         self.committed: set[str] = set()
         self.misled: set[str] = set()  # engines that met a buffer with something wrong in it
@@ -233,6 +234,7 @@ class World:
                     self.ended = order
         if self.update.over != (self.ended is not None):
             raise ViolationError("it is over and does not say so, or says so and is not")
+        self._check_progress()
 
     def _ask(self, name: str, order: Order, happen: Callable[[], Iterable[Order]]) -> None:
         if name in self.dropped:
@@ -297,6 +299,17 @@ class World:
             raise ViolationError(f"{order}, though somebody is left")
         if self.engines - self.dropped and len(self.writes) == self.plan.schedule.buckets:
             raise ViolationError(f"{order}, though everything was written")
+
+    def _check_progress(self) -> None:
+        held = self.update.held_buckets
+        if held < self.held_buckets:
+            raise ViolationError(f"it says that {held} buckets are held, after {self.held_buckets}")
+        for engine in sorted(self.engines - self.dropped):
+            if not self.verified[engine].issuperset(range(held)):
+                raise ViolationError(f"it says that {held} buckets are held, {engine} has {self.verified[engine]}")
+        if isinstance(self.ended, Finished) and held != self.plan.schedule.buckets:
+            raise ViolationError(f"it is finished, and says that {held} buckets are held")
+        self.held_buckets = held
 
     def _check_end(self) -> None:
         healthy = {m.name for m in self.plan.engines if m.is_healthy}

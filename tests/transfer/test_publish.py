@@ -10,10 +10,10 @@ import torch
 
 from relight.errors import TransferError, UsageError
 from relight.transfer.plan import Bucket, plan_buckets
-from relight.transfer.publisher import Publisher
+from relight.transfer.publisher import SELF, Progress, Publisher
 from relight.transfer.receiver import Pairs, Receiver
 from relight.transfer.schedule import Form
-from relight.transfer.weights import TensorSource, digest_weights
+from relight.transfer.weights import TensorSource, digest_weights, weights_of
 from tests.transfer.fleet import (
     BUCKET_BYTES,
     BUCKETS,
@@ -24,6 +24,7 @@ from tests.transfer.fleet import (
     Fault,
     Fleet,
     digest_of,
+    make_model,
     source_of,
     until,
 )
@@ -47,9 +48,14 @@ def test_every_engine_has_each_version_bit_for_bit(fleet: Fleet, form: Form) -> 
         assert result.engines == tuple(sorted(engine.name for engine in engines))
         assert result.dropped == {}
         assert (result.version, result.buckets) == (version, BUCKETS)
-        assert sorted({(s.kind, s.bucket) for s in result.stages}) == sorted(
-            (kind, bucket) for kind in ("broadcast", "reload") for bucket in range(BUCKETS)
+        stages = [(s.kind, s.bucket, s.member) for s in result.stages]
+        assert sorted(stages) == sorted(
+            [("broadcast", bucket, SELF) for bucket in range(BUCKETS)]
+            + [("reload", bucket, engine) for bucket in range(BUCKETS) for engine in result.engines]
+            + [("commit", -1, engine) for engine in result.engines]
         )
+        ended_ns = result.started_ns + result.seconds * 1e9
+        assert all(result.started_ns <= s.start_ns <= s.end_ns <= ended_ns for s in result.stages)
         for engine in engines:
             engine.assert_has(version)
 
@@ -75,6 +81,35 @@ def test_a_version_that_is_not_confirmed_is_not_taken(fleet: Fleet) -> None:
     handle.confirm()
     assert handle.wait(DEADLINE_SECONDS) is not None
     engine.assert_has(1)
+
+
+def test_progress_goes_from_nothing_to_everything(fleet: Fleet) -> None:
+    fleet.engines(2)
+    fleet.wait_for(2)
+    read, go = threading.Event(), threading.Event()
+
+    class Waits(TensorSource):
+        """Holds the last bucket back until somebody has looked."""
+
+        def fill(self, bucket: Bucket, view: memoryview) -> int:
+            if bucket.index == LAST:
+                read.set()
+                assert go.wait(DEADLINE_SECONDS)
+            return super().fill(bucket, view)
+
+    source = Waits(weights_of(make_model(1)))
+    total = source.manifest.total_bytes
+    handle = fleet.publisher.begin(source, version=1)
+    assert (handle.progress().total_buckets, handle.progress().total_bytes) == (BUCKETS, total)
+    assert read.wait(DEADLINE_SECONDS)
+    seen = handle.progress()
+    assert BUCKETS - 2 <= seen.held_buckets < BUCKETS  # its buffer was free
+    assert 0 < seen.held_bytes < total
+    go.set()
+    assert handle.wait(DEADLINE_SECONDS) is not None
+    assert handle.progress() == Progress(
+        held_buckets=BUCKETS, total_buckets=BUCKETS, held_bytes=total, total_bytes=total
+    )
 
 
 # --- an engine is lost --------------------------------------------------------------------------------------------

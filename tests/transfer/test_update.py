@@ -184,7 +184,16 @@ class DropsAtTheFirstDamage(Update):
         return self.lost_engine(engine, "damaged", now)
 
 
+class CountsWhatIsWritten(Update):
+    """A bucket in a buffer is not a bucket in the engines."""
+
+    def _complete(self, kind: Kind, bucket: int, now: float) -> list[Order]:
+        self.held_buckets += 1 if kind is Kind.BROADCAST else -1  # the reload is counted by Update itself
+        return super()._complete(kind, bucket, now)
+
+
 BUGS = [
+    CountsWhatIsWritten,
     ForgetsAfterTheThirdDamage,
     GoesOnBesideARewrite,
     GivesUpWithTheLastSource,

@@ -55,7 +55,11 @@ _POLL_SECONDS = 0.01
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
-    """One operation as it happened: what, which bucket, in which buffer, by whom, from when to when."""
+    """One operation as it happened: what, which bucket, in which buffer, by whom, from when to when.
+
+    A "broadcast" is a source's, a "reload" an engine's, and so is its "commit" (bucket and buffer -1): from the word
+    that it holds everything until it answers with the new version. Times are of CLOCK_MONOTONIC.
+    """
 
     kind: str
     bucket: int
@@ -75,8 +79,18 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     total_bytes: int = 0
     buckets: int = 0
+    started_ns: int = 0  # of CLOCK_MONOTONIC
     seconds: float = 0.0
     stages: tuple[Stage, ...] = ()
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an update is: what every remaining engine holds, and of how much. It never goes back."""
+
+    held_buckets: int = 0
+    total_buckets: int = 0
+    held_bytes: int = 0  # of the tensors
+    total_bytes: int = 0
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +126,7 @@ class Handle:
         self._on_confirm: Callable[[], None] = _do_nothing
         self._on_cancel: Callable[[str], None] = _say_nothing
         self._result: Published | None = None
+        self._progress = Progress()  # replaced as a whole: may be read from any thread
 
     def wait_until_read(self, timeout_seconds: float | None = None) -> bool:
         """Until no bucket is read from the source's tensors any more: they may change. False: not within the time."""
@@ -124,6 +139,10 @@ class Handle:
     @property
     def over(self) -> bool:
         return self._over.is_set()
+
+    def progress(self) -> Progress:
+        """How far it is, now; asks nobody."""
+        return self._progress
 
     def confirm(self) -> None:
         """The version will last (see `begin`); engines may take it."""
@@ -139,6 +158,9 @@ class Handle:
 
     def _note_read(self) -> None:
         self._read.set()
+
+    def _note_progress(self, progress: Progress) -> None:
+        self._progress = progress
 
     def _finish(self, result: Published) -> None:
         self._result = result
@@ -474,6 +496,7 @@ class Publisher:
                 self._obey(job, answer(member.name, message.bucket, now))
             case Committed():
                 member.version, member.generation = job.version, job.generation
+                self._note(job, member, "commit", -1)
                 self._obey(job, job.update.committed(member.name, now))
 
     def _greet(self, member: _Member, hello: EngineHello | SourceHello) -> None:
@@ -560,7 +583,10 @@ class Publisher:
         is_late: bool = False,
     ) -> _Job:
         started_ns = time.monotonic_ns()
-        bucket_bytes = bucket_bytes_for(source.manifest.total_bytes, self._bucket_bytes)
+        total_bytes = source.manifest.total_bytes
+        bucket_bytes = bucket_bytes_for(total_bytes, self._bucket_bytes)
+        buckets = plan_buckets(source.manifest, bucket_bytes)
+        handle._note_progress(Progress(total_buckets=len(buckets), total_bytes=total_bytes))
         return _Job(
             number=next(self._numbers),
             source=source,
@@ -571,7 +597,7 @@ class Publisher:
             only=None if only is None else frozenset(only),
             is_late=is_late,
             bucket_bytes=bucket_bytes,
-            buckets=plan_buckets(source.manifest, bucket_bytes),
+            buckets=buckets,
             started_ns=started_ns,
         )
 
@@ -652,8 +678,10 @@ class Publisher:
             self._finish(job, error=why)
 
     def _obey(self, job: _Job, orders: Iterable[Order]) -> None:
-        if job.update is not None and job.update.moved:
-            job.handle._note_read()
+        if job.update is not None:
+            self._note_held(job, job.update.held_buckets)
+            if job.update.moved:
+                job.handle._note_read()
         by_name = {member.name: member for member in self._members.values()}
         for order in orders:
             if self._job is not job:
@@ -678,6 +706,13 @@ class Publisher:
                     self._finish(job, error=order.why)
                 case Finished():
                     self._finish(job, engines=order.engines)
+
+    def _note_held(self, job: _Job, buckets: int) -> None:
+        before = job.handle.progress()
+        if buckets > before.held_buckets:
+            pieces = (piece for bucket in job.buckets[before.held_buckets : buckets] for piece in bucket.pieces)
+            held = before.held_bytes + sum(piece.nbytes for piece in pieces)
+            job.handle._note_progress(msgspec.structs.replace(before, held_buckets=buckets, held_bytes=held))
 
     def _order(self, member: _Member | None, kind: str, bucket: int, message: msgspec.Struct) -> None:
         if member is not None:
@@ -704,6 +739,7 @@ class Publisher:
             error=error,
             total_bytes=job.source.manifest.total_bytes,
             buckets=len(job.buckets),
+            started_ns=job.started_ns,
             seconds=(time.monotonic_ns() - job.started_ns) / 1e9,
             stages=tuple(job.stages),
         )
@@ -732,12 +768,14 @@ class Publisher:
             self._job = self._make_job(source, version, generation, self._form, Handle(), late, is_late=True)
         self._gather()
 
-    def _note(self, job: _Job, member: _Member, kind: str, bucket: int, seconds: float) -> None:
+    def _note(self, job: _Job, member: _Member, kind: str, bucket: int, seconds: float | None = None) -> None:
+        """`seconds`: how long it took, as the other side says; None: since it was ordered."""
         end_ns = time.monotonic_ns()
-        if not 0.0 <= seconds < 1e6:  # as the other side says
-            seconds = 0.0
-        start_ns = max(member.ordered_ns.pop((kind, bucket), end_ns), end_ns - round(seconds * 1e9))
-        job.stages.append(Stage(kind, bucket, bucket % IPC_BUFFERS, member.name, start_ns, end_ns))
+        start_ns = member.ordered_ns.pop((kind, bucket), end_ns)
+        if seconds is not None:
+            start_ns = max(start_ns, end_ns - (round(seconds * 1e9) if 0.0 <= seconds < 1e6 else 0))
+        buffer = -1 if bucket < 0 else bucket % IPC_BUFFERS
+        job.stages.append(Stage(kind, bucket, buffer, member.name, start_ns, end_ns))
 
     # --- the writer ---------------------------------------------------------------------------------------------
     def _write_buckets(self) -> None:

@@ -107,6 +107,7 @@ class Update:
         """
         self.over = False
         self.dropped: dict[str, str] = {}
+        self.held_buckets = 0  # from the first one on, every remaining engine holds so many
         self._schedule = schedule
         self._sources = list(sources)
         self._engines = sorted(engines)
@@ -247,6 +248,7 @@ class Update:
     def _complete(self, kind: Kind, bucket: int, now: float) -> list[Order]:
         """The operation is over: begin those that waited for it and for nothing else."""
         self._left -= 1
+        self.held_buckets += kind is Kind.RELOAD  # in the buckets' order: an engine reloads one at a time
         ready = []
         for index in self._dependents[self._indices[kind, bucket]]:
             self._missing[index] -= 1
