@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from relight.errors import RelightError, TransferError, UsageError
 
 if TYPE_CHECKING:
-    from relight.transfer.publisher import Published, Publisher
+    from relight.transfer.published import Published
+    from relight.transfer.publisher import Publisher
 
 _EXAMPLES = """\
 examples:

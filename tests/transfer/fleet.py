@@ -20,7 +20,8 @@ import torch
 
 from relight.errors import StaleWeightsError, TransferError
 from relight.transfer.plan import Bucket
-from relight.transfer.publisher import Published, Publisher
+from relight.transfer.published import Published
+from relight.transfer.publisher import Publisher
 from relight.transfer.receiver import Pairs, Receiver, Target
 from relight.transfer.weights import TensorSource, digest_weights, weights_of
 

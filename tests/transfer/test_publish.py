@@ -10,7 +10,8 @@ import torch
 
 from relight.errors import TransferError, UsageError
 from relight.transfer.plan import Bucket, plan_buckets
-from relight.transfer.publisher import SELF, Progress, Publisher
+from relight.transfer.published import SELF, UpdateProgress
+from relight.transfer.publisher import Publisher
 from relight.transfer.receiver import Pairs, Receiver
 from relight.transfer.schedule import Form
 from relight.transfer.weights import TensorSource, digest_weights, weights_of
@@ -107,7 +108,7 @@ def test_progress_goes_from_nothing_to_everything(fleet: Fleet) -> None:
     assert 0 < seen.held_bytes < total
     go.set()
     assert handle.wait(DEADLINE_SECONDS) is not None
-    assert handle.progress() == Progress(
+    assert handle.progress() == UpdateProgress(
         held_buckets=BUCKETS, total_buckets=BUCKETS, held_bytes=total, total_bytes=total
     )
 

@@ -11,7 +11,7 @@ import torch
 import relight
 from relight.errors import TransferError
 from relight.transfer.plan import Bucket
-from relight.transfer.publisher import SELF
+from relight.transfer.published import SELF
 from relight.transfer.source import SourceLink
 from relight.transfer.weights import TensorSource
 

@@ -15,7 +15,8 @@ from relight.errors import RelightError, UsageError
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
-from relight.transfer.publisher import Handle, Published, Publisher
+from relight.transfer.published import Published
+from relight.transfer.publisher import Handle, Publisher
 from relight.transfer.weights import TensorSource, own_tensors
 
 LAST_SECONDS = 60.0  # for engines to take the final version before the job ends

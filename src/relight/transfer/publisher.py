@@ -45,52 +45,13 @@ from relight.transfer.messages import (
     WriteBucket,
 )
 from relight.transfer.plan import DEFAULT_BUCKET_BYTES, Bucket, bucket_bytes_for, plan_buckets
+from relight.transfer.published import SELF, Published, Stage, UpdateProgress
 from relight.transfer.schedule import IPC_BUFFERS, Form, make_schedule
 from relight.transfer.source import Source
 from relight.transfer.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
 
-SELF = "publisher"
 HELLO_SECONDS = 5.0
 _POLL_SECONDS = 0.01
-
-
-class Stage(msgspec.Struct, frozen=True, array_like=True):
-    """One operation as it happened: what, which bucket, in which buffer, by whom, from when to when.
-
-    A "broadcast" is a source's, a "reload" an engine's, and so is its "commit" (bucket and buffer -1): from the word
-    that it holds everything until it answers with the new version. Times are of CLOCK_MONOTONIC.
-    """
-
-    kind: str
-    bucket: int
-    buffer: int
-    member: str
-    start_ns: int
-    end_ns: int
-
-
-class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one update. `error` is empty if at least one engine has the new version."""
-
-    version: int
-    generation: int
-    engines: tuple[str, ...] = ()  # that have it
-    dropped: dict[str, str] = {}  # members that have not, and why
-    error: str = ""
-    total_bytes: int = 0
-    buckets: int = 0
-    started_ns: int = 0  # of CLOCK_MONOTONIC
-    seconds: float = 0.0
-    stages: tuple[Stage, ...] = ()
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an update is: what every remaining engine holds, and of how much. It never goes back."""
-
-    held_buckets: int = 0
-    total_buckets: int = 0
-    held_bytes: int = 0  # of the tensors
-    total_bytes: int = 0
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +87,7 @@ class Handle:
         self._on_confirm: Callable[[], None] = _do_nothing
         self._on_cancel: Callable[[str], None] = _say_nothing
         self._result: Published | None = None
-        self._progress = Progress()  # replaced as a whole: may be read from any thread
+        self._progress = UpdateProgress()  # replaced as a whole: may be read from any thread
 
     def wait_until_read(self, timeout_seconds: float | None = None) -> bool:
         """Until no bucket is read from the source's tensors any more: they may change. False: not within the time."""
@@ -140,7 +101,7 @@ class Handle:
     def over(self) -> bool:
         return self._over.is_set()
 
-    def progress(self) -> Progress:
+    def progress(self) -> UpdateProgress:
         """How far it is, now; asks nobody."""
         return self._progress
 
@@ -159,7 +120,7 @@ class Handle:
     def _note_read(self) -> None:
         self._read.set()
 
-    def _note_progress(self, progress: Progress) -> None:
+    def _note_progress(self, progress: UpdateProgress) -> None:
         self._progress = progress
 
     def _finish(self, result: Published) -> None:
@@ -586,7 +547,7 @@ class Publisher:
         total_bytes = source.manifest.total_bytes
         bucket_bytes = bucket_bytes_for(total_bytes, self._bucket_bytes)
         buckets = plan_buckets(source.manifest, bucket_bytes)
-        handle._note_progress(Progress(total_buckets=len(buckets), total_bytes=total_bytes))
+        handle._note_progress(UpdateProgress(total_buckets=len(buckets), total_bytes=total_bytes))
         return _Job(
             number=next(self._numbers),
             source=source,
@@ -739,6 +700,7 @@ class Publisher:
             error=error,
             total_bytes=job.source.manifest.total_bytes,
             buckets=len(job.buckets),
+            bucket_bytes=job.bucket_bytes,
             started_ns=job.started_ns,
             seconds=(time.monotonic_ns() - job.started_ns) / 1e9,
             stages=tuple(job.stages),
