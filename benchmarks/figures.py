@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 RESAMPLES = 4000
 
@@ -70,6 +71,21 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def ways_table(names: Mapping[str, str], figures: Mapping[str, Any], rate_name: str = "GiB/s") -> str:
+    """Every way of moving `total_bytes`, beside relight's: median, range and speed, as a table in Markdown."""
+    rows = [
+        [
+            names[way],
+            f"{median:.3f} s",
+            f"{min(figures['seconds'][way]):.3f} to {max(figures['seconds'][way]):.3f}",
+            f"{figures['total_bytes'] / median / 2**30:.2f}",
+            f"{median / figures['median_s']['relight']:.2f}",
+        ]
+        for way, median in figures["median_s"].items()
+    ]
+    return markdown_table(["way", "median", "range", rate_name, "times relight"], rows)
 
 
 def milliseconds(seconds: float | None) -> str:

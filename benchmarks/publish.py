@@ -26,7 +26,7 @@ from benchmarks.documents import (
     verdict_rows,
     write_document,
 )
-from benchmarks.figures import markdown_table
+from benchmarks.figures import markdown_table, ways_table
 from relight.transfer.cost import Costs, predict
 from relight.transfer.manifest import Entry, make_manifest
 from relight.transfer.plan import plan_buckets
@@ -154,7 +154,10 @@ def render(document: Document) -> str:
         "Staged: each engine keeps a second copy of the weights, and exchanges the two at the end."
     ]
     for model, figures in document.get("models", {}).items():
-        parts += [f"## {model}: {figures['tensors']} tensors, {figures['total_bytes'] / MIB:.0f} MiB", _ways(figures)]
+        parts += [
+            f"## {model}: {figures['tensors']} tensors, {figures['total_bytes'] / MIB:.0f} MiB",
+            ways_table(NAMES, figures, "GiB/s for each engine"),
+        ]
     parts.append(markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)))
     for group, what in (("sizes", "MiB of weights"), ("receivers", "engines"), ("buckets", "MiB in a bucket")):
         if group in document:
@@ -162,20 +165,6 @@ def render(document: Document) -> str:
     if document["prediction"]:
         parts += ["## What the cost model says", _predicted(document["prediction"])]
     return "\n\n".join([*parts, *(f"Not measured: {text}" for text in document["not_measured"])])
-
-
-def _ways(figures: dict[str, Any]) -> str:
-    rows = [
-        [
-            NAMES[way],
-            f"{median:.3f} s",
-            f"{min(figures['seconds'][way]):.3f} to {max(figures['seconds'][way]):.3f}",
-            f"{figures['total_bytes'] / median / 2**30:.2f}",
-            f"{median / figures['median_s']['relight']:.2f}",
-        ]
-        for way, median in figures["median_s"].items()
-    ]
-    return markdown_table(["way", "median", "range", "GiB/s for each engine", "times relight"], rows)
 
 
 def _curve(group: dict[str, Any], what: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from benchmarks.documents import (
     RESULTS,
@@ -23,7 +22,7 @@ from benchmarks.documents import (
     verdict_rows,
     write_document,
 )
-from benchmarks.figures import markdown_table
+from benchmarks.figures import markdown_table, ways_table
 
 NAMES = {
     "relight": "relight, one source, verified",
@@ -63,24 +62,10 @@ def render(document: Document) -> str:
         [
             "From the target's request until the state is in its own tensors, which were written before. Medians; the "
             "first round does not count.",
-            _ways(document),
+            ways_table(NAMES, document),
             markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
         ]
     )
-
-
-def _ways(document: dict[str, Any]) -> str:
-    rows = [
-        [
-            NAMES[way],
-            f"{median:.3f} s",
-            f"{min(document['seconds'][way]):.3f} to {max(document['seconds'][way]):.3f}",
-            f"{document['total_bytes'] / median / 2**30:.2f}",
-            f"{median / document['median_s']['relight']:.2f}",
-        ]
-        for way, median in document["median_s"].items()
-    ]
-    return markdown_table(["way", "median", "range", "GiB/s", "times relight"], rows)
 
 
 def main() -> None:

@@ -26,7 +26,10 @@ import torch.distributed as dist
 from torch import nn
 
 import relight
+from benchmarks.weights.packing import flat_for, packed, unpack
 from benchmarks.weights.shapes import MIB, MODELS
+from relight.transfer.measured import overlap, stages_of
+from relight.transfer.published import Published
 from relight.transfer.schedule import Form
 
 COALESCED_BYTES = 256 * MIB
@@ -68,17 +71,17 @@ class Peer:
     def coalesced(self) -> None:
         """Tensors packed into buckets of 256 MiB, one broadcast each, then copied to their places."""
         for bucket in self._packed(COALESCED_BYTES):
-            flat = self._pack(bucket)
+            flat = flat_for(bucket, fill=self.rank == 0)
             dist.broadcast(flat, 0)
             if self.rank:
-                self._unpack(flat, bucket)
+                unpack(flat, bucket)
 
     def pipeline(self) -> None:
         """The design of checkpoint-engine on CPU buffers: two buffers, the broadcast of the next bucket while the
         last one is copied to its place."""
         before: tuple[Any, torch.Tensor, list[torch.Tensor]] | None = None
         for bucket in self._packed(PIPELINE_BYTES):
-            flat = self._pack(bucket)
+            flat = flat_for(bucket, fill=self.rank == 0)
             work = dist.broadcast(flat, 0, async_op=True)
             if before is not None:
                 self._arrive(*before)
@@ -89,30 +92,10 @@ class Peer:
     def _arrive(self, work: Any, flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
         work.wait()
         if self.rank:
-            self._unpack(flat, bucket)
+            unpack(flat, bucket)
 
-    def _packed(self, limit: int) -> list[list[torch.Tensor]]:
-        buckets: list[list[torch.Tensor]] = [[]]
-        filled = 0
-        for tensor in self.model.parameters():
-            size = tensor.numel() * tensor.element_size()
-            if buckets[-1] and filled + size > limit:
-                buckets.append([])
-                filled = 0
-            buckets[-1].append(tensor.data.view(-1))
-            filled += size
-        return buckets
-
-    def _pack(self, bucket: list[torch.Tensor]) -> torch.Tensor:
-        if self.rank == 0:
-            return torch.cat(bucket)
-        return torch.empty(sum(tensor.numel() for tensor in bucket), dtype=torch.bfloat16)
-
-    def _unpack(self, flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
-        start = 0
-        for tensor in bucket:
-            tensor.copy_(flat[start : start + tensor.numel()])
-            start += tensor.numel()
+    def _packed(self, limit_bytes: int) -> list[list[torch.Tensor]]:
+        return packed((parameter.data for parameter in self.model.parameters()), limit_bytes)
 
     def limit(self) -> None:
         """What memory allows: every receiver copies as many bytes as the weights have, in its own memory."""
@@ -201,7 +184,7 @@ def _measure(options: dict[str, Any], store: str, place: str, links: list[Connec
                 result = publisher.publish(source, version=version, form=form)
                 if len(result.engines) != len(links):
                     raise RuntimeError(f"not every engine took it: {result.dropped}")
-                return _stage_seconds(result.stages)
+                return _stage_seconds(result)
 
             return run
 
@@ -242,31 +225,14 @@ def _measure(options: dict[str, Any], store: str, place: str, links: list[Connec
     }
 
 
-def _stage_seconds(stages: Any) -> dict[str, Any]:
+def _stage_seconds(result: Published) -> dict[str, Any]:
     """Seconds of writing and of loading, per bucket, and how much of the writing ran beside loading."""
-    writes = [(s.start_ns, s.end_ns) for s in stages if s.kind == "broadcast"]
-    loads = [(s.start_ns, s.end_ns) for s in stages if s.kind == "reload"]
-    beside = sum(
-        max(0, min(end, other_end) - max(start, other_start))
-        for start, end in writes
-        for other_start, other_end in _union(loads)
-    )
-    written = sum(end - start for start, end in writes)
+    writes, loads = stages_of(result, "broadcast"), stages_of(result, "reload")
     return {
-        "write_s": statistics.median(end - start for start, end in writes) / 1e9,
-        "load_s": statistics.median(end - start for start, end in loads) / 1e9,
-        "written_beside_loads": beside / written if written else 0.0,
+        "write_s": statistics.median(stage.end_ns - stage.start_ns for stage in writes) / 1e9,
+        "load_s": statistics.median(stage.end_ns - stage.start_ns for stage in loads) / 1e9,
+        "written_beside_loads": overlap(writes, loads),
     }
-
-
-def _union(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
 
 
 def _expect(link: Connection) -> Any:

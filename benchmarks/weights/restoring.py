@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.weights.packing import flat_for, packed, unpack
 from benchmarks.weights.shapes import MIB, dense
 from relight.transfer.codec import Flat
 from relight.transfer.restore import Offer, RestoreClient, RestoreServer
@@ -121,27 +122,13 @@ class Replica:
     # --- plain
     def gloo(self) -> None:
         """Buckets of 64 MiB, sent and received."""
-        for bucket in self._packed():
-            flat = torch.cat(bucket) if self.rank == 0 else torch.empty(sum(t.numel() for t in bucket)).bfloat16()
+        for bucket in packed(self.state.values(), GLOO_BYTES):
+            flat = flat_for(bucket, fill=self.rank == 0)
             if self.rank == 0:
                 dist.send(flat, SOURCES)
             elif self.rank == SOURCES:
                 dist.recv(flat, 0)
-                start = 0
-                for tensor in bucket:
-                    tensor.copy_(flat[start : start + tensor.numel()])
-                    start += tensor.numel()
-
-    def _packed(self) -> list[list[torch.Tensor]]:
-        buckets: list[list[torch.Tensor]] = [[]]
-        filled = 0
-        for tensor in self.state.values():
-            if buckets[-1] and filled + tensor.nbytes > GLOO_BYTES:
-                buckets.append([])
-                filled = 0
-            buckets[-1].append(tensor.view(-1))
-            filled += tensor.nbytes
-        return buckets
+                unpack(flat, bucket)
 
     def unix_socket(self) -> None:
         """Straight from tensors into tensors, nothing verified."""

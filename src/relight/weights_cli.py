@@ -218,27 +218,23 @@ def _measure_copy() -> float:
 
 # --- showing it -------------------------------------------------------------------------------------------------
 def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     from relight.timeline.terminal import ASCII, UNICODE
     from relight.timeline.weights import Doing, draw_update, legend_of_update
     from relight.transfer.cost import describe_seconds
     from relight.transfer.manifest import describe_bytes
+    from relight.weights_summary import Fact, count, table_of
 
-    facts = Table.grid(padding=(0, 1))
-    facts.add_column(style="bold", min_width=9)
-    facts.add_column(overflow="fold")
+    facts: list[Fact] = []
 
     def say(name: str, words: str) -> None:
-        facts.add_row(name, Text(words))
+        facts.append((name, words))
 
     schedule, costs = plan.schedule, plan.costs
     shares = _bytes_by_device(plan)
     rows = _buffers(schedule)
-    tensors = _count(len(plan.manifest.entries), "tensor")
-    say("model", f"{_printable(plan.model, console.encoding)}: {tensors}, {describe_bytes(plan.manifest.total_bytes)}")
-    rounds = f"{_count(schedule.rounds, 'round')} on {_count(schedule.devices, 'device')}"
+    tensors = count(len(plan.manifest.entries), "tensor")
+    say("model", f"{plan.model}: {tensors}, {describe_bytes(plan.manifest.total_bytes)}")
+    rounds = f"{count(schedule.rounds, 'round')} on {count(schedule.devices, 'device')}"
     say("buckets", f"{len(plan.buckets)} of {describe_bytes(plan.bucket_bytes)}, in {rounds}")
     least, most = describe_bytes(min(shares)), describe_bytes(max(shares))
     say("sends", f"{most if least == most else f'{least} to {most}'} by each device, all of it received by every other")
@@ -249,7 +245,7 @@ def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
     say("bucket", f"{copy}{stages} ({plan.rates.source})")
     say("predicted", ", ".join(f"{form} {describe_seconds(s)}" for form, s in plan.choice.seconds_by_form.items()))
     say("form", plan.choice.why)
-    console.print(facts)
+    console.print(table_of(facts, console.encoding))
     figure = figure_of(schedule, plan.spans, rounds_shown, console.width)
     if not figure.end_seconds:
         return
@@ -356,13 +352,3 @@ def _buffers(schedule: "Schedule") -> tuple[str, ...]:
 
 def _name_of(buffer: int) -> str:
     return "H2D" if buffer < 0 else f"I{buffer}"
-
-
-def _printable(text: str, encoding: str) -> str:
-    """A name from elsewhere must neither move the cursor nor be more than the terminal can show."""
-    shown = "".join(c if c.isprintable() else "?" for c in text)
-    return shown.encode(encoding, "replace").decode(encoding)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

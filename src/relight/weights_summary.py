@@ -1,0 +1,75 @@
+"""What an update of weights took, as lines of facts for people. Pure, without torch."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from relight.transfer.cost import describe_seconds
+from relight.transfer.manifest import describe_bytes
+from relight.transfer.measured import Measured, Work
+from relight.transfer.published import Published
+
+Fact = tuple[str, str]
+
+
+def facts_of(result: Published, measured: Measured) -> list[Fact]:
+    """One fact a line, each with its name; a name that goes on for several lines is said once."""
+    what = f"version {result.version}, {describe_bytes(result.total_bytes)}"
+    if result.buckets:
+        size = describe_bytes(result.bucket_bytes)
+        what += f" in {count(result.buckets, 'bucket')}" + (f" of {size}" if result.buckets > 1 else "")
+    facts = [("update", what)]
+    steps = (
+        f"{describe_seconds(measured.ask_seconds)} to ask",
+        f"{describe_seconds(measured.move_seconds)} to move every bucket",
+        f"{describe_seconds(measured.take_seconds)} until every engine answers with it",
+    )
+    facts.append(("total", f"{describe_seconds(result.seconds)}: {', '.join(steps)}"))
+    facts += _named("written", (_describe(work) for work in measured.written))
+    facts += _named("reloaded", (_describe(work) for work in measured.reloaded))
+    if measured.written:
+        facts.append(("overlap", f"{measured.overlapped:.0%} of the time of writing, engines reloaded"))
+    facts.append(("have it", ", ".join(result.engines) or "no engine"))
+    facts += _named("have not", (f"{name}: {why}" for name, why in sorted(result.dropped.items())))
+    if result.error:
+        facts.append(("failed", result.error))
+    return facts
+
+
+def table_of(facts: Iterable[Fact], encoding: str) -> Table:
+    """Names to the left, the facts beside them, in what a terminal of that encoding can show."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="bold", min_width=9)
+    table.add_column(overflow="fold")
+    for name, words in facts:
+        table.add_row(name, Text(printable(words, encoding)))
+    return table
+
+
+def printable(text: str, encoding: str) -> str:
+    """A name from elsewhere must neither move the cursor nor be more than the terminal can show."""
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    return shown.encode(encoding, "replace").decode(encoding)
+
+
+def rate(nbytes: float, seconds: float) -> str:
+    """ "1.61 GiB/s"; nothing for what took no time."""
+    return f"{nbytes / seconds / 2**30:.2f} GiB/s" if seconds > 0 else ""
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 bucket", "2 buckets"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _named(name: str, lines: Iterable[str]) -> Sequence[Fact]:
+    return [("" if index else name, line) for index, line in enumerate(lines)]
+
+
+def _describe(work: Work) -> str:
+    again = f", {work.repeats} of them again" if work.repeats else ""
+    speed = f", {rate(work.nbytes, work.seconds)}" if work.seconds > 0 else ""
+    stages = count(work.buckets + work.repeats, "bucket")
+    time = describe_seconds(work.seconds)
+    return f"by {work.member}: {stages}{again}, {describe_bytes(work.nbytes)} in {time}{speed}"
