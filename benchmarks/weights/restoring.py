@@ -29,7 +29,9 @@ import torch.distributed as dist
 from benchmarks.weights.packing import flat_for, packed, unpack
 from benchmarks.weights.shapes import MIB, dense
 from relight.transfer.codec import Flat
-from relight.transfer.restore import Offer, RestoreClient, RestoreServer
+from relight.transfer.fabric import Address
+from relight.transfer.offer import Offer
+from relight.transfer.restore import RestoreClient, RestoreServer
 
 WAYS = ("relight", "relight-two-sources", "torchft-http", "torchft-pg", "gloo", "unix-socket", "limit")
 SOURCES = 2
@@ -67,7 +69,7 @@ class Replica:
         if self.server is not None:
             self.server.offer(Offer(self.generation, 1, {}, Flat(self.state)))
             return
-        addresses = [str(self.directory / f"replica-{rank}.sock") for rank in range(sources)]
+        addresses = [Address(str(self.directory / f"replica-{rank}.sock")) for rank in range(sources)]
         client = RestoreClient(_nothing, DEADLINE_S)
         client.fetch(self.generation, 1, addresses, self.state.get)
 

@@ -52,6 +52,7 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
         startup_timeout_seconds=_positive(arguments.startup_timeout_seconds, "--startup-timeout-seconds"),
         frozen_timeout_seconds=_positive(arguments.frozen_timeout_seconds, "--frozen-timeout-seconds"),
         stop_timeout_seconds=_positive(arguments.stop_timeout_seconds, "--stop-timeout-seconds"),
+        restore_timeout_seconds=_positive(arguments.restore_timeout_seconds, "--restore-timeout-seconds"),
     )
     run_dir = make_run_dir(arguments.run_dir, script, now)  # last: a mistake above leaves nothing behind
     return msgspec.structs.replace(settings, job=run_dir.name, run_dir=str(run_dir))

@@ -728,10 +728,10 @@ def test_the_decision_is_sent_with_sources_and_targets() -> None:
     desk = Desk(world_size=3, standbys=1).train()
     desk.exits("w1", step=4)
     desk.stands("w0", 4)
-    desk.stands("w2", 4)
+    desk.stands("w2", 4, restore_endpoint="10.0.0.2:7001")
     restore = one(desk.stands("w3", 4), Restore)
     assert (restore.target, restore.targets, restore.generation) == (4, (1,), 2)
-    assert [(s.rank, s.address) for s in restore.sources] == [(0, "w0"), (2, "w2")]
+    assert [(s.rank, s.address, s.endpoint) for s in restore.sources] == [(0, "w0", ""), (2, "w2", "10.0.0.2:7001")]
     assert restore.why.startswith("back to version 4: ")
 
 

@@ -12,7 +12,9 @@ import torch
 
 from relight.errors import RestoreError
 from relight.transfer.codec import Flat
-from relight.transfer.restore import BUCKET_BYTES, Filled, Header, Offer, RestoreClient, RestoreServer
+from relight.transfer.fabric import Address
+from relight.transfer.offer import BUCKET_BYTES, Filled, Header, Offer
+from relight.transfer.restore import RestoreClient, RestoreServer
 
 TIMEOUT_SECONDS = 20.0
 
@@ -111,7 +113,7 @@ def test_cancelling_breaks_a_transfer_under_way(tmp_path: Path) -> None:
 
 def test_a_source_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(RestoreError, match=r"nobody\.sock cannot be reached"):
-        RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [str(tmp_path / "nobody.sock")], lambda _: None)
+        RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [Address(str(tmp_path / "nobody.sock"))], lambda _: None)
 
 
 def serve_raw(path: Path, reply: bytes) -> threading.Thread:
@@ -161,7 +163,7 @@ def header_of(flat: Flat) -> bytes:
 def test_a_bad_source_is_an_error_and_nothing_else(tmp_path: Path, reply: bytes, message: str) -> None:
     thread = serve_raw(tmp_path / "raw.sock", reply)
     with pytest.raises(RestoreError, match=message):
-        RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [str(tmp_path / "raw.sock")], lambda _: None)
+        RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [Address(str(tmp_path / "raw.sock"))], lambda _: None)
     thread.join(TIMEOUT_SECONDS)
 
 
@@ -170,7 +172,7 @@ def test_a_source_survives_strangers(tmp_path: Path) -> None:
     server.offer(Offer(1, 1, {}, Flat({"w": torch.ones(2)})))
     for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n", framed(b"x"), struct.pack(">I", 2**31)):
         with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(server.address)
+            stranger.connect(server.address.path)
             stranger.sendall(garbage)
     fetched = RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [server.address], lambda _: None)
     assert torch.equal(fetched.tensors[0], torch.ones(2))

@@ -61,7 +61,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that serves its intact state."""
 
     rank: int
-    address: str
+    address: str  # a Unix socket, for targets on the same host
+    endpoint: str = ""  # host:port, for targets on other hosts
 
 
 class Restore(_Command, frozen=True, kw_only=True):

@@ -627,7 +627,7 @@ class Controller:
             process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
         self.ledger.decided(decision, [p for p in held.values() if p.replacement], now)
-        addresses = {r.rank: r.restore_address for r in reports}
+        served = {r.rank: Source(rank=r.rank, address=r.restore_address, endpoint=r.restore_endpoint) for r in reports}
         lost = [self.members.processes[name] for rank in replaced for name in self.members.predecessors.get(rank, ())]
         begun = {r.step for r in reports if not r.blank} | {p.final_position.step for p in lost}
         if decision.target in begun:
@@ -638,7 +638,7 @@ class Controller:
                 generation=self.generation,
                 target=decision.target,
                 attempt=self._attempts[decision.target],
-                sources=tuple(Source(rank=rank, address=addresses[rank]) for rank in decision.sources),
+                sources=tuple(served[rank] for rank in decision.sources),
                 targets=decision.targets,
                 why=f"{decision.direction} to version {decision.target}: {decision.reason}",
             )

@@ -3,6 +3,7 @@
 The order is that of docs/PROTOCOL.md: Stop (done by the runtime), then Clean, Reset, Restore, Rollback, Resume.
 """
 
+import os
 import time
 
 import torch
@@ -20,11 +21,10 @@ from relight.training.runtime import Runtime, Superseded
 from relight.training.state import TrackedState
 from relight.training.torch_private import BucketLayout
 from relight.transfer.codec import unflatten
-from relight.transfer.restore import Offer
+from relight.transfer.fabric import Address, choose_sources
+from relight.transfer.offer import Offer
 
 Digests = dict[int, int]  # by bucket
-MAX_SOURCES = 4  # that one replacement is restored from at the same time
-STRIPE_BYTES = 256 * 2**20  # less is not worth another source
 
 
 class Recovery:
@@ -142,7 +142,8 @@ class Recovery:
         client = runtime.fetcher(restore.generation)
         destination = self._state.destination()
         total_bytes = sum(tensor.nbytes for tensor in destination.values())
-        addresses = _own_sources([source.address for source in restore.sources], runtime.rank, total_bytes)
+        offered = [Address(source.address, source.endpoint) for source in restore.sources]
+        addresses = choose_sources(offered, runtime.rank, total_bytes, _is_here)
         fetched = client.fetch(restore.generation, restore.target, addresses, destination.get)
         meta = fetched.header.meta
         self._state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
@@ -161,11 +162,9 @@ class Recovery:
         return fetched.received_bytes, fetched.digests if in_place else {}
 
 
-def _own_sources(addresses: list[str], rank: int, total_bytes: int) -> list[str]:
-    """The sources of one replacement, as many as the state is worth; another one begins with another source."""
-    first = rank % len(addresses)
-    count = min(MAX_SOURCES, max(1, total_bytes // STRIPE_BYTES))
-    return (addresses[first:] + addresses[:first])[:count]
+def _is_here(address: Address) -> bool:
+    """Whether this source is on this host, as far as can be told without asking it."""
+    return os.path.exists(address.path)
 
 
 def _same_storage(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:

@@ -27,8 +27,9 @@ from relight.training.link import AgentLink
 from relight.training.page import PositionPage
 from relight.training.store import StoreClient
 from relight.transfer.restore import RestoreClient, RestoreServer
+from relight.wire.handshake import read_token
 from relight.wire.messages import StoreReply
-from relight.wire.settings import JobSettings, read_settings
+from relight.wire.settings import JobSettings, host_address, read_settings
 
 # An error in a collective nearly always precedes the Stop that explains it by milliseconds.
 VERDICT_SECONDS = 30.0
@@ -80,8 +81,12 @@ class Runtime:
         self._client: RestoreClient | None = None
         self._interrupt: Any = None
         self._said: set[str] = set()
+        self._token = read_token(private_dir)
         self.server = RestoreServer(
-            private_dir / f"restore-{self.process}.sock", lambda: self.faults.strike(Point.RESTORE_SEND)
+            private_dir / f"restore-{self.process}.sock",
+            lambda: self.faults.strike(Point.RESTORE_SEND),
+            host_address=host_address(),
+            token=self._token,
         )
         self.link = AgentLink(
             environment["RELIGHT_AGENT_SOCKET"], self.process, settings.agent_timeout_seconds, self._receive
@@ -239,7 +244,8 @@ class Runtime:
                     torn=standing.torn,
                     blank=standing.blank,
                     stop_seconds=waited,
-                    restore_address=self.server.address,
+                    restore_address=self.server.address.path,
+                    restore_endpoint=self.server.address.endpoint,
                 ),
                 report=True,
             )
@@ -277,7 +283,9 @@ class Runtime:
 
     def fetcher(self, generation: int) -> RestoreClient:
         """A client that is cancelled when the generation is closed."""
-        client = RestoreClient(lambda: self.faults.strike(Point.RESTORE_RECEIVE), self.settings.restore_timeout_seconds)
+        client = RestoreClient(
+            lambda: self.faults.strike(Point.RESTORE_RECEIVE), self.settings.restore_timeout_seconds, self._token
+        )
         with self._condition:
             self._client = client
             if self._newest > generation:

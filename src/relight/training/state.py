@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from relight.errors import UsageError
 from relight.training.torch_private import reset_scaler
 from relight.transfer.codec import Flat, digest_of, tensor_digests
-from relight.transfer.restore import plan_state
+from relight.transfer.offer import plan_state
 from relight.transfer.weights import TensorReader
 
 # Buffers are compared with their value at the start of the step in these steps, and every so often after.

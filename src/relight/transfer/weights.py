@@ -40,6 +40,12 @@ class TensorReader:
             digest.update(bytes_at(host.data_ptr() + start, piece.nbytes))
         return digest.intdigest()
 
+    def views(self, bucket: Bucket) -> Iterator[memoryview]:
+        """The bucket's pieces in order, to be read where they lie."""
+        for piece in bucket.pieces:
+            host, start = self._host(piece)
+            yield bytes_of(host, start, piece.nbytes)
+
     def _host(self, piece: Piece) -> tuple[torch.Tensor, int]:
         """Contiguous host memory that holds the piece, and where it begins there.
 
@@ -73,6 +79,11 @@ class TensorWriter:
             target = self._addresses[piece.tensor] + piece.start
             copy_and_digest(target, source + piece.offset, bytes_at(target, piece.nbytes), digest)
         return digest.intdigest()
+
+    def views(self, bucket: Bucket) -> Iterator[memoryview]:
+        """The places of the bucket's pieces, in order."""
+        for piece in bucket.pieces:
+            yield bytes_of(self._tensors[piece.tensor], piece.start, piece.nbytes)
 
 
 class TensorSource(TensorReader):
@@ -171,6 +182,13 @@ def copy_and_digest(target: int, source: int, arrived: memoryview, digest: "xxha
 def bytes_at(address: int, count: int) -> memoryview:
     """Memory as writable bytes. Whoever owns it must be kept alive meanwhile."""
     return memoryview((ctypes.c_char * count).from_address(address)).cast("B")
+
+
+def bytes_of(tensor: torch.Tensor, start: int, count: int) -> memoryview:
+    """Some bytes of a contiguous host tensor, writable; the view keeps the tensor's memory."""
+    array = (ctypes.c_char * count).from_address(tensor.data_ptr() + start)
+    array.owner = tensor  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")
 
 
 def address_of(view: memoryview) -> int:

@@ -19,6 +19,15 @@ def check_mac(token: bytes, nonce: bytes, role: str, name: str, mac: bytes) -> b
     return hmac.compare_digest(hello_mac(token, nonce, role, name), mac)
 
 
+def transfer_mac(token: bytes, role: str, nonce: bytes, peer_nonce: bytes) -> bytes:
+    """The proof between two workers, each of which proves itself: HMAC-SHA256 over role and both nonces.
+
+    `nonce` is the source's, `peer_nonce` the target's, so a proof is worth nothing on another connection; with the role
+    in front, one side's proof is not the other's, and neither is a `hello_mac`.
+    """
+    return hmac.new(token, b"relight transfer " + role.encode() + nonce + peer_nonce, hashlib.sha256).digest()
+
+
 def read_token(private_dir: str | Path) -> bytes:
     """The job's token, from the private directory that only its owner can read."""
     return (Path(private_dir) / "token").read_bytes()

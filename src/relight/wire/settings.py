@@ -2,13 +2,27 @@
 
 It lies in `settings.json` in the job's private directory (mode 0700), next to the token. Processes of the job
 get the directory's path in RELIGHT_PRIVATE_DIR; secrets are never put on a command line or in an environment.
+
+What differs from host to host is in the environment that the host's agent gives its workers: RELIGHT_HOST_ADDRESS.
 """
 
+import os
 from pathlib import Path
 
 import msgspec
 
 from relight.core.fault import Plan
+
+HOST_ADDRESS = "RELIGHT_HOST_ADDRESS"
+
+
+def host_address() -> str:
+    """The address of this host at which workers serve their state to replacements on other hosts.
+
+    One that those hosts can reach, such as 10.0.0.7. Empty (the default): a worker listens on no TCP port, and serves
+    this host alone.
+    """
+    return os.environ.get(HOST_ADDRESS, "")
 
 
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
