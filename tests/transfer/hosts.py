@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import os
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.namespaces import enter
+from relight.errors import RestoreError
 from relight.transfer.codec import Flat
 from relight.transfer.fabric import Address
 from relight.transfer.offer import BUCKET_BYTES, Offer
@@ -64,8 +65,11 @@ def offer(state: State, generation: int = 2, version: int = 7) -> Offer:
 
 
 # --- a source of its own ------------------------------------------------------------------------------------------
-def _serve(pipe: Connection, directory: str, name: str, seed: int, buckets: int, number: int, host: str) -> None:
-    torch.set_num_threads(1)
+def _serve(
+    pipe: Connection, directory: str, name: str, seed: int, buckets: int, number: int, host: str, namespace: str
+) -> None:
+    if namespace:
+        enter(namespace)
 
     def halfway() -> None:
         if number:
@@ -80,17 +84,54 @@ def _serve(pipe: Connection, directory: str, name: str, seed: int, buckets: int,
 
 @contextlib.contextmanager
 def source_process(
-    directory: Path, name: str, *, seed: int = 1, buckets: int = 6, strikes: int = 0, host: str = "127.0.0.1"
+    directory: Path,
+    name: str,
+    *,
+    seed: int = 1,
+    buckets: int = 6,
+    strikes: int = 0,
+    host: str = "127.0.0.1",
+    namespace: str = "",
 ) -> Iterator[tuple[Address, Connection]]:
-    """A source that signals itself in the middle of a transfer, if `strikes` is a signal; gone after the block."""
+    """A source that signals itself in the middle of a transfer, if `strikes` is a signal; gone after the block.
+
+    In the network namespace, if one is named.
+    """
     near, far = _context.Pipe()
     process = _context.Process(
-        target=_serve, args=(far, str(directory), name, seed, buckets, strikes, host), daemon=True
+        target=_serve, args=(far, str(directory), name, seed, buckets, strikes, host, namespace), daemon=True
     )
     process.start()
     far.close()
     try:
         yield Address(NOWHERE, expect(near)), near
+    finally:
+        process.kill()
+        process.join(DEADLINE_SECONDS)
+        near.close()
+
+
+def _fetch(pipe: Connection, endpoints: list[str], seed: int, buckets: int, namespace: str) -> None:
+    enter(namespace)
+    state = make_state(seed, buckets)
+    own = blank(state)
+    try:
+        make_client().fetch(2, 7, [Address(NOWHERE, endpoint) for endpoint in endpoints], own.get)
+    except RestoreError as error:
+        pipe.send(str(error))
+    else:
+        pipe.send("the same bits" if all(torch.equal(own[name], state[name]) for name in state) else "other bits")
+
+
+@contextlib.contextmanager
+def target_process(namespace: str, endpoints: list[str], *, seed: int = 1, buckets: int = 6) -> Iterator[Connection]:
+    """A target in a network namespace, which says what became of its restore; gone after the block."""
+    near, far = _context.Pipe()
+    process = _context.Process(target=_fetch, args=(far, endpoints, seed, buckets, namespace), daemon=True)
+    process.start()
+    far.close()
+    try:
+        yield near
     finally:
         process.kill()
         process.join(DEADLINE_SECONDS)
@@ -150,19 +191,3 @@ class Line:
                 near.sendall(self._carry(data, seen))
                 seen += len(data)
             near.shutdown(socket.SHUT_RDWR)
-
-
-# --- two hosts on one machine -------------------------------------------------------------------------------------
-def namespaces_missing() -> str:
-    """Why network namespaces cannot be made here; empty if they can."""
-    if os.geteuid() != 0:
-        return "only root makes network namespaces"
-    name = f"rl-probe-{os.getpid()}"
-    try:
-        made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "iproute2 (the command ip) is not installed"
-    if made.returncode:
-        return f"network namespaces cannot be made here: {made.stderr.strip()}"
-    subprocess.run(["ip", "netns", "delete", name], check=False)
-    return ""
