@@ -7,7 +7,6 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from relight.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from relight.timeline.weights import Figure
     from relight.transfer.cost import Choice, Costs, Span
     from relight.transfer.manifest import Manifest
     from relight.transfer.plan import Bucket
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 MAX_BUCKETS = 100_000  # a schedule of more takes longer to plan than most updates to run
 _COPIED_BYTES = 32 * 2**20
-_SLOT_COLUMNS = 5  # a bucket drawn narrower than this cannot be read
 _STAGES = ("h2d", "broadcast", "reload")
 _PLAN_EXAMPLES = """\
 examples:
@@ -218,10 +215,9 @@ def _measure_copy() -> float:
 
 # --- showing it -------------------------------------------------------------------------------------------------
 def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
-    from relight.timeline.terminal import ASCII, UNICODE
-    from relight.timeline.weights import Doing, draw_update, legend_of_update
     from relight.transfer.cost import describe_seconds
     from relight.transfer.manifest import describe_bytes
+    from relight.weights_figure import buffers_of, drawn_buckets, figure_of, print_figure
     from relight.weights_summary import Fact, count, table_of
 
     facts: list[Fact] = []
@@ -231,7 +227,7 @@ def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
 
     schedule, costs = plan.schedule, plan.costs
     shares = _bytes_by_device(plan)
-    rows = _buffers(schedule)
+    rows = buffers_of(schedule)
     tensors = count(len(plan.manifest.entries), "tensor")
     say("model", f"{plan.model}: {tensors}, {describe_bytes(plan.manifest.total_bytes)}")
     rounds = f"{count(schedule.rounds, 'round')} on {count(schedule.devices, 'device')}"
@@ -249,15 +245,8 @@ def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
     figure = figure_of(schedule, plan.spans, rounds_shown, console.width)
     if not figure.end_seconds:
         return
-    glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
-    console.print()
-    for line in draw_update(figure, console.width, glyphs):
-        console.print(line, highlight=False, no_wrap=True, overflow="crop")
-    console.print()
-    for line in legend_of_update(console.width, glyphs):
-        console.print(line, highlight=False, no_wrap=True, overflow="crop")
-    ended = {u.bucket for u in figure.uses if u.doing is Doing.RELOAD and u.end_seconds <= figure.end_seconds}
-    drawn = len(ended)
+    print_figure(figure, console)
+    drawn = drawn_buckets(figure)
     if drawn < schedule.buckets:
         end = describe_seconds(plan.choice.seconds)
         console.print(
@@ -265,45 +254,12 @@ def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
         )
 
 
-def figure_of(schedule: "Schedule", spans: "Sequence[Span]", rounds: int, width: int) -> "Figure":
-    """The first `rounds` rounds, or as many buckets as can be told apart in so many columns; to the last's end."""
-    from relight.timeline.weights import MAX_DEVICES, Doing, Figure, Use
-    from relight.transfer.schedule import Kind
-
-    rows = _buffers(schedule)
-    last = min(schedule.buckets, rounds * schedule.devices, max(2, width // _SLOT_COLUMNS)) - 1
-    operations = schedule.operations
-    times = {(o.kind, o.bucket): (s.start_seconds, s.end_seconds) for o, s in zip(operations, spans, strict=True)}
-    end = 0.0 if last < 0 else times[Kind.RELOAD, last][1]
-    uses: list[Use] = []
-    marks: dict[int, float] = {}
-    for operation, span in zip(operations, spans, strict=True):
-        if span.start_seconds >= end:
-            continue
-        marks.setdefault(operation.round, span.start_seconds)
-        bucket, source, row = operation.bucket, operation.source, rows.index(_name_of(operation.buffer))
-        start, stop = span.start_seconds, span.end_seconds
-        if operation.kind is Kind.H2D:
-            if source >= MAX_DEVICES:
-                continue
-            uses.append(Use(source, row, Doing.H2D, bucket, start, stop))
-            uses.append(Use(source, row, Doing.HELD, bucket, stop, times[Kind.BROADCAST, bucket][1]))
-            continue
-        for device in range(min(schedule.devices, MAX_DEVICES)):
-            doing = Doing.SOURCE if device == source else Doing.TARGET
-            if operation.kind is Kind.RELOAD:
-                doing = Doing.RELOAD
-            uses.append(Use(device, row, doing, bucket, start, stop))
-            if operation.kind is Kind.BROADCAST:
-                uses.append(Use(device, row, Doing.HELD, bucket, stop, times[Kind.RELOAD, bucket][0]))
-    names = tuple((at, f"round {number}") for number, at in marks.items())
-    return Figure(schedule.devices, rows, tuple(uses), end, names)
-
-
 def _as_json(plan: _Plan, rounds_shown: int) -> dict[str, Any]:
     """Everything that is printed, as numbers; names end in their unit."""
+    from relight.weights_figure import buffers_of
+
     schedule, choice = plan.schedule, plan.choice
-    rows = _buffers(schedule)
+    rows = buffers_of(schedule)
     return {
         "model": plan.model,
         "tensors": len(plan.manifest.entries),
@@ -342,13 +298,3 @@ def _bytes_by_device(plan: _Plan) -> list[int]:
     for bucket in plan.buckets:
         sent[bucket.index % len(sent)] += sum(piece.nbytes for piece in bucket.pieces)
     return sent
-
-
-def _buffers(schedule: "Schedule") -> tuple[str, ...]:
-    from relight.transfer.schedule import IPC_BUFFERS
-
-    return tuple(_name_of(buffer) for buffer in range(0 if schedule.from_host else -1, IPC_BUFFERS))
-
-
-def _name_of(buffer: int) -> str:
-    return "H2D" if buffer < 0 else f"I{buffer}"

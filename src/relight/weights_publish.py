@@ -1,27 +1,38 @@
 """`relight weights publish`: a checkpoint on disk, put into every engine that asks for it. No torch."""
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from relight.errors import RelightError, TransferError, UsageError
 
 if TYPE_CHECKING:
+    from relight.transfer.checkpoint import Checkpoint
+    from relight.transfer.manifest import Manifest
     from relight.transfer.published import Published
     from relight.transfer.publisher import Publisher
+    from relight.weights_screen import Screen
 
+_TURN_SECONDS = 0.1  # between two looks at how far it is
 _EXAMPLES = """\
 examples:
   relight weights publish checkpoints/llama/ runs/serving           stay, and serve engines that come later, too
   relight weights publish model.safetensors runs/serving --engines 4 --once     wait for four, publish, end
   relight weights publish checkpoints/llama/ runs/serving --version 500 --sources 2
+  relight weights publish model.safetensors runs/serving --once --draw --trace update.json
 
-An engine names the same place: relight.Receiver("runs/serving", model=model). docs/WEIGHTS.md has the rest.
+On a terminal a bar shows how much every engine holds already. At the end it is said where the time went: how long the
+update took, what each source wrote and each engine reloaded, and who has the version. docs/WEIGHTS.md has the rest.
+
+An engine names the same place: relight.Receiver("runs/serving", model=model).
 
 exit status: 0 every engine has the version, 1 some or all have not, 2 wrong usage
 """
@@ -61,6 +72,8 @@ def add_command(subcommands: "argparse._SubParsersAction[Any]") -> argparse.Argu
         help="who does not answer for so long is dropped; default 10",
     )
     add("--wait-seconds", type=float, default=300.0, metavar="S", help="for the engines to come; default 300")
+    add("--draw", action="store_true", help="draw how the first buckets went, below how they were planned to go")
+    add("--trace", type=Path, metavar="FILE", help="write every stage of the update to FILE, for ui.perfetto.dev")
     parser.set_defaults(call=_publish, command="weights publish")
     return parser
 
@@ -69,6 +82,7 @@ def _publish(arguments: argparse.Namespace) -> int:
     from relight.transfer.checkpoint import open_checkpoint
     from relight.transfer.manifest import describe_bytes, parse_bytes
     from relight.transfer.publisher import Publisher
+    from relight.weights_screen import Screen
 
     if arguments.engines < 1 or arguments.sources < 1:
         raise UsageError("--engines and --sources: at least 1")
@@ -83,6 +97,7 @@ def _publish(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # also where a shell has them ignored
         signal.signal(number, _interrupt)
     helpers: list[subprocess.Popen[bytes]] = []
+    screen = Screen()
     try:
         with (
             open_checkpoint(arguments.checkpoint) as checkpoint,
@@ -90,30 +105,32 @@ def _publish(arguments: argparse.Namespace) -> int:
                 arguments.place,
                 bucket_bytes=bucket_bytes,
                 stall_timeout_seconds=arguments.stall_timeout_seconds,
-                on_notice=_say,
+                on_notice=screen.say,
             ) as publisher,
+            _open_trace(arguments.trace) as trace,
         ):
             manifest = checkpoint.manifest
-            _say(f"{len(manifest.entries)} tensors, {describe_bytes(manifest.total_bytes)}; engines: {arguments.place}")
+            total = describe_bytes(manifest.total_bytes)
+            screen.say(f"{len(manifest.entries)} tensors, {total}; engines: {arguments.place}")
             helpers += [_start_source(arguments) for _ in range(arguments.sources - 1)]
-            if not _gather(publisher, arguments):
-                return 1
-            handle = publisher.begin(
-                checkpoint, version=arguments.version, generation=arguments.generation, hold=not arguments.once
-            )
-            while (result := handle.wait(0.5)) is None:
-                pass
-            _report(result)
+            try:
+                if not _gather(publisher, arguments, screen):
+                    return 1
+                result = _move(publisher, checkpoint, arguments, screen)
+            finally:
+                screen.clear()  # before anything else is said
+            _report(result, manifest, screen, draw=arguments.draw, trace=trace)
             if arguments.once:
                 return 0 if not result.error and not result.dropped else 1
-            _say("serving engines that come later; Ctrl-C ends it")
+            screen.say("serving engines that come later; Ctrl-C ends it")
             threading.Event().wait()
     except TransferError as error:
-        _say(str(error))
+        screen.say(str(error))
         return 1
     except KeyboardInterrupt:
         return 130
     finally:
+        screen.close()
         for helper in helpers:
             helper.kill()
             helper.wait()
@@ -121,32 +138,106 @@ def _publish(arguments: argparse.Namespace) -> int:
 
 
 def _interrupt(_: int, __: object) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # once is enough: what is cleaned up stays clean
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
-def _gather(publisher: "Publisher", arguments: argparse.Namespace) -> bool:
-    if not publisher.wait_for_engines(arguments.engines, arguments.wait_seconds):
-        here = len(publisher.engines())
-        _say(f"{here} of {arguments.engines} engines came within {arguments.wait_seconds:g} s")
-        return False
-    return publisher.wait_for_sources(arguments.sources - 1, arguments.wait_seconds)
+def _open_trace(path: Path | None) -> "contextlib.AbstractContextManager[IO[bytes] | None]":
+    """At once: nobody wants to learn after an hour that it cannot be written."""
+    if path is None:
+        return contextlib.nullcontext()
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise UsageError(f"--trace {path} cannot be written: {error.strerror}") from error
 
 
-def _report(result: "Published") -> None:
-    names = ", ".join(result.engines) or "no engine"
-    _say(f"version {result.version}: {names}")
-    for name, why in sorted(result.dropped.items()):
-        _say(f"not {name}: {why}")
+def _gather(publisher: "Publisher", arguments: argparse.Namespace, screen: "Screen") -> bool:
+    """Wait for the engines, then for the other sources."""
+    engines, sources, patience = arguments.engines, arguments.sources - 1, arguments.wait_seconds
+    return _wait("engine", engines, publisher.wait_for_engines, publisher.engines, patience, screen) and _wait(
+        "further source", sources, publisher.wait_for_sources, publisher.sources, patience, screen
+    )
+
+
+def _wait(
+    noun: str,
+    wanted: int,
+    wait: Callable[[int, float], bool],
+    members: Callable[[], Sequence[object]],
+    patience_seconds: float,
+    screen: "Screen",
+) -> bool:
+    end = time.monotonic() + patience_seconds
+    while not wait(wanted, min(_TURN_SECONDS, max(0.0, end - time.monotonic()))):
+        here = len(members())
+        if time.monotonic() >= end:
+            screen.clear()
+            screen.say(f"{here} of {wanted} {noun}s came within {patience_seconds:g} s")
+            return False
+        screen.waiting(here, wanted, noun)
+    return True
+
+
+def _move(
+    publisher: "Publisher", checkpoint: "Checkpoint", arguments: argparse.Namespace, screen: "Screen"
+) -> "Published":
+    version, generation = arguments.version, arguments.generation
+    handle = publisher.begin(checkpoint, version=version, generation=generation, hold=not arguments.once)
+    begun = time.monotonic()
+    while (result := handle.wait(_TURN_SECONDS)) is None:
+        progress = handle.progress()
+        if progress.held_buckets < progress.total_buckets:
+            screen.moving(progress, time.monotonic() - begun)
+        else:
+            engines = publisher.engines()
+            have = sum((engine.generation, engine.version) == (generation, version) for engine in engines)
+            screen.taking(have, len(engines))
+    return result
+
+
+def _report(
+    result: "Published", manifest: "Manifest", screen: "Screen", *, draw: bool, trace: "IO[bytes] | None"
+) -> None:
+    """Where the time went: on standard output, and into the trace."""
+    from rich.console import Console
+
+    from relight.transfer.cost import describe_seconds
+    from relight.transfer.measured import measure, plan_again
+    from relight.transfer.plan import plan_buckets
+    from relight.weights_figure import MEASURED_WORDS, drawn_buckets, figure_of_measured, print_figure
+    from relight.weights_summary import facts_of, table_of
+    from relight.weights_trace import trace_of
+
+    buckets = plan_buckets(manifest, result.bucket_bytes)
+    measured = measure(result, buckets)
+    schedule, spans = plan_again(measured, buckets, result.bucket_bytes)
+    console = Console()
+    console.print(table_of(facts_of(result, measured), console.encoding), highlight=False)
+    if draw:
+        figure = figure_of_measured(result, schedule, spans, console.width)
+        if figure.end_seconds:
+            print_figure(figure, console, MEASURED_WORDS)
+            means = f"{describe_seconds(measured.write_seconds)} to write a bucket"
+            means += f", {describe_seconds(measured.reload_seconds)} to reload it"
+            drawn = drawn_buckets(figure)
+            cut = f"The first {drawn} of {result.buckets} buckets. " if drawn < result.buckets else ""
+            console.print(f"{cut}Planned with the measured means: {means}.", highlight=False)
+        else:
+            console.print("No bucket was moved: there is nothing to draw.", highlight=False)
+    if trace is not None:
+        try:
+            trace.write(trace_of(result, measured, buckets, schedule, spans))
+            trace.flush()
+        except OSError as error:  # the engines have their weights all the same
+            screen.say(f"--trace {trace.name} cannot be written: {error.strerror}")
 
 
 def _start_source(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
     """Another process that reads the checkpoint, each bucket by one of them."""
     words = [str(arguments.checkpoint), str(arguments.place), str(arguments.version), str(os.getpid())]
     return subprocess.Popen([sys.executable, "-m", "relight.weights_publish", *words], start_new_session=True)
-
-
-def _say(text: str) -> None:
-    print(f"relight: {text}", file=sys.stderr, flush=True)
 
 
 def _serve_as_source() -> int:
@@ -161,7 +252,7 @@ def _serve_as_source() -> int:
         with open_checkpoint(Path(checkpoint)) as source:
             SourceLink(place, source, version=int(version)).run()
     except RelightError as error:
-        _say(str(error))
+        print(f"relight: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 

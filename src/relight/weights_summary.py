@@ -21,7 +21,7 @@ def facts_of(result: Published, measured: Measured) -> list[Fact]:
         what += f" in {count(result.buckets, 'bucket')}" + (f" of {size}" if result.buckets > 1 else "")
     facts = [("update", what)]
     steps = (
-        f"{describe_seconds(measured.ask_seconds)} to ask",
+        f"{describe_seconds(measured.ask_seconds)} to ask everyone",
         f"{describe_seconds(measured.move_seconds)} to move every bucket",
         f"{describe_seconds(measured.take_seconds)} until every engine answers with it",
     )
@@ -29,7 +29,7 @@ def facts_of(result: Published, measured: Measured) -> list[Fact]:
     facts += _named("written", (_describe(work) for work in measured.written))
     facts += _named("reloaded", (_describe(work) for work in measured.reloaded))
     if measured.written:
-        facts.append(("overlap", f"{measured.overlapped:.0%} of the time of writing, engines reloaded"))
+        facts.append(("overlap", f"engines reloaded during {measured.overlapped:.0%} of the time of writing"))
     facts.append(("have it", ", ".join(result.engines) or "no engine"))
     facts += _named("have not", (f"{name}: {why}" for name, why in sorted(result.dropped.items())))
     if result.error:
@@ -54,8 +54,8 @@ def printable(text: str, encoding: str) -> str:
 
 
 def rate(nbytes: float, seconds: float) -> str:
-    """ "1.61 GiB/s"; nothing for what took no time."""
-    return f"{nbytes / seconds / 2**30:.2f} GiB/s" if seconds > 0 else ""
+    """ "1.6 GiB/s", of a time above 0."""
+    return f"{describe_bytes(nbytes / seconds)}/s"
 
 
 def count(number: int, noun: str) -> str:

@@ -4,8 +4,9 @@ Each use of a buffer is filled with a letter of its own and begins with the numb
 depends on seeing colours; the colours are those of Okabe and Ito, as in the figures of training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 from rich.cells import cell_len
@@ -15,7 +16,8 @@ from relight.timeline.axis import Axis, plan_axis, share_columns
 from relight.timeline.terminal import UNICODE, Glyphs, duration, place_labels
 
 MAX_DEVICES = 8
-_LEFT = 10
+_LEFT = 10  # columns beside the rows, with names as short as D0
+_INDENT = 4  # of them for the device
 _MIN_COLUMNS = 24
 
 
@@ -39,6 +41,9 @@ _STYLES = {
 }
 
 
+_WORDS: Mapping[Doing, str] = MappingProxyType({doing: doing.value for doing in Doing})
+
+
 class Use(msgspec.Struct, frozen=True, array_like=True):
     """One bucket in one buffer of one device, for some time."""
 
@@ -58,16 +63,21 @@ class Figure(msgspec.Struct, frozen=True):
     uses: tuple[Use, ...]
     end_seconds: float
     marks: tuple[tuple[float, str], ...] = ()  # names of moments, above the rows
+    names: tuple[str, ...] = ()  # of the devices; D0, D1 and so on if there are none
 
 
 def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
     """The figure, line by line, each at most `width` cells wide."""
-    columns = max(_MIN_COLUMNS, width - _LEFT)
+    shown = min(figure.devices, MAX_DEVICES)
+    names = figure.names[:shown] or tuple(f"D{device}" for device in range(shown))
+    indent = max(_INDENT, *map(cell_len, names)) if names else _INDENT
+    left = indent + _LEFT - _INDENT
+    columns = max(_MIN_COLUMNS, width - left)
     axis = plan_axis(0, _ns(figure.end_seconds), columns)
     lines = []
     if figure.marks:
-        lines.append(_line("", place_labels([(axis.column(_ns(at)), name) for at, name in figure.marks], columns)))
-    shown = min(figure.devices, MAX_DEVICES)
+        marks = [(axis.column(_ns(at)), name) for at, name in figure.marks]
+        lines.append(_line("", place_labels(marks, columns), left))
     by_row: dict[tuple[int, int], list[Use]] = {}
     for use in figure.uses:
         if use.device < shown and 0 <= use.start_seconds < min(use.end_seconds, figure.end_seconds):
@@ -75,21 +85,23 @@ def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Te
     for device in range(shown):
         for row, buffer in enumerate(figure.rows):
             uses = sorted(by_row.get((device, row), []), key=lambda use: use.start_seconds)
-            name = f"D{device}" if row == 0 else ""
-            lines.append(_line(f"{name:<4} {buffer}", _row(uses, axis, figure.end_seconds, glyphs)))
+            name = names[device] if row == 0 else ""
+            style = "bold" if name else "dim"
+            content = _row(uses, axis, figure.end_seconds, glyphs)
+            lines.append(_line(f"{name:<{indent}} {buffer}", content, left, style))
     if figure.devices > shown:
         more = figure.devices - shown
         lines.append(Text(f"{more} more {'device is' if more == 1 else 'devices are'} not shown.", style="dim"))
     end = duration(figure.end_seconds, micro=glyphs.micro)
-    lines.append(_line("time", place_labels([(0, "0"), (columns - cell_len(end), end)], columns, "dim")))
+    lines.append(_line("time", place_labels([(0, "0"), (columns - cell_len(end), end)], columns, "dim"), left))
     return lines
 
 
-def legend_of_update(width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+def legend_of_update(width: int, glyphs: Glyphs = UNICODE, words: Mapping[Doing, str] = _WORDS) -> list[Text]:
     """What the letters mean, in lines of at most `width` cells."""
     lines = [Text()]
-    for doing in Doing:
-        entry = Text.assemble((_letter(doing, glyphs) * 2, _STYLES[doing]), " ", doing.value)
+    for doing, meaning in words.items():
+        entry = Text.assemble((_letter(doing, glyphs) * 2, _STYLES[doing]), " ", meaning)
         if lines[-1] and lines[-1].cell_len + 3 + entry.cell_len > width:
             lines.append(Text())
         lines[-1].append("   " if lines[-1] else "").append_text(entry)
@@ -137,8 +149,8 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _line(name: str, content: Text) -> Text:
+def _line(name: str, content: Text, left: int, style: str = "dim") -> Text:
     line = Text(no_wrap=True, overflow="crop", end="\n")
-    line.append(name.ljust(_LEFT - 1)[: _LEFT - 1] + " ", "bold" if name.startswith("D") else "dim")
+    line.append(name.ljust(left - 1)[: left - 1] + " ", style)
     line.append_text(content)
     return line

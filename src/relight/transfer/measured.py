@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from relight.transfer.cost import Costs, Span, simulate
 from relight.transfer.plan import Bucket
 from relight.transfer.published import Published, Stage
+from relight.transfer.schedule import Form, Schedule, make_schedule
 
 Interval = tuple[int, int]
 
@@ -55,6 +57,19 @@ def measure(result: Published, buckets: Sequence[Bucket]) -> Measured:
         reload_seconds=_mean_seconds(reloaded, result.bucket_bytes),
         overlapped=overlap(writes, reloads),
     )
+
+
+def plan_again(
+    measured: Measured, buckets: Sequence[Bucket], bucket_bytes: int, form: Form = Form.TWO_STAGE
+) -> tuple[Schedule, tuple[Span, ...]]:
+    """How the update would go if each bucket took the measured means, and nothing else took any time.
+
+    The engines together are one device, whose IPC buffers all sources write into; no stage slows another one down,
+    beyond what the means hold of it already.
+    """
+    schedule = make_schedule(form, devices=1, buckets=len(buckets), from_host=True)
+    costs = Costs(0.0, measured.write_seconds, measured.reload_seconds, bucket_bytes=max(1, bucket_bytes))
+    return schedule, simulate(schedule, buckets, costs)
 
 
 def stages_of(result: Published, kind: str) -> list[Stage]:
