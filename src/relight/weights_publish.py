@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from relight.transfer.publisher import Publisher
     from relight.weights_screen import Screen
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TURN_SECONDS = 0.1  # between two looks at how far it is
 _EXAMPLES = """\
 examples:
@@ -94,7 +95,7 @@ def _publish(arguments: argparse.Namespace) -> int:
         arguments.place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{arguments.place} cannot be made: {error.strerror}") from error
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # also where a shell has them ignored
+    for number in _ENDING:  # also where a shell has them ignored
         signal.signal(number, _interrupt)
     helpers: list[subprocess.Popen[bytes]] = []
     screen = Screen()
@@ -138,8 +139,10 @@ def _publish(arguments: argparse.Namespace) -> int:
 
 
 def _interrupt(_: int, __: object) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # once is enough: what is cleaned up stays clean
-        signal.signal(number, signal.SIG_IGN)
+    """Once is enough: a second one must not break off the cleaning up."""
+    for number in _ENDING:
+        # Not SIG_IGN: for one that is under way already, Python would then print an exception.
+        signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt
 
 

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from relight import weights_screen
 from relight.timeline.terminal import ASCII, UNICODE
 from relight.timeline.weights import Doing, Figure, Use, draw_update
 from relight.transfer.measured import measure, plan_again
 from relight.transfer.published import Published, Stage, UpdateProgress
 from relight.weights_figure import MEASURED_WORDS, drawn_buckets, figure_of_measured, print_figure
-from relight.weights_screen import describe_progress
+from relight.weights_screen import Screen, describe_progress
 from relight.weights_summary import facts_of, printable, table_of
 from relight.weights_trace import trace_of
 from tests.timeline.test_perfetto import assert_nested, slices_by_track
@@ -264,6 +265,31 @@ def shown(events: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
 def test_how_far_it_is(held_bytes: int, seconds: float, words: str) -> None:
     progress = UpdateProgress(held_bytes=held_bytes, total_bytes=round(25.6 * 2**20))
     assert describe_progress(progress, seconds) == words
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen()
+    for here in (0, 0, 1, 1, 2):
+        screen.waiting(here, 3, "engine")
+    progress = UpdateProgress(held_buckets=1, total_buckets=2, held_bytes=2**20, total_bytes=2**21)
+    screen.moving(progress, 1.0)
+    screen.taking(1, 3)
+    assert capsys.readouterr().err.splitlines() == [
+        "relight: waiting: 0 of 3 engines are here",
+        "relight: waiting: 1 of 3 engines are here",
+        "relight: waiting: 2 of 3 engines are here",
+    ]
+    monkeypatch.setattr(weights_screen, "PLAIN_SECONDS", 0.0)
+    screen.moving(progress, 1.0)
+    screen.taking(1, 3)
+    screen.close()
+    assert capsys.readouterr() == (
+        "",
+        "relight: publishing: 1.0 MiB of 2.0 MiB, 1.0 MiB/s, 1 s left\n"
+        "relight: publishing: in every engine; 1 of 3 answer with it\n",
+    )
 
 
 def test_the_figure_names_its_rows_with_any_glyphs() -> None:
