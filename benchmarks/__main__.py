@@ -87,6 +87,14 @@ BENCHMARKS = (
         quick=("--rounds", "1", "--mib", "256"),
     ),
     Benchmark(
+        "hosts",
+        "benchmarks.hosts",
+        "the same between hosts, on lines of limited speed",
+        full_s=300,
+        quick_s=40,
+        quick=("--rounds", "1", "--mib", "256", "--limited-mib", "64", "--speeds", "1000"),
+    ),
+    Benchmark(
         "memory",
         "benchmarks.memory",
         "memory over ten thousand steps",

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.documents import RESULTS, Document, describe_conditions, read_document, verdict_rows
 from benchmarks.figures import markdown_table
 
-ORDER = ("recovery", "detection", "overhead", "scaling", "publish", "restore", "memory")
+ORDER = ("recovery", "detection", "overhead", "scaling", "publish", "restore", "hosts", "memory")
 TITLES = {
     "recovery": "Recovery beside torchrun and torchft",
     "detection": "Noticing a failure, stopping the survivors",
@@ -21,6 +21,7 @@ TITLES = {
     "scaling": "Recovery against the number of workers",
     "publish": "Publishing weights to inference engines",
     "restore": "State for a replacement",
+    "hosts": "State for a replacement on another host",
     "memory": "Memory over many steps",
 }
 

@@ -19,6 +19,7 @@ import socket
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from relight.transfer.fabric import Address
 from relight.transfer.offer import Offer
 from relight.transfer.restore import RestoreClient, RestoreServer
 
+NOT_MOVED = frozenset({"limit", "raw", "digest-source", "digest-target"})  # the state, by these
 WAYS = ("relight", "relight-two-sources", "torchft-http", "torchft-pg", "gloo", "unix-socket", "limit")
 SOURCES = 2
 DEADLINE_S = 300.0
@@ -43,6 +45,8 @@ TIMEOUT = datetime.timedelta(seconds=120)
 class Replica:
     """Rank 0 and 1 are sources, rank 2 is the target."""
 
+    first_address = "127.0.0.1"  # of rank 0
+
     def __init__(self, rank: int, directory: Path, mib: int) -> None:
         self.rank, self.directory = rank, directory
         self.state = dense(mib)
@@ -51,13 +55,22 @@ class Replica:
                 tensor.zero_()
         self.generation = 0
         self.ended_ns = 0  # 0: when the way returns
-        self.server = RestoreServer(directory / f"replica-{rank}.sock", _nothing) if rank < SOURCES else None
+        self.server = self._make_server(directory / f"replica-{rank}.sock") if rank < SOURCES else None
         store = dist.FileStore(str(directory / "store"), SOURCES + 1)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=SOURCES + 1)
         self._http: Any = None
         self._pg: Any = None
 
     # --- relight
+    def _make_server(self, path: Path) -> RestoreServer:
+        return RestoreServer(path, _nothing)
+
+    def _make_client(self) -> RestoreClient:
+        return RestoreClient(_nothing, DEADLINE_S)
+
+    def _address_of(self, source: int) -> Address:
+        return Address(str(self.directory / f"replica-{source}.sock"))
+
     def relight(self) -> None:
         self._restore(1)
 
@@ -69,9 +82,8 @@ class Replica:
         if self.server is not None:
             self.server.offer(Offer(self.generation, 1, {}, Flat(self.state)))
             return
-        addresses = [Address(str(self.directory / f"replica-{rank}.sock")) for rank in range(sources)]
-        client = RestoreClient(_nothing, DEADLINE_S)
-        client.fetch(self.generation, 1, addresses, self.state.get)
+        addresses = [self._address_of(source) for source in range(sources)]
+        self._make_client().fetch(self.generation, 1, addresses, self.state.get)
 
     # --- torchft
     def torchft_http(self) -> None:
@@ -80,7 +92,7 @@ class Replica:
         if self._http is None:
             self._http = HTTPTransport(TIMEOUT, 4)
             addresses: list[Any] = [None] * (SOURCES + 1)
-            dist.all_gather_object(addresses, self._http.metadata())
+            dist.all_gather_object(addresses, self._http.metadata().replace(socket.gethostname(), self.first_address))
             self._address = addresses[0]
         if self.rank == 0:
             self._http.send_checkpoint([SOURCES], 1, self.state, TIMEOUT)
@@ -111,8 +123,8 @@ class Replica:
     def _store_address(self) -> str:
         where = self.directory / "tcp-store"
         if self.rank == 0:
-            self._tcp = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-            where.with_suffix(".tmp").write_text(f"127.0.0.1:{self._tcp.port}/bench")
+            self._tcp = dist.TCPStore(self.first_address, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+            where.with_suffix(".tmp").write_text(f"{self.first_address}:{self._tcp.port}/bench")
             where.with_suffix(".tmp").rename(where)
         end = time.monotonic() + DEADLINE_S
         while not where.exists():
@@ -124,7 +136,10 @@ class Replica:
     # --- plain
     def gloo(self) -> None:
         """Buckets of 64 MiB, sent and received."""
-        for bucket in packed(self.state.values(), GLOO_BYTES):
+        self._send_and_receive(GLOO_BYTES)
+
+    def _send_and_receive(self, bucket_bytes: int) -> None:
+        for bucket in packed(self.state.values(), bucket_bytes):
             flat = flat_for(bucket, fill=self.rank == 0)
             if self.rank == 0:
                 dist.send(flat, SOURCES)
@@ -171,7 +186,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def _connect(connection: socket.socket, path: str) -> None:
+def _connect(connection: socket.socket, path: str | tuple[str, int]) -> None:
     end = time.monotonic() + DEADLINE_S
     while True:
         try:
@@ -183,10 +198,10 @@ def _connect(connection: socket.socket, path: str) -> None:
             time.sleep(0.001)
 
 
-def serve(rank: int, directory: str, mib: int, link: Connection) -> None:
+def serve(make: Callable[[int, Path, int], Replica], rank: int, directory: str, mib: int, link: Connection) -> None:
     """A replica's process."""
     torch.set_num_threads(1)
-    replica = Replica(rank, Path(directory), mib)
+    replica = make(rank, Path(directory), mib)
     link.send("ready")
     while (way := link.recv()) is not None:
         gc.collect()
@@ -202,7 +217,7 @@ def serve(rank: int, directory: str, mib: int, link: Connection) -> None:
         link.send(((ended_ns - started_ns) / 1e9, sum(sums)))
 
 
-def measure(options: dict[str, Any]) -> dict[str, Any]:
+def measure(options: dict[str, Any], make: Callable[[int, Path, int], Replica] = Replica) -> dict[str, Any]:
     """Every way, `rounds` times in turns after one that does not count."""
     spawn = multiprocessing.get_context("spawn")
     seconds: dict[str, list[float]] = {way: [] for way in options["ways"]}
@@ -210,7 +225,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         links = []
         for rank in range(SOURCES + 1):
             near, far = spawn.Pipe()
-            process = spawn.Process(target=serve, args=(rank, directory, options["mib"], far), daemon=True)
+            process = spawn.Process(target=serve, args=(make, rank, directory, options["mib"], far), daemon=True)
             process.start()
             stack.callback(process.join)
             stack.callback(process.kill)
@@ -222,7 +237,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
                 for link in links:
                     link.send(way)
                 answers = [_expect(link) for link in links]
-                if way != "limit" and answers[-1][1] != answers[0][1]:
+                if way not in NOT_MOVED and answers[-1][1] != answers[0][1]:
                     raise RuntimeError(f"{way}: the state did not arrive")
                 if round_:
                     seconds[way].append(answers[-1][0])
