@@ -22,7 +22,8 @@ from relight.errors import StaleWeightsError, TransferError
 from relight.transfer.plan import Bucket
 from relight.transfer.published import Published
 from relight.transfer.publisher import Publisher
-from relight.transfer.receiver import Pairs, Receiver, Target
+from relight.transfer.receiver import Receiver
+from relight.transfer.targets import Pairs, Target
 from relight.transfer.weights import TensorSource, digest_weights, weights_of
 
 PATIENCE = float(os.environ.get("RELIGHT_TEST_PATIENCE", "1"))

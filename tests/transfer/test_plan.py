@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from relight.errors import UsageError
 from relight.transfer.manifest import Entry, Manifest, make_manifest
-from relight.transfer.plan import ALIGNMENT, plan_buckets
+from relight.transfer.plan import ALIGNMENT, offsets_of, plan_buckets
 from tests.transfer.test_manifest import manifests
 
 bucket_sizes = st.integers(1, 40).map(lambda count: count * ALIGNMENT)
@@ -37,6 +37,17 @@ def test_pieces_are_aligned_and_lie_side_by_side(manifest: Manifest, bucket_byte
         for piece, after in pairwise(bucket.pieces):
             assert 0 <= after.offset - (piece.offset + piece.nbytes) < ALIGNMENT
         assert bucket.pieces[-1].offset + bucket.pieces[-1].nbytes == bucket.nbytes
+
+
+@given(manifests(), bucket_sizes)
+def test_laid_end_to_end_each_tensor_lies_in_one_piece(manifest: Manifest, bucket_bytes: int) -> None:
+    offsets, nbytes = offsets_of(manifest)
+    end = 0
+    for bucket in plan_buckets(manifest, bucket_bytes):
+        for piece in bucket.pieces:
+            assert bucket.index * bucket_bytes + piece.offset == offsets[piece.tensor] + piece.start
+        end = bucket.index * bucket_bytes + bucket.nbytes
+    assert end == nbytes
 
 
 @given(manifests(), bucket_sizes)

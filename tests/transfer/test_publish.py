@@ -12,8 +12,9 @@ from relight.errors import TransferError, UsageError
 from relight.transfer.plan import Bucket, plan_buckets
 from relight.transfer.published import SELF, UpdateProgress
 from relight.transfer.publisher import Publisher
-from relight.transfer.receiver import Pairs, Receiver
+from relight.transfer.receiver import Receiver
 from relight.transfer.schedule import Form
+from relight.transfer.targets import Pairs
 from relight.transfer.weights import TensorSource, digest_weights, weights_of
 from tests.transfer.fleet import (
     BUCKET_BYTES,

@@ -1,5 +1,6 @@
 """Tensors to buckets and back, bit for bit: every type, every layout, through buffers of any size."""
 
+import io
 import random
 from collections.abc import Mapping
 
@@ -9,8 +10,9 @@ import torch
 from relight.errors import TransferError, UsageError
 from relight.transfer.manifest import ITEM_BYTES, Entry
 from relight.transfer.plan import plan_buckets
-from relight.transfer.receiver import StagedTensors
-from relight.transfer.weights import Staging, TensorSource, allocate, describe, digest_weights, plain_name, weights_of
+from relight.transfer.staging import Staging
+from relight.transfer.targets import StagedTensors
+from relight.transfer.weights import TensorSource, allocate, describe, digest_weights, plain_name, weights_of
 
 DTYPES = sorted(ITEM_BYTES)
 pytestmark = [
@@ -227,6 +229,31 @@ def test_versions_follow_each_other_through_two_sets_of_memory() -> None:
         places.add(live["a"].data_ptr())
     assert len(places) == 2
     assert live["b"].requires_grad
+
+
+def test_each_live_tensor_owns_its_memory_alone() -> None:
+    """As a module's parameters do: saving one of them does not save the others."""
+    live = {"a": torch.zeros(40), "b": torch.zeros(3, 3)}
+    engine = Engine(live)
+    for version in range(1, 4):
+        engine.update(published(live, version))
+        file = io.BytesIO()
+        torch.save(live["b"], file)
+        assert file.tell() < 4096
+        assert {name: t.untyped_storage().nbytes() for name, t in live.items()} == {"a": 160, "b": 36}
+
+
+def test_memory_that_anything_live_uses_is_not_given_to_the_next_update() -> None:
+    """Tied by hand between two updates: what cannot be exchanged any more stays where it was."""
+    live = {"a": torch.zeros(20), "b": torch.zeros(20), "c": torch.zeros(5)}
+    engine = Engine(live)
+    engine.update(published(live, 1))
+    engine.update(published(live, 2))
+    live["b"].data = live["a"].data  # under one name each, but one memory
+    for version in range(3, 7):
+        value = torch.full((20,), float(version))
+        engine.update({"a": value, "b": value.clone(), "c": torch.full((5,), float(version))})
+        assert live["a"].data_ptr() == live["b"].data_ptr()
 
 
 def test_tied_tensors_under_any_first_name() -> None:

@@ -34,8 +34,9 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True):
 def plan_buckets(manifest: Manifest, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> tuple[Bucket, ...]:
     """Fill buckets of at most `bucket_bytes` with the tensors in their order; large ones span several buckets.
 
-    So one huge embedding does not set the size of the buffers. Raises UsageError unless `bucket_bytes` is a positive
-    multiple of ALIGNMENT.
+    So one huge embedding does not set the size of the buffers. Laid end to end, each of `bucket_bytes`, the buckets
+    are one row of tensors in which every tensor lies in one piece (`offsets_of`). Raises UsageError unless
+    `bucket_bytes` is a positive multiple of ALIGNMENT.
     """
     if bucket_bytes <= 0 or bucket_bytes % ALIGNMENT:
         raise UsageError(f"buckets of {bucket_bytes} bytes: choose a positive multiple of {ALIGNMENT}")
@@ -56,6 +57,16 @@ def plan_buckets(manifest: Manifest, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -
     if pieces:
         buckets.append(Bucket(len(buckets), filled, tuple(pieces)))
     return tuple(buckets)
+
+
+def offsets_of(manifest: Manifest) -> tuple[list[int], int]:
+    """Where each tensor begins, and how long all is, if the buckets of any size are laid end to end."""
+    offsets, end = [], 0
+    for entry in manifest.entries:
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        offsets.append(start)
+        end = start + entry.nbytes if entry.nbytes else end
+    return offsets, end
 
 
 def bucket_bytes_for(total_bytes: int, buffer_bytes: int) -> int:

@@ -16,17 +16,15 @@ import os
 import socket
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from relight.errors import ProtocolError, StaleWeightsError, TransferError, UsageError
 from relight.transfer.buffers import Buffer, close_buffers, open_buffers
 from relight.transfer.channel import Channel, connect, socket_path
-from relight.transfer.manifest import Manifest, differences
+from relight.transfer.manifest import differences
 from relight.transfer.messages import (
     PROTOCOL_VERSION,
     AbandonUpdate,
@@ -45,195 +43,11 @@ from relight.transfer.messages import (
 )
 from relight.transfer.plan import Bucket, plan_buckets
 from relight.transfer.schedule import IPC_BUFFERS
-from relight.transfer.weights import Staging, TensorWriter, allocate, describe, digest_weights, own_tensors, weights_of
+from relight.transfer.targets import InPlaceCallback, Pairs, StagedCallback, StagedTensors, Target
+from relight.transfer.turns import Turns
+from relight.transfer.weights import digest_weights, own_tensors, weights_of
 
-Pairs = Iterable[tuple[str, torch.Tensor]]
 RETRY_SECONDS = 0.1
-
-
-class Target(Protocol):
-    """Where buckets go. `Receiver` calls these from one thread."""
-
-    wants: Manifest | None
-    in_place: bool
-
-    def begin(self, manifest: Manifest) -> None:
-        """An update begins. Raises TransferError or UsageError to refuse it; nothing of the engine has changed."""
-
-    def load(self, bucket: Bucket, view: memoryview) -> int:
-        """Take the bucket; returns the digest of what arrived."""
-
-    def accept(self, bucket: Bucket) -> None:
-        """What was loaded last is what was sent."""
-
-    def commit(self) -> None:
-        """Everything is here: make it the live version. Nobody is serving meanwhile."""
-
-    def abandon(self) -> None:
-        """Forget what was loaded."""
-
-
-class _Staged:
-    """Loads into a second copy of the weights, which later updates use again."""
-
-    in_place = False
-
-    def __init__(self, wants: Manifest | None) -> None:
-        self.wants = wants
-        self._staging: Staging | None = None
-
-    def begin(self, manifest: Manifest) -> None:
-        if self._staging is None or self._staging.manifest != manifest:
-            self._staging = None  # before the next one is allocated
-            self._staging = Staging(manifest)
-
-    def load(self, bucket: Bucket, view: memoryview) -> int:
-        assert self._staging is not None
-        return self._staging.load(bucket, view)
-
-    def accept(self, bucket: Bucket) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
-
-
-class StagedTensors(_Staged):
-    """A second copy of the live tensors, and an exchange of the two."""
-
-    def __init__(self, live: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(describe(live))
-        self._live = dict(live)
-
-    def commit(self) -> None:
-        """Exchange the memory of live and staged tensors where that can be done without a copy.
-
-        What was live until now is the next update's staging; so memory that anything live still uses is not given.
-        """
-        assert self._staging is not None
-        staging, self._staging = self._staging, None  # if this breaks off, part of it is live
-        distinct = {id(live): (name, live) for name, live in self._live.items()}  # tied: one under several names
-        users = Counter(live.untyped_storage().data_ptr() for _, live in distinct.values())
-        given: dict[int, torch.Tensor] = {}  # by the staged tensor that is live now: what it was exchanged for
-        for name, live in distinct.values():
-            staged = staging.tensors[name]
-            alone = users[live.untyped_storage().data_ptr()] == 1 and _owns_its_storage(live)
-            if alone and live.device.type == "cpu" and live.is_contiguous() and id(staged) not in given:
-                given[id(staged)] = live.data
-                live.data = staged
-            else:
-                live.data.copy_(staged)
-        free = {name: given.get(id(tensor), tensor) for name, tensor in staging.tensors.items()}
-        self._staging = Staging(staging.manifest, free)
-
-
-def _owns_its_storage(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is all of its storage; a slice must stay where its owner looks for it."""
-    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-
-
-class StagedCallback(_Staged):
-    """A copy in host memory, handed to `load` as a whole when it is complete."""
-
-    def __init__(self, load: Callable[[Pairs], object], wants: Manifest | None) -> None:
-        super().__init__(wants)
-        self._callback = load
-
-    def commit(self) -> None:
-        assert self._staging is not None
-        self._callback(self._staging.pairs())
-
-
-class InPlaceCallback:
-    """No second copy: `load` gets each tensor once its last byte is verified.
-
-    Only tensors whose bytes are still arriving are held here: those of one bucket, and one that spans several.
-    """
-
-    in_place = True
-
-    def __init__(self, load: Callable[[Pairs], object], wants: Manifest | None) -> None:
-        self.wants = wants
-        self._callback = load
-        self._manifest = Manifest(())
-        self._missing: dict[int, int] = {}  # entry -> bytes to come
-        self._tensors: dict[int, torch.Tensor] = {}
-        self._ties: dict[str, list[str]] = {}  # other names of a tensor
-
-    def begin(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-        self._missing = {index: entry.nbytes for index, entry in enumerate(manifest.entries)}
-        self._tensors = {}
-        self._ties = defaultdict(list)
-        for entry in manifest.entries:
-            if entry.same_as:
-                self._ties[entry.same_as].append(entry.name)
-
-    def load(self, bucket: Bucket, view: memoryview) -> int:
-        for piece in bucket.pieces:
-            if piece.tensor not in self._tensors:
-                self._tensors[piece.tensor] = allocate(self._manifest.entries[piece.tensor])
-        return TensorWriter(self._tensors).load(bucket, view)
-
-    def accept(self, bucket: Bucket) -> None:
-        complete = []
-        for piece in bucket.pieces:
-            self._missing[piece.tensor] -= piece.nbytes
-            if not self._missing[piece.tensor]:
-                complete.append((self._manifest.entries[piece.tensor].name, self._tensors.pop(piece.tensor)))
-        if complete:
-            self._callback(self._with_ties(complete))
-
-    def _with_ties(self, complete: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in complete:
-            yield name, tensor
-            for other in self._ties.get(name, ()):
-                yield other, tensor
-
-    def commit(self) -> None:
-        empty = [(e.name, allocate(e)) for e in self._manifest.entries if not e.nbytes and not e.same_as]
-        if empty:
-            self._callback(self._with_ties(empty))
-
-    def abandon(self) -> None:
-        self._tensors.clear()
-
-
-class _Turns:
-    """Many serve at once, or one updates. Who wants to update goes before who comes later to serve."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._serving = 0
-        self._updating = False
-        self._own = threading.local()
-
-    @contextlib.contextmanager
-    def serve(self) -> Iterator[None]:
-        own = getattr(self._own, "serving", 0)
-        with self._changed:
-            # Who serves already is let in again: the update waits for it, so it must not wait for the update.
-            self._changed.wait_for(lambda: not self._updating or (own > 0 and self._serving > 0))
-            self._serving += 1
-        self._own.serving = own + 1
-        try:
-            yield
-        finally:
-            self._own.serving = getattr(self._own, "serving", 1) - 1
-            with self._changed:
-                self._serving -= 1
-                self._changed.notify_all()
-
-    def close_door(self) -> None:
-        """From now on nobody begins to serve; returns when nobody serves."""
-        with self._changed:
-            self._updating = True
-            self._changed.wait_for(lambda: not self._serving)
-
-    def open_door(self) -> None:
-        with self._changed:
-            self._updating = False
-            self._changed.notify_all()
 
 
 def _say_nothing(_: str) -> None:
@@ -288,7 +102,7 @@ class Receiver:
         self._pause, self._resume = pause or (lambda: None), resume or (lambda: None)
         self.name = name or f"engine-{os.getpid()}"
         self._on_notice = on_notice or _say_nothing
-        self._turns = _Turns()
+        self._turns = Turns()
         self._changed = threading.Condition()
         self._version, self._generation = -1, 0
         self._stale = ""  # why, if it is

@@ -1,7 +1,7 @@
 """Weights as tensors: where an update's bytes come from, and where they go, bucket by bucket."""
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import xxhash
@@ -12,7 +12,7 @@ from relight.transfer.manifest import Entry, Manifest, make_manifest
 from relight.transfer.plan import Bucket, Piece
 
 # Copied and digested in steps that stay in a core's own cache: the digest reads what the copy has just written.
-_CHUNK_BYTES = 2**18
+CHUNK_BYTES = 2**18
 
 
 class TensorReader:
@@ -23,21 +23,34 @@ class TensorReader:
         self._tensors = [tensor.detach() for tensor in tensors]
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
-        """Write the bucket's pieces into `view`; returns their digest."""
+        """Write the bucket into `view`, zeros in the gaps between pieces; returns the digest of all of it."""
         target = address_of(view)
         digest = xxhash.xxh3_64()
+        digested = written = 0
         for piece in bucket.pieces:
+            if piece.offset > written:
+                view[written : piece.offset] = bytes(piece.offset - written)
             host, start = self._host(piece)
             source = host.data_ptr() + start
-            copy_and_digest(target + piece.offset, source, view[piece.offset : piece.offset + piece.nbytes], digest)
+            for done in range(0, piece.nbytes, CHUNK_BYTES):
+                count = min(CHUNK_BYTES, piece.nbytes - done)
+                ctypes.memmove(target + piece.offset + done, source + done, count)
+                written = piece.offset + done + count
+                if written - digested >= CHUNK_BYTES:
+                    digest.update(view[digested:written])
+                    digested = written
+        digest.update(view[digested:written])
         return digest.intdigest()
 
     def digest(self, bucket: Bucket) -> int:
         """The same digest, without a copy."""
         digest = xxhash.xxh3_64()
+        end = 0
         for piece in bucket.pieces:
             host, start = self._host(piece)
+            digest.update(bytes(piece.offset - end))
             digest.update(bytes_at(host.data_ptr() + start, piece.nbytes))
+            end = piece.offset + piece.nbytes
         return digest.intdigest()
 
     def views(self, bucket: Bucket) -> Iterator[memoryview]:
@@ -75,9 +88,12 @@ class TensorWriter:
         """Take the bucket out of `view`; returns the digest of what arrived here."""
         source = address_of(view)
         digest = xxhash.xxh3_64()
+        end = 0
         for piece in bucket.pieces:
+            digest.update(view[end : piece.offset])
             target = self._addresses[piece.tensor] + piece.start
             copy_and_digest(target, source + piece.offset, bytes_at(target, piece.nbytes), digest)
+            end = piece.offset + piece.nbytes
         return digest.intdigest()
 
     def views(self, bucket: Bucket) -> Iterator[memoryview]:
@@ -138,33 +154,17 @@ def digest_weights(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest_of(flat, [tensor_digests(tensor) for tensor in flat.tensors])
 
 
-class Staging:
-    """Host memory for a whole set of weights, which buckets are loaded into."""
-
-    def __init__(self, manifest: Manifest, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Use `tensors` (contiguous, on the host, as the manifest says), or allocate. Raises TransferError."""
-        self.manifest = manifest
-        self.tensors: dict[str, torch.Tensor] = {}
-        for entry in manifest.entries:
-            if entry.same_as:
-                self.tensors[entry.name] = self.tensors[entry.same_as]
-            elif tensors is not None:
-                self.tensors[entry.name] = tensors[entry.name]
-            else:
-                self.tensors[entry.name] = allocate(entry)
-        self._writer = TensorWriter({index: self.tensors[entry.name] for index, entry in enumerate(manifest.entries)})
-        self.load = self._writer.load
-
-    def pairs(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every name with its tensor, tied ones too."""
-        yield from self.tensors.items()
+def dtype_of(entry: Entry) -> torch.dtype:
+    """Raises TransferError for a type this torch lacks."""
+    dtype = getattr(torch, entry.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise TransferError(f"{entry.name}: this torch has no type {entry.dtype}")
+    return dtype
 
 
 def allocate(entry: Entry) -> torch.Tensor:
     """An uninitialized host tensor for this entry. Raises TransferError: no memory, or a type this torch lacks."""
-    dtype = getattr(torch, entry.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise TransferError(f"{entry.name}: this torch has no type {entry.dtype}")
+    dtype = dtype_of(entry)
     try:
         return torch.empty(entry.shape, dtype=dtype)
     except RuntimeError as error:
@@ -173,8 +173,8 @@ def allocate(entry: Entry) -> torch.Tensor:
 
 def copy_and_digest(target: int, source: int, arrived: memoryview, digest: "xxhash.xxh3_64") -> None:
     """Copy as many bytes as `arrived` has, which is the memory at `target`, and digest them there."""
-    for start in range(0, len(arrived), _CHUNK_BYTES):
-        count = min(_CHUNK_BYTES, len(arrived) - start)
+    for start in range(0, len(arrived), CHUNK_BYTES):
+        count = min(CHUNK_BYTES, len(arrived) - start)
         ctypes.memmove(target + start, source + start, count)
         digest.update(arrived[start : start + count])
 

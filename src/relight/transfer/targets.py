@@ -1,0 +1,170 @@
+"""Where an engine's buckets go: beside the live weights, or straight into them."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+import torch
+
+from relight.transfer.manifest import Manifest
+from relight.transfer.plan import Bucket
+from relight.transfer.staging import Staging
+from relight.transfer.weights import TensorWriter, allocate, describe
+
+Pairs = Iterable[tuple[str, torch.Tensor]]
+
+
+class Target(Protocol):
+    """Where buckets go. `Receiver` calls these from one thread."""
+
+    wants: Manifest | None
+    in_place: bool
+
+    def begin(self, manifest: Manifest) -> None:
+        """An update begins. Raises TransferError or UsageError to refuse it; nothing of the engine has changed."""
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        """Take the bucket; returns the digest of what arrived."""
+
+    def accept(self, bucket: Bucket) -> None:
+        """What was loaded last is what was sent."""
+
+    def commit(self) -> None:
+        """Everything is here: make it the live version. Nobody is serving meanwhile."""
+
+    def abandon(self) -> None:
+        """Forget what was loaded."""
+
+
+class _Staged:
+    """Loads into a second copy of the weights, which later updates use again."""
+
+    in_place = False
+
+    def __init__(self, wants: Manifest | None) -> None:
+        self.wants = wants
+        self._staging: Staging | None = None
+
+    def begin(self, manifest: Manifest) -> None:
+        if self._staging is None or self._staging.manifest != manifest:
+            self._staging = None  # before the next one is allocated
+            self._staging = Staging(manifest)
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        assert self._staging is not None
+        return self._staging.load(bucket, view)
+
+    def accept(self, bucket: Bucket) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+
+class StagedTensors(_Staged):
+    """A second copy of the live tensors, and an exchange of the two."""
+
+    def __init__(self, live: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(describe(live))
+        distinct = {id(tensor): (name, tensor) for name, tensor in live.items()}  # tied: one under several names
+        self._live = list(distinct.values())
+        self._current: Staging | None = None  # whose memory is live
+
+    def commit(self) -> None:
+        """Give live tensors the staged ones' memory where that can be done without a copy.
+
+        The memory of the update before, which was live until now, is the next update's staging; unless anything live
+        still uses it. If this breaks off, neither is used again.
+        """
+        assert self._staging is not None
+        staging, self._staging = self._staging, None
+        previous, self._current = self._current, None
+        users = Counter(live.untyped_storage().data_ptr() for _, live in self._live)
+        given: set[int] = set()
+        for name, live in self._live:
+            staged = staging.tensors[name]
+            alone = users[live.untyped_storage().data_ptr()] == 1 and _owns_its_storage(live)
+            if alone and live.device.type == "cpu" and live.is_contiguous() and id(staged) not in given:
+                given.add(id(staged))
+                live.data = staged
+            else:
+                live.data.copy_(staged)
+        for memory in (staging, previous):
+            if memory is None:
+                continue
+            if memory.holds_any(live for _, live in self._live):
+                self._current = self._current or memory
+            else:
+                self._staging = self._staging or memory
+
+
+def _owns_its_storage(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is all of its storage; a slice must stay where its owner looks for it."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+class StagedCallback(_Staged):
+    """A copy in host memory, handed to `load` as a whole when it is complete."""
+
+    def __init__(self, load: Callable[[Pairs], object], wants: Manifest | None) -> None:
+        super().__init__(wants)
+        self._callback = load
+
+    def commit(self) -> None:
+        assert self._staging is not None
+        self._callback(self._staging.pairs())
+
+
+class InPlaceCallback:
+    """No second copy: `load` gets each tensor once its last byte is verified.
+
+    Only tensors whose bytes are still arriving are held here: those of one bucket, and one that spans several.
+    """
+
+    in_place = True
+
+    def __init__(self, load: Callable[[Pairs], object], wants: Manifest | None) -> None:
+        self.wants = wants
+        self._callback = load
+        self._manifest = Manifest(())
+        self._missing: dict[int, int] = {}  # entry -> bytes to come
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._ties: dict[str, list[str]] = {}  # other names of a tensor
+
+    def begin(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._missing = {index: entry.nbytes for index, entry in enumerate(manifest.entries)}
+        self._tensors = {}
+        self._ties = defaultdict(list)
+        for entry in manifest.entries:
+            if entry.same_as:
+                self._ties[entry.same_as].append(entry.name)
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        for piece in bucket.pieces:
+            if piece.tensor not in self._tensors:
+                self._tensors[piece.tensor] = allocate(self._manifest.entries[piece.tensor])
+        return TensorWriter(self._tensors).load(bucket, view)
+
+    def accept(self, bucket: Bucket) -> None:
+        complete = []
+        for piece in bucket.pieces:
+            self._missing[piece.tensor] -= piece.nbytes
+            if not self._missing[piece.tensor]:
+                complete.append((self._manifest.entries[piece.tensor].name, self._tensors.pop(piece.tensor)))
+        if complete:
+            self._callback(self._with_ties(complete))
+
+    def _with_ties(self, complete: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in complete:
+            yield name, tensor
+            for other in self._ties.get(name, ()):
+                yield other, tensor
+
+    def commit(self) -> None:
+        empty = [(e.name, allocate(e)) for e in self._manifest.entries if not e.nbytes and not e.same_as]
+        if empty:
+            self._callback(self._with_ties(empty))
+
+    def abandon(self) -> None:
+        self._tensors.clear()

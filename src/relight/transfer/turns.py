@@ -1,0 +1,42 @@
+"""Who may use an engine's weights: many requests at a time, or one update."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+
+class Turns:
+    """Many serve at once, or one updates. Who wants to update goes before who comes later to serve."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._serving = 0
+        self._updating = False
+        self._own = threading.local()
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[None]:
+        own = getattr(self._own, "serving", 0)
+        with self._changed:
+            # Who serves already is let in again: the update waits for it, so it must not wait for the update.
+            self._changed.wait_for(lambda: not self._updating or (own > 0 and self._serving > 0))
+            self._serving += 1
+        self._own.serving = own + 1
+        try:
+            yield
+        finally:
+            self._own.serving = getattr(self._own, "serving", 1) - 1
+            with self._changed:
+                self._serving -= 1
+                self._changed.notify_all()
+
+    def close_door(self) -> None:
+        """From now on nobody begins to serve; returns when nobody serves."""
+        with self._changed:
+            self._updating = True
+            self._changed.wait_for(lambda: not self._serving)
+
+    def open_door(self) -> None:
+        with self._changed:
+            self._updating = False
+            self._changed.notify_all()
