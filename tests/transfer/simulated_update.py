@@ -264,6 +264,8 @@ class World:
             raise ViolationError(f"{order}, but the buffer holds bucket {self.contents[order.buffer][0]}")
         if order.bucket in self.verified[order.engine]:
             raise ViolationError(f"{order}, which it has")
+        if any(isinstance(asked, Load) and asked.engine == order.engine for asked in self.asked):
+            raise ViolationError(f"{order}, while it is loading another bucket")
 
     def _check_commit(self, order: Commit) -> None:
         if order.engine in self.commits:

@@ -47,15 +47,31 @@ def test_the_worlds_are_of_every_kind() -> None:
 
 
 # --- planted bugs -------------------------------------------------------------------------------------------------
-class ForgetsAfterTheThirdDamage(Update):
-    """The engine is dropped, and nobody notices that it was the last one to read the bucket. This was a bug here."""
+class ForgetsWhoWasBehind(Update):
+    """An engine is dropped that had not come to a bucket yet, and nobody notices that the bucket waited for it."""
 
-    def damaged(self, engine: str, bucket: int, now: float) -> list[Order]:
-        reload = self._reloads.get(bucket)
-        if reload is not None and reload.loads.get(engine, 0) >= update_module.MAX_LOADS:
-            reload.pending.pop(engine, None)
-            return self._drop_engine(engine, "damaged", now)
-        return super().damaged(engine, bucket, now)
+    def _drop_engine(self, engine: str, why: str, now: float) -> list[Order]:
+        ahead = {b: r for b, r in self._reloads.items() if engine not in r.pending and engine not in r.waiting}
+        for bucket in ahead:
+            del self._reloads[bucket]
+        orders = super()._drop_engine(engine, why, now)
+        self._reloads.update(ahead)
+        return orders
+
+
+class LeavesTheSlowBehind(Update):
+    """A bucket is over once those who came to it have it; its buffer is written while others have yet to come."""
+
+    def _is_needed(self, bucket: int) -> bool:
+        return False
+
+
+class ReadsWhatIsWrittenAgain(Update):
+    """An engine comes to a bucket that is just being written again for another one."""
+
+    def _go_on(self, engine: str, now: float) -> list[Order]:
+        bucket = self._next[engine]
+        return [self._load(engine, bucket, now)] if bucket in self._reloads else []
 
 
 class GoesOnBesideARewrite(Update):
@@ -194,7 +210,9 @@ class CountsWhatIsWritten(Update):
 
 BUGS = [
     CountsWhatIsWritten,
-    ForgetsAfterTheThirdDamage,
+    ForgetsWhoWasBehind,
+    LeavesTheSlowBehind,
+    ReadsWhatIsWrittenAgain,
     GoesOnBesideARewrite,
     GivesUpWithTheLastSource,
     RewritesUnderReaders,
@@ -233,8 +251,8 @@ def test_the_course_of_an_update() -> None:
     assert begun == [Write("s0", 1, 1), Load("e0", 0, 0, 77), Load("e1", 0, 0, 77)]
     assert update.loaded("e0", 0, 2.0) == []
     assert update.loaded("e0", 0, 2.0) == [], "said twice"
-    assert update.written("s0", 1, 78, 2.0) == [], "the engines reload one bucket at a time"
-    assert update.loaded("e1", 0, 2.0) == [Load("e0", 1, 1, 78), Load("e1", 1, 1, 78)]
+    assert update.written("s0", 1, 78, 2.0) == [Load("e0", 1, 1, 78)], "each engine reloads one bucket at a time"
+    assert update.loaded("e1", 0, 2.0) == [Load("e1", 1, 1, 78)]
     assert update.loaded("e1", 1, 3.0) == []
     assert update.loaded("e0", 1, 3.0) == [Commit("e0"), Commit("e1")]
     assert update.committed("e1", 3.0) == []

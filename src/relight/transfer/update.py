@@ -1,7 +1,9 @@
 """One update of every engine, decided: which bucket is written when, who loads it, who is dropped. Pure.
 
 Feed it facts (`written`, `loaded`, `lost_...`), obey its orders. Time is an argument. The order of things comes from
-the schedule's dependencies; what is decided here is what a failure does to it:
+the schedule's dependencies, with one freedom: an engine that has reloaded a bucket goes on to the next as soon as
+that is written, whether or not the others are so far (two buffers allow one bucket's lead). So nobody waits for the
+slowest at every bucket. What else is decided here is what a failure does to it:
 
 - a source that is lost while it writes: another one that holds the weights writes that bucket;
 - an engine that is lost: it is dropped, the others go on;
@@ -82,7 +84,8 @@ class _Broadcast:
 class _Reload:
     pending: dict[str, float] = field(default_factory=dict)  # engine -> deadline
     loads: dict[str, int] = field(default_factory=dict)  # engine -> how often it was told to
-    waiting: set[str] = field(default_factory=set)  # engines that need it written again
+    waiting: set[str] = field(default_factory=set)  # engines that need it written again, or come while it is
+    over: bool = False
 
 
 class Update:
@@ -121,7 +124,8 @@ class Update:
             for before in operation.after:
                 self._dependents[before].append(operation.index)
         self._broadcasts: dict[int, _Broadcast] = {}  # by bucket
-        self._reloads: dict[int, _Reload] = {}
+        self._reloads: dict[int, _Reload] = {}  # of buckets that are written
+        self._next = dict.fromkeys(self._engines, 0)  # the bucket that each engine takes next, or is taking
         self._committing: dict[str, float] | None = None  # engine -> deadline, once commits are ordered
         self._committed: list[str] = []
         self._buffers = {o.bucket: o.buffer for o in schedule.operations if o.kind is Kind.BROADCAST}
@@ -151,14 +155,17 @@ class Update:
             if engines:
                 return [self._load(engine, bucket, now) for engine in engines]
             return self._reloaded(bucket, now)  # they were dropped meanwhile
-        return self._complete(Kind.BROADCAST, bucket, now)
+        self._reloads[bucket] = _Reload()
+        orders = self._complete(Kind.BROADCAST, bucket, now)
+        return orders + [self._load(engine, bucket, now) for engine in self._engines if self._next[engine] == bucket]
 
     def loaded(self, engine: str, bucket: int, now: float) -> list[Order]:
         """The engine has the bucket, verified."""
         reload = self._reloads.get(bucket)
         if self.over or reload is None or reload.pending.pop(engine, None) is None:
             return []
-        return self._reloaded(bucket, now)
+        self._next[engine] = bucket + 1
+        return self._reloaded(bucket, now) + self._go_on(engine, now)
 
     def damaged(self, engine: str, bucket: int, now: float) -> list[Order]:
         """What the engine took out of the buffer does not have the digest of what was put in."""
@@ -208,7 +215,7 @@ class Update:
         for bucket, broadcast in sorted(self._broadcasts.items()):
             if broadcast.source != source or not broadcast.deadline:
                 continue
-            if self._sources and (broadcast.digest is None or self._reloads[bucket].waiting):
+            if self._sources and self._is_needed(bucket):
                 orders.append(self._write(bucket, now))
             else:  # it was written again, for engines that are gone or must go
                 broadcast.deadline = 0.0
@@ -263,10 +270,7 @@ class Update:
             if operation.kind is Kind.BROADCAST:
                 self._broadcasts[operation.bucket] = _Broadcast()
                 orders.append(self._write(operation.bucket, now))
-            elif operation.kind is Kind.RELOAD:
-                self._reloads[operation.bucket] = _Reload()
-                orders += [self._load(engine, operation.bucket, now) for engine in self._engines]
-            else:
+            elif operation.kind is Kind.H2D:
                 raise ValueError("an update between processes of one host copies nothing into H2D buffers")
         return orders if self._left else orders + self._commit(now)
 
@@ -290,20 +294,40 @@ class Update:
         assert digest is not None
         return Load(engine, bucket, self._buffers[bucket], digest)
 
+    def _go_on(self, engine: str, now: float) -> list[Order]:
+        """The engine has taken a bucket: what it does next."""
+        bucket = self._next[engine]
+        reload = self._reloads.get(bucket)
+        if reload is None:
+            return []
+        if self._broadcasts[bucket].deadline:  # it is being written again, for those who were here before
+            reload.waiting.add(engine)
+            return []
+        return [self._load(engine, bucket, now)]
+
+    def _is_needed(self, bucket: int) -> bool:
+        """Whether an engine has yet to take it."""
+        return any(next_ <= bucket for next_ in self._next.values())
+
     def _reloaded(self, bucket: int, now: float) -> list[Order]:
         """One engine less reads the bucket."""
         reload = self._reloads[bucket]
-        if reload.pending or self._broadcasts[bucket].deadline:  # also if it is being written again for nobody
+        # Also if it is being written again for nobody: until that is over, its buffer is not free.
+        if reload.over or reload.pending or self._broadcasts[bucket].deadline:
             return []
         if reload.waiting and not self._sources:
             engine = min(reload.waiting)
             return self._drop_engine(engine, f"bucket {bucket} arrived damaged, and no source is left", now)
         if reload.waiting:
             return [self._write(bucket, now)]
+        if self._is_needed(bucket):  # by engines that are not so far
+            return []
+        reload.over = True
         return self._complete(Kind.RELOAD, bucket, now)
 
     def _drop_engine(self, engine: str, why: str, now: float) -> list[Order]:
         self._engines.remove(engine)
+        del self._next[engine]
         self.dropped[engine] = why
         orders: list[Order] = [Drop(engine, why)]
         if self._committing is not None:
@@ -312,9 +336,9 @@ class Update:
         if not self._engines:
             return orders + self._abandon(f"no engine is left ({engine}: {why})")
         for bucket, reload in sorted(self._reloads.items()):
-            held = reload.pending.pop(engine, None) is not None or engine in reload.waiting
+            reload.pending.pop(engine, None)
             reload.waiting.discard(engine)
-            if held:
+            if not self.over:
                 orders += self._reloaded(bucket, now)
         return orders
 

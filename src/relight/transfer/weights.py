@@ -1,7 +1,7 @@
 """Weights as tensors: where an update's bytes come from, and where they go, bucket by bucket."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import xxhash
