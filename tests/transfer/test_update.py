@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-import relight.transfer.update as update_module
 from relight.transfer.schedule import Form, Kind, make_schedule
 from relight.transfer.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
 from tests.transfer.simulated_update import STALL, MakeUpdate, ViolationError, World

@@ -39,7 +39,7 @@ class Source(Protocol):
     def manifest(self) -> Manifest: ...
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
-        """Write the bucket's pieces into `view`; returns the xxh3 of their bytes in order. May raise."""
+        """Write the bucket into `view`, gaps as zeros; returns the xxh3 of its `nbytes` bytes. May raise."""
 
 
 class SourceLink:

@@ -54,10 +54,14 @@ class TensorReader:
         return digest.intdigest()
 
     def views(self, bucket: Bucket) -> Iterator[memoryview]:
-        """The bucket's pieces in order, to be read where they lie."""
+        """The bucket's pieces in order, to be read where they lie, and zeros for the gaps between them."""
+        end = 0
         for piece in bucket.pieces:
+            if piece.offset > end:
+                yield memoryview(bytes(piece.offset - end))
             host, start = self._host(piece)
             yield bytes_of(host, start, piece.nbytes)
+            end = piece.offset + piece.nbytes
 
     def _host(self, piece: Piece) -> tuple[torch.Tensor, int]:
         """Contiguous host memory that holds the piece, and where it begins there.
@@ -97,9 +101,13 @@ class TensorWriter:
         return digest.intdigest()
 
     def views(self, bucket: Bucket) -> Iterator[memoryview]:
-        """The places of the bucket's pieces, in order."""
+        """The places of the bucket's pieces, in order, and places for what fills the gaps between them."""
+        end = 0
         for piece in bucket.pieces:
+            if piece.offset > end:
+                yield memoryview(bytearray(piece.offset - end))
             yield bytes_of(self._tensors[piece.tensor], piece.start, piece.nbytes)
+            end = piece.offset + piece.nbytes
 
 
 class TensorSource(TensorReader):
