@@ -231,6 +231,8 @@ class World:
                 case Finished():
                     if set(order.engines) != self.committed:
                         raise ViolationError(f"{order.engines} are said to have it, {self.committed} have")
+                    if self.committed & self.update.dropped.keys():
+                        raise ViolationError(f"{self.update.dropped} were dropped, {self.committed} have it")
                     self.ended = order
         if self.update.over != (self.ended is not None):
             raise ViolationError("it is over and does not say so, or says so and is not")

@@ -223,8 +223,8 @@ class Update:
         return orders
 
     def lost_engine(self, engine: str, why: str, now: float) -> list[Order]:
-        """The engine is gone, does not answer, or refuses."""
-        if self.over or engine not in self._engines:
+        """The engine is gone, does not answer, or refuses. One that has the version has it: it is not dropped."""
+        if self.over or engine not in self._engines or engine in self._committed:
             return []
         return self._drop_engine(engine, why, now)
 
