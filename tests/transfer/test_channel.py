@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -207,6 +208,26 @@ def test_a_socket_that_a_dead_publisher_left(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["weights.sock"]
     with Publisher(tmp_path, bucket_bytes=64), connected(tmp_path) as engine:
         assert engine.receive() == Welcome(buffer_bytes=64)
+
+
+def test_of_many_that_begin_at_once_where_one_died_one_gets_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "weights.sock"
+    for _ in range(50):
+        listen(path).close()
+        barrier = threading.Barrier(4)
+
+        def begin(barrier: threading.Barrier = barrier) -> socket.socket | None:
+            barrier.wait(PATIENCE_SECONDS)
+            try:
+                return listen(path)
+            except TransferError:
+                return None
+
+        with ThreadPoolExecutor(4) as pool:
+            got = [found for found in [future.result() for future in [pool.submit(begin) for _ in range(4)]] if found]
+        assert len(got) == 1
+        connect(path).close()  # to the one that is there
+        got[0].close()
 
 
 def test_a_second_publisher_at_the_same_place(tmp_path: Path) -> None:

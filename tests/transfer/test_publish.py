@@ -637,6 +637,22 @@ def test_an_update_waits_for_requests_and_requests_for_it(tmp_path: Path) -> Non
             assert bool((live == 1).all())
 
 
+def test_a_receiver_closed_while_serving_gives_up_the_update_that_waits_for_it(tmp_path: Path) -> None:
+    live = torch.zeros(40)
+    with Publisher(tmp_path, bucket_bytes=64) as publisher, Receiver(tmp_path, model={"w": live}) as receiver:
+        assert publisher.wait_for_engines(1, DEADLINE_SECONDS)
+        with receiver.serving():
+            handle = publisher.begin(TensorSource({"w": torch.ones(40)}), version=1)
+            assert handle.wait_until_read(DEADLINE_SECONDS)
+            receiver.close()
+        result = handle.wait(DEADLINE_SECONDS)
+        assert result is not None
+        assert not result.engines
+        with receiver.serving() as version:  # the weights stay, and can be used
+            assert version == -1
+        assert bool((live == 0).all())
+
+
 def test_arguments_that_do_not_go_together(tmp_path: Path) -> None:
     def load(_: Pairs) -> None:
         pass

@@ -6,6 +6,7 @@ is.
 
 import array
 import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -51,7 +52,7 @@ def listen(path: Path) -> socket.socket:
     """A listening socket at `path`, in place of one that a dead process left. Raises TransferError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
-        with _short_name(path) as name:
+        with _alone_in(path.parent), _short_name(path) as name:
             if path.is_socket():
                 if _answers(name):
                     raise TransferError(f"another publisher is alive at {path}; stop it, or choose another place")
@@ -65,6 +66,21 @@ def listen(path: Path) -> socket.socket:
             raise
         raise TransferError(f"cannot listen at {path}: {error.strerror or error}") from error
     return listener
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """One process at a time: of two that find a dead one's socket, the second must not remove the first one's."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise TransferError(f"there is no directory {directory}: {error.strerror}") from error
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _answers(name: str) -> bool:

@@ -157,10 +157,11 @@ class Receiver:
             return digest_weights(self._live)
 
     def close(self) -> None:
-        """Stop listening; the weights stay."""
+        """Stop listening; the weights stay. May be called while serving: an update that waits for that is given up."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        self._turns.end_updates()
         channel = self._channel
         if channel is not None:
             channel.break_off()
@@ -287,8 +288,7 @@ class Receiver:
 
     def _enter_pause(self, channel: Channel, begun: Begin) -> None:
         """In place: from here until the commit the weights are a mixture, and nobody may see them."""
-        self._turns.close_door()
-        self._paused = True
+        self._close_door()
         if channel.has_ended():  # after a long wait for the door, or a freeze; nothing is overwritten yet
             raise ConnectionResetError("the publisher went on without this engine")
         if not self._halted:
@@ -297,13 +297,17 @@ class Receiver:
         self._stale = "an update in place is not complete"
         channel.set_timeout(begun.patience_seconds or None)  # a frozen publisher must not keep the door closed
 
+    def _close_door(self) -> None:
+        self._paused = True
+        if not self._turns.close_door():
+            raise ConnectionResetError("the receiver was closed")
+
     def _commit(self, channel: Channel, order: CommitUpdate) -> None:
         begun = self._begun
         if begun is None or begun.update != order.update:
             return
         if not self._paused:
-            self._turns.close_door()
-            self._paused = True
+            self._close_door()
         try:
             self._target.commit()
         except Exception as error:

@@ -12,6 +12,7 @@ class Turns:
         self._changed = threading.Condition()
         self._serving = 0
         self._updating = False
+        self._is_over = False
         self._own = threading.local()
 
     @contextlib.contextmanager
@@ -30,11 +31,18 @@ class Turns:
                 self._serving -= 1
                 self._changed.notify_all()
 
-    def close_door(self) -> None:
-        """From now on nobody begins to serve; returns when nobody serves."""
+    def close_door(self) -> bool:
+        """From now on nobody begins to serve; returns when nobody serves. False: there will be no more updates."""
         with self._changed:
             self._updating = True
-            self._changed.wait_for(lambda: not self._serving)
+            self._changed.wait_for(lambda: not self._serving or self._is_over)
+            return not self._is_over
+
+    def end_updates(self) -> None:
+        """No update gets its turn any more, so that none waits for who serves."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
 
     def open_door(self) -> None:
         with self._changed:
