@@ -54,14 +54,15 @@ class Screen:
     def clear(self) -> None:
         """Take the bar away; lines stay."""
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError):
+                self._bar.stop()
             self._bar = None
 
     def close(self) -> None:
         """Leave the terminal as it was, even if `clear` was interrupted."""
-        with contextlib.suppress(OSError):
-            self.clear()
-            if self._is_live:
+        self.clear()
+        if self._is_live:
+            with contextlib.suppress(OSError):
                 self._console.show_cursor(True)
 
     def _show(self, doing: str, done: int, total: int, words: str, *, is_due: bool = False) -> None:
@@ -70,6 +71,10 @@ class Screen:
                 self._told, self._told_at = words, time.monotonic()
                 self.say(f"{doing}: {words}")
             return
+        with contextlib.suppress(OSError):  # the terminal is gone: a signal says so, if that is to end it
+            self._draw(doing, done, total, words)
+
+    def _draw(self, doing: str, done: int, total: int, words: str) -> None:
         if self._bar is None:
             self._bar = Progress(
                 TextColumn("{task.description}"),

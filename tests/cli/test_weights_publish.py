@@ -1,5 +1,7 @@
 """`relight weights publish` as a user runs it, with engines that wait for it."""
 
+import codecs
+import contextlib
 import os
 import select
 import signal
@@ -107,7 +109,7 @@ def test_the_update_is_drawn_and_traced(tmp_path: Path, checkpoint: Path, tensor
     lines = shown.splitlines()
     (top,) = (index for index, line in enumerate(lines) if line.startswith("planned  I0"))
     assert [line[:11] for line in lines[top : top + 4]] == ["planned  I0", "         I1", "measured I0", "         I1"]
-    assert all(f"{letter}0" in lines[top + row] or letter in lines[top + row] for row in (0, 2) for letter in "SR")
+    assert all(lines[top + row][14] == "S" and "R" in lines[top + row] for row in (0, 2))
     assert lines[top + 4].startswith("time")
     assert "\nPlanned with the measured means: " in shown
 
@@ -175,6 +177,7 @@ class Terminal:
         self._master, self._slave = os.openpty()
         termios.tcsetwinsize(self._slave, (24, 100))
         self.text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
         self.command: subprocess.Popen[bytes] | None = None
 
     def start(self, *words: object) -> "subprocess.Popen[bytes]":
@@ -187,7 +190,10 @@ class Terminal:
         while wanted not in self.text:
             ready, _, _ = select.select([self._master], [], [], max(0.0, end - time.monotonic()))
             assert ready, f"{wanted!r} does not come: {self.text!r}"
-            self.text += os.read(self._master, 65536).decode()
+            self._read()
+
+    def _read(self) -> None:
+        self.text += self._decoder.decode(os.read(self._master, 65536))
 
     def end(self) -> int:
         """Wait for the command's end, reading all the while; its exit status."""
@@ -196,7 +202,7 @@ class Terminal:
         while (status := self.command.poll()) is None or select.select([self._master], [], [], 0)[0]:
             assert time.monotonic() < end, self.text
             if select.select([self._master], [], [], 0.05)[0]:
-                self.text += os.read(self._master, 65536).decode()
+                self._read()
         return status
 
     def assert_clean(self) -> None:
@@ -221,8 +227,9 @@ def test_a_bar_shows_how_far_it_is(
     terminal.read_until("0 of 2 engines are here")
     with relight.Receiver(place, model=blank(tensors), name="first") as first:
         terminal.read_until("1 of 2 engines are here")
-        with relight.Receiver(place, model=blank(tensors), name="second"):
-            with first.serving():
+        with contextlib.ExitStack() as second:
+            with first.serving():  # before the second one comes, and with it the update
+                second.enter_context(relight.Receiver(place, model=blank(tensors), name="second"))
                 terminal.read_until("in every engine; 1 of 2 answer with it")
             assert terminal.end() == 0, terminal.text
     terminal.assert_clean()
@@ -234,9 +241,8 @@ def test_ctrl_c_leaves_a_clean_terminal(
     tmp_path: Path, checkpoint: Path, tensors: dict[str, torch.Tensor], terminal: Terminal, number: signal.Signals
 ) -> None:
     place = tmp_path / "serving"
-    command = terminal.start(checkpoint, place, "--once")
-    terminal.read_until("0 of 1 engines are here")
-    with relight.Receiver(place, model=blank(tensors)) as receiver, receiver.serving():
+    with relight.Receiver(place, model=blank(tensors)) as receiver, receiver.serving():  # so it cannot end by itself
+        command = terminal.start(checkpoint, place, "--once")
         terminal.read_until("0 of 1 answer with it")
         command.send_signal(number)
         command.send_signal(number)  # impatient
