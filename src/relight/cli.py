@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from relight import weights_cli
+from relight import goodput_cli, weights_cli
 from relight.errors import UsageError
 from relight.wire.settings import JobSettings
 
@@ -32,6 +32,7 @@ examples:
   relight chaos --nproc-per-node 4 --standby 2 --chaos "kill rank 2 in BACKWARD of step 13" train.py
   relight report runs/train-20260101-120000
   relight weights plan model.safetensors --devices 4
+  relight simulate --devices 16384
 """
 
 
@@ -141,7 +142,7 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     )
     timeline.set_defaults(call=_timeline)
     commands = {"run": run, "chaos": chaos, "report": report, "timeline": timeline}
-    return parser, commands | weights_cli.add_commands(choices)
+    return parser, commands | weights_cli.add_commands(choices) | goodput_cli.add_command(choices)
 
 
 def _style(command: str) -> dict[str, Any]:
