@@ -1,7 +1,7 @@
 """`relight run`: starts the controller and the agent, shows what happens, and leaves nothing behind.
 
-It takes no part in recoveries, so it may be slow or stuck without harm. Its own death ends the job: the kernel
-tells the controller and the agent (PR_SET_PDEATHSIG).
+It takes no part in recoveries, so it may be slow or stuck without harm. It starts the controller and the agent again
+when they die. Its own death ends the job: the kernel tells both of them (PR_SET_PDEATHSIG).
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from relight.core.report import decode_report
 from relight.errors import ProtocolError
 from relight.terminal import Screen
 from relight.transfer.channel import SOCKET_NAME
+from relight.wire.address import Address, find_address
 from relight.wire.framing import decode, encode_frame, make_decoder, read_payload
 from relight.wire.handshake import hello_mac
 from relight.wire.messages import (
@@ -38,6 +39,7 @@ from relight.wire.messages import (
     Refused,
     StatusUpdate,
     StopAgent,
+    Welcome,
 )
 from relight.wire.settings import JobSettings
 
@@ -49,6 +51,9 @@ GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 OUTPUT_SECONDS = 2.0  # for the last output, once nobody is left to write any
 MAX_TEMPORARY_BYTES = 60  # the agent's socket lies below it, and a socket's path has 107 bytes at most
 MAX_AGENT_DEATHS = 3  # within a minute
+MAX_CONTROLLER_DEATHS = 10  # within a minute: that is a defect of ours, not a failure of the machine
+REOBSERVE_SECONDS = 0.2
+LAST_WORDS_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -98,11 +103,6 @@ def make_private_dir(settings: JobSettings) -> Path:
     return private_dir
 
 
-class _Address(msgspec.Struct):
-    host: str
-    port: int
-
-
 class Launcher:
     """One job as its user sees it."""
 
@@ -131,7 +131,7 @@ class Launcher:
         self._signal = number
         name = signal.Signals(number).name
         self._screen.say(f"{name}: ending the job (again: at once)", "warning")
-        if self._observer is None:
+        if self._controller is None or not self._started:
             self._at_once.set()
         else:
             self._ask_to_end(name)
@@ -144,65 +144,85 @@ class Launcher:
     # --- the job ------------------------------------------------------------------------------------------------
     async def run(self) -> int:
         """Start everything and stay until the job has ended."""
-        self._controller = await start_module(
-            "relight.server", "--private-dir", str(self.private_dir), "--parent", str(os.getpid())
-        )
-        address = await self._until_listening(self._controller)
-        if address is None:
-            return 128 + self._signal if self._signal else self._controller.status or 1
-        self._started = True
-        self._screen.say(f"{self._describe_job()}; logs in {self._settings.run_dir}")
-        connected = asyncio.Event()
-        observing = asyncio.create_task(self._observe(address, connected))
-        await self._first(connected.wait(), self._controller.wait())
-        self._spawn(self._keep_agent(address))
-        self._spawn(self._warn_if_frozen(self._controller))
-        await self._first(self._until_over(observing), self._at_once.wait())
-        observing.cancel()
+        keeping = asyncio.create_task(self._keep_controller())
+        await self._first(keeping, self._at_once.wait())
+        keeping.cancel()
         self._ending.set()
         return self._status()
 
-    async def _until_listening(self, controller: Child) -> _Address | None:
-        """Wait for the address that the controller announces; None if it ended, or a signal came, before."""
-        announced = self.private_dir / "controller.json"
+    async def _start_controller(self, *resume: str) -> Address | None:
+        """Start one and wait until it listens. None if it ended, or a signal came, before."""
+        controller = self._controller = await start_module(
+            *("relight.server", "--private-dir", str(self.private_dir), "--parent", str(os.getpid()), *resume)
+        )
         deadline = time.monotonic() + CONTROLLER_START_SECONDS
         while time.monotonic() < deadline:
-            if announced.exists():
-                return msgspec.json.decode(announced.read_bytes(), type=_Address)
+            address = find_address(self.private_dir)
+            if address is not None and address.pid == controller.pid:
+                return address
             if controller.status is not None or self._at_once.is_set():
                 return None
             await asyncio.sleep(0.01)
         self._screen.say(f"the controller did not start within {CONTROLLER_START_SECONDS:g} s", "error")
         return None
 
-    async def _until_over(self, observing: asyncio.Task[None]) -> None:
-        """Until the job has ended and controller and agent are gone, or the controller has died."""
-        assert self._controller is not None
-        await self._first(observing, self._controller.wait())
-        if self._ended is None:  # its last words, or the news of its death, may still be on their way
-            await self._first(observing, asyncio.sleep(GRACE_SECONDS))
-            await self._first(self._controller.wait(), asyncio.sleep(GRACE_SECONDS))
-        if self._ended is None:
-            status = self._controller.status
-            what = "does not answer" if status is None else describe_exit(status)
-            self._screen.say(f"the controller {what}; nobody is left to handle failures, so the job ends", "error")
-            return
+    async def _keep_controller(self) -> None:
+        """Until the job has ended. A controller that dies is followed by another, which learns from its journal."""
+        deaths: deque[float] = deque(maxlen=MAX_CONTROLLER_DEATHS)
+        resume: tuple[str, ...] = ()
+        while True:
+            address = await self._start_controller(*resume)
+            controller = self._controller
+            assert controller is not None
+            if address is not None:
+                self._note_started(address)
+                await self._attend(controller, address)
+            if self._ended is not None:
+                await self._await_children()
+                return
+            if controller.status is None or (controller.status > 0 and not self._started):
+                return  # there is no controller to be had, as was said; or the user wants an end
+            what = f"the controller {describe_exit(controller.status)}"
+            deaths.append(time.monotonic())
+            if len(deaths) == MAX_CONTROLLER_DEATHS and deaths[-1] - deaths[0] < 60.0:
+                self._screen.say(f"{what}, {MAX_CONTROLLER_DEATHS} times within a minute; ending the job", "error")
+                return
+            then = "training goes on, and another takes over" if self._started else "starting another"
+            self._screen.say(f"{what}; {then}", "warning")
+            resume = ("--resume",)
+
+    def _note_started(self, address: Address) -> None:
+        if not self._started:
+            self._started = True
+            self._screen.say(f"{self._describe_job()}; logs in {self._settings.run_dir}")
+            self._spawn(self._keep_agent(address))
+
+    async def _attend(self, controller: Child, address: Address) -> None:
+        """Until this controller says that the job has ended, or dies."""
+        observing = asyncio.create_task(self._observe(address))
+        watching = asyncio.create_task(self._kill_if_frozen(controller, "controller"))
+        try:
+            await self._first(observing, controller.wait())
+            if self._ended is None:  # its last words may still be on their way
+                await self._first(observing, asyncio.sleep(LAST_WORDS_SECONDS))
+        finally:
+            observing.cancel()
+            watching.cancel()
+
+    async def _await_children(self) -> None:
+        """The job has ended, and controller and agent do so by themselves."""
         self._ending.set()
         waits = [process.wait() for process in (self._controller, self._agent) if process is not None]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), END_SECONDS)
 
-    async def _warn_if_frozen(self, controller: Child) -> None:
-        """A stopped controller cannot be replaced: only its memory knows the job. But it can go on."""
-        while not is_stopped(controller.pid):
-            await asyncio.sleep(0.5)
-        what = f"the controller is stopped (process state T): `kill -CONT {controller.pid}` lets it go on"
-        self._screen.say(f"{what}; until then training continues, but no failure is handled", "warning")
-
     def _status(self) -> int:
         if self._ended is not None and not self._ended.error:
             return 0
-        return 128 + self._signal if self._signal else 1
+        if self._signal:
+            return 128 + self._signal
+        refused = self._controller.status if self._controller is not None and not self._started else None
+        return refused or 1
 
     async def end(self) -> None:
         """End whatever is still there, by pid and start time, and show the last output."""
@@ -262,40 +282,41 @@ class Launcher:
         return f"{settings.script} on {ranks}{standbys}{faults}"
 
     # --- the observer connection --------------------------------------------------------------------------------
-    async def _observe(self, address: _Address, connected: asyncio.Event) -> None:
+    async def _observe(self, address: Address) -> None:
         """Show what the controller says, until it says that the job has ended."""
-        for _ in range(3):
+        while True:
             try:
                 reader, writer = await asyncio.open_connection(address.host, address.port)
+                self._observer = writer
+                try:
+                    while (payload := await read_payload(reader)) is not None:
+                        self._on_update(decode(self._decode, payload))
+                        if self._ended is not None:
+                            return
+                finally:
+                    self._observer = None if self._ended is None else writer
+                    writer.close()
             except OSError:
-                return
-            self._observer = writer
-            try:
-                while (payload := await read_payload(reader)) is not None:
-                    self._on_update(decode(self._decode, payload), connected)
-                    if self._ended is not None:
-                        return
+                pass
             except ProtocolError as error:
                 self._screen.say(f"lost the controller's updates: {error}", "warning")
-            finally:
-                self._observer = None if self._ended is None else writer
-                writer.close()
+            await asyncio.sleep(REOBSERVE_SECONDS)
 
-    def _on_update(self, update: ObserverDown, connected: asyncio.Event) -> None:
+    def _on_update(self, update: ObserverDown) -> None:
         match update:
             case Challenge():
                 self._answer(update)
+            case Welcome():
+                if self._signal:  # asked for while nobody could hear it
+                    self._ask_to_end(signal.Signals(self._signal).name)
             case StatusUpdate():
                 self._screen.progress(update)
-                connected.set()
             case NoticeUpdate():
                 self._screen.say(update.text, update.level)
             case JobEnded():
                 self._ended = update
             case Refused():
                 self._screen.say(f"the controller refused us: {update.reason}", "error")
-            case _:
-                connected.set()
 
     def _answer(self, challenge: Challenge) -> None:
         assert self._observer is not None
@@ -306,7 +327,7 @@ class Launcher:
         self._observer.write(encode_frame(hello))
 
     # --- the agent ----------------------------------------------------------------------------------------------
-    async def _keep_agent(self, address: _Address) -> None:
+    async def _keep_agent(self, address: Address) -> None:
         """Keep one agent running: its workers outlive it, and a successor adopts them."""
         deaths: deque[float] = deque(maxlen=MAX_AGENT_DEATHS)
         adopt: tuple[str, ...] = ()
@@ -318,7 +339,7 @@ class Launcher:
                 pipe=True,
             )
             self._pump(self._agent)
-            await self._first(self._agent.wait(), self._kill_if_frozen(self._agent))
+            await self._first(self._agent.wait(), self._kill_if_frozen(self._agent, "agent"))
             status = await self._agent.wait()
             if status >= 0:  # it ended in order, most likely because the job did: that news may be a moment behind
                 await self._first(self._ending.wait(), asyncio.sleep(GRACE_SECONDS))
@@ -334,15 +355,15 @@ class Launcher:
             self._screen.say(f"{what}; {then}", "warning")
             adopt = ("--adopt",)
 
-    async def _kill_if_frozen(self, agent: Child) -> None:
-        """An agent that is stopped watches nobody: better no agent, and a successor, than this one."""
+    async def _kill_if_frozen(self, child: Child, what: str) -> None:
+        """One that is stopped watches nobody: better none, and a successor, than this one."""
         while True:
             await asyncio.sleep(0.25)
-            if is_stopped(agent.pid):
+            if is_stopped(child.pid):
                 await asyncio.sleep(self._settings.frozen_timeout_seconds)
-                if is_stopped(agent.pid):
-                    self._screen.say("the agent is stopped (process state T); killing it", "warning")
-                    agent.signal(signal.SIGKILL)
+                if is_stopped(child.pid):
+                    self._screen.say(f"the {what} is stopped (process state T); killing it", "warning")
+                    child.signal(signal.SIGKILL)
                     return
 
     def _pump(self, agent: Child) -> None:

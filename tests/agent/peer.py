@@ -22,11 +22,12 @@ from relight.agent.probes import environment
 from relight.core.commands import Kill, Spawn
 from relight.core.events import ProcessExited, ProcessStarted
 from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder, receive_payload
-from relight.wire.handshake import check_mac
+from relight.wire.handshake import check_mac, welcome_mac
 from relight.wire.messages import PROTOCOL_VERSION, AgentUp, Challenge, Hello, Samples, StopAgent, ToWorkers, Welcome
 from relight.wire.settings import JobSettings
 
 DEADLINE_SECONDS = 30.0
+CONTROLLER_TIMEOUT_SECONDS = 2.0
 NAME = "node-0"
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -34,7 +35,8 @@ M = TypeVar("M", bound=msgspec.Struct)
 class Connection:
     """One agent's connection, welcomed."""
 
-    def __init__(self, connection: socket.socket, token: bytes) -> None:
+    def __init__(self, connection: socket.socket, token: bytes, *, life: str = "first", received: int = 0) -> None:
+        """`life` and `received` as in `Welcome`: a controller that is new here, or one that has heard something."""
         self._socket = connection
         self._socket.settimeout(DEADLINE_SECONDS)
         self._decoder = make_decoder(AgentUp)
@@ -43,7 +45,7 @@ class Connection:
         self.send(Challenge(protocol_version=PROTOCOL_VERSION, nonce=nonce))
         self.hello = self.expect(Hello)
         assert check_mac(token, nonce, "agent", NAME, self.hello.mac)
-        self.send(Welcome(job="job"))
+        self.send(Welcome(job="job", mac=welcome_mac(token, self.hello.nonce, "job"), life=life, received=received))
 
     def send(self, message: msgspec.Struct) -> None:
         self.send_bytes(encode_frame(message))
@@ -138,7 +140,13 @@ class Job:
         self._listener.settimeout(DEADLINE_SECONDS)
         self.port = self._listener.getsockname()[1]
         self._agents: list[RunningAgent] = []
-        settings = JobSettings(job="job", script="train.py", world_size=world_size, run_dir=str(self.run_dir))
+        settings = JobSettings(
+            job="job",
+            script="train.py",
+            world_size=world_size,
+            run_dir=str(self.run_dir),
+            controller_timeout_seconds=CONTROLLER_TIMEOUT_SECONDS,
+        )
         (self.private_dir / "settings.json").write_bytes(msgspec.json.encode(settings))
         (self.private_dir / "token").write_bytes(self._token)
 
@@ -178,6 +186,17 @@ class Job:
         self._agents.append(agent)
         connection, _ = self._listener.accept()
         return agent, Connection(connection, self._token)
+
+    def accept_raw(self) -> socket.socket:
+        """The agent's next connection, before anybody has said anything."""
+        connection, _ = self._listener.accept()
+        connection.settimeout(DEADLINE_SECONDS)
+        return connection
+
+    def accept(self, *, life: str = "first", received: int = 0) -> Connection:
+        """The agent comes (back) to the controller, or to its successor."""
+        connection, _ = self._listener.accept()
+        return Connection(connection, self._token, life=life, received=received)
 
     def log(self, name: str) -> str:
         return (self.run_dir / "logs" / f"{name}.log").read_text()

@@ -85,7 +85,7 @@ def test_wrong_usage_is_explained(arguments: list[str]) -> None:
     assert result.stderr
 
 
-def test_without_a_controller_the_agent_ends(job: Job) -> None:
+def test_without_a_controller_the_agent_ends_in_the_end(job: Job) -> None:
     port = job.port
     job.close_listener()
     arguments = ["--controller", f"127.0.0.1:{port}", "--name", NAME, "--private-dir", str(job.private_dir)]
@@ -301,7 +301,6 @@ def test_orders_that_make_no_sense_are_told_and_ignored(job: Job) -> None:
     connection.tell(StoreReply(request=1, values=()), "never-there")
     ask(connection, "talk-0", 2)
     agent.expect_printed("talk-0 is not forgotten: it lives")
-    agent.expect_printed("talk-0 is not started: there is one already")
     assert [started.pid for started in connection.of_kind(ProcessStarted)] == [pid]
     stop_agent(agent, connection)
 
@@ -336,8 +335,9 @@ def test_a_controller_that_talks_nonsense_is_left(job: Job) -> None:
     agent, connection = job.start_agent()
     connection.spawn("talk-0", 0)
     connection.send_bytes(b"\xff" * 100)
-    connection.exit_of("talk-0")
+    job.close_listener()
     assert agent.end() == 3
+    assert job.processes() == []
     assert b"over the limit" in agent.printed
 
 
@@ -353,9 +353,10 @@ def test_a_signal_ends_the_agent_and_all_its_processes(job: Job, number: signal.
     assert not list(job.private_dir.glob("agent-*"))
 
 
-def test_the_end_of_the_controller_ends_everything(job: Job) -> None:
+def test_a_controller_that_does_not_come_back_ends_everything(job: Job) -> None:
     agent, connection = job.start_agent()
     connection.spawn("talk-0", 0)
+    job.close_listener()
     connection.close()
     assert agent.end() == 3
     assert b"the controller is gone" in agent.printed

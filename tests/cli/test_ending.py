@@ -64,31 +64,36 @@ def test_a_controller_that_does_not_answer_does_not_keep_ctrl_c_from_working(beg
     command = start(begin, script)
     (controller,) = command.children("relight.server")
     os.kill(controller, signal.SIGSTOP)
-    warning = f"the controller is stopped (process state T): `kill -CONT {controller}` lets it go on"
-    command.wait_for(lambda: warning in command.errors_path.read_text(), "it is said")
-    command.process.send_signal(signal.SIGINT)
-    assert command.finish().status == 130
+    command.process.send_signal(signal.SIGINT)  # it is replaced, and its successor asked
+    result = command.finish()
+    assert result.status == 130
+    assert "the controller is stopped (process state T); killing it" in result.errors
 
 
-def test_nothing_survives_a_kill_of_everything_above_the_workers(begin: Begin, script: Path) -> None:
-    """Without agent and controller, the launcher ends the workers by the list that the agent kept."""
+def test_everything_above_the_workers_can_be_killed_at_once(begin: Begin, script: Path) -> None:
+    """Both are replaced, and the new agent finds the workers by the list that the old one kept."""
     command = start(begin, script)
+    workers = command.children(WORKER)
     (controller,), (agent,) = command.children("relight.server"), command.children("relight.agent")
-    os.kill(agent, signal.SIGSTOP)
     os.kill(controller, signal.SIGKILL)
     os.kill(agent, signal.SIGKILL)
+    command.wait_for(lambda: command.children("relight.agent") not in ([], [agent]), "another agent is there")
+    command.wait_for(lambda: command.children("relight.server") not in ([], [controller]), "another controller is")
+    assert command.children(WORKER) == workers
+    command.process.send_signal(signal.SIGTERM)
     result = command.finish()
-    assert result.status == 1
-    assert "the controller died of SIGKILL" in result.errors
+    assert result.status == 143
+    assert "the controller died of SIGKILL; training goes on, and another takes over" in result.errors
 
 
-def test_a_dead_controller_ends_the_job(begin: Begin, script: Path) -> None:
+def test_workers_end_by_the_list_that_their_dead_agent_kept(begin: Begin, script: Path) -> None:
     command = start(begin, script)
-    (controller,) = command.children("relight.server")
-    os.kill(controller, signal.SIGKILL)
-    result = command.finish()
-    assert result.status == 1
-    assert "the controller died of SIGKILL; nobody is left to handle failures" in result.errors
+    (controller,), (agent,) = command.children("relight.server"), command.children("relight.agent")
+    os.kill(controller, signal.SIGSTOP)
+    os.kill(agent, signal.SIGSTOP)
+    command.process.send_signal(signal.SIGTERM)
+    command.process.send_signal(signal.SIGTERM)  # at once
+    assert command.finish().status == 143
 
 
 def test_a_dead_agent_is_replaced_and_its_workers_live_on(begin: Begin, script: Path) -> None:

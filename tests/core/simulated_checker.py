@@ -16,7 +16,7 @@ from tests.core.simulated_clock import Violation
 from tests.core.simulated_worker import FIRST_STATE, State, Worker, contribution, first_private, next_private, reduce
 
 # Why a healthy process may be killed.
-_HARMLESS_KILLS = ("starting all ranks again", "no longer needed", "training finished")
+_HARMLESS_KILLS = ("starting all ranks again", "no longer needed", "training finished", "again: it was declared failed")
 
 
 @lru_cache(maxsize=64)

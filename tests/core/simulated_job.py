@@ -30,12 +30,17 @@ from relight.core.position import IN_STEP, Phase
 from tests.core.simulated_checker import Checker
 from tests.core.simulated_clock import Clock, Violation
 from tests.core.simulated_group import Group, Rendezvous
-from tests.core.simulated_schedule import PlannedFault, Schedule
+from tests.core.simulated_schedule import ControllerDeath, PlannedFault, Schedule
 from tests.core.simulated_worker import Worker
 
 MAX_EVENTS = 20_000
 HANG_SECONDS = 30.0
 _QUIET_POINTS = ("START", "IDLE", "DONE", "RELEASED", "RAISED", "FAILED")  # a loop there is no hang that anyone notices
+# What an agent says until it is confirmed; deadlines, suspicions and shutdowns are the controller's own.
+_REPORTED = (
+    *(ev.ProcessStarted, ev.ProcessDying, ev.ProcessExited, ev.TrainingEntered, ev.StandbyReady, ev.Stopped),
+    *(ev.Restored, ev.RestoreFailed, ev.StepResumed, ev.WorkerFailed, ev.CollectiveFailed, ev.TrainingDone),
+)
 MakeController = Callable[[ControllerSettings], Controller]
 
 
@@ -77,6 +82,12 @@ class SimulatedJob:
         self._points: dict[str, int] = {}
         self._pending = list(schedule.faults)
         self._trace: list[tuple[float, str, object]] = []
+        self._make_controller = make_controller
+        self._deaths = list(schedule.controller_deaths)
+        self._away = False  # there is no controller
+        self._unheard: list[ev.Event] = []  # what agents keep for it meanwhile
+        self._life = 0
+        self._lost_after: dict[tuple[int, str], float] = {}  # orders of a dead controller that arrive later do not
 
     # --- the run ------------------------------------------------------------------------------------------------
     def run(self) -> EndJob:
@@ -95,7 +106,7 @@ class SimulatedJob:
         return "\n".join([f"schedule: {self.schedule.describe()}", *trace[-lines:]])
 
     def _advance(self) -> None:
-        due, deadline = self.clock.next_time(), self.controller.next_deadline()
+        due, deadline = self.clock.next_time(), None if self._away else self.controller.next_deadline()
         if due is None and deadline is None:
             raise Violation(f"stuck: nothing will ever happen again, in stage {self.controller.stage}")
         if due is not None and (deadline is None or due <= deadline):
@@ -121,16 +132,54 @@ class SimulatedJob:
 
     # --- controller ---------------------------------------------------------------------------------------------
     def _feed(self, event: ev.Event) -> None:
-        if self.end is None:
+        if self._away:
+            self._unheard.append(event)
+        elif self.end is None:
             self._trace.append((self.clock.now, "event", event))
             self._obey(event, self.controller.handle(event, self.clock.now))
 
     def _obey(self, event: ev.Event | None, commands: tuple[Command, ...]) -> None:
         self.journal.append(JournalEntry(self.clock.now, event, commands))
         self.controller.check()
-        for command in commands:
+        death = next((death for death in self._deaths if death.entries == len(self.journal)), None)
+        for command in commands if death is None else commands[: death.sent]:
             self._trace.append((self.clock.now, "command", command))
             self._carry_out(command)
+        if death is not None and self.end is None:
+            self._lose_controller(death)
+
+    def _lose_controller(self, death: ControllerDeath) -> None:
+        """Some of its last orders never arrive, and what it had not confirmed is reported once more."""
+        self._trace.append((self.clock.now, "FAULT", f"the controller dies: {death}"))
+        self._deaths.remove(death)
+        for process in sorted(self._workers):
+            if self.clock.coin():
+                self._lost_after[self._life, process] = self.clock.now + self.clock.between(0.0, 0.004)
+        self._life += 1
+        self._away = True
+        said = [entry.event for entry in self.journal if isinstance(entry.event, _REPORTED)]
+        self._unheard[:0] = said[max(0, len(said) - death.repeated) :]
+        self.clock.after(death.away_seconds, self._restart_controller)
+
+    def _restart_controller(self) -> None:
+        self.controller = self._make_controller(self.settings)
+        for entry in self.journal:
+            if entry.event is None:
+                self.controller.expire(entry.now)
+            else:
+                self.controller.handle(entry.event, entry.now)
+        self._away = False
+        if self.controller.ended is not None:
+            self.end = self.controller.ended
+            return
+        self._trace.append((self.clock.now, "event", ev.ControllerRestarted()))
+        self._obey(ev.ControllerRestarted(), self.controller.handle(ev.ControllerRestarted(), self.clock.now))
+        for _, worker in sorted(self._workers.items()):  # the detector is a new one too
+            self.clock.after(self.clock.between(1.0, 2.0), partial(self._notice_frozen, worker))
+            if worker.hung:
+                self.clock.after(HANG_SECONDS, partial(self._notice_hang, worker))
+        while self._unheard and not self._away:
+            self._feed(self._unheard.pop(0))
 
     def _carry_out(self, command: Command) -> None:
         """As the server does: audiences are looked up when the order goes out."""
@@ -175,7 +224,13 @@ class SimulatedJob:
     def _tell(self, process: str, action: Callable[[], None]) -> None:
         arrives = max(self._down.get(process, 0.0), self.clock.now + self._latency())
         self._down[process] = arrives
-        self.clock.at(arrives, action)
+        life = self._life
+
+        def arrive() -> None:
+            if life == self._life or self.clock.now <= self._lost_after.get((life, process), self.clock.now):
+                action()
+
+        self.clock.at(arrives, arrive)
 
     def _order(self, processes: tuple[str, ...], command: WorkerCommand) -> None:
         for process in processes:
@@ -187,12 +242,15 @@ class SimulatedJob:
             worker.receive(command)
 
     def _start(self, spawn: Spawn) -> None:
+        if spawn.process in self._workers:
+            return  # ordered again
         worker = self._workers[spawn.process] = self._worker_kind(self, spawn.process, spawn.rank)
         self.send(worker, ev.ProcessStarted(process=spawn.process, pid=1))
         worker.begin()
 
     def _kill(self, process: str) -> None:
-        self._workers[process].die(-9)
+        if process in self._workers:
+            self._workers[process].die(-9)
 
     def _copy_private(self, source: str, target: str, version: int) -> None:
         payload = self._workers[source].page.read_private(version)

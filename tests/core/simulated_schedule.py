@@ -54,6 +54,15 @@ class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
     holds_lock: bool = False  # a looping process keeps the interpreter's lock, so that its other threads stop too
 
 
+class ControllerDeath(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller dies once its journal has so many entries, with so many orders of the last one sent."""
+
+    entries: int
+    sent: int
+    away_seconds: float
+    repeated: int  # newest entries that agents report once more, since nobody confirmed them
+
+
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a run depends on. `seed` decides delays and what a broken collective loses."""
 
@@ -65,6 +74,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     slow_messages: float = 0.0  # part of the messages that take up to a second
     agent_restarts: tuple[int, ...] = ()  # after so many events every worker repeats its last report
     seen_dying: float = 0.0  # part of the deaths that are seen before the process's memory is freed
+    controller_deaths: tuple[ControllerDeath, ...] = ()
     stalls: tuple[int, ...] = ()  # after so many events the detector holds the network to be stuck, for no reason
 
     def describe(self) -> str:
@@ -116,6 +126,21 @@ def random_schedule(
             places = points or ((*STEP_POINTS, *RECOVERY_POINTS) if planned else (*STEP_POINTS, *OTHER_POINTS))
             planned.append(_random_fault(draw, draw.choice(allowed), places, shape))
     return msgspec.structs.replace(shape, faults=tuple(planned))
+
+
+def with_controller_deaths(schedule: Schedule, count: int) -> Schedule:
+    """The same schedule, in which the controller dies too."""
+    draw = random.Random(f"controller {schedule.seed}")
+    deaths = tuple(
+        ControllerDeath(
+            entries=draw.randint(1, 10 + 8 * schedule.world_size),
+            sent=draw.randint(0, 4),
+            away_seconds=draw.choice((0.0, 0.2, 0.2, 5.0)),
+            repeated=draw.randint(0, 3),
+        )
+        for _ in range(count)
+    )
+    return msgspec.structs.replace(schedule, controller_deaths=deaths)
 
 
 def _random_fault(draw: random.Random, action: Action, places: Sequence[str], shape: Schedule) -> PlannedFault:

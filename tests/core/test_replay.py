@@ -95,9 +95,10 @@ def test_another_hash_seed_changes_nothing(tmp_path: Path, hash_seed: str) -> No
 def test_the_servers_journal_can_be_replayed(tmp_path: Path) -> None:
     for seed in range(8):
         recording = record(seed)
-        path = tmp_path / f"{seed}.jsonl"
-        write(path, recording)
-        _, lines = read_journal(path)
+        run_dir = tmp_path / str(seed)
+        run_dir.mkdir()
+        write(run_dir, recording)
+        _, lines = read_journal(run_dir / "journal.jsonl")
         controller = Controller(recording.settings)
         ordered: list[Command] = []
         for line in lines:
@@ -105,10 +106,10 @@ def test_the_servers_journal_can_be_replayed(tmp_path: Path) -> None:
         assert ordered == [line.command for line in lines if line.command is not None], f"seed {seed}"
 
 
-def write(path: Path, recording: Recording) -> None:
+def write(run_dir: Path, recording: Recording) -> None:
     """As the server does: the fact first, then the orders that it led to."""
     settings = JobSettings(job="simulated", script="none", world_size=recording.settings.world_size)
-    journal = Journal(path, settings, pytest.fail)
+    journal = Journal(run_dir, settings, lambda level, text: pytest.fail(text))
     for entry in recording.entries:
         if entry.event is None:
             journal.expiry(entry.now)

@@ -10,7 +10,8 @@ from collections import Counter
 
 import pytest
 
-from relight.core.commands import Restore
+from relight.core.commands import Begin, Release, Restore, Resume, Stop
+from relight.core.events import ControllerRestarted
 from relight.core.fault import Action
 from tests.core.simulated_clock import Violation
 from tests.core.simulated_job import SimulatedJob
@@ -24,6 +25,7 @@ from tests.core.simulated_schedule import (
     decode_schedule,
     random_schedule,
     recorded_regressions,
+    with_controller_deaths,
 )
 
 BLOCK = 250
@@ -56,6 +58,52 @@ def test_one_kind_of_fault_again_and_again(action: Action) -> None:
 
 def test_faults_during_recoveries() -> None:
     run_block(2_000_000, 2 * BLOCK, points=("BARRIER", *RECOVERY_POINTS), faults=4)
+
+
+def run_with_controller_deaths(first: int, count: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        job = run(with_controller_deaths(random_schedule(seed), 1 + seed % 3), f"controller, seed {seed}")
+        report = job.controller.report()
+        seen["restarts"] += report.controller_restarts
+        seen["finished"] += not report.error
+        seen["recoveries"] += len(report.recoveries)
+        stages = [entry.commands for entry in job.journal if isinstance(entry.event, ControllerRestarted)]
+        seen["in a recovery"] += sum(any(isinstance(c, Stop) for c in commands) for commands in stages)
+        seen["in training"] += sum(any(isinstance(c, Resume) for c in commands) for commands in stages)
+        seen["at the start"] += sum(not any(isinstance(c, Begin) for c in commands) for commands in stages)
+        seen["at the end"] += sum(any(isinstance(c, Release) for c in commands) for commands in stages)
+    return seen
+
+
+@pytest.mark.parametrize("first", range(5_000_000, 5_000_000 + 6 * BLOCK, BLOCK))
+def test_the_controller_dies_too(first: int) -> None:
+    seen = run_with_controller_deaths(first, BLOCK)
+    floor = {
+        "restarts": 200,
+        "finished": 150,
+        "recoveries": 150,
+        "in a recovery": 30,
+        "in training": 50,
+        "at the start": 20,
+        "at the end": 1,
+    }
+    assert not {what: (seen[what], least) for what, least in floor.items() if seen[what] < least}
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("first", range(6_000_000, 6_000_000 + 100 * BLOCK, BLOCK))
+def test_the_controller_dies_in_many_more_schedules(first: int) -> None:
+    run_with_controller_deaths(first, BLOCK)
+
+
+def test_a_controller_that_dies_while_nothing_happens_changes_nothing() -> None:
+    for seed in range(100):
+        plain = random_schedule(seed, faults=0)
+        job = run(with_controller_deaths(plain, 3), f"seed {seed}")
+        assert job.controller.generation == 1
+        assert job.end is not None
+        assert not job.end.error
 
 
 @pytest.mark.all

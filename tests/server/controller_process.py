@@ -26,10 +26,12 @@ from relight.wire.messages import (
     FromWorker,
     Hello,
     ObserverDown,
+    Received,
     ToWorkers,
     Welcome,
     WorkerDown,
 )
+from relight.wire.outbox import COUNTED
 from relight.wire.settings import JobSettings
 
 DEADLINE_SECONDS = 20.0
@@ -57,18 +59,29 @@ class ControllerProcess:
         (self.private_dir / "token").write_bytes(self.token)
         self.settings = JobSettings(job="test", script="train.py", run_dir=str(self.run_dir), **settings)
         (self.private_dir / "settings.json").write_bytes(msgspec.json.encode(self.settings))
+        self._start()
+
+    def _start(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "relight.server", "--private-dir", str(self.private_dir)],
+            [sys.executable, "-m", "relight.server", "--private-dir", str(self.private_dir), *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             stderr=subprocess.PIPE,
             text=True,
         )
         announced = self.private_dir / "controller.json"
-        wait_until(lambda: announced.exists() or self.process.poll() is not None, "the controller listens")
-        assert announced.exists(), self.process.communicate()[1]
-        address = json.loads(announced.read_bytes())
-        assert address["pid"] == self.process.pid
-        self.address: tuple[str, int] = (address["host"], address["port"])
+
+        def address() -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(announced.read_bytes()) if announced.exists() else {}
+            return found if found.get("pid") == self.process.pid else {}
+
+        wait_until(lambda: bool(address()) or self.process.poll() is not None, "the controller listens")
+        assert address(), self.process.communicate()[1]
+        self.address: tuple[str, int] = (address()["host"], address()["port"])
+
+    def restart(self) -> None:
+        """Kill it, and start its successor as `relight run` does."""
+        self.close()
+        self._start("--resume")
 
     def connect(self) -> "Peer":
         """A connection that has not said anything yet."""
@@ -95,7 +108,8 @@ class ControllerProcess:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
+        if self.process.stderr is not None and not self.process.stderr.closed:
+            self.process.communicate()
 
 
 class Peer:
@@ -104,6 +118,7 @@ class Peer:
     def __init__(self, controller: ControllerProcess, connection: socket.socket) -> None:
         self.controller = controller
         self.socket = connection
+        self.received = 0  # counted messages
         self._stashed: list[Any] = []
 
     def say_hello(
@@ -126,9 +141,13 @@ class Peer:
         self.socket.sendall(encode_frame(message))
 
     def receive(self) -> Any:
-        """The next message, or None at the end."""
+        """The next message, or None at the end. Those that must arrive are confirmed."""
         payload = receive_payload(self.socket)
-        return None if payload is None else _decoder.decode(payload)
+        message = None if payload is None else _decoder.decode(payload)
+        if isinstance(message, COUNTED):
+            self.received += 1
+            self.send(Received(count=self.received))
+        return message
 
     def expect(self, kind: type[Message], where: Callable[[Message], bool] = lambda _: True) -> Message:
         """The next message of this kind; others before it are kept for later calls."""

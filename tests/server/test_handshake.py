@@ -10,6 +10,7 @@ import pytest
 from relight.core.commands import Spawn
 from relight.server.connection import MAX_HELLO_BYTES, MAX_STRANGERS
 from relight.wire.messages import (
+    PROTOCOL_VERSION,
     Challenge,
     Hello,
     NoticeUpdate,
@@ -69,7 +70,7 @@ def test_a_proof_for_another_role_is_worth_nothing(controller: ControllerProcess
 def test_wrong_version_names_both(controller: ControllerProcess) -> None:
     bystander, peer = controller.observer(), controller.connect()
     peer.say_hello("agent", "node-0", version=99)
-    check_refused(controller, peer, bystander, "protocol version 99, this controller version 1")
+    check_refused(controller, peer, bystander, f"protocol version 99, this controller version {PROTOCOL_VERSION}")
 
 
 @pytest.mark.parametrize(

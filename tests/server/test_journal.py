@@ -1,5 +1,6 @@
 """The journal keeps what it can, says once when it cannot, and never stops the job."""
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 from relight.core.commands import Audience, Notice, Stop
 from relight.core.events import ProcessExited, ProcessStarted
 from relight.core.position import Position
-from relight.server.journal import Journal, JournalLine, read_journal
+from relight.server.journal import RESERVE_NAME, Journal, JournalInUse, JournalLine, read_journal
+from relight.server.reserve import Reserve
 from relight.server.trace import TraceFile
 from relight.wire.messages import TraceChunk
 from relight.wire.settings import JobSettings
@@ -36,13 +38,16 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class Alarms(list[str]):
-    def __call__(self, text: str) -> None:
+    def __call__(self, level: str, text: str) -> None:
+        self.append(text)
+
+    def trace(self, text: str) -> None:
         self.append(text)
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     path, alarms = tmp_path / "journal.jsonl", Alarms()
-    journal = Journal(path, SETTINGS, alarms)
+    journal = Journal(path.parent, SETTINGS, alarms)
     died = ProcessExited(
         process="w0", exit_status=-9, evidence="was killed", position=Position(step=3, loss=2.5), noticed_ns=5
     )
@@ -67,7 +72,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 
 def test_each_line_is_in_the_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path, SETTINGS, Alarms())
+    journal = Journal(path.parent, SETTINGS, Alarms())
     for count in range(3):
         assert len(read_journal(path)[1]) == count
         journal.event(float(count), EVENT)
@@ -76,7 +81,7 @@ def test_each_line_is_in_the_file_at_once(tmp_path: Path) -> None:
 
 def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path, SETTINGS, Alarms())
+    journal = Journal(path.parent, SETTINGS, Alarms())
     journal.event(1.0, EVENT)
     journal.event(2.0, EVENT)
     journal.close()
@@ -86,7 +91,7 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path, SETTINGS, Alarms())
+    journal = Journal(path.parent, SETTINGS, Alarms())
     journal.event(1.0, EVENT)
     journal.event(2.0, EVENT)
     journal.close()
@@ -99,24 +104,102 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    Journal(path, SETTINGS, Alarms()).close()
+    Journal(path.parent, SETTINGS, Alarms()).close()
     path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":99'))
     with pytest.raises(msgspec.ValidationError, match="format 99"):
         read_journal(path)
 
 
+def fill(disk: Path) -> Path:
+    """Take all room that is left; returns the file that has it."""
+    ballast = disk / "ballast"
+    with ballast.open("ab", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1024))
+        with contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1))
+    return ballast
+
+
+def stop(generation: int) -> Stop:
+    return Stop(audience=Audience.MEMBERS, generation=generation, why="test")
+
+
 def test_a_full_disk_is_told_once_and_what_is_there_stays_readable(full_disk: Path) -> None:
     path, alarms = full_disk / "journal.jsonl", Alarms()
-    journal = Journal(path, SETTINGS, alarms)
+    journal = Journal(path.parent, SETTINGS, alarms)
     for count in range(2_000):
         journal.event(float(count), EVENT)
-        journal.commands(float(count), [Stop(audience=Audience.MEMBERS, generation=count, why="test")])
+        assert journal.commands(float(count), [stop(count)]) == ""
     assert len(alarms) == 1
     assert os.strerror(errno.ENOSPC) in alarms[0]
-    assert "training goes on without it" in alarms[0]
+    assert "training goes on and failures are still handled" in alarms[0]
     lines = read_journal(path)[1]
     assert len(lines) > 50
     assert [line.now for line in lines if line.event] == [float(count) for count in range(len(lines) - len(lines) // 2)]
+    journal.close()
+    successor = Journal(path.parent, SETTINGS, alarms, resume=True)
+    assert successor.behind  # more than is to be read here has happened
+    assert Reserve(full_disk / RESERVE_NAME).generation == 1_999
+
+
+def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(full_disk: Path) -> None:
+    path, alarms = full_disk / "journal.jsonl", Alarms()
+    journal = Journal(path.parent, SETTINGS, alarms)
+    ballast = fill(full_disk)
+    for count in range(200):
+        journal.event(float(count), EVENT)
+        assert journal.commands(float(count), [stop(count)]) == ""
+    ballast.unlink()
+    journal.event(200.0, EVENT)
+    assert [line.now for line in read_journal(path)[1] if line.event] == [float(count) for count in range(201)]
+    assert len(alarms) == 2
+    assert "nothing is missing" in alarms[1]
+    journal.close()
+    assert not Journal(path.parent, SETTINGS, alarms, resume=True).behind
+
+
+def test_a_generation_that_cannot_be_made_durable_is_refused(full_disk: Path) -> None:
+    journal = Journal(full_disk, SETTINGS, Alarms())
+    fill(full_disk)
+    for count in range(100):
+        journal.event(float(count), EVENT)
+    assert journal.commands(100.0, [stop(2)]) == ""
+    os.close(journal._reserve._descriptor)  # type: ignore[union-attr]  # its disk is gone too
+    assert journal.commands(101.0, [stop(2)]) == ""  # in use already
+    assert "generation 3 cannot be made durable" in journal.commands(102.0, [stop(3)])
+
+
+def test_a_successor_goes_on_behind_the_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(tmp_path, SETTINGS, Alarms())
+    journal.event(1.0, EVENT)
+    journal.event(2.0, EVENT)
+    journal.close()
+    path.write_bytes(path.read_bytes()[:-5])
+    successor = Journal(tmp_path, SETTINGS, Alarms(), resume=True)
+    assert [line.now for line in successor.found] == [1.0]
+    successor.event(3.0, EVENT)
+    assert [line.now for line in read_journal(path)[1]] == [1.0, 3.0]
+
+
+def test_a_successor_of_one_that_wrote_nothing_begins(tmp_path: Path) -> None:
+    for rest in (b"", b'{"format":1,"wa'):
+        (tmp_path / "journal.jsonl").write_bytes(rest)
+        journal = Journal(tmp_path, SETTINGS, Alarms(), resume=True)
+        assert journal.found == ()
+        assert read_journal(tmp_path / "journal.jsonl")[0].settings == SETTINGS
+        journal.close()
+
+
+def test_two_controllers_cannot_write_one_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, SETTINGS, Alarms())
+    with pytest.raises(JournalInUse, match="another controller"):
+        Journal(tmp_path, SETTINGS, Alarms(), resume=True)
+    journal.close()
+    Journal(tmp_path, SETTINGS, Alarms(), resume=True).close()
 
 
 def test_a_place_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
@@ -131,7 +214,7 @@ def test_a_place_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
 def test_an_older_journal_is_never_overwritten(tmp_path: Path) -> None:
     path, alarms = tmp_path / "journal.jsonl", Alarms()
     path.write_bytes(b"precious")
-    Journal(path, SETTINGS, alarms).event(1.0, EVENT)
+    Journal(path.parent, SETTINGS, alarms).event(1.0, EVENT)
     assert path.read_bytes() == b"precious"
     assert len(alarms) == 1
 
@@ -146,7 +229,7 @@ CHUNK = TraceChunk(process="w0", rank=0, records=((1, 1, 0, 2, 0),), clock_offse
 
 
 def test_the_trace_keeps_two_files_of_bounded_size(tmp_path: Path) -> None:
-    trace = TraceFile(tmp_path, Alarms(), max_bytes=1_000)
+    trace = TraceFile(tmp_path, Alarms().trace, max_bytes=1_000)
     for step in range(100):
         trace.append(msgspec.structs.replace(CHUNK, records=((step, 1, step, 2, step),)))
     newer, older = tmp_path / "trace.jsonl", tmp_path / "trace.1.jsonl"
@@ -159,7 +242,7 @@ def test_the_trace_keeps_two_files_of_bounded_size(tmp_path: Path) -> None:
 
 def test_a_trace_on_a_full_disk_is_told_once(full_disk: Path) -> None:
     alarms = Alarms()
-    trace = TraceFile(full_disk, alarms)
+    trace = TraceFile(full_disk, alarms.trace)
     for _ in range(2_000):
         trace.append(CHUNK)
     assert len(alarms) == 1

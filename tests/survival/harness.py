@@ -85,10 +85,11 @@ class Job:
         flags: Sequence[str] = (),
         environment: dict[str, str] | None = None,
         hang_seconds: float = HANG_SECONDS,
+        run_dir: Path | None = None,
     ) -> None:
         self.training = training
         self.directory = directory
-        self.run_dir = directory / "run"
+        self.run_dir = run_dir or directory / "run"
         self.final = directory / "final"
         self._hold = directory / "go"
         self._mark = uuid.uuid4().hex

@@ -72,17 +72,3 @@ def test_a_second_ctrl_c_does_not_wait(bench: Bench) -> None:
         outcome = job.wait(END_SECONDS)
         assert time.monotonic() - sent < 4.0 * PATIENCE
         assert outcome.status == 130, outcome.describe()
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("moment", ["startup", "training"])
-def test_without_a_controller_the_job_ends(bench: Bench, moment: str) -> None:
-    """In this version the controller is not started again: the job ends, and says so."""
-    with bench.start(TRAINING) as job:
-        job.wait_until(lambda: MOMENTS[moment](job), moment)
-        controller = job.module("relight.server")
-        assert controller is not None
-        send(controller, signal.SIGKILL)
-        outcome = job.wait(END_SECONDS)
-        assert outcome.status == 1, outcome.describe()
-        assert "the controller died of SIGKILL" in outcome.stderr, outcome.describe()

@@ -39,6 +39,7 @@ def test_an_agent_that_dies_after_it_accepted_is_given_up_for_the_next(tmp_path:
             return notice
 
         link = AgentLink(str(path), "w0", DEADLINE_SECONDS, lambda message: None)
+        link.start()
         with ThreadPoolExecutor() as pool, contextlib.closing(link):
             with accept() as first:
                 sending = pool.submit(link.send, LONG, report=True)

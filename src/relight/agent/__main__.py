@@ -12,6 +12,7 @@ from relight.agent.agent import Agent
 from relight.agent.process import WORKER_COMMAND, Launch
 from relight.errors import UsageError
 from relight.parent import end_with_parent, tidy_up_for
+from relight.wire.address import read_address
 from relight.wire.handshake import NAME, read_token
 from relight.wire.settings import read_settings
 
@@ -20,11 +21,12 @@ The private directory is the job's: settings.json says what to run, token proves
 belongs to the job. The agent starts processes when the controller orders it to, shows what they print as
 "[rank 2] ..." and keeps it in logs/ of the run directory.
 
-It ends, and its processes with it, when the controller says so, when the controller or the process that started
-the agent goes away, or on SIGTERM or Ctrl-C. Only after SIGKILL do its processes live on: start an agent with the
-same --name and --private-dir and with --adopt in time, and it takes them over.
+It ends, and its processes with it, when the controller says so, when the process that started the agent goes away, or
+on SIGTERM or Ctrl-C. Without a controller its processes train on, and it looks for the controller's successor, for some
+minutes. Only after SIGKILL do its processes live on without it: start an agent with the same --name and --private-dir
+and with --adopt in time, and it takes them over.
 
-exit status: 0 told to end, 2 wrong usage, 3 the controller is gone
+exit status: 0 told to end, 2 wrong usage, 3 the controller is gone for good
 """
 
 
@@ -70,7 +72,11 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
         socket_path=private_dir / f"agent-{options.name}.sock",
         command=command,
     )
-    agent = Agent(options.name, launch, read_token(private_dir), options.controller)
+
+    def find_controller() -> tuple[str, int]:
+        return read_address(private_dir) or options.controller
+
+    agent = Agent(options.name, launch, read_token(private_dir), find_controller)
     return await agent.run(take_over=options.adopt)
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -22,16 +23,21 @@ from relight.core.position import Position
 from relight.errors import ProtocolError
 from relight.wire.framing import decode, encode_frame, make_decoder
 from relight.wire.messages import (
+    PROTOCOL_VERSION,
     CopyPrivate,
     ForgetProcess,
     FromWorker,
+    Hello,
+    Received,
     Sample,
     Samples,
     StopAgent,
     ToWorkers,
     TraceChunk,
+    Welcome,
     WorkerHello,
 )
+from relight.wire.outbox import COUNTED, Outbox
 
 LOOK_SECONDS = 0.1  # between two looks at every process
 SAMPLE_SECONDS = 0.25  # between samples that only tell of progress: they cost training more than they tell
@@ -39,6 +45,7 @@ IDLE_SAMPLE_SECONDS = 0.5  # between samples when nothing changes; also this age
 TRACE_SECONDS = 1.0
 END_SECONDS = 10.0  # for killed processes to be gone
 FLUSH_SECONDS = 2.0
+RECONNECT_SECONDS = 0.1  # between two attempts to reach a controller that is gone
 STOPPED = "T"  # process state
 CONTROLLER_LOST = 3  # exit status
 _assign_decoder = make_decoder(Assign)
@@ -58,19 +65,24 @@ class _Worker:
 class Agent:
     """Feed it with `run`; it returns the exit status."""
 
-    def __init__(self, name: str, launch: Launch, token: bytes, controller: tuple[str, int]) -> None:
+    def __init__(self, name: str, launch: Launch, token: bytes, find_controller: Callable[[], tuple[str, int]]) -> None:
+        """`find_controller` gives the controller's address, which may change when it is restarted."""
         self._name = name
         self._launch = launch
         self._token = token
-        self._controller = controller
+        self._find_controller = find_controller
         self._printer = Printer(launch.settings.run_dir)
         self._memory_kills = MemoryKills()
         self._roster: Roster  # opened by `run`, like the next
         self._reception: Reception
         self._live: dict[str, _Worker] = {}
         self._known: dict[str, _Worker] = {}  # the live ones, and dead ones until the controller forgets them
+        self._started: set[str] = set()  # all that were ever started, or could not be
         self._uplink: Uplink | None = None
-        self._unsent: list[msgspec.Struct] = []  # before there was a connection
+        self._outbox = Outbox()
+        self._life = secrets.token_hex(8)
+        self._controller_life = ""
+        self._received = 0  # counted messages of that controller
         self._ending = asyncio.Event()
         self._none_live = asyncio.Event()
 
@@ -98,31 +110,72 @@ class Agent:
 
     async def _serve(self) -> int:
         """Until this agent is told to stop, or nobody is left who could tell it."""
-        try:
-            self._uplink = await Uplink.connect(
-                self._controller,
-                token=self._token,
-                name=self._name,
-                slots=self._launch.settings.world_size,
-                processes=tuple(sorted(self._live)),
-            )
-        except (OSError, ProtocolError) as error:
-            host, port = self._controller
-            return self._controller_lost(f"no connection to {host}:{port}: {str(error) or type(error).__name__}")
-        for message in self._unsent:
-            self._uplink.send(message)
-        self._unsent.clear()
-        async with asyncio.TaskGroup() as group:
-            watching = [group.create_task(self._sample()), group.create_task(self._trace())]
-            evidence = await self._obey_orders(self._uplink)
-            for task in watching:
-                task.cancel()
-        return self._controller_lost(evidence) if evidence else 0
-
-    def _controller_lost(self, evidence: str) -> int:
-        """Without a controller nobody can order a recovery: the processes end with this agent."""
+        evidence = await self._connect()
+        while self._uplink is not None:
+            uplink = self._uplink
+            async with asyncio.TaskGroup() as group:
+                watching = [group.create_task(self._sample(uplink)), group.create_task(self._trace(uplink))]
+                evidence = await self._obey_orders(uplink)
+                for task in watching:
+                    task.cancel()
+            if not evidence:
+                return 0
+            self._uplink = None
+            uplink.abort()
+            seconds = self._launch.settings.controller_timeout_seconds
+            self._say(f"lost the controller ({evidence}); training goes on, it has {seconds:g} s to come back")
+            evidence = await self._connect()
+        # Without a controller nobody can order a recovery: the processes end with this agent.
         self._say(f"the controller is gone ({evidence}); ending {len(self._live)} process(es)")
         return CONTROLLER_LOST
+
+    async def _connect(self) -> str:
+        """Find the controller, which may be starting or being restarted. Returns why it was given up, if it was.
+
+        One that refuses this agent at first will do so for ever; later, it may have been in a hurry.
+        """
+        seconds = self._launch.settings.controller_timeout_seconds
+        deadline = time.monotonic() + seconds
+        while True:
+            address = self._find_controller()
+            try:
+                self._uplink, welcome = await Uplink.connect(address, self._token, self._hello())
+            except (OSError, ProtocolError) as error:
+                evidence = f"no connection to {address[0]}:{address[1]}: {str(error) or type(error).__name__}"
+                if isinstance(error, ProtocolError) and not self._controller_life:
+                    return evidence
+            else:
+                self._take_up(self._uplink, welcome)
+                return ""
+            if self._outbox.overflowed:
+                return f"{evidence}; more has happened meanwhile than can be kept for it"
+            if time.monotonic() > deadline:
+                return f"{evidence}, for {seconds:g} s"
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    def _hello(self) -> Hello:
+        """Names also the processes whose end the controller cannot know yet: the news of it comes next."""
+        unconfirmed = {message.process for message in self._outbox if isinstance(message, ProcessExited)}
+        return Hello(
+            protocol_version=PROTOCOL_VERSION,
+            role="agent",
+            name=self._name,
+            mac=b"",
+            slots=self._launch.settings.world_size,
+            processes=tuple(sorted(unconfirmed | set(self._live))),
+            life=self._life,
+            controller=self._controller_life,
+            received=self._received,
+        )
+
+    def _take_up(self, uplink: Uplink, welcome: Welcome) -> None:
+        """Go on where the last connection ended, or begin with another controller."""
+        if welcome.life != self._controller_life:
+            self._controller_life, self._received = welcome.life, 0
+            self._outbox.begin_anew()
+        self._outbox.confirm(welcome.received)
+        for frame in self._outbox.frames():
+            uplink.send(frame)
 
     async def _end_all(self) -> None:
         """Kill every process, wait until all are gone, and let go of what was printed and reported."""
@@ -148,6 +201,7 @@ class Agent:
 
     # --- processes ----------------------------------------------------------------------------------------------
     def _take_over(self) -> None:
+        self._started.update(self._roster.names())
         for record in self._roster.standing():
             name = record.process
             try:
@@ -160,9 +214,9 @@ class Agent:
                     self._report(_exited_unseen(name))
 
     def _spawn(self, order: Spawn) -> None:
-        if order.process in self._known:
-            self._say(f"{order.process} is not started: there is one already")
-            return
+        if order.process in self._started:
+            return  # an order that a restarted controller gives again, since it cannot know that it arrived
+        self._started.add(order.process)
         try:
             process = spawn(self._launch, order.process, order.rank, order.slot)
         except (OSError, ValueError) as error:
@@ -190,6 +244,7 @@ class Agent:
     def _watch(self, process: Process) -> None:
         output = Output(process.name, process.rank, process.outputs, self._printer)
         worker = self._live[process.name] = self._known[process.name] = _Worker(process, output)
+        self._started.add(process.name)
         asyncio.get_running_loop().add_reader(process.pidfd, self._on_exit, worker)
         self._report(ProcessStarted(process=process.name, pid=process.pid))
 
@@ -292,12 +347,17 @@ class Agent:
                 if isinstance(message, StopAgent):
                     return ""
                 self._obey(message)
+                if isinstance(message, COUNTED):
+                    self._received += 1
+                    uplink.send(encode_frame(Received(count=self._received)))
         except ProtocolError as error:
             return str(error)
         return "it closed the connection"
 
     def _obey(self, message: msgspec.Struct) -> None:
         match message:
+            case Received():
+                self._outbox.confirm(message.count)
             case Spawn():
                 self._spawn(message)
             case Kill():
@@ -334,12 +394,12 @@ class Agent:
 
     # --- reports ------------------------------------------------------------------------------------------------
     def _report(self, message: msgspec.Struct) -> None:
+        """Tell the controller, the one that is there or the one that comes."""
+        frame = self._outbox.put(message)
         if self._uplink is not None:
-            self._uplink.send(message)
-        else:
-            self._unsent.append(message)
+            self._uplink.send(frame)
 
-    async def _sample(self) -> None:
+    async def _sample(self, uplink: Uplink) -> None:
         """Positions and process states: at once when a process was stopped, else now and then."""
         sent = 0.0
         stopped = False
@@ -366,27 +426,27 @@ class Agent:
                 )
             now = time.monotonic()
             pause = 0.0 if stopped or was_stopped else SAMPLE_SECONDS if changed else IDLE_SAMPLE_SECONDS
-            if now - sent >= pause and not self._congested():
-                self._report(Samples(samples=tuple(samples)))
+            if now - sent >= pause and not uplink.congested():
+                uplink.send(encode_frame(Samples(samples=tuple(samples))))
                 sent = now
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _trace(self) -> None:
+    async def _trace(self, uplink: Uplink) -> None:
         while True:
             await asyncio.sleep(TRACE_SECONDS)
-            if not self._congested():
+            if not uplink.congested():
                 for _, worker in sorted(self._live.items()):
                     self._report_trace(worker.process)
 
     def _report_trace(self, process: Process) -> None:
+        if self._uplink is None:
+            return  # the records wait in the page, as far as it can hold them
         records = process.page.drain_trace()
         if records:
             rank = process.page.position().rank
             offset_ns = time.time_ns() - time.monotonic_ns()
-            self._report(TraceChunk(process=process.name, rank=rank, records=records, clock_offset_ns=offset_ns))
-
-    def _congested(self) -> bool:
-        return self._uplink is not None and self._uplink.congested()
+            chunk = TraceChunk(process=process.name, rank=rank, records=records, clock_offset_ns=offset_ns)
+            self._uplink.send(encode_frame(chunk))
 
 
 def _exited_unseen(name: str) -> ProcessExited:

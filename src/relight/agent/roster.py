@@ -44,6 +44,10 @@ class Roster:
     def get(self, process: str) -> Record | None:
         return self._records.get(process)
 
+    def names(self) -> frozenset[str]:
+        """All processes that were ever started."""
+        return frozenset(self._records)
+
     def standing(self) -> tuple[Record, ...]:
         """The processes whose end the controller has not dealt with."""
         return tuple(record for _, record in sorted(self._records.items()) if not record.forgotten)

@@ -82,6 +82,7 @@ class Controller:
         self.stage = Stage.STARTING
         self.generation = 1
         self.until = 0
+        self.ended: EndJob | None = None
         self.members = Members()
         self.ledger = Ledger(settings.world_size, settings.standbys)
         self._agent = ""
@@ -198,6 +199,8 @@ class Controller:
             case ev.FaultStruck():
                 self.ledger.struck.add(event.fault)
                 out = []
+            case ev.ControllerRestarted():
+                out = self._on_controller_restarted(now)
             case ev.ShutdownRequested():
                 out = self._end(f"stopped: {event.reason}", now)
             case _:
@@ -514,14 +517,22 @@ class Controller:
     # --- a recovery --------------------------------------------------------------------------------------------
     def _open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
         """A failure, wherever it struck: from the top, under a new number."""
-        members = self.members.by_rank().values()
-        if not any(p.may_hold_state for p in members):
+        if not any(p.may_hold_state for p in self.members.by_rank().values()):
             return self._end(self._all_lost(), now, self._last_traceback())
+        last = self.ledger.failures[-1]
+        return [
+            self._stop_everyone(last.evidence, now, stop_limit_seconds),
+            Notice(why=self.ledger.describe_failure(last), level="warning"),
+            *self._fill_vacancies(now),
+        ]
+
+    def _stop_everyone(self, why: str, now: float, stop_limit_seconds: float | None = None) -> Stop:
+        """Open the next generation: whatever was under way is forgotten, and everybody is asked anew."""
         settings = self.settings
         # The last resort: a rank between two steps may evaluate for long, and one inside is judged by the detector.
         at_most = settings.stop_timeout_seconds + settings.outside_hang_timeout_seconds
         self._stop_limit_seconds = at_most if stop_limit_seconds is None else stop_limit_seconds
-        for process in members:
+        for process in self.members.by_rank().values():
             process.asked_at = now
         self.generation += 1
         self.stage = Stage.STOPPING
@@ -532,13 +543,8 @@ class Controller:
         self._suspected_collective = None
         self._suspected_restore = None
         self._deadline = now + self._stop_limit_seconds
-        last = self.ledger.failures[-1]
         self.ledger.stopping(self.generation, now)
-        out: list[Command] = [
-            Stop(audience=Audience.MEMBERS, generation=self.generation, why=last.evidence),
-            Notice(why=self.ledger.describe_failure(last), level="warning"),
-        ]
-        return out + self._fill_vacancies(now)
+        return Stop(audience=Audience.MEMBERS, generation=self.generation, why=why)
 
     def _all_lost(self) -> str:
         last = self.ledger.failures[-1]
@@ -722,6 +728,53 @@ class Controller:
             out.append(Kill(process=process.name, why=evidence))
         return out + self._fail(late, -1, None, now)
 
+    # --- after the controller's own death ------------------------------------------------------------------------
+    def _on_controller_restarted(self, now: float) -> list[Command]:
+        """Everything that the dead controller was told is known, but not which of its orders arrived.
+
+        So the orders that still hold are given again: whoever has obeyed one already takes no notice. An unfinished
+        decision is not gone on with (rule 12 of docs/PROTOCOL.md): a recovery begins again, in a new generation.
+        Whoever is waited for gets all of the time again: the time without a controller was nobody's fault.
+        """
+        self.ledger.controller_restarts += 1
+        out: list[Command] = []
+        for process in self.members.processes.values():
+            if process.failed and process.alive:
+                out.append(Kill(process=process.name, why="again: it was declared failed"))
+            elif process.alive and not process.started:
+                why = "again: the order may have been lost"
+                out.append(
+                    Spawn(agent=process.agent, process=process.name, rank=process.rank, slot=process.slot, why=why)
+                )
+        if self.stage is Stage.STARTING:
+            return out + self._start_again(now)
+        why = "again: the controller was restarted"
+        out.append(Begin(audience=Audience.MEMBERS, generation=self.generation, why=why))
+        if self.stage is Stage.FINISHING:
+            return [*out, Release(audience=Audience.MEMBERS, generation=self.generation, why=why)]
+        if self.stage is Stage.TRAINING:
+            self._deadline = None if self._suspected_collective is None else now + COLLECTIVE_GRACE_SECONDS
+            notice = Notice(why="the controller is back; training went on meanwhile", level="info")
+            return [*out, Resume(audience=Audience.MEMBERS, generation=self.generation, why=why), notice]
+        stop = self._stop_everyone("the controller died during the recovery, so it begins again", now)
+        notice = Notice(why=f"the controller is back; {stop.why}, as generation {self.generation}", level="warning")
+        out += [stop, notice]
+        for rank, process in self.members.by_rank().items():
+            if process.replacement:  # a standby that has never heard of its rank hears no Stop either
+                out.append(Assign(process=process.name, rank=rank, generation=self.generation, why=why))
+        return out + self._fill_vacancies(now)
+
+    def _start_again(self, now: float) -> list[Command]:
+        """Of a job that has not begun to train."""
+        if not self._agent:
+            return []
+        self._deadline = now + self.settings.startup_timeout_seconds
+        return [
+            Assign(process=process.name, rank=rank, generation=self.generation, why="again: initial rank")
+            for rank, process in self.members.by_rank().items()
+            if process.started
+        ]
+
     # --- the end -----------------------------------------------------------------------------------------------
     def _on_done(self, event: ev.TrainingDone, now: float) -> list[Command]:
         if self.stage is not Stage.TRAINING or event.generation != self.generation:
@@ -756,7 +809,9 @@ class Controller:
     def _end(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
         self.stage, self._deadline = Stage.ENDED, None
         self.ledger.ended(error, now)
-        return [EndJob(error=error, details=raised.traceback if raised else "", why=error or "training finished")]
+        details = raised.traceback if raised else ""
+        self.ended = EndJob(error=error, details=details, why=error or "training finished")
+        return [self.ended]
 
     def _is_member(self, name: str) -> bool:
         process = self.members.processes.get(name)

@@ -206,6 +206,10 @@ class WorkerNotice(_Event, frozen=True, kw_only=True):
     text: str
 
 
+class ControllerRestarted(_Event, frozen=True, kw_only=True):
+    """A successor of a dead controller has replayed the journal: orders that were under way may be lost."""
+
+
 class ShutdownRequested(_Event, frozen=True, kw_only=True):
     """Ctrl-C, SIGTERM or `relight run` going away."""
 
@@ -232,6 +236,7 @@ Event = (
     | WorkerReleased
     | WorkerNotice
     | FaultStruck
+    | ControllerRestarted
     | ShutdownRequested
 )
 

@@ -48,6 +48,7 @@ class Ledger:
         self.recoveries: list[RecoveryReport] = []
         self.notices: list[str] = []
         self.struck: set[Fault] = set()  # planned faults that happened
+        self.controller_restarts = 0
         self._open: _Open | None = None
         self._start = 0.0
         self._end = 0.0
@@ -259,5 +260,6 @@ class Ledger:
             final_lineage=self._lineage,
             time_lost_seconds=sum(r.stages.total_seconds for r in recoveries) + redone,
             cut_collectives=self._cut,
+            controller_restarts=self.controller_restarts,
             error=self._error,
         )

@@ -87,6 +87,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     final_lineage: str = ""
     time_lost_seconds: float = 0.0
     cut_collectives: int = 0  # collectives outside the protected part of a step that a recovery cut short
+    controller_restarts: int = 0
     error: str = ""  # empty: training finished
     versions: dict[str, str] = {}  # of relight, Python, torch, ...
 

@@ -3,15 +3,14 @@
 import argparse
 import asyncio
 import errno
-import os
 import signal
 import sys
 from pathlib import Path
 
-import msgspec
-
 from relight.parent import end_with_parent, tidy_up_for
+from relight.server.journal import JournalInUse
 from relight.server.server import Server
+from relight.wire.address import announce, find_address
 from relight.wire.handshake import read_token
 from relight.wire.settings import JobSettings, read_settings
 
@@ -21,26 +20,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="relight.server", description="The controller of one job.")
     parser.add_argument("--private-dir", type=Path, required=True, help="where settings.json and the token lie")
     parser.add_argument("--parent", type=int, default=0, help="end when this parent process ends")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on where a controller that died stopped, by the journal it left"
+    )
     arguments = parser.parse_args()
     if arguments.parent:
         end_with_parent(arguments.parent)
     settings = read_settings(arguments.private_dir)
     try:
-        return asyncio.run(_serve(settings, read_token(arguments.private_dir), arguments.private_dir))
+        token = read_token(arguments.private_dir)
+        return asyncio.run(_serve(settings, token, arguments.private_dir, resume=arguments.resume))
     finally:
         tidy_up_for(arguments.parent, arguments.private_dir)
 
 
-async def _serve(settings: JobSettings, token: bytes, private_dir: Path) -> int:
-    server = Server(settings, token)
+async def _serve(settings: JobSettings, token: bytes, private_dir: Path, *, resume: bool) -> int:
+    server = Server(settings, token, resume=resume)
+    before = find_address(private_dir) if resume else None
     try:
-        host, port = await server.listen()
+        host, port = await server.listen(before.port if before else 0)
     except OSError as error:
         return _refuse_to_listen(settings, error)
+    except JournalInUse as error:
+        print(f"relight: {error}", file=sys.stderr, flush=True)
+        return 2
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.shut_down, signal.Signals(number).name)
-    _announce(private_dir, host, port)
+    announce(private_dir, host, port)
     return await server.run()
 
 
@@ -52,12 +59,6 @@ def _refuse_to_listen(settings: JobSettings, error: OSError) -> int:
         what = f"cannot listen on {where}: {error.strerror or error}; choose another port with --controller-port"
     print(f"relight: {what}", file=sys.stderr, flush=True)
     return 2
-
-
-def _announce(private_dir: Path, host: str, port: int) -> None:
-    draft = private_dir / "controller.json.tmp"
-    draft.write_bytes(msgspec.json.encode({"host": host, "port": port, "pid": os.getpid()}))
-    draft.replace(private_dir / "controller.json")
 
 
 if __name__ == "__main__":

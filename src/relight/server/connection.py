@@ -8,7 +8,8 @@ import msgspec
 
 from relight.errors import ProtocolError
 from relight.wire.framing import decode, encode_frame, make_decoder, read_payload
-from relight.wire.handshake import NAME, ROLES, check_mac
+from relight.wire.handshake import NAME, ROLES, check_mac, welcome_mac
+from relight.wire.keepalive import notice_silence
 from relight.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Refused, Welcome
 
 HANDSHAKE_SECONDS = 5.0
@@ -25,6 +26,7 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self._writer = writer
+        notice_silence(writer.get_extra_info("socket"))
 
     @property
     def peer(self) -> str:
@@ -33,9 +35,12 @@ class Connection:
         return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "an unknown peer"
 
     def send(self, message: msgspec.Struct) -> None:
+        self.send_frame(encode_frame(message))
+
+    def send_frame(self, frame: bytes) -> None:
         if self._writer.is_closing():
             return
-        self._writer.write(encode_frame(message))
+        self._writer.write(frame)
         if self._writer.transport.get_write_buffer_size() > MAX_QUEUED_BYTES:
             self._writer.transport.abort()
 
@@ -56,11 +61,17 @@ class Gate:
     def __init__(self, token: bytes, job: str, deadline_seconds: float = HANDSHAKE_SECONDS) -> None:
         self._token = token
         self._job = job
+        self.life = secrets.token_hex(8)  # names this run of the controller
         self._deadline_seconds = deadline_seconds
         self._strangers = 0
 
+    def welcome(self, connection: Connection, hello: Hello, received: int = 0) -> None:
+        """The last word of the handshake, and our own proof. `received`: see wire.outbox."""
+        mac = welcome_mac(self._token, hello.nonce, self._job)
+        connection.send(Welcome(job=self._job, mac=mac, life=self.life, received=received))
+
     async def admit(self, connection: Connection) -> Hello | str:
-        """Run the handshake. Returns the peer's Hello, or the reason for which it was refused."""
+        """Run the handshake up to `welcome`. Returns the peer's Hello, or the reason for which it was refused."""
         if self._strangers >= MAX_STRANGERS:
             reason = f"more than {MAX_STRANGERS} connections wait to be authenticated; try again later"
             connection.send(Refused(reason=reason))
@@ -74,7 +85,6 @@ class Gate:
         except ProtocolError as error:
             reason = str(error)
         else:
-            connection.send(Welcome(job=self._job))
             return hello
         finally:
             self._strangers -= 1

@@ -1,12 +1,14 @@
 """The journal: one JSON line for each thing that happened and each order given, written before the order is sent.
 
 Replaying the lines through a fresh core repeats every decision, so a run that went wrong can be studied at a desk.
-It is a record and not a crutch: with a full disk the job trains on without it, and says so once.
+A restarted controller does the same, and so knows what its predecessor knew. With a full disk the job trains on.
 """
 
+import contextlib
 import datetime
+import fcntl
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,14 @@ import msgspec
 
 from relight.core.commands import Assign, Begin, Command, Stop
 from relight.core.events import Event
+from relight.core.replay import Record
+from relight.server.reserve import Reserve
 from relight.wire.settings import JobSettings
 
 FORMAT_VERSION = 1
+RESERVE_NAME = "journal.reserve"
+MAX_UNWRITTEN_BYTES = 8 * 2**20  # kept in memory while the disk takes nothing
+_CHUNK_BYTES = 64 * 1024
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,19 +45,58 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     note: str = ""  # said by the server itself; no part of a replay
 
 
-class Journal:
-    """Appends lines to a file. Never raises: `on_failure` is told once, with the reason in words."""
+def records(lines: Iterable[JournalLine]) -> Iterator[Record]:
+    """What a controller was told, without its orders."""
+    return (Record(line.now, line.event) for line in lines if line.event is not None or line.expired)
 
-    def __init__(self, path: Path, settings: JobSettings, on_failure: Callable[[str], None]) -> None:
-        self._path = path
-        self._on_failure = on_failure
+
+class JournalInUse(Exception):
+    """Another process writes this journal: two controllers would give two different orders."""
+
+
+class Journal:
+    """Appends lines to a file. A disk that takes nothing is told once, and tried again with every line.
+
+    Lines that could not be written are kept in memory, so nothing is missing once there is room again. Until then
+    the *reserve* beside the journal says that something is missing, and which generation is the newest.
+    """
+
+    def __init__(
+        self, run_dir: Path, settings: JobSettings, say: Callable[[str, str], None], *, resume: bool = False
+    ) -> None:
+        """Begin a journal, or `resume` one; `say(level, text)` tells people. Raises JournalInUse."""
+        self._path = run_dir / "journal.jsonl"
+        self._say = say
         self._encoder = msgspec.json.Encoder()
+        self._unwritten = bytearray()
+        self._failing = False
+        self._missing = False  # too much could not be written: the end of the file is the end of the journal
         self._descriptor: int | None = None
+        self._reserve: Reserve | None = None
+        self.found: tuple[JournalLine, ...] = ()  # what an earlier controller has written, if this resumes it
+        self.behind = False  # more happened under that controller than it could write
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._open(settings, resume=resume)
         except OSError as error:
             self._fail(error)
-        self._write(JournalHeader(format=FORMAT_VERSION, wall=_wall(), settings=settings))
+
+    def _open(self, settings: JobSettings, *, resume: bool) -> None:
+        if not resume and self._path.exists():
+            raise FileExistsError(0, "there is one already")
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            raise JournalInUse(f"{self._path} is being written by another controller of this job") from error
+        self._reserve = Reserve(self._path.parent / RESERVE_NAME)
+        self.behind = self._reserve.behind
+        whole = _whole_lines(self._descriptor)
+        os.ftruncate(self._descriptor, whole)  # half a line is all that a dead controller may have left behind them
+        if whole:
+            _, self.found = read_journal(self._path)
+        else:
+            self._write(JournalHeader(format=FORMAT_VERSION, wall=_wall(), settings=settings))
 
     def event(self, now: float, event: Event) -> None:
         self._write(JournalLine(now=now, wall=_wall(), event=event))
@@ -61,30 +107,48 @@ class Journal:
     def note(self, now: float, text: str) -> None:
         self._write(JournalLine(now=now, wall=_wall(), note=text))
 
-    def commands(self, now: float, commands: Sequence[Command]) -> None:
-        """Record orders about to be sent; a generation is on the disk before anyone can be in it."""
+    def commands(self, now: float, commands: Sequence[Command]) -> str:
+        """Record orders about to be sent; a generation is on the disk before anyone can be in it.
+
+        Returns an empty string, or why a generation among them must not be used: a restarted controller would not
+        know of it, and might use it again.
+        """
         for command in commands:
             self._write(JournalLine(now=now, command=command))
-        if any(isinstance(command, Stop | Assign | Begin) for command in commands):
-            self._sync()
+        generations = [command.generation for command in commands if isinstance(command, Stop | Assign | Begin)]
+        if not generations:
+            return ""
+        self._sync()
+        return self._keep_generation(max(generations)) if self._failing else ""
 
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+        if self._reserve is not None:
+            self._reserve.close()
+            self._reserve = None
 
     def _write(self, line: msgspec.Struct) -> None:
+        if self._missing:
+            return
+        self._unwritten += self._encoder.encode(line) + b"\n"
         if self._descriptor is None:
             return
-        rest = memoryview(self._encoder.encode(line) + b"\n")
         try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            while self._unwritten:
+                written = os.write(self._descriptor, self._unwritten)
+                del self._unwritten[:written]
+            if self._failing:
+                self._recover()
         except OSError as error:
             self._fail(error)
+        if len(self._unwritten) > MAX_UNWRITTEN_BYTES:
+            self._missing = True
+            self._unwritten.clear()
 
     def _sync(self) -> None:
-        if self._descriptor is None:
+        if self._descriptor is None or self._failing:
             return
         try:
             os.fdatasync(self._descriptor)
@@ -92,11 +156,53 @@ class Journal:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        self.close()
-        self._on_failure(
-            f"the journal {self._path} cannot be written ({error.strerror or error}); training goes on without it, "
-            "but this run can neither be replayed nor be shown as a timeline from here on"
+        if self._failing:
+            return
+        self._failing = True
+        if self._reserve is not None:
+            with contextlib.suppress(OSError):  # then `_keep_generation` fails too, and says so
+                self._reserve.keep(behind=True)
+        self._say(
+            "error",
+            f"the journal {self._path} cannot be written ({error.strerror or error}); training goes on and failures "
+            "are still handled, but should the controller die now, the job could not go on. Make room: what is "
+            "missing is written then",
         )
+
+    def _recover(self) -> None:
+        """Everything is in the file after all. Raises OSError if it is not sure to stay there."""
+        if self._descriptor is None or self._reserve is None:
+            return
+        os.fdatasync(self._descriptor)
+        self._reserve.keep(behind=False)
+        self._failing = False
+        self._say("info", f"the journal {self._path} is written again; nothing is missing")
+
+    def _keep_generation(self, generation: int) -> str:
+        try:
+            if self._reserve is None:
+                raise OSError(0, "there is no reserve either")
+            if self._reserve.generation < generation:
+                self._reserve.keep(generation=generation, behind=True)
+        except OSError as error:
+            return (
+                f"generation {generation} cannot be made durable ({error.strerror or error}, and the journal cannot be "
+                "written): a restarted controller might use it again, so it is refused. Resume from your "
+                "last checkpoint once there is room on the disk"
+            )
+        return ""
+
+
+def _whole_lines(descriptor: int) -> int:
+    """Where the last whole line ends, in bytes from the start of the file."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        begin = max(0, end - _CHUNK_BYTES)
+        newline = os.pread(descriptor, end - begin, begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+        end = begin
+    return 0
 
 
 def read_journal(path: Path) -> tuple[JournalHeader, tuple[JournalLine, ...]]:

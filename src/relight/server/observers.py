@@ -19,6 +19,9 @@ class Observers:
         self._unheard: list[NoticeUpdate] = []
         self._refusals: list[float] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._connections)
+
     def add(self, connection: Connection) -> None:
         self._connections.add(connection)
         for update in self._unheard:

@@ -4,6 +4,8 @@ It decides nothing. Everything runs in one thread, so the core sees one event at
 """
 
 import asyncio
+import contextlib
+import datetime
 import platform
 import time
 import traceback
@@ -32,17 +34,21 @@ from relight.core.detector import Detector, DetectorSettings
 from relight.core.events import (
     AgentJoined,
     AgentLost,
+    ControllerRestarted,
     Event,
     ProcessDying,
     ProcessExited,
     ProcessStarted,
     ShutdownRequested,
 )
+from relight.core.position import Position
+from relight.core.replay import replay
 from relight.core.report import encode_report
 from relight.errors import ProtocolError
 from relight.server.agents import Agent, Agents
 from relight.server.connection import Connection, Gate
-from relight.server.journal import Journal
+from relight.server.faults import ControllerFault
+from relight.server.journal import Journal, JournalLine, records
 from relight.server.observers import Observers
 from relight.server.status import StatusBoard
 from relight.server.store import Store
@@ -54,15 +60,19 @@ from relight.wire.messages import (
     Hello,
     JobEnded,
     ObserverUp,
+    Received,
+    Refused,
     Samples,
     StopAgent,
     StoreAdd,
+    StoreRecall,
     StoreSet,
     StoreWait,
     TraceChunk,
     WorkerHello,
     WorkerUp,
 )
+from relight.wire.outbox import COUNTED
 from relight.wire.settings import JobSettings
 
 STATUS_SECONDS = 0.5
@@ -72,10 +82,11 @@ Part = TypeVar("Part", bound=msgspec.Struct)
 
 
 class Server:
-    """One job's server, from the first connection to EndJob."""
+    """One job's server, from the first connection to EndJob. `resume`: go on where a dead one stopped."""
 
-    def __init__(self, settings: JobSettings, token: bytes) -> None:
+    def __init__(self, settings: JobSettings, token: bytes, *, resume: bool = False) -> None:
         self._settings = settings
+        self._resume = resume
         self._run_dir = Path(settings.run_dir)
         self._core = Controller(_part(ControllerSettings, settings))
         self._detector = Detector(_part(DetectorSettings, settings))
@@ -92,6 +103,9 @@ class Server:
         self._started_wall = time.time()
         self._ended: EndJob | None = None
         self._over = asyncio.Event()
+        self._ended_before: set[str] = set()  # agents of a job that had ended before this controller was started
+        self._fault = ControllerFault(life=0)
+        self._observed = asyncio.Event()  # somebody has heard of the end
         self._agents_gone = asyncio.Event()
         self._listener: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -100,27 +114,78 @@ class Server:
         self._decode_worker = make_decoder(WorkerUp)
 
     # --- life ---------------------------------------------------------------------------------------------------
-    async def listen(self) -> tuple[str, int]:
-        """Open the port, then the journal; returns the address for peers. Raises OSError if the port is taken."""
+    async def listen(self, port: int = 0) -> tuple[str, int]:
+        """Open the port, then the journal; returns the address for peers.
+
+        `port` is one to try first, if the settings leave the choice to the system. Raises OSError if the port of the
+        settings is taken, JournalInUse if another controller serves this job.
+        """
         settings = self._settings
-        self._listener = await asyncio.start_server(
-            self._on_connection, settings.controller_address, settings.controller_port, start_serving=False
-        )
-        self._journal = Journal(self._run_dir / "journal.jsonl", settings, self._observers.alarm)
+        self._listener = await self._open_port(settings.controller_port or port)
+        self._journal = Journal(self._run_dir, settings, self._observers.tell, resume=self._resume)
+        if self._journal.found:
+            self._take_over(self._journal.found, behind=self._journal.behind)
         await self._listener.start_serving()
         host, port = self._listener.sockets[0].getsockname()[:2]
         return host, port
+
+    async def _open_port(self, port: int) -> asyncio.Server:
+        address = self._settings.controller_address
+        try:
+            return await asyncio.start_server(self._on_connection, address, port, start_serving=False)
+        except OSError:
+            if self._settings.controller_port:
+                raise
+        return await asyncio.start_server(self._on_connection, address, 0, start_serving=False)
+
+    def _take_over(self, lines: Sequence[JournalLine], *, behind: bool) -> None:
+        """Learn from the journal what the dead controller knew, then find out what has become of its orders."""
+        last = lines[-1]
+        dated = next((line for line in reversed(lines) if line.wall), last)
+        written = datetime.datetime.fromisoformat(dated.wall).timestamp() if dated.wall else time.time()
+        now = max(last.now, dated.now + time.time() - written)
+        self._started, self._started_wall = time.monotonic() - now, written - dated.now
+        try:
+            self._core = replay(self._core.settings, records(lines))
+        except Exception as error:  # as in `_obey`: it ended the job then, and does so again
+            text = f"the controller failed ({error!r}); this is a defect in relight"
+            self._end_job(EndJob(error=text, details=traceback.format_exc(), why=text))
+            return
+        self._fault = ControllerFault(life=self._core.ledger.controller_restarts + 1)
+        self._board = StatusBoard(self._settings.job, self._core)
+        self._store.open(self._core.generation)
+        self._agents.recall(self._core.members.processes.values())
+        if self._core.ended is None and behind:
+            text = (
+                "the controller died while its journal could not be written, so what the job has done since is not "
+                "known. Resume from your last checkpoint once there is room on the disk"
+            )
+            self._core.ledger.ended(text, now)
+            self._core.ended = EndJob(error=text, details="", why=text)
+        if self._core.ended is not None:
+            self._ended_before = {agent.name for agent in self._agents}
+            self._end_job(self._core.ended)
+            return
+        self.feed(ControllerRestarted())
+        ranks = tuple(self._core.rank_processes().values())
+        self._store.recall(ranks)
+        self._agents.tell_store_lost(ranks)
+        for agent in self._agents:
+            self._give_time(agent, "after the controller's restart")
 
     async def run(self) -> int:
         """Serve until the job has ended; returns the exit status."""
         ticker = asyncio.create_task(self._tick())
         await self._over.wait()
         ticker.cancel()
-        if any(agent.connected for agent in self._agents):
+        if any(agent.connected for agent in self._agents) or self._ended_before:
             try:
                 await asyncio.wait_for(self._agents_gone.wait(), AGENT_STOP_SECONDS)
             except TimeoutError:
                 self._observers.tell("warning", f"an agent did not end within {AGENT_STOP_SECONDS:g} s")
+        if self._resume:  # those who are to hear of the end may be on their way here
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._observed.wait(), FLUSH_SECONDS)
         if self._listener is not None:
             self._listener.close()
         await self._observers.finish(FLUSH_SECONDS)
@@ -144,6 +209,7 @@ class Server:
             return
         now = self._now()
         self._journal.event(now, event)
+        self._fault.pass_by("event", event)
         self._obey(lambda: self._core.handle(event, now), now)
 
     def _expire(self) -> None:
@@ -160,9 +226,14 @@ class Server:
     def _obey(self, decide: Callable[[], Sequence[Command]], now: float) -> None:
         try:
             commands = decide()
-            self._journal.commands(now, commands)
+            refused = self._journal.commands(now, commands)
+            if refused:
+                commands = (EndJob(error=refused, details="", why=refused),)
+            for command in commands:
+                self._fault.pass_by("orders", command)
             for command in commands:
                 self._carry_out(command)
+                self._fault.pass_by("sent", command)
         except Exception as error:  # a defect of ours must not leave a job without anyone in charge
             text = f"the controller failed ({error!r}); this is a defect in relight"
             self._end_job(EndJob(error=text, details=traceback.format_exc(), why=text))
@@ -216,8 +287,10 @@ class Server:
         self._ended = command
         self._write_report()
         self._observers.send(JobEnded(error=command.error, details=command.details))
+        if self._observers:
+            self._observed.set()
         for agent in self._agents:
-            agent.send(StopAgent(why=command.error or "training finished"))
+            agent.say(StopAgent(why=command.error or "training finished"))
         self._over.set()
 
     def _write_report(self) -> None:
@@ -259,6 +332,7 @@ class Server:
             elif hello.role == "agent":
                 await self._serve_agent(connection, hello)
             else:
+                self._gate.welcome(connection, hello)
                 await self._serve_observer(connection)
         except ProtocolError as error:
             self._refuse(f"closed the connection from {connection.peer}: {error}")
@@ -279,6 +353,7 @@ class Server:
         try:
             if self._ended is not None:
                 connection.send(JobEnded(error=self._ended.error, details=self._ended.details))
+                self._observed.set()
             while (payload := await read_payload(connection.reader)) is not None:
                 message = decode(self._decode_observer, payload)
                 if isinstance(message, StopAgent):
@@ -293,49 +368,79 @@ class Server:
             await asyncio.sleep(STATUS_SECONDS)
 
     async def _serve_agent(self, connection: Connection, hello: Hello) -> None:
+        agent = self._agents.get(hello.name)
         if self._ended is not None:
+            self._gate.welcome(connection, hello)
             connection.send(StopAgent(why="the job is over"))
+            await self._await_end(connection)
+            self._ended_before.discard(hello.name)
+            self._note_agents_gone()
+            return
+        if agent is not None and agent.overflowed:
+            connection.send(Refused(reason="this agent was away for so long that orders for it were lost"))
             return
         agent = self._welcome_agent(connection, hello)
         try:
             while (payload := await read_payload(connection.reader)) is not None:
-                self._on_agent_message(agent, decode(self._decode_agent, payload))
+                message = decode(self._decode_agent, payload)
+                if not agent.speaks_through(connection):
+                    return
+                self._on_agent_message(agent, message)
+                if isinstance(message, COUNTED):
+                    agent.note_received()
         finally:
             if agent.detach(connection):
                 self._on_agent_away(agent)
+
+    async def _await_end(self, connection: Connection) -> None:
+        while await read_payload(connection.reader) is not None:
+            pass
 
     def _welcome_agent(self, connection: Connection, hello: Hello) -> Agent:
         timer = self._away.pop(hello.name, None)
         if timer is not None:
             timer.cancel()
         agent = self._agents.get(hello.name)
+        is_new = agent is None
         if agent is None:
             if not any(self._agents):  # the job's clock starts here
                 self._started, self._started_wall = time.monotonic(), time.time()
             agent = self._agents.add(hello.name)
-            agent.attach(connection, hello.processes)
+        self._gate.welcome(connection, hello, agent.recognise(hello, self._gate.life))
+        unseen = agent.attach(connection, hello.processes)
+        if is_new:
             self.feed(AgentJoined(agent=hello.name, slots=hello.slots))
-        else:
-            for process in agent.attach(connection, hello.processes):
-                self._on_exit(agent, self._exit_unseen(process))
+        for process in unseen:
+            evidence, now_ns = "ended while its agent was away", time.monotonic_ns()
+            self._on_exit(
+                agent,
+                ProcessExited(
+                    process=process, exit_status=None, evidence=evidence, position=Position(), noticed_ns=now_ns
+                ),
+            )
         return agent
 
-    def _exit_unseen(self, process: str) -> ProcessExited:
+    def _exit_unseen(self, event: ProcessExited) -> ProcessExited:
         """It died together with its agent, and with both the last mapping of its private state."""
-        position = msgspec.structs.replace(self._board.position(process), private_versions=(-1, -1))
-        evidence = "ended while its agent was away"
-        return ProcessExited(
-            process=process, exit_status=None, evidence=evidence, position=position, noticed_ns=time.monotonic_ns()
-        )
+        position = msgspec.structs.replace(self._board.position(event.process), private_versions=(-1, -1))
+        return msgspec.structs.replace(event, position=position)
 
     def _on_agent_away(self, agent: Agent) -> None:
         if self._ended is not None:
-            if not any(other.connected for other in self._agents):
-                self._agents_gone.set()
+            self._note_agents_gone()
             return
         seconds = self._settings.agent_timeout_seconds
         self._observers.tell("warning", f"lost the connection to agent {agent.name}; it has {seconds:g} s to come back")
-        evidence = f"no connection to agent {agent.name} for {seconds:g} s"
+        self._give_time(agent)
+
+    def _note_agents_gone(self) -> None:
+        if not self._ended_before and not any(agent.connected for agent in self._agents):
+            self._agents_gone.set()
+
+    def _give_time(self, agent: Agent, since: str = "") -> None:
+        """It is not here: it has a while to come back."""
+        seconds = self._settings.agent_timeout_seconds
+        evidence = " ".join(f"no connection to agent {agent.name} for {seconds:g} s {since}".split())
         self._away[agent.name] = asyncio.get_running_loop().call_later(seconds, self._lose_agent, agent, evidence)
 
     def _lose_agent(self, agent: Agent, evidence: str) -> None:
@@ -357,11 +462,15 @@ class Server:
             case ProcessStarted() | ProcessDying():
                 if self._runs(agent, message.process):
                     self.feed(message)
+            case Received():
+                agent.confirm(message.count)
             case Hello():
                 raise ProtocolError(f"agent {agent.name} said Hello twice")
 
     def _on_exit(self, agent: Agent, event: ProcessExited) -> None:
         if self._runs(agent, event.process):
+            if event.exit_status is None and not event.position.stamp_ns:
+                event = self._exit_unseen(event)
             self._agents.note_exit(agent, event.process)
             self._store.forget(event.process)
             self._board.forget(event.process)
@@ -394,6 +503,8 @@ class Server:
                 self._store.add(process, message)
             case StoreWait():
                 self._store.wait(process, message)
+            case StoreRecall():
+                self._store.recalled(process, message)
             case _ if message.process != process:
                 self._refuse(f"ignored {type(message).__name__} of {message.process[:64]!r} that came from {process}")
             case _:

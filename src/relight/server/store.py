@@ -2,13 +2,15 @@
 
 Everything carries the generation, so a process that slept through a recovery meets nobody: its requests are
 answered with an error, and nothing that it sets can be seen by the new group.
+
+The store lives in memory only. A restarted controller asks every worker to say again what it had put there (StoreLost).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from relight.wire.messages import StoreAdd, StoreReply, StoreSet, StoreWait
+from relight.wire.messages import StoreAdd, StoreRecall, StoreReply, StoreSet, StoreWait
 
 MAX_STORE_BYTES = 64 * 2**20  # of one generation, keys and values
 MAX_WAITS = 65536
@@ -28,6 +30,9 @@ class Store:
         self._values: dict[str, bytes] = {}
         self._bytes = 0
         self._waits: list[_Wait] = []
+        self._added: dict[tuple[str, int], int] = {}  # process and request: the value it was answered with
+        self._to_recall: set[str] = set()  # processes that may have counted what is forgotten here
+        self._held: list[tuple[str, StoreAdd]] = []  # until all of those have said so
 
     @property
     def generation(self) -> int:
@@ -41,8 +46,32 @@ class Store:
         self._generation = generation
         self._values.clear()
         self._bytes = 0
+        self._added.clear()
+        self._to_recall.clear()
+        held, self._held = self._held, []
         for wait in waits:
             self._refuse(wait.process, wait.request.request, wait.request.generation)
+        for process, request in held:
+            self._refuse(process, request.request, request.generation)
+
+    def recall(self, processes: Iterable[str]) -> None:
+        """All was lost, and these processes were asked to say again what they knew: until then nothing is counted."""
+        self._to_recall = set(processes)
+
+    def recalled(self, process: str, message: StoreRecall) -> None:
+        """A process has said again all that it had set; this is what it had added."""
+        if message.generation == self._generation and process in self._to_recall:
+            for key, amount in sorted(message.added.items()):
+                self._values[key] = str(int(self._values.get(key, b"0")) + amount).encode()
+            self._answer_waits()
+        self._note_recalled(process)
+
+    def _note_recalled(self, process: str) -> None:
+        self._to_recall.discard(process)
+        if not self._to_recall:
+            held, self._held = self._held, []
+            for adder, request in held:
+                self.add(adder, request)
 
     def set(self, process: str, message: StoreSet) -> str:
         """Store a value; returns an empty string, or why it was not stored (there is no reply to a set)."""
@@ -60,12 +89,20 @@ class Store:
         if message.generation != self._generation:
             self._refuse(process, message.request, message.generation)
             return
+        if self._to_recall:
+            self._held.append((process, message))
+            return
+        counted = self._added.get((process, message.request))
+        if counted is not None:  # said again, since the answer may have been lost
+            self._reply(process, StoreReply(request=message.request, values=(str(counted).encode(),)))
+            return
         try:
             value = int(self._values.get(message.key, b"0")) + message.amount
         except ValueError:
             error = f"the value of {message.key!r} is not a number"
             self._reply(process, StoreReply(request=message.request, values=(), error=error))
             return
+        self._added[process, message.request] = value
         self._values[message.key] = str(value).encode()
         self._reply(process, StoreReply(request=message.request, values=(self._values[message.key],)))
         self._answer_waits()
@@ -82,6 +119,9 @@ class Store:
     def forget(self, process: str) -> None:
         """Drop the requests of a process that is gone."""
         self._waits = [wait for wait in self._waits if wait.process != process]
+        self._held = [(adder, request) for adder, request in self._held if adder != process]
+        self._added = {key: value for key, value in self._added.items() if key[0] != process}
+        self._note_recalled(process)
 
     def _answer_waits(self) -> None:
         self._waits = [wait for wait in self._waits if not self._answer(wait.process, wait.request)]

@@ -29,8 +29,12 @@ class AgentLink:
         self._lock = threading.Lock()
         self._decoder = make_decoder(WorkerDown)
         self._last_report: bytes | None = None
+        self.on_reconnected: Callable[[], None] = lambda: None  # what else must be said again; on the link's thread
         self._connection = self._connect()
         self._closing = False
+
+    def start(self) -> None:
+        """Listen from now on: whoever is told of messages is ready for them."""
         threading.Thread(target=self._run, name="relight-link", daemon=True).start()
 
     def send(self, message: msgspec.Struct, *, report: bool = False) -> None:
@@ -71,6 +75,7 @@ class AgentLink:
             if self._closing:
                 return
             self._reconnect()
+            self.on_reconnected()
 
     def _reconnect(self) -> None:
         deadline = time.monotonic() + self._patience_seconds

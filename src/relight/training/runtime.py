@@ -28,10 +28,11 @@ from relight.training.page import PositionPage
 from relight.training.store import StoreClient
 from relight.transfer.restore import RestoreClient, RestoreServer
 from relight.wire.handshake import read_token
-from relight.wire.messages import StoreReply
+from relight.wire.messages import StoreLost, StoreReply
 from relight.wire.settings import JobSettings, host_address, read_settings
 
-# An error in a collective nearly always precedes the Stop that explains it by milliseconds.
+# An error in a collective nearly always precedes the Stop that explains it by milliseconds. Without a controller, it
+# may take as long as the controller has to come back.
 VERDICT_SECONDS = 30.0
 
 
@@ -92,11 +93,16 @@ class Runtime:
             environment["RELIGHT_AGENT_SOCKET"], self.process, settings.agent_timeout_seconds, self._receive
         )
         self.store.link = self.link
+        self.link.on_reconnected = lambda: self.store.say_again(lost=False)
+        self.link.start()
 
     # --- the link thread --------------------------------------------------------------------------------------
     def _receive(self, message: msgspec.Struct) -> None:
         if isinstance(message, StoreReply):
             self.store.reply(message)
+            return
+        if isinstance(message, StoreLost):
+            self.store.say_again(lost=True)
             return
         with self._condition:
             if isinstance(message, Stop):
@@ -171,7 +177,8 @@ class Runtime:
         """Report a broken collective and wait for Stop. False if none comes."""
         self.report_broken_collective(summary)
         with self._condition:
-            return self._condition.wait_for(lambda: self.closed, VERDICT_SECONDS)
+            patience_seconds = VERDICT_SECONDS + self.settings.controller_timeout_seconds
+            return self._condition.wait_for(lambda: self.closed, patience_seconds)
 
     def report_broken_collective(self, summary: str) -> None:
         self.link.send(

@@ -1,4 +1,4 @@
-"""The proof that a TCP peer belongs to the job: it knows the token, and never sends it."""
+"""The proof that a TCP peer belongs to the job: it knows the token, and never sends it. Both sides give it."""
 
 import hashlib
 import hmac
@@ -26,6 +26,11 @@ def transfer_mac(token: bytes, role: str, nonce: bytes, peer_nonce: bytes) -> by
     in front, one side's proof is not the other's, and neither is a `hello_mac`.
     """
     return hmac.new(token, b"relight transfer " + role.encode() + nonce + peer_nonce, hashlib.sha256).digest()
+
+
+def welcome_mac(token: bytes, nonce: bytes, job: str) -> bytes:
+    """The controller's own proof, over the nonce of the peer's Hello. "controller" is no role that a peer can have."""
+    return hello_mac(token, nonce, "controller", job)
 
 
 def read_token(private_dir: str | Path) -> bytes:

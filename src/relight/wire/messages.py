@@ -27,7 +27,7 @@ from relight.core.events import (
 )
 from relight.core.position import Position
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 4 * 2**20
 
 
@@ -50,14 +50,27 @@ class Hello(_Message, frozen=True, kw_only=True):
     role: str  # "agent" or "observer"
     name: str
     mac: bytes
+    nonce: bytes = b""  # the controller proves with it that it knows the token too
     slots: int = 0
-    processes: tuple[str, ...] = ()  # live workers that a restarted agent has adopted
+    processes: tuple[str, ...] = ()  # an agent's: alive, or ended without the controller's knowledge
+    life: str = ""  # names this run of the agent (see wire.outbox)
+    controller: str = ""  # the life of the controller that the agent heard last
+    received: int = 0  # counted messages that it has received from that one
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
-    """The controller accepts the peer."""
+    """The controller accepts the peer, and proves itself: HMAC-SHA256(token, nonce + "controller" + job)."""
 
     job: str
+    mac: bytes = b""
+    life: str = ""  # names this run of the controller
+    received: int = 0  # counted messages that it has received from this life of the agent
+
+
+class Received(_Message, frozen=True, kw_only=True):
+    """So many counted messages have arrived and, at the controller, are in the journal."""
+
+    count: int
 
 
 class Refused(_Message, frozen=True, kw_only=True):
@@ -98,6 +111,17 @@ class StoreReply(_Message, frozen=True, kw_only=True):
     error: str = ""
 
 
+class StoreLost(_Message, frozen=True, kw_only=True):
+    """The controller was restarted with an empty store: every worker says again what it has put there."""
+
+
+class StoreRecall(_Message, frozen=True, kw_only=True):
+    """The end of what a worker says again: by key, how much it has added to each counter."""
+
+    generation: int
+    added: dict[str, int]
+
+
 # --- worker <-> agent -------------------------------------------------------------------------------------------
 class WorkerHello(_Message, frozen=True, kw_only=True):
     """First frame of a worker. The agent compares pid with the socket's peer credentials."""
@@ -123,8 +147,9 @@ WorkerUp = (
     | StoreSet
     | StoreWait
     | StoreAdd
+    | StoreRecall
 )
-WorkerDown = Begin | Assign | Stop | Restore | Resume | Release | StoreReply
+WorkerDown = Begin | Assign | Stop | Restore | Resume | Release | StoreReply | StoreLost
 
 
 # --- agent <-> controller ---------------------------------------------------------------------------------------
@@ -178,8 +203,10 @@ class StopAgent(_Message, frozen=True, kw_only=True):
     why: str
 
 
-AgentUp = Hello | ProcessStarted | ProcessDying | ProcessExited | FromWorker | Samples | TraceChunk
-AgentDown = Challenge | Welcome | Refused | Spawn | Kill | ToWorkers | CopyPrivate | ForgetProcess | StopAgent
+AgentUp = Hello | ProcessStarted | ProcessDying | ProcessExited | FromWorker | Samples | TraceChunk | Received
+AgentDown = (
+    Challenge | Welcome | Refused | Received | Spawn | Kill | ToWorkers | CopyPrivate | ForgetProcess | StopAgent
+)
 
 
 # --- controller -> observer -------------------------------------------------------------------------------------
