@@ -212,6 +212,7 @@ def _add_detection_flags(group: argparse._ArgumentGroup) -> None:
         "outside_hang_timeout_seconds": "the same for code between two steps, such as evaluation",
         "startup_timeout_seconds": "the same for the script up to the end of its first step",
         "frozen_timeout_seconds": "a process stopped by a signal (SIGSTOP) is replaced after this long",
+        "controller_timeout_seconds": "training goes on without a controller for so long; then it ends",
         "stop_timeout_seconds": "a survivor that does not stand still this long after a failure is replaced too",
         "restore_timeout_seconds": "a replacement must have the state of a healthy rank after this long; raise it for "
         "a large state over a slow network",

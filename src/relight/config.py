@@ -51,6 +51,7 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
         ),
         startup_timeout_seconds=_positive(arguments.startup_timeout_seconds, "--startup-timeout-seconds"),
         frozen_timeout_seconds=_positive(arguments.frozen_timeout_seconds, "--frozen-timeout-seconds"),
+        controller_timeout_seconds=_positive(arguments.controller_timeout_seconds, "--controller-timeout-seconds"),
         stop_timeout_seconds=_positive(arguments.stop_timeout_seconds, "--stop-timeout-seconds"),
         restore_timeout_seconds=_positive(arguments.restore_timeout_seconds, "--restore-timeout-seconds"),
     )
