@@ -43,7 +43,8 @@ def figure_of_measured(result: Published, schedule: Schedule, spans: Sequence[Sp
     """What was planned, and below it what was measured, from the first bucket's start; to the last shown one's end.
 
     Both are as if there were one device: in host memory all sources write into the same two IPC buffers. Where the
-    plan is the slower one it is cut off. Without a stage there is nothing to draw, and `end_seconds` is 0.
+    plan is the slower one it is cut off; a wait that would fill the figure is shortened. Without a stage there is
+    nothing to draw, and `end_seconds` is 0.
     """
     shown = _shown(result.buckets, width)
     stages = [*stages_of(result, "broadcast"), *stages_of(result, "reload")]
@@ -53,7 +54,7 @@ def figure_of_measured(result: Published, schedule: Schedule, spans: Sequence[Sp
     planned = (use for use in _planned_uses(schedule, spans, end_seconds) if use.bucket < shown)
     measured = _measured_uses(result, start_ns, end_seconds)
     rows = tuple(map(_name_of, range(IPC_BUFFERS)))
-    return Figure(2, rows, (*planned, *measured), end_seconds, names=("planned", "measured"))
+    return Figure(2, rows, (*planned, *measured), end_seconds, names=("planned", "measured"), is_shortened=True)
 
 
 def drawn_buckets(figure: Figure) -> int:

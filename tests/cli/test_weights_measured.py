@@ -83,7 +83,7 @@ def test_the_summary_of_nothing() -> None:
 
 
 def test_the_summary_says_who_has_not_got_it_and_why() -> None:
-    assert facts(DROPPED)["have not"] == ["b: no answer for 10 s"]
+    assert facts(DROPPED)["have not"] == ["b: no answer for 30 s"]
     assert facts(ABANDONED)["failed"] == ["no source is left (publisher: OSError: gone)"]
 
 
@@ -168,6 +168,14 @@ def test_a_faster_update_cuts_its_plan_off() -> None:
     assert rows(result)[1].endswith("»")
 
 
+def test_a_wait_that_would_fill_the_figure_is_shortened() -> None:
+    lines = [line.plain for line in draw_update(figure(DROPPED), 80)]
+    (column,) = {line.index("≈") for line in lines[:4]}
+    assert lines[4].index("≈ 28.0 s ≈") < column
+    assert all(f"S{bucket}SSS" in lines[2 + bucket % 2] for bucket in range(3))
+    assert "≈" not in "".join(rows(USUAL))
+
+
 def test_only_as_many_buckets_as_can_be_told_apart() -> None:
     stages: list[Stage] = []
     for bucket in range(100):
@@ -233,7 +241,7 @@ def test_the_trace_says_who_was_dropped_and_what_went_wrong() -> None:
         "bytes": 192,
         "buckets": 3,
         "engines": "a",
-        "not b": "no answer for 10 s",
+        "not b": "no answer for 30 s",
     }
     assert trace(ABANDONED)["measured", "update"][0]["args"]["error"].startswith("no source is left")
 

@@ -81,16 +81,17 @@ DAMAGED = published(
     engines=("a", "b"),
 )
 # b takes the first bucket and is never heard of again.
+STALL = 30
 DROPPED = published(
     [
         *(write(0, 0, 1), reload(0, 1, 2, "a"), reload(0, 1, 2, "b")),
         *(write(1, 1, 2), reload(1, 2, 3, "a")),
-        *(write(2, 13, 14), reload(2, 14, 15, "a")),
-        commit(15, 15),
+        *(write(2, 2 + STALL, 3 + STALL), reload(2, 3 + STALL, 4 + STALL, "a")),
+        commit(4 + STALL, 4 + STALL),
     ],
     buckets=3,
-    seconds=15.0,
-    dropped={"b": "no answer for 10 s"},
+    seconds=34.0,
+    dropped={"b": "no answer for 30 s"},
 )
 # The only source is lost while it writes the third bucket: nobody reads the second one any more.
 ABANDONED = published(

@@ -69,7 +69,7 @@ def test_what_was_done_again_is_counted_again() -> None:
 def test_a_dropped_engine_did_what_it_did() -> None:
     found = measure(DROPPED, buckets_of(3))
     assert found.reloaded == (Work("a", 3, 0, 192, 3.0), Work("b", 1, 0, 64, 1.0))
-    assert found.move_seconds == 15.0
+    assert found.move_seconds == 34.0
 
 
 def test_an_abandoned_update() -> None:

@@ -40,8 +40,8 @@ _STYLES = {
     Doing.HELD: "dim",
 }
 
-
 _WORDS: Mapping[Doing, str] = MappingProxyType({doing: doing.value for doing in Doing})
+_CUT = "bold reverse"  # as in the figures of training
 
 
 class Use(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +64,7 @@ class Figure(msgspec.Struct, frozen=True):
     end_seconds: float
     marks: tuple[tuple[float, str], ...] = ()  # names of moments, above the rows
     names: tuple[str, ...] = ()  # of the devices; D0, D1 and so on if there are none
+    is_shortened: bool = False  # a stretch in which nothing changes, and which would fill the figure, is cut short
 
 
 def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
@@ -73,7 +74,8 @@ def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Te
     indent = max(_INDENT, *map(cell_len, names)) if names else _INDENT
     left = indent + _LEFT - _INDENT
     columns = max(_MIN_COLUMNS, width - left)
-    axis = plan_axis(0, _ns(figure.end_seconds), columns)
+    edges = (at for use in figure.uses for at in (use.start_seconds, use.end_seconds))
+    axis = plan_axis(0, _ns(figure.end_seconds), columns, map(_ns, edges) if figure.is_shortened else ())
     lines = []
     if figure.marks:
         marks = [(axis.column(_ns(at)), name) for at, name in figure.marks]
@@ -93,7 +95,11 @@ def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Te
         more = figure.devices - shown
         lines.append(Text(f"{more} more {'device is' if more == 1 else 'devices are'} not shown.", style="dim"))
     end = duration(figure.end_seconds, micro=glyphs.micro)
-    lines.append(_line("time", place_labels([(0, "0"), (columns - cell_len(end), end)], columns, "dim"), left))
+    labels = [(0, "0"), (columns - cell_len(end), end)]
+    for piece in axis.cuts:
+        length = duration((piece.end_ns - piece.start_ns) / 1e9, micro=glyphs.micro)
+        labels.append((int(piece.first_column) + 2, f"{glyphs.cut} {length} {glyphs.cut}"))
+    lines.append(_line("time", place_labels(sorted(labels), columns, "dim"), left))
     return lines
 
 
@@ -130,6 +136,9 @@ def _row(uses: Sequence[Use], axis: Axis, end_seconds: float, glyphs: Glyphs) ->
         elif width:
             filled = _filled(stretch, width, cut=stretch.end_seconds > end_seconds, glyphs=glyphs)
             text.append(filled, _STYLES[stretch.doing])
+    for piece in axis.cuts:
+        column = axis.column((piece.start_ns + piece.end_ns) // 2)
+        text = Text.assemble(text[:column], (glyphs.cut, _CUT), text[column + 1 :])
     return text
 
 
