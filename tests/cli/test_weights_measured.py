@@ -1,9 +1,12 @@
 """What is shown of an update that was measured, on updates that are made up: summary, figure, trace, progress."""
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from relight import weights_screen
@@ -174,6 +177,27 @@ def test_a_wait_that_would_fill_the_figure_is_shortened() -> None:
     assert lines[4].index("≈ 28.0 s ≈") < column
     assert all(f"S{bucket}SSS" in lines[2 + bucket % 2] for bucket in range(3))
     assert "≈" not in "".join(rows(USUAL))
+
+
+_SECONDS = st.floats(0, 300)
+
+
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(st.sampled_from([write, reload]), st.integers(-1, 8), _SECONDS, _SECONDS), max_size=30),
+    st.sampled_from([38, 80]),
+)
+def test_whatever_was_measured_can_be_shown(
+    buckets: int, stages: list[tuple[Callable[[int, float, float], Stage], int, float, float]], width: int
+) -> None:
+    made = [make(bucket, start, start + length) for make, bucket, start, length in stages]
+    result = published(made, buckets=buckets, seconds=600.0)
+    lines = draw_update(figure(result, width), width, ASCII)
+    assert {line.cell_len for line in lines} == {width}
+    assert all(line.plain.isascii() for line in lines)
+    for events in trace(result).values():
+        assert_nested(events)
+    assert facts(result)["have it"] == ["a"]
 
 
 def test_only_as_many_buckets_as_can_be_told_apart() -> None:

@@ -95,11 +95,15 @@ def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Te
         more = figure.devices - shown
         lines.append(Text(f"{more} more {'device is' if more == 1 else 'devices are'} not shown.", style="dim"))
     end = duration(figure.end_seconds, micro=glyphs.micro)
-    labels = [(0, "0"), (columns - cell_len(end), end)]
+    last = columns - cell_len(end)
+    labels = [(0, "0")]
     for piece in axis.cuts:
         length = duration((piece.end_ns - piece.start_ns) / 1e9, micro=glyphs.micro)
-        labels.append((int(piece.first_column) + 2, f"{glyphs.cut} {length} {glyphs.cut}"))
-    lines.append(_line("time", place_labels(sorted(labels), columns, "dim"), left))
+        column, label = int(piece.first_column) + 2, f"{glyphs.cut} {length} {glyphs.cut}"
+        if column + cell_len(label) < last:  # how long the whole took is worth more
+            labels.append((column, label))
+    labels.append((last, end))
+    lines.append(_line("time", place_labels(labels, columns, "dim"), left))
     return lines
 
 
