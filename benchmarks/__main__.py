@@ -103,8 +103,16 @@ BENCHMARKS = (
         quick=("--steps", "4000"),
     ),
 )
-# A quarter of an hour by itself, and it measures torch rather than relight: only when asked for.
+# Long by themselves: only when asked for. The last measures torch rather than relight.
 EXTRA = (
+    Benchmark(
+        "strangers",
+        "benchmarks.strangers",
+        "a flood of nonsense against a live controller",
+        full_s=1200,
+        quick_s=60,
+        quick=("--connections", "2000"),
+    ),
     Benchmark(
         "stop_collective",
         "benchmarks.stop_collective",

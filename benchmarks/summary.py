@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.documents import RESULTS, Document, describe_conditions, read_document, verdict_rows
 from benchmarks.figures import markdown_table
 
-ORDER = ("recovery", "detection", "overhead", "scaling", "publish", "restore", "hosts", "memory")
+ORDER = ("recovery", "detection", "overhead", "scaling", "publish", "restore", "hosts", "memory", "strangers")
 TITLES = {
     "recovery": "Recovery beside torchrun and torchft",
     "detection": "Noticing a failure, stopping the survivors",
@@ -23,6 +23,7 @@ TITLES = {
     "restore": "State for a replacement",
     "hosts": "State for a replacement on another host",
     "memory": "Memory over many steps",
+    "strangers": "Strangers at the controller's door",
 }
 
 

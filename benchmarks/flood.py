@@ -1,0 +1,156 @@
+"""Strangers who talk nonsense to a controller, as fast as they can, and strangers who connect and say nothing.
+
+Run by ``python -m benchmarks.flood HOST PORT SEED``; ends with its standard input, and prints how many connections
+were answered (refused, or cut off) after each kind of nonsense. It knows no token.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import random
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from relight.wire.framing import encode_frame
+from relight.wire.handshake import hello_mac
+from relight.wire.messages import PROTOCOL_VERSION, Hello, Samples, WorkerHello
+
+TALKERS = 6
+HOLDERS = 20  # with the talkers fewer than the controller lets wait, or it would not read what they say
+ANSWER_S = 15.0
+_PICKLE = b"\x80\x04\x95\x1a\0\0\0\0\0\0\0\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02id\x94\x85\x94R\x94."
+_MESSAGES: tuple[msgspec.Struct, ...] = (
+    Samples(samples=()),
+    WorkerHello(process="w0", pid=1),
+)
+
+
+def nonsense(chance: random.Random) -> tuple[str, bytes]:
+    """What one stranger sends, and which kind it is."""
+    kind = chance.choice(list(_KINDS))
+    return kind, _KINDS[kind](chance)
+
+
+def _random(chance: random.Random) -> bytes:
+    return chance.randbytes(chance.randint(1, 300))
+
+
+def _framed(chance: random.Random) -> bytes:
+    payload = _random(chance)
+    return struct.pack(">I", len(payload)) + payload
+
+
+def _oversized(chance: random.Random) -> bytes:
+    return struct.pack(">I", chance.randint(2**17, 2**32 - 1)) + _random(chance)
+
+
+def _hello(chance: random.Random) -> Hello:
+    name = chance.choice(("node-0", "someone", "../../etc", "", "x" * 70))
+    role = chance.choice(("agent", "observer", "master"))
+    mac = hello_mac(chance.randbytes(32), chance.randbytes(32), role, name)
+    version = chance.choice((PROTOCOL_VERSION, PROTOCOL_VERSION, 0, 2**40))
+    return Hello(protocol_version=version, role=role, name=name, mac=mac)
+
+
+def _forged(chance: random.Random) -> bytes:
+    return encode_frame(_hello(chance))
+
+
+def _flipped(chance: random.Random) -> bytes:
+    frame = bytearray(encode_frame(_hello(chance)))
+    for _ in range(chance.randint(1, 4)):
+        frame[chance.randrange(len(frame))] ^= 1 << chance.randrange(8)
+    return bytes(frame)
+
+
+def _truncated(chance: random.Random) -> bytes:
+    frame = encode_frame(_hello(chance))
+    return frame[: chance.randrange(len(frame))]
+
+
+def _too_early(chance: random.Random) -> bytes:
+    """What only a peer that has proved itself may say; several, in any order."""
+    return b"".join(encode_frame(chance.choice(_MESSAGES)) for _ in range(chance.randint(1, 5)))
+
+
+_KINDS: dict[str, Callable[[random.Random], bytes]] = {
+    "random bytes": _random,
+    "framed random bytes": _framed,
+    "oversized": _oversized,
+    "forged hello": _forged,
+    "flipped bits": _flipped,
+    "truncated": _truncated,
+    "out of order": _too_early,
+    "pickle": lambda _: struct.pack(">I", len(_PICKLE)) + _PICKLE,
+    "http": lambda _: b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+}
+
+
+class Flood:
+    """Some threads that talk, some that hold connections open."""
+
+    def __init__(self, address: tuple[str, int], seed: int) -> None:
+        self._address = address
+        self._seed = seed
+        self.over = threading.Event()
+        self.answered: collections.Counter[str] = collections.Counter()
+        self._lock = threading.Lock()
+
+    def start(self) -> list[threading.Thread]:
+        threads = [threading.Thread(target=self._talk, args=(number,), daemon=True) for number in range(TALKERS)]
+        threads += [threading.Thread(target=self._hold, daemon=True) for _ in range(HOLDERS)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _talk(self, number: int) -> None:
+        chance = random.Random(f"{self._seed} {number}")
+        while not self.over.is_set():
+            kind, data = nonsense(chance)
+            if self._say(data):
+                with self._lock:
+                    self.answered[kind] += 1
+
+    def _say(self, data: bytes) -> bool:
+        """Whether the controller has taken it and cut us off."""
+        try:
+            with socket.create_connection(self._address, timeout=ANSWER_S) as connection:
+                connection.settimeout(ANSWER_S)
+                connection.sendall(data)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass
+        except ConnectionResetError:  # it closed with our nonsense unread
+            return True
+        except OSError:
+            return False
+        return True
+
+    def _hold(self) -> None:
+        while not self.over.is_set():
+            with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=ANSWER_S) as connection:
+                connection.settimeout(ANSWER_S)
+                while connection.recv(65536):
+                    pass
+
+
+def main() -> None:
+    host, port, seed = sys.argv[1:]
+    flood = Flood((host, int(port)), int(seed))
+    started = time.monotonic()
+    flood.start()
+    sys.stdin.read()
+    flood.over.set()
+    print(json.dumps({"answered": flood.answered, "seconds": time.monotonic() - started}))
+
+
+if __name__ == "__main__":
+    main()
