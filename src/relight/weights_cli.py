@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from relight import weights_publish
+from relight import weights_publish, weights_relay
 from relight.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
         "weights": weights,
         "weights plan": _add_plan(subcommands),
         "weights publish": weights_publish.add_command(subcommands),
+        **weights_relay.add_commands(subcommands),
     }
 
 

@@ -145,7 +145,10 @@ def expect(pipe: Connection) -> str:
 
 # --- a line between two hosts -------------------------------------------------------------------------------------
 class Line:
-    """A TCP connection in the middle: passes on what `carry` makes of each piece, and keeps what it saw."""
+    """A TCP connection in the middle: passes on what `carry` makes of each piece, and keeps what it saw.
+
+    It breaks where `carry` raises OSError.
+    """
 
     def __init__(self, endpoint: str, carry: Callable[[bytes, int], bytes] = lambda data, _: data) -> None:
         """`carry(data, before)` is asked for what comes from the source; `before`: bytes that came before it."""
@@ -187,7 +190,9 @@ class Line:
         seen = 0
         with contextlib.suppress(OSError):
             while data := far.recv(2**16):
-                self.towards_target += data[: 2**16]
+                self.towards_target += data
                 near.sendall(self._carry(data, seen))
                 seen += len(data)
-            near.shutdown(socket.SHUT_RDWR)
+        for end in (near, far):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

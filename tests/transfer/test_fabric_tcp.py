@@ -1,5 +1,6 @@
 """Copying state between hosts, over real sockets: whole, verified, from nobody else, and broken off at once."""
 
+import contextlib
 import signal
 import socket
 import struct
@@ -254,7 +255,8 @@ def test_strangers_are_cut_off_and_disturb_nobody(tmp_path: Path, garbage: bytes
     with socket.create_connection(parse_endpoint(server.address.endpoint)) as stranger:
         stranger.settimeout(DEADLINE_SECONDS)
         stranger.sendall(garbage)
-        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # it may be cut off already
+            stranger.shutdown(socket.SHUT_WR)
         assert len(read_all(stranger)) < 1000  # a greeting; not a word of the state
     fetched = make_client().fetch(2, 7, [elsewhere(server)], lambda _: None)
     assert torch.equal(fetched.tensors[0], torch.ones(2))

@@ -23,6 +23,10 @@ class EngineHello(_Message, frozen=True, kw_only=True):
     wants: Manifest | None = None
 
 
+class Behind(_Message, frozen=True, kw_only=True):
+    """It has no version any more, as if it had just come: a relay that an engine has joined."""
+
+
 class SourceHello(_Message, frozen=True, kw_only=True):
     """A process that holds the same weights as the publisher's own, and writes buckets when told to."""
 
@@ -110,5 +114,5 @@ class Dismissed(_Message, frozen=True, kw_only=True):
     why: str
 
 
-ToPublisher = EngineHello | SourceHello | Ready | Refuse | BucketWritten | BucketLoaded | Committed
+ToPublisher = EngineHello | SourceHello | Behind | Ready | Refuse | BucketWritten | BucketLoaded | Committed
 FromPublisher = Welcome | Begin | WriteBucket | LoadBucket | CommitUpdate | AbandonUpdate | Dismissed

@@ -30,6 +30,7 @@ from relight.transfer.messages import (
     PROTOCOL_VERSION,
     AbandonUpdate,
     Begin,
+    Behind,
     BucketLoaded,
     BucketWritten,
     Committed,
@@ -180,6 +181,7 @@ class Publisher:
         stall_timeout_seconds: an engine or a source that does not answer for so long is dropped.
         commit_timeout_seconds: the same for an engine that holds everything, and only has to finish the requests that
             it is answering with the version before.
+        source_timeout_seconds: the same for a source; by default like an engine.
         on_notice: called with a sentence for people; from the loop's thread.
 
     Raises:
@@ -195,6 +197,7 @@ class Publisher:
         form: Form | str = Form.TWO_STAGE,
         stall_timeout_seconds: float = 10.0,
         commit_timeout_seconds: float = 120.0,
+        source_timeout_seconds: float | None = None,
         on_notice: Callable[[str], None] | None = None,
     ) -> None:
         plan_buckets(Manifest(()), bucket_bytes)  # complains about a size that cannot be used
@@ -204,6 +207,7 @@ class Publisher:
             raise TransferError("in host memory there is no host-to-device copy to overlap: use two-stage or serial")
         self._stall = stall_timeout_seconds
         self._commit_timeout = commit_timeout_seconds
+        self._source_timeout = source_timeout_seconds
         self._on_notice = on_notice or _say_nothing
         self._listener = listen(self.path)
         self._inode = os.stat(self.path).st_ino
@@ -440,6 +444,9 @@ class Publisher:
                 self._dismiss(member, "it said twice who it is")
             case _ if member.hello is None:
                 self._dismiss(member, "it spoke before it said who it is")
+            case Behind():
+                member.version, member.generation, member.offered = -1, 0, (0, -1)
+                self._post(self._help_late_engines)
             case _ if job is None or message.update != job.number:
                 pass  # about an update that is over
             case Ready():
@@ -622,6 +629,7 @@ class Publisher:
             self._stall,
             confirmed=job.confirmed,
             commit_timeout_seconds=self._commit_timeout,
+            source_timeout_seconds=self._source_timeout,
         )
         self._obey(job, job.update.start(time.monotonic()))
 

@@ -39,6 +39,14 @@ _NONCE_BYTES = 32
 _LENGTH = struct.Struct(">I")
 _BACKLOG = 64
 _SHORT_OF_RESOURCES_SECONDS = 0.1
+# A host that vanishes says nothing: after half a minute without any answer of its kernel the connection has ended.
+_HOST_IS_GONE = (
+    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 15),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 5),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 3),
+    ((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), 30_000),  # milliseconds
+)
 
 
 class Greeting(msgspec.Struct, frozen=True, tag=True):
@@ -110,7 +118,7 @@ def begin_connecting(endpoint: str) -> socket.socket:
 
 
 class TcpChannel:
-    """One connection. `send` and what follows it belong to one thread, `receive` to one; any may `break_off`."""
+    """One connection. Any thread may `send` and `break_off`; bytes go, and everything comes, on one thread each."""
 
     def __init__(self, connection: socket.socket, token: bytes, types: Any) -> None:
         """`types`: what the other side may say, once it is known to be of this job. Raises ProtocolError: no token."""
@@ -119,8 +127,11 @@ class TcpChannel:
         self._socket = connection
         self._token = token
         self._decoder = make_decoder(types)
+        self._sending = threading.Lock()
         with contextlib.suppress(OSError):  # it has ended already: the first read says so
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for option, value in _HOST_IS_GONE:
+                connection.setsockopt(*option, value)
 
     # --- the handshake ------------------------------------------------------------------------------------------
     def admit(self, role: str, peer_role: str) -> None:
@@ -193,7 +204,9 @@ class TcpChannel:
     # --- messages and bytes -------------------------------------------------------------------------------------
     def send(self, message: msgspec.Struct) -> None:
         """Raises OSError if the other side is gone, or does not take anything for long."""
-        self.send_bytes([memoryview(encode_frame(message, MAX_MESSAGE_BYTES))])
+        frame = encode_frame(message, MAX_MESSAGE_BYTES)
+        with self._sending:
+            self.send_bytes([memoryview(frame)])
 
     def send_bytes(self, views: Sequence[memoryview]) -> None:
         """Send these (at most some hundred), one after the other, straight from where they lie. Raises OSError."""
@@ -222,6 +235,12 @@ class TcpChannel:
             views = _without(views, received)
         return True
 
+    def is_readable(self, within_seconds: float) -> bool:
+        """Wait until there is something to receive, or the end of the stream. False: not within the time."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(within_seconds * 1000))
+
     def set_timeout(self, seconds: float | None) -> None:
         """Of each wait for the other side; some bytes are enough."""
         self._socket.settimeout(seconds)
@@ -245,13 +264,15 @@ def _without(views: Sequence[memoryview], count: int) -> Sequence[memoryview]:
 
 
 def accept_forever(listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
-    """Give each connection to a thread of its own, on a thread of its own."""
+    """Give each connection to a thread of its own, on a thread of its own, until the listener is closed."""
 
     def accept() -> None:
         while True:
             try:
                 connection, _ = listener.accept()
             except OSError:  # no descriptor left, or the peer has gone already: nobody else may suffer for it
+                if listener.fileno() < 0:
+                    return
                 time.sleep(_SHORT_OF_RESOURCES_SECONDS)
                 continue
             threading.Thread(target=serve, args=(connection,), name=name, daemon=True).start()

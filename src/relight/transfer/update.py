@@ -100,11 +100,13 @@ class Update:
         *,
         confirmed: bool = True,
         commit_timeout_seconds: float | None = None,
+        source_timeout_seconds: float | None = None,
     ) -> None:
         """`sources` by device; every one holds all the weights. `engines` have agreed to take them.
 
         An engine may take `commit_timeout_seconds` (the other time-out, if None) to finish the requests that it is
-        answering with the old version; nobody waits for it meanwhile.
+        answering with the old version; nobody waits for it meanwhile. A source may take `source_timeout_seconds` (the
+        other time-out, if None) for a bucket.
 
         Unless `confirmed`, no engine takes the new version before `confirm`.
         """
@@ -116,6 +118,7 @@ class Update:
         self._engines = sorted(engines)
         self._stall = stall_timeout_seconds
         self._commit_timeout = stall_timeout_seconds if commit_timeout_seconds is None else commit_timeout_seconds
+        self._source_timeout = stall_timeout_seconds if source_timeout_seconds is None else source_timeout_seconds
         self._confirmed = confirmed
         self._left = len(schedule.operations)
         self._missing = [len(operation.after) for operation in schedule.operations]  # dependencies that are not over
@@ -244,7 +247,7 @@ class Update:
         why = f"no answer for {patience:g} s"
         silent = {b.source for b in self._broadcasts.values() if b.deadline and b.deadline <= now}
         for source in sorted(silent):  # named first: the next writer of its buckets has only begun
-            orders += self.lost_source(source, why, now)
+            orders += self.lost_source(source, f"no answer for {self._source_timeout:g} s", now)
         late = {e for r in self._reloads.values() for e, deadline in r.pending.items() if deadline <= now}
         late |= {engine for engine, deadline in (self._committing or {}).items() if deadline <= now}
         for engine in sorted(late):
@@ -283,7 +286,7 @@ class Update:
     def _write(self, bucket: int, now: float) -> Write:
         source = self._sources[bucket % len(self._sources)]
         broadcast = self._broadcasts[bucket]
-        broadcast.source, broadcast.deadline = source, now + self._stall
+        broadcast.source, broadcast.deadline = source, now + self._source_timeout
         return Write(source, bucket, self._buffers[bucket])
 
     def _load(self, engine: str, bucket: int, now: float) -> Load:

@@ -1,0 +1,161 @@
+"""`relight weights gate` and `relight weights relay`: what is published on one host, in the engines of another.
+
+No torch.
+"""
+
+import argparse
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from relight.errors import TransferError, UsageError
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_MIN_TOKEN_BYTES = 16
+_MAX_TOKEN_BYTES = 4096
+_EXAMPLES = """\
+example: a trainer on host 10.0.0.1 that publishes to runs/mine, engines on two other hosts
+
+  10.0.0.1:   relight weights gate runs/mine 10.0.0.1:7100 --token-file ~/relight.token
+  elsewhere:  relight weights relay 10.0.0.1:7100 runs/serving --token-file ~/relight.token
+              and in each engine there: relight.Receiver("runs/serving", model=model)
+
+The gate makes the token file if there is none; copy it to the other hosts. What goes over the network is not encrypted.
+Both stay until Ctrl-C, and may be started in any order, before or after publisher and engines.
+"""
+
+
+def add_commands(subcommands: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
+    """Add `weights gate` and `weights relay`; return their parsers by their full names."""
+    gate = _add(
+        subcommands,
+        "gate",
+        help="let engines on other hosts have what is published here",
+        description="Pass on what is published at PLACE to relays on other hosts, each bucket straight from the "
+        "publisher's buffers.",
+    )
+    gate.add_argument("place", metavar="PLACE", type=Path, help="what the publisher was given; a job's run directory")
+    gate.add_argument("endpoint", metavar="ADDRESS:PORT", help="an address of this host, and the port to listen at")
+    gate.set_defaults(call=_gate, command="weights gate")
+    relay = _add(
+        subcommands,
+        "relay",
+        help="bring what is published on another host to the engines here",
+        description="Take part in what is published behind the gate at HOST:PORT, and publish it to the engines at "
+        "PLACE: over the network once, however many they are, through two buffers, without a copy of the weights.",
+    )
+    relay.add_argument("endpoint", metavar="HOST:PORT", help="where the gate on the publisher's host listens")
+    relay.add_argument("place", metavar="PLACE", type=Path, help="a directory shared with the engines; made if missing")
+    relay.add_argument("--name", help="of this relay, for people; default: made of host name and process")
+    relay.set_defaults(call=_relay, command="weights relay")
+    return {"weights gate": gate, "weights relay": relay}
+
+
+def _add(
+    subcommands: "argparse._SubParsersAction[Any]", name: str, *, help: str, description: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subcommands.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--token-file", type=Path, required=True, metavar="FILE", help="the secret that gate and relays share"
+    )
+    return parser
+
+
+def _gate(arguments: argparse.Namespace) -> int:
+    from relight.transfer.gate import Gate
+
+    host, port = _resolve(arguments.endpoint)
+    if not arguments.token_file.exists():
+        _make_token(arguments.token_file)
+    token = _read_token(arguments.token_file)
+    try:
+        with Gate(arguments.place, host, port, token=token, on_notice=_say) as gate:
+            _say(f"relays reach {arguments.place} at {gate.endpoint}; Ctrl-C ends it")
+            return _until_interrupted(threading.Event().wait)
+    except TransferError as error:
+        _say(str(error))
+        return 1
+
+
+def _relay(arguments: argparse.Namespace) -> int:
+    from relight.transfer.relay import Relay
+
+    host, port = _resolve(arguments.endpoint)
+    token = _read_token(arguments.token_file)
+    try:
+        arguments.place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{arguments.place} cannot be made: {error.strerror}") from error
+    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    relay = Relay(endpoint, arguments.place, token=token, name=arguments.name, on_notice=_say)
+    _say(f"bringing what is published behind {endpoint} to the engines at {arguments.place}; Ctrl-C ends it")
+    try:
+        return _until_interrupted(relay.run)
+    except TransferError as error:
+        _say(str(error))
+        return 1
+
+
+def _until_interrupted(work: Callable[[], object]) -> int:
+    def interrupt(_: int, __: object) -> None:
+        for number in _ENDING:  # once is enough: a second one must not break off the cleaning up
+            signal.signal(number, lambda *_: None)
+        raise KeyboardInterrupt
+
+    for number in _ENDING:  # also where a shell has them ignored
+        signal.signal(number, interrupt)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _resolve(endpoint: str) -> tuple[str, int]:
+    """HOST:PORT to an IP address and a port."""
+    host, _, port = endpoint.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        raise UsageError(f"{endpoint!r}: write a host and a port, such as 10.0.0.1:7100")
+    try:
+        found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{endpoint!r}: there is no host of this name: {error}") from error
+    return str(found[0][4][0]), int(port)
+
+
+def _make_token(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32) + "\n")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be made: {error.strerror}") from error
+    _say(f"made {path}: copy it to the hosts of the relays")
+
+
+def _read_token(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            token = file.read(_MAX_TOKEN_BYTES).strip()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}; copy it from the gate's host") from error
+    if len(token) < _MIN_TOKEN_BYTES:
+        raise UsageError(f"{path} holds {len(token)} bytes: a secret of at least {_MIN_TOKEN_BYTES} is needed")
+    return token
+
+
+def _say(what: str) -> None:
+    print(f"relight: {what}", file=sys.stderr, flush=True)
