@@ -212,14 +212,28 @@ def test_one_of_the_engines_fails_and_the_others_go_on(hosts: Hosts, kind: str, 
     second.assert_has(3)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_bucket_that_an_engine_takes_damaged_is_taken_again(hosts: Hosts, times: int) -> None:
+def test_a_bucket_that_an_engine_takes_damaged_is_taken_again(hosts: Hosts) -> None:
     hosts.start_relay()
     first, second = hosts.engines(2)
     first.ask("fault", Fault("damage", 2))
     hosts.publish(1)
     for engine in (first, second):
         engine.assert_has(1)
+
+
+def test_a_bucket_that_would_have_to_be_written_again_ends_the_update_for_the_host(hosts: Hosts) -> None:
+    hosts.start_relay()
+    first, second = hosts.engines(2)
+    hosts.publish(1)
+    for engine in (first, second):
+        engine.assert_has(1)
+    first.ask("fault", Fault("damage", 2, times=2))
+    assert "a relay keeps none" in hosts.publish(2).dropped["relay"]
+    for engine in (first, second):
+        engine.assert_whole(1)
+    hosts.publish(3)
+    for engine in (first, second):
+        engine.assert_has(3)
 
 
 def test_a_bucket_that_the_network_damages_is_sent_again(hosts: Hosts) -> None:
