@@ -55,6 +55,14 @@ BENCHMARKS = (
         quick=("--faults", "3"),
     ),
     Benchmark(
+        "controller",
+        "benchmarks.controller",
+        "the controller killed a hundred times",
+        full_s=400,
+        quick_s=60,
+        quick=("--kills", "4"),
+    ),
+    Benchmark(
         "overhead",
         "benchmarks.overhead",
         "step time without failures",

@@ -13,10 +13,11 @@ from typing import Any
 from benchmarks.documents import RESULTS, Document, describe_conditions, read_document, verdict_rows
 from benchmarks.figures import markdown_table
 
-ORDER = ("recovery", "detection", "overhead", "scaling", "publish", "restore", "hosts", "memory", "strangers")
+ORDER = ("recovery", "detection", "controller", "overhead", "scaling", "publish", "restore", "hosts", "memory", "strangers")
 TITLES = {
     "recovery": "Recovery beside torchrun and torchft",
     "detection": "Noticing a failure, stopping the survivors",
+    "controller": "The controller's own death",
     "overhead": "Overhead without failures",
     "scaling": "Recovery against the number of workers",
     "publish": "Publishing weights to inference engines",
