@@ -13,7 +13,18 @@ from typing import Any
 from benchmarks.documents import RESULTS, Document, describe_conditions, read_document, verdict_rows
 from benchmarks.figures import markdown_table
 
-ORDER = ("recovery", "detection", "controller", "overhead", "scaling", "publish", "restore", "hosts", "memory", "strangers")
+ORDER = (
+    "recovery",
+    "detection",
+    "controller",
+    "overhead",
+    "scaling",
+    "publish",
+    "restore",
+    "hosts",
+    "memory",
+    "strangers",
+)
 TITLES = {
     "recovery": "Recovery beside torchrun and torchft",
     "detection": "Noticing a failure, stopping the survivors",
