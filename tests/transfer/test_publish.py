@@ -246,13 +246,14 @@ def test_a_buffer_that_is_damaged_for_everybody(fleet: Fleet, times: int) -> Non
     source = CorruptSource(1, MIDDLE, times)
     result = fleet.publisher.begin(source, version=1).wait(DEADLINE_SECONDS)
     assert result is not None
-    if times == 1:
-        assert result.engines == ("e0", "e1")
-    else:
-        assert set(result.dropped.values()) == {f"bucket {MIDDLE} arrived damaged 3 times"}
-        assert "no engine is left" in result.error
-    for engine in engines:
-        engine.assert_whole(1 if times == 1 else 0)
+    # An engine that comes to the bucket only as it is written again meets one damaged write less than the others.
+    has = {1: [("e0", "e1")], 2: [(), ("e0",), ("e1",)], 1000: [()]}[times]
+    assert result.engines in has
+    assert set(result.engines) | set(result.dropped) == {"e0", "e1"}
+    assert set(result.dropped.values()) <= {f"bucket {MIDDLE} arrived damaged 3 times"}
+    assert ("no engine is left" in result.error) == (not result.engines)
+    for name, engine in zip(("e0", "e1"), engines, strict=True):
+        engine.assert_whole(1 if name in result.engines else 0)
     assert not fleet.publish(2, 2).dropped
     for engine in engines:
         engine.assert_has(2)

@@ -714,7 +714,8 @@ class Publisher:
             stages=tuple(job.stages),
         )
         what = f"version {job.version}, {describe_bytes(result.total_bytes)} in {result.seconds:.2f} s"
-        self._notify(f"{what}: {error}" if error else f"{what}: {len(engines)} engines have it")
+        who = "1 engine has it" if len(engines) == 1 else f"{len(engines)} engines have it"
+        self._notify(f"{what}: {error}" if error else f"{what}: {who}")
         job.handle._finish(result)
         if following is not None:
             self._post(self._gather)
