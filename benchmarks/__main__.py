@@ -100,7 +100,7 @@ BENCHMARKS = (
         "the same between hosts, on lines of limited speed",
         full_s=300,
         quick_s=40,
-        quick=("--rounds", "1", "--mib", "256", "--limited-mib", "64", "--speeds", "1000"),
+        quick=("--rounds", "1", "--mib", "128", "--limited-mib", "32", "--speeds", "1000"),
     ),
     Benchmark(
         "memory",

@@ -1,16 +1,22 @@
 """Engines beside a job that fails: they get every version whole, and at the end exactly the trainer's weights."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 import relight
+from relight.transfer.gate import Gate
+from relight.transfer.relay import Relay
 from tests.programs.train import Net
 from tests.survival.harness import DEADLINE_SECONDS, Bench, Training
 from tests.survival.judge import check_survived
 
 STEPS = 12
+TOKEN = b"the token of these tests"
 TRAINING = Training(steps=STEPS, arguments=("--batchnorm", "--publish", "2"))
 
 
@@ -43,6 +49,45 @@ def test_an_engine_ends_with_the_trainers_weights(bench: Bench, faults: Sequence
     assert digest == outcome.finals[0]["weights"]
     assert receiver.version == STEPS
     assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize(
+    "faults", [(), ("kill rank 0 in BACKWARD of step 6",)], ids=lambda faults: " and ".join(faults) or "undisturbed"
+)
+def test_an_engine_on_another_host_ends_with_the_trainers_weights(
+    bench: Bench, tmp_path: Path, faults: Sequence[str]
+) -> None:
+    training = dataclasses.replace(TRAINING, arguments=(*TRAINING.arguments, "--hold-at", "4", "--pause", "0.1"))
+    reference = bench.reference(training)
+    model = Net(64, 0.1, True)
+    with (
+        bench.start(training, faults=faults, standbys=2) as job,
+        Gate(job.run_dir, "127.0.0.1", token=TOKEN) as gate,
+        running(Relay(gate.endpoint, tmp_path, token=TOKEN)),
+        relight.Receiver(tmp_path, model=model) as receiver,
+    ):
+        # Held at a step by which rank 0 has published.
+        job.wait_until((tmp_path / "weights.sock").exists, "the relay has reached the publisher")
+        job.release()
+        while job.launcher.poll() is None and not receiver.wait_for(STEPS, 0.02):
+            with receiver.serving() as version:
+                assert version <= STEPS
+        outcome = job.wait(DEADLINE_SECONDS)
+        digest = receiver.digest()
+    check_survived(outcome, reference)
+    assert (receiver.version, digest) == (STEPS, outcome.finals[0]["weights"])
+
+
+@contextlib.contextmanager
+def running(relay: Relay) -> Iterator[None]:
+    thread = threading.Thread(target=relay.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        relay.stop()
+        thread.join(DEADLINE_SECONDS)
+        assert not thread.is_alive()
 
 
 def test_publishing_changes_no_bit(bench: Bench) -> None:

@@ -61,7 +61,7 @@ class Gate:
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Listen at `host` (an IP address of this machine). Raises TransferError if that cannot be."""
-        self._path = socket_path(place)
+        self._place = Path(place)  # which need not exist yet
         self._token = token
         self._on_notice = on_notice
         self._strangers = Strangers()
@@ -100,7 +100,7 @@ class Gate:
             if self._closed:
                 relay.break_off()
         try:
-            publisher = Channel(connect(self._path), FromPublisher)
+            publisher = Channel(connect(socket_path(self._place)), FromPublisher)
         except (OSError, ProtocolError, TransferError):
             pass  # nobody publishes here now: the relay asks again
         else:

@@ -42,7 +42,7 @@ from relight.transfer.plan import Bucket, bucket_bytes_for
 from relight.transfer.publisher import Handle, Publisher
 from relight.transfer.tcp import TcpChannel, begin_connecting
 
-RETRY_SECONDS = 0.5
+RETRY_SECONDS = 0.2
 ENGINE_STALL_SECONDS = 4.0  # less than a publisher's own patience: one engine must not cost all of them the version
 COMMIT_TIMEOUT_SECONDS = 100.0
 SOURCE_TIMEOUT_SECONDS = 86_400.0  # how long a bucket may be on its way is decided over there
