@@ -90,6 +90,15 @@ def _timeline(arguments: argparse.Namespace) -> int:
     from relight.timeline.show import print_timeline
 
     _check_run_dir(arguments.run_dir)
+    files = {kind: getattr(arguments, kind) for kind in ("svg", "html", "trace")}
+    if any(files.values()):
+        from relight.timeline.export import write_timeline
+
+        for sentence in write_timeline(
+            arguments.run_dir, step=arguments.step, recoveries=arguments.recoveries, **files
+        ):
+            print(sentence)
+        return 0
     shown = print_timeline(arguments.run_dir, Console(), step=arguments.step, recoveries=arguments.recoveries)
     return 0 if shown else 1
 
@@ -140,6 +149,12 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     timeline.add_argument(
         "--recoveries", type=int, default=5, metavar="N", help="how many recoveries to draw; default 5"
     )
+    for flag, text in (
+        ("--svg", "write figures for papers instead, one file for each: FILE.svg, FILE-2.svg, ..."),
+        ("--html", "write a page that needs nothing else, with all figures and failures"),
+        ("--trace", "write the whole job as a trace for https://ui.perfetto.dev or chrome://tracing"),
+    ):
+        timeline.add_argument(flag, metavar="FILE", type=Path, help=text)
     timeline.set_defaults(call=_timeline)
     commands = {"run": run, "chaos": chaos, "report": report, "timeline": timeline}
     return parser, commands | weights_cli.add_commands(choices) | goodput_cli.add_command(choices)

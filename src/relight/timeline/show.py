@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from relight.core.report import JobReport, decode_report
+from relight.core.report import JobReport
+from relight.timeline.load import load_report, no_trace, read_history
 from relight.timeline.report import describe_recovery, render_report
-from relight.timeline.spans import History, Selection, SpanCollector
 from relight.timeline.terminal import ASCII, UNICODE, draw, legend
 from relight.timeline.trace import TraceReader, first_stamp_ns, latest_finished_step
 from relight.timeline.windows import (
@@ -33,7 +32,7 @@ def print_timeline(run_dir: Path, console: Console, step: int | None = None, rec
     """Draw the first `recoveries` recoveries, or `step`; a plain step if nothing failed. False: nothing to draw."""
     trace = TraceReader(run_dir)
     if not trace.paths:
-        _say(console, f"There is no trace in {run_dir}: no trace.jsonl was written, or it was moved away.")
+        _say(console, no_trace(run_dir))
         return False
     report = _load_report(run_dir, console)
     if report is None:
@@ -46,7 +45,7 @@ def print_timeline(run_dir: Path, console: Console, step: int | None = None, rec
     if step is not None:
         return _print_step(trace, report, step, console)
     assert report is not None
-    history = _read(trace, report, recovery_selection(report, chosen))
+    history = read_history(trace, report, recovery_selection(report, chosen))
     for recovery in chosen:
         _say(console, describe_recovery(report, recovery), "bold")
         window = recovery_window(report, recovery, history)
@@ -78,7 +77,7 @@ def _step_to_show(trace: TraceReader, report: JobReport | None, console: Console
 
 def _print_step(trace: TraceReader, report: JobReport | None, step: int, console: Console) -> bool:
     known = report or JobReport(job="", started_wall=first_stamp_ns(trace) / 1e9)
-    window = step_window(known, step, _read(trace, known, step_selection(known, step)))
+    window = step_window(known, step, read_history(trace, known, step_selection(known, step)))
     if window is None:
         _say(console, f"Step {step} is not in the trace: it was not reached, or that part is no longer kept.")
         return False
@@ -88,14 +87,6 @@ def _print_step(trace: TraceReader, report: JobReport | None, step: int, console
     _draw(window, console)
     _end(trace, console)
     return True
-
-
-def _read(trace: TraceReader, report: JobReport, selection: Selection) -> History:
-    """One pass over the trace; only selected spans stay in memory."""
-    collector = SpanCollector(round(report.started_wall * 1e9), selection)
-    for chunk in trace:
-        collector.add(chunk)
-    return collector.history(report)
 
 
 def _draw(window: Window, console: Console) -> None:
@@ -113,16 +104,11 @@ def _end(trace: TraceReader, console: Console) -> None:
 
 
 def _load_report(run_dir: Path, console: Console) -> JobReport | None:
-    path = run_dir / "report.json"
-    try:
-        return decode_report(path.read_bytes())
-    except FileNotFoundError:
-        _say(console, f"There is no report in {run_dir}: the job is still running, or its controller was killed.")
-    except OSError as error:
-        _say(console, f"The report {path} cannot be read: {error.strerror or error}.")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        _say(console, f"The report {path} is damaged or from another version of relight: {error}.")
-    return None
+    loaded = load_report(run_dir)
+    if isinstance(loaded, str):
+        _say(console, loaded)
+        return None
+    return loaded
 
 
 def _is_unicode(console: Console) -> bool:

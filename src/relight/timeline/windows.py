@@ -16,6 +16,9 @@ class Band(msgspec.Struct, frozen=True, kw_only=True):
     resumed_ns: int  # the last rank trains on
     ended_ns: int  # first step committed again
     repeats: bool = True  # that step had been started before
+    sources: tuple[int, ...] = ()  # ranks that the state was copied from
+    replaced: tuple[int, ...] = ()  # ranks that got it
+    target_version: int = 0
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +84,9 @@ def find_band(report: JobReport, recovery: RecoveryReport, history: History) -> 
         resumed_ns=resumed,
         ended_ns=resumed + round(recovery.stages.redo_seconds * 1e9),
         repeats=recovery.steps_repeated > 0,
+        sources=recovery.sources,
+        replaced=recovery.replaced,
+        target_version=recovery.target_version,
     )
 
 
