@@ -703,8 +703,25 @@ def test_the_loss_of_the_only_agent_is_the_loss_of_everything() -> None:
     assert "the agent of the only node is gone (no connection for 15 s)" in desk.end().error
 
 
-def test_an_agent_that_comes_back_changes_nothing() -> None:
-    assert Desk().train().tell(ev.AgentJoined(agent="node-0", slots=2)) == ()
+def test_an_agent_that_comes_back_is_told_again_what_holds() -> None:
+    """What it had not passed on when it died is lost; whoever has an order already ignores it."""
+    desk = Desk(world_size=3, standbys=1)
+    desk.started()
+    first = desk.tell(ev.AgentJoined(agent="node-0", slots=3))
+    assert [(type(order), order.process) for order in first if isinstance(order, Assign)] == [
+        (Assign, name) for name in ("w0", "w1", "w2")
+    ]
+    (begin,) = desk.train().tell(ev.AgentJoined(agent="node-0", slots=3))
+    assert isinstance(begin, Begin)
+    desk.suspect("w1")  # killed, and not known to be dead yet
+    stop = next(order for order in desk.said if isinstance(order, Stop))
+    assert desk.controller.rank_processes()[1] == "w3"
+    kill, assign, again = desk.tell(ev.AgentJoined(agent="node-0", slots=3))
+    assert isinstance(kill, Kill)
+    assert kill.process == "w1"
+    assert isinstance(assign, Assign)
+    assert (assign.process, assign.rank, assign.generation) == ("w3", 1, 2)
+    assert again == stop
 
 
 def test_all_ranks_dead() -> None:

@@ -119,7 +119,7 @@ def test_a_rank_that_the_others_wait_for_is_blamed_with_numbers() -> None:
     event = suspicion(world)
     assert (event.process, event.kind) == ("w2", "hang")
     assert event.evidence == (
-        "no progress in BACKWARD of step 2 for 30.2 s while ranks 0, 1 and 3 wait in BARRIER "
+        "no progress in BACKWARD of step 2 for 30.5 s while ranks 0, 1 and 3 wait in BARRIER "
         "(limit 30.0 s; the longest such phase so far took 0.2 s)"
     )
     assert event.position.phase is Phase.BACKWARD
@@ -358,10 +358,38 @@ def test_parked_and_done_are_left_to_the_core() -> None:
     world = World(2)
     world.warm()
     world.stamp([0, 1], phase=Phase.PARKED, generation=2)
-    world.run(1_000.0, every=0.5)
+    world.run(290.0, every=0.5)
     world.stamp([0, 1], phase=Phase.DONE, generation=2)
     world.run(1_000.0, every=0.5)
     assert not world.events
+
+
+def test_ranks_that_are_all_parked_for_ever_are_told_of_now_and_then() -> None:
+    """They may all have hung just after Resume; where the core waits for something itself, it does not listen."""
+    world = World(2)
+    world.warm()
+    world.stamp([0, 1], phase=Phase.PARKED, generation=2)
+    world.run(610.0, every=0.5)
+    assert [type(event) for event in world.events] == [CommunicationStalled, CommunicationStalled]
+    assert 300.0 <= world.event_times[1] - world.event_times[0] <= 301.0
+    assert isinstance(world.events[0], CommunicationStalled)
+    assert "all 2 wait there" in world.events[0].evidence
+
+
+def test_time_in_which_nobody_looked_counts_for_nobody_not_even_behind_a_stamp() -> None:
+    """The controller slept; a rank stamped just before, and has waited ever since for an order of the controller."""
+    world = World(2)
+    world.warm()
+    world.stamp([0, 1], phase=Phase.FORWARD, step=2)
+    world.run(0.25)
+    world.stamp([0, 1], phase=Phase.PARKED, generation=2)
+    world.clock_ns += 100 * SECOND
+    world.stamp([0], phase=Phase.FORWARD)
+    world.sample()
+    world.run(20.0)
+    assert not world.events
+    world.run(20.0)
+    assert suspicion(world).process == "w1"
 
 
 def test_a_rank_that_stays_parked_while_its_peers_train_is_blamed() -> None:
@@ -415,3 +443,55 @@ def test_nobody_is_judged_before_every_rank_was_seen() -> None:
             sampled_ns=world.clock_ns,
         )
         assert world.detector.observe((sample,), members, world.seconds) == ()
+
+
+def test_who_waited_long_for_another_is_not_blamed_for_stopping_a_moment_later() -> None:
+    """A rank hung, and the survivors waited for it, idle for longer than the limit. One of them stops first."""
+    world = World(3)
+    world.warm()
+    world.stamp(range(3), phase=Phase.FORWARD, step=2)
+    world.stamp([0, 1], phase=Phase.BACKWARD)
+    world.run(31.0)
+    assert suspicion(world).process == "w2"
+    world.stamp([0], phase=Phase.PARKED, generation=2)
+    world.stamp([2], phase=Phase.PARKED, generation=2)  # its replacement
+    world.run(29.0)
+    assert suspicion(world).process == "w2"
+    world.run(2.0)
+    assert [event.process for event in world.events if isinstance(event, ProcessSuspected)] == ["w2", "w1"]
+
+
+def test_a_rank_that_finishes_its_step_is_no_sign_that_the_others_may_go_on() -> None:
+    """Forward: prepared ranks write by themselves, while the replacement waits, parked, for one of them."""
+    world = World(3)
+    world.warm()
+    world.stamp(range(3), phase=Phase.PARKED, generation=2)
+    world.run(60.0)
+    world.stamp([0], phase=Phase.OPTIMIZER, step=2)
+    world.run(29.0)
+    assert not world.events
+    world.stamp([0], phase=Phase.PARKED, version=3)
+    world.run(60.0)
+    assert not world.events
+
+
+def test_who_hangs_while_the_others_wait_for_orders_is_blamed() -> None:
+    """A survivor hangs in the write that it finishes by itself; its peers are parked, and may be so for ever."""
+    world = World(3)
+    world.warm()
+    world.stamp(range(3), phase=Phase.PARKED, generation=2)
+    world.stamp([0], phase=Phase.OPTIMIZER, step=2)
+    world.run(31.0)
+    event = suspicion(world)
+    assert event.process == "w0"
+    assert "while ranks 1 and 2 wait in PARKED" in event.evidence
+
+
+def test_a_rank_that_stays_parked_when_its_peers_are_done_is_blamed() -> None:
+    world = World(3)
+    world.warm()
+    world.stamp(range(3), phase=Phase.PARKED, generation=2, version=3)
+    world.run(1.0)
+    world.stamp([0, 1], phase=Phase.DONE)
+    world.run(31.0)
+    assert suspicion(world).process == "w2"

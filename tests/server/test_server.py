@@ -209,7 +209,7 @@ def test_an_agent_that_comes_back_in_time_is_not_lost(start: Start) -> None:
     successor.expect_for(workers[0], StoreReply)
     lines = controller.journal()
     assert not [line for line in lines if isinstance(line.event, AgentLost | ProcessExited)]
-    assert len([line for line in lines if isinstance(line.event, AgentJoined)]) == 1
+    assert len([line for line in lines if isinstance(line.event, AgentJoined)]) == 2
 
 
 def test_orders_for_an_agent_that_is_away_wait_for_it(start: Start) -> None:

@@ -103,6 +103,7 @@ class Controller:
         self._attempts: Counter[int] = Counter()
         self._tracebacks: dict[str, ev.WorkerFailed] = {}
         self._to_resume: set[str] = set()  # members that have not committed a step since the last recovery
+        self._standing_order: Begin | Stop | Restore | Resume | Release | None = None
         self._restore_failures = 0
         self._standby_failures = 0
         self._startup_restarts = 0
@@ -205,7 +206,7 @@ class Controller:
                 out = self._end(f"stopped: {event.reason}", now)
             case _:
                 assert_never(event)
-        return tuple(out)
+        return self._given(out)
 
     def expire(self, now: float) -> tuple[Command, ...]:
         """The deadline has passed: whoever was waited for has failed too, or the grace is over."""
@@ -213,19 +214,26 @@ class Controller:
             return ()
         self._deadline = None
         if self.stage is Stage.STARTING:
-            return tuple(self._on_startup_timeout(now))
+            return self._given(self._on_startup_timeout(now))
         if self.stage is Stage.TRAINING:
-            return tuple(self._on_grace_over(now))
+            return self._given(self._on_grace_over(now))
         if self.stage is Stage.STOPPING:
-            return tuple(self._on_stop_timeout(now))
+            return self._given(self._on_stop_timeout(now))
         if self.stage is Stage.RESTORING:
-            return tuple(self._on_restore_timeout(now))
+            return self._given(self._on_restore_timeout(now))
         return ()
+
+    def _given(self, commands: list[Command]) -> tuple[Command, ...]:
+        """Keep the newest order to all: it holds until the next one."""
+        for command in commands:
+            if isinstance(command, Begin | Stop | Restore | Resume | Release):
+                self._standing_order = command
+        return tuple(commands)
 
     # --- starting ----------------------------------------------------------------------------------------------
     def _on_agent_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
         if self._agent:
-            return []  # the same agent again, after a restart: its workers live on
+            return self._repeat_orders()  # the same agent again, after a restart: its workers live on
         self._agent = event.agent
         self.ledger.started(now)
         self._deadline = now + self.settings.startup_timeout_seconds
@@ -233,6 +241,18 @@ class Controller:
             self._spawn(rank, rank, now, why="initial rank") for rank in range(self.settings.world_size)
         ]
         return out + self._top_up_standbys(now)
+
+    def _repeat_orders(self) -> list[Command]:
+        """What an agent had not passed on when it died is lost. Who has an order already ignores it the second time.
+
+        Processes that it had not started are not repeated: the server reports them as ended.
+        """
+        why = "said again to an agent that was restarted"
+        out: list[Command] = [Kill(process=p.name, why=why) for p in self.members.processes.values() if _is_doomed(p)]
+        for rank, process in self.members.by_rank().items():
+            if process.replacement or (self.stage is Stage.STARTING and process.started):
+                out.append(Assign(process=process.name, rank=rank, generation=self.generation, why=why))
+        return out if self._standing_order is None else [*out, self._standing_order]
 
     def _spawn(self, rank: int | None, slot: int, now: float, *, why: str, fresh: bool = False) -> Spawn:
         process = self.members.add(self._agent, slot, rank, now, fresh=fresh)
@@ -335,7 +355,7 @@ class Controller:
         """A process that was seen dying is dead, and it is known how it ended."""
         failure = self.ledger.amend(process.name, _kind_of_exit(event), event.evidence)
         out: list[Command] = [Notice(why=f"failure {failure.number}: its process {event.evidence}", level="warning")]
-        if failure.kind == "killed":
+        if failure.kind == "killed" or event.exit_status is None:
             return out
         key = (failure.kind, failure.rank, failure.step, event.exit_status)
         self._identical[key] += 1
@@ -360,7 +380,8 @@ class Controller:
             return self._on_exit_before_training(process, event, now)
         kind = _kind_of_exit(event)
         step = self._step_of(process, event.position.step)
-        key = (kind, process.rank, step, event.exit_status) if kind != "killed" else None
+        known = kind != "killed" and event.exit_status is not None  # else nothing says that two ended alike
+        key = (kind, process.rank, step, event.exit_status) if known else None
         self.ledger.failure(process, kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
         return self._fail([process], step, key, now)
 
@@ -816,6 +837,11 @@ class Controller:
     def _is_member(self, name: str) -> bool:
         process = self.members.processes.get(name)
         return process is not None and process.alive and not process.failed and process.rank is not None
+
+
+def _is_doomed(process: Process) -> bool:
+    """It was ordered to be killed, and is not known to have ended."""
+    return process.failed and process.alive and not process.gone
 
 
 def _kind_of_exit(event: ev.ProcessExited) -> str:

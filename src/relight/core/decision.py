@@ -58,7 +58,9 @@ def decide(
             reason=f"{_ranks(ahead)} finished step {base} though {_ranks(unprepared)} had not reduced its "
             "gradient: the barrier was passed without everyone, which must not happen"
         )
-    if not (ahead or prepared) or unprepared:
+    missing = tuple(rank for rank in sorted(private_versions) if base + 1 not in private_versions[rank])
+    if not (ahead or prepared) or unprepared or (missing and not ahead):
+        # Who has neither version lost its page together with its agent: that it is missing proves nothing then.
         gone = tuple(rank for rank in sorted(private_versions) if base not in private_versions[rank])
         if gone:
             return Halt(reason=f"the private state of {_ranks(gone)} for version {base} is held by no agent")
@@ -80,7 +82,6 @@ def decide(
             finishers=(),
             targets=targets,
         )
-    missing = tuple(rank for rank in sorted(private_versions) if base + 1 not in private_versions[rank])
     if missing and ahead:
         return Halt(
             reason=f"{_ranks(ahead)} finished step {base}, but the private state of {_ranks(missing)} for "

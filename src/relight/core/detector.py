@@ -21,6 +21,8 @@ STALE_SECONDS = 10.0  # a rank whose samples are older than this is not known we
 FORGET_SECONDS = 600.0
 
 _NEVER = frozenset({Phase.PARKED, Phase.STANDBY, Phase.DONE})
+# Where no rank gets before Resume. OPTIMIZER is not among them: a recovery may have it finish a step by itself.
+_BEHIND_RESUME = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.BARRIER, Phase.DONE})
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +52,11 @@ class _Watch:
     sample: Sample
     seen_at: float  # the detector's `now`
     since_ns: int  # the stamp from which it is idle
+    before_ns: int  # when it was sampled the last time before; at first, now
     excused_ns: int = 0  # of that time: starved, or not looked at
     frozen_ns: int = 0
     leading_idle_ns: int = 0  # longest it was idle in this phase while it waited for nobody
+    behind_since_ns: int = 0  # from when, at the earliest, others have been waiting for it; 0: nobody does
 
     @property
     def position(self) -> Position:
@@ -66,6 +70,14 @@ class _Watch:
     @property
     def idle_ns(self) -> int:
         return max(0, self.sample.sampled_ns - self.since_ns - self.excused_ns)
+
+    @property
+    def blamed_ns(self) -> int:
+        """How long it has been idle while others waited for it.
+
+        A rank that has long waited for a hung one is suddenly the last when the others stop sooner than it does.
+        """
+        return min(self.idle_ns, self.sample.sampled_ns - self.behind_since_ns)
 
     @property
     def key(self) -> tuple[int, int, int, int]:
@@ -100,6 +112,7 @@ class Detector:
         self._watched: dict[str, _Watch] = {}
         self._suspected: set[str] = set()
         self._stalled_generation = -1
+        self._parked_said_ns = 0  # when it was said the last time that all ranks are parked
         self._longest_ns: dict[Phase, int] = {}  # per phase, over all ranks
 
     def observe(self, samples: Sequence[Sample], members: Mapping[int, str], now: float) -> tuple[Event, ...]:
@@ -110,6 +123,7 @@ class Detector:
         complete = len(ranks) == len(members) > 0
         if complete:
             self._note_leaders(ranks)
+            _note_behind(ranks)
         events = [event for sample in samples if (event := self._check_frozen(sample.process))]
         if complete and all(now - watch.seen_at <= STALE_SECONDS for watch in ranks.values()):
             events += self._check_hangs(ranks)
@@ -121,7 +135,9 @@ class Detector:
         watch = self._watched.get(sample.process)
         if watch is None:
             since = sample.position.stamp_ns or sample.sampled_ns
-            self._watched[sample.process] = _Watch(sample=sample, seen_at=now, since_ns=since)
+            self._watched[sample.process] = _Watch(
+                sample=sample, seen_at=now, since_ns=since, before_ns=sample.sampled_ns
+            )
             return
         before, at = watch.position, sample.position
         gap_ns = max(0, sample.sampled_ns - watch.sample.sampled_ns)
@@ -133,9 +149,11 @@ class Detector:
             watch.excused_ns += max(starved_ns, blind_ns)
         else:
             self._learn(watch, at)
-            # When within the gap it stamped is not known, so all of the gap's starvation is excused.
-            watch.since_ns, watch.excused_ns = at.stamp_ns, max(0, min(starved_ns, sample.sampled_ns - at.stamp_ns))
+            # When within the gap it stamped is not known, so all of the gap's starvation and blindness is excused.
+            watch.since_ns = at.stamp_ns
+            watch.excused_ns = max(0, min(max(starved_ns, blind_ns), sample.sampled_ns - at.stamp_ns))
             watch.leading_idle_ns = 0
+        watch.before_ns = watch.sample.sampled_ns
         watch.sample, watch.seen_at = sample, now
 
     def _learn(self, watch: _Watch, at: Position) -> None:
@@ -171,9 +189,15 @@ class Detector:
     def _check_hangs(self, ranks: Mapping[int, _Watch]) -> list[Event]:
         if any(watch.position.phase is Phase.STANDBY for watch in ranks.values()):
             return []
-        overdue = {rank: watch for rank, watch in ranks.items() if watch.idle_ns > self._limit_ns(watch, ranks) > 0}
-        last = min(watch.key for watch in ranks.values())
-        ahead = {rank: watch for rank, watch in ranks.items() if watch.key > last}
+        if all(watch.position.phase is Phase.PARKED for watch in ranks.values()):
+            return self._parked(ranks)
+        limits = {rank: self._limit_ns(watch, ranks) for rank, watch in ranks.items()}
+        if not any(limits.values()):
+            return []
+        overdue = {rank: watch for rank, watch in ranks.items() if watch.idle_ns > limits[rank] > 0}
+        # Who may be idle for ever waits for the core, or hangs where only the core notices; the others go by the rest.
+        last = min(watch.key for rank, watch in ranks.items() if limits[rank])
+        ahead = {rank: watch for rank, watch in ranks.items() if watch.key > last or not limits[rank]}
         if not ahead and len(ranks) > 1:
             return self._stalled(ranks) if len(overdue) == len(ranks) else []
         newest = max((watch.position.step for watch in ranks.values() if watch.position.phase in IN_STEP), default=-1)
@@ -186,7 +210,7 @@ class Detector:
             return self._left_behind(left, ranks)
         events = []
         for rank, watch in overdue.items():
-            if watch.key == last:
+            if watch.key == last and watch.blamed_ns > limits[rank]:
                 event = self._suspect(ranks[rank].sample.process, "hang", self._hang_evidence(watch, ahead, ranks))
                 events += [event] if event else []
         return events
@@ -206,9 +230,9 @@ class Detector:
         return max(round(settings.hang_timeout_seconds * 1e9), learned)
 
     def _peers_train(self, watch: _Watch, ranks: Mapping[int, _Watch]) -> bool:
-        """Whether a peer took a step after this one parked: then Resume was sent, and no deadline of the core runs."""
+        """Whether a peer went on after this one parked: then Resume was sent, and no deadline of the core runs."""
         return any(
-            peer.position.phase in IN_STEP
+            peer.position.phase in _BEHIND_RESUME
             and peer.position.generation == watch.position.generation
             and peer.position.stamp_ns > watch.position.stamp_ns
             for peer in ranks.values()
@@ -246,6 +270,18 @@ class Detector:
         noticed_ns = max(watch.sample.sampled_ns for watch in watches)
         return [CommunicationStalled(evidence=evidence, step=shortest.position.step, noticed_ns=noticed_ns)]
 
+    def _parked(self, ranks: Mapping[int, _Watch]) -> list[Event]:
+        """Perhaps all hung just after Resume. The core ignores this while it has a deadline of its own."""
+        limit_seconds = self._settings.startup_timeout_seconds
+        shortest = min(watch.idle_ns for watch in ranks.values())
+        noticed_ns = max(watch.sample.sampled_ns for watch in ranks.values())
+        if shortest <= limit_seconds * 1e9 or noticed_ns - self._parked_said_ns <= limit_seconds * 1e9:
+            return []
+        self._parked_said_ns = noticed_ns
+        evidence = f"no rank left PARKED for {_seconds(shortest)}: all {len(ranks)} wait there"
+        step = max(watch.position.version for watch in ranks.values())
+        return [CommunicationStalled(evidence=evidence, step=step, noticed_ns=noticed_ns)]
+
     def _left_behind(self, left: Mapping[int, _Watch], ranks: Mapping[int, _Watch]) -> list[Event]:
         """Some ranks are through with their loops, the others wait for them in a step."""
         waiting = {rank: watch for rank, watch in ranks.items() if rank not in left}
@@ -271,6 +307,17 @@ class Detector:
         return ProcessSuspected(
             process=process, kind=kind, evidence=evidence, position=sample.position, noticed_ns=sample.sampled_ns
         )
+
+
+def _note_behind(ranks: Mapping[int, _Watch]) -> None:
+    """Since when each rank has been waited for: perhaps from just after it was last seen not to be."""
+    last = min(watch.key for watch in ranks.values())
+    is_awaited = len(ranks) == 1 or any(watch.key > last for watch in ranks.values())
+    for watch in ranks.values():
+        if not is_awaited or watch.key > last:
+            watch.behind_since_ns = 0
+        elif not watch.behind_since_ns:
+            watch.behind_since_ns = max(watch.since_ns, watch.before_ns)
 
 
 def _seconds(nanoseconds: int) -> str:

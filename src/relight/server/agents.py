@@ -20,7 +20,7 @@ class Agent:
         self.running: set[str] = set()  # ordered to start and not known to have ended
         self._connection: Connection | None = None
         self._outbox = Outbox()
-        self._life = ""
+        self.life = ""  # of the agent's process, as it says
         self.received = 0  # counted messages of that life
 
     @property
@@ -45,8 +45,8 @@ class Agent:
 
     def recognise(self, hello: Hello, life: str) -> int:
         """The agent is (back) here: how many of its messages have been received. `life` is our own."""
-        if hello.life != self._life:
-            self._life, self.received = hello.life, 0
+        if hello.life != self.life:
+            self.life, self.received = hello.life, 0
             self._outbox.begin_anew()
         elif hello.controller == life:
             self._outbox.confirm(hello.received)

@@ -406,6 +406,7 @@ class Server:
             if not any(self._agents):  # the job's clock starts here
                 self._started, self._started_wall = time.monotonic(), time.time()
             agent = self._agents.add(hello.name)
+        restarted = not is_new and agent.life != hello.life
         self._gate.welcome(connection, hello, agent.recognise(hello, self._gate.life))
         unseen = agent.attach(connection, hello.processes)
         if is_new:
@@ -418,6 +419,8 @@ class Server:
                     process=process, exit_status=None, evidence=evidence, position=Position(), noticed_ns=now_ns
                 ),
             )
+        if restarted:
+            self.feed(AgentJoined(agent=hello.name, slots=hello.slots))
         return agent
 
     def _exit_unseen(self, event: ProcessExited) -> ProcessExited:

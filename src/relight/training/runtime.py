@@ -114,7 +114,7 @@ class Runtime:
             elif isinstance(message, Assign):
                 self._newest = max(self._newest, message.generation)
                 self._orders[Assign] = message
-            elif isinstance(message, (Begin, Restore, Resume, Release)):
+            elif isinstance(message, (Begin, Restore, Resume, Release)) and message.generation >= self._newest:
                 self._orders[type(message)] = message
             self._condition.notify_all()
 
@@ -212,6 +212,11 @@ class Runtime:
                 if generation is not None and self._newest > generation:
                     raise Superseded
                 self._condition.wait()
+
+    def await_begin(self) -> None:
+        """Before the first step: until it may begin, or until a recovery needs this rank. Begin may have been lost."""
+        with self._condition:
+            self._condition.wait_for(lambda: Begin in self._orders or self.closed)
 
     def await_release(self) -> bool:
         """After the last step: True once everyone may leave, False if a recovery needs this rank first."""

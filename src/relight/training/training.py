@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from relight.core.commands import Assign, Begin
+from relight.core.commands import Assign
 from relight.core.events import StandbyReady, StepResumed, TrainingDone, TrainingEntered
 from relight.core.fault import Point
 from relight.core.position import Phase
@@ -274,7 +274,7 @@ class Training:
             ),
             report=True,
         )
-        runtime.await_order(Begin)
+        runtime.await_begin()
         self._show_position()
 
     def _stand_by(self) -> Iterator[Step]:
