@@ -93,9 +93,9 @@ class ControllerProcess:
         peer.expect(Welcome)
         return peer
 
-    def agent(self, name: str = "node-0", processes: tuple[str, ...] = ()) -> "Peer":
+    def agent(self, name: str = "node-0", processes: tuple[str, ...] = (), life: str = "") -> "Peer":
         peer = self.connect()
-        peer.say_hello("agent", name, slots=self.settings.world_size, processes=processes)
+        peer.say_hello("agent", name, slots=self.settings.world_size, processes=processes, life=life)
         peer.expect(Welcome)
         return peer
 
@@ -130,10 +130,13 @@ class Peer:
         version: int = PROTOCOL_VERSION,
         slots: int = 0,
         processes: tuple[str, ...] = (),
+        life: str = "",
     ) -> Hello:
         challenge = self.expect(Challenge)
         mac = hello_mac(token or self.controller.token, challenge.nonce, role, name)
-        hello = Hello(protocol_version=version, role=role, name=name, mac=mac, slots=slots, processes=processes)
+        hello = Hello(
+            protocol_version=version, role=role, name=name, mac=mac, slots=slots, processes=processes, life=life
+        )
         self.send(hello)
         return hello
 

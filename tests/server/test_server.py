@@ -209,7 +209,19 @@ def test_an_agent_that_comes_back_in_time_is_not_lost(start: Start) -> None:
     successor.expect_for(workers[0], StoreReply)
     lines = controller.journal()
     assert not [line for line in lines if isinstance(line.event, AgentLost | ProcessExited)]
-    assert len([line for line in lines if isinstance(line.event, AgentJoined)]) == 2
+    assert len([line for line in lines if isinstance(line.event, AgentJoined)]) == 1
+
+
+def test_the_successor_of_a_dead_agent_is_told_again_what_holds(start: Start) -> None:
+    """Its predecessor may have confirmed orders that it had no time to pass on."""
+    controller = start(world_size=2)
+    agent, observer = controller.agent(life="first"), controller.observer()
+    workers = start_workers(agent, 2)
+    agent.close()
+    observer.expect(NoticeUpdate, lambda notice: "lost the connection to agent node-0" in notice.text)
+    successor = controller.agent(processes=tuple(workers), life="second")
+    ranks = {name: successor.expect_for(name, Assign).rank for name in workers}
+    assert ranks == {workers[0]: 0, workers[1]: 1}
 
 
 def test_orders_for_an_agent_that_is_away_wait_for_it(start: Start) -> None:

@@ -123,7 +123,6 @@ class Detector:
         complete = len(ranks) == len(members) > 0
         if complete:
             self._note_leaders(ranks)
-            _note_behind(ranks)
         events = [event for sample in samples if (event := self._check_frozen(sample.process))]
         if complete and all(now - watch.seen_at <= STALE_SECONDS for watch in ranks.values()):
             events += self._check_hangs(ranks)
@@ -187,19 +186,17 @@ class Detector:
         return self._suspect(process, "frozen", evidence)
 
     def _check_hangs(self, ranks: Mapping[int, _Watch]) -> list[Event]:
+        limits = {rank: self._limit_ns(watch, ranks) for rank, watch in ranks.items()}
+        last = _last(ranks, limits)
+        _note_since_when(ranks, last)
         if any(watch.position.phase is Phase.STANDBY for watch in ranks.values()):
             return []
         if all(watch.position.phase is Phase.PARKED for watch in ranks.values()):
             return self._parked(ranks)
-        limits = {rank: self._limit_ns(watch, ranks) for rank, watch in ranks.items()}
-        if not any(limits.values()):
-            return []
         overdue = {rank: watch for rank, watch in ranks.items() if watch.idle_ns > limits[rank] > 0}
-        # Who may be idle for ever waits for the core, or hangs where only the core notices; the others go by the rest.
-        last = min(watch.key for rank, watch in ranks.items() if limits[rank])
-        ahead = {rank: watch for rank, watch in ranks.items() if watch.key > last or not limits[rank]}
-        if not ahead and len(ranks) > 1:
+        if len(last) == len(ranks) > 1:
             return self._stalled(ranks) if len(overdue) == len(ranks) else []
+        ahead = {rank: watch for rank, watch in ranks.items() if rank not in last}
         newest = max((watch.position.step for watch in ranks.values() if watch.position.phase in IN_STEP), default=-1)
         left = {
             rank: watch
@@ -210,7 +207,7 @@ class Detector:
             return self._left_behind(left, ranks)
         events = []
         for rank, watch in overdue.items():
-            if watch.key == last and watch.blamed_ns > limits[rank]:
+            if rank in last and watch.blamed_ns > limits[rank]:
                 event = self._suspect(ranks[rank].sample.process, "hang", self._hang_evidence(watch, ahead, ranks))
                 events += [event] if event else []
         return events
@@ -309,12 +306,16 @@ class Detector:
         )
 
 
-def _note_behind(ranks: Mapping[int, _Watch]) -> None:
+def _last(ranks: Mapping[int, _Watch], limits: Mapping[int, int]) -> frozenset[int]:
+    """The ranks that got least far. Who may be idle for ever is none of them: it waits for the core, or for these."""
+    least = min((watch.key for rank, watch in ranks.items() if limits[rank]), default=None)
+    return frozenset(rank for rank, watch in ranks.items() if limits[rank] and watch.key == least)
+
+
+def _note_since_when(ranks: Mapping[int, _Watch], last: frozenset[int]) -> None:
     """Since when each rank has been waited for: perhaps from just after it was last seen not to be."""
-    last = min(watch.key for watch in ranks.values())
-    is_awaited = len(ranks) == 1 or any(watch.key > last for watch in ranks.values())
-    for watch in ranks.values():
-        if not is_awaited or watch.key > last:
+    for rank, watch in ranks.items():
+        if rank not in last or len(last) == len(ranks) > 1:
             watch.behind_since_ns = 0
         elif not watch.behind_since_ns:
             watch.behind_since_ns = max(watch.since_ns, watch.before_ns)

@@ -1,6 +1,6 @@
 """What a controller knew when it died, worked out anew from what it had been told."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -15,13 +15,17 @@ class Record(msgspec.Struct, frozen=True):
     event: Event | None  # None: that its deadline has passed
 
 
-def replay(settings: ControllerSettings, records: Iterable[Record]) -> Controller:
+def replay(
+    settings: ControllerSettings,
+    records: Iterable[Record],
+    kind: Callable[[ControllerSettings], Controller] = Controller,
+) -> Controller:
     """A controller that was told the same at the same times: it has taken the same decisions.
 
     Its orders are thrown away: some of them have been carried out, and which ones the journal does not say. Tell it
     `ControllerRestarted` next; it then gives those again that still hold.
     """
-    controller = Controller(settings)
+    controller = kind(settings)
     for record in records:
         if record.event is None:
             controller.expire(record.now)

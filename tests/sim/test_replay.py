@@ -16,9 +16,9 @@ import pytest
 from relight.core.commands import Command
 from relight.core.controller import Controller, ControllerSettings
 from relight.server.journal import Journal, JournalLine, read_journal
+from relight.sim.schedule import random_schedule
+from relight.sim.timed import JournalEntry, SimulatedJob
 from relight.wire.settings import JobSettings
-from tests.core.simulated_job import JournalEntry, SimulatedJob
-from tests.core.simulated_schedule import random_schedule
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -79,7 +79,7 @@ def test_another_hash_seed_changes_nothing(tmp_path: Path, hash_seed: str) -> No
     path.write_bytes(msgspec.msgpack.encode(recordings))
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.core.test_replay", str(path)],
+        [sys.executable, "-m", "tests.sim.test_replay", str(path)],
         env=environment,
         cwd=REPOSITORY,
         capture_output=True,

@@ -1,60 +1,71 @@
-"""Judges a simulated job: the invariants of docs/PROTOCOL.md, asserted at the moment they could first be broken.
+"""Judges a simulated job while it runs: the invariants of docs/PROTOCOL.md, at the moment they could first be broken.
 
 The checker sees what no controller can: the true state of every process, dead ones included. What is right is
 computed beforehand, from a run that nothing disturbs; the content of every version and every rank's private state
-must equal it, so a wrong bit shows where it arises and not at the end.
+must equal it, so a wrong bit shows where it arises and not at the end. What can be said of a journal alone, also of
+a real one, is in journal.py.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Hashable, Iterable, Sequence
 
 from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Stop
 from relight.core.events import Stopped
 from relight.core.fault import Action
 from relight.core.report import JobReport
-from tests.core.simulated_clock import Violation
-from tests.core.simulated_worker import FIRST_STATE, State, Worker, contribution, first_private, next_private, reduce
+from relight.sim.contents import Violation, reference
+from relight.sim.worker import Worker
 
 # Why a healthy process may be killed.
-_HARMLESS_KILLS = ("starting all ranks again", "no longer needed", "training finished", "again: it was declared failed")
-
-
-@lru_cache(maxsize=64)
-def reference(world_size: int, until: int) -> tuple[tuple[State, ...], tuple[tuple[str, ...], ...]]:
-    """States by version and private states by (version, rank), of a run that nothing disturbs."""
-    states, privates = [FIRST_STATE], [tuple(first_private(rank) for rank in range(world_size))]
-    for step in range(until):
-        gradient = reduce({r: contribution(states[-1], privates[-1][r], r) for r in range(world_size)})
-        states.append(states[-1].updated(step, gradient))
-        privates.append(tuple(next_private(private, step) for private in privates[-1]))
-    return tuple(states), tuple(privates)
+_HARMLESS_KILLS = (
+    "starting all ranks again",
+    "no longer needed",
+    "training finished",
+    "said again",
+    "again: it was declared failed",
+)
 
 
 class Checker:
     """Told of everything as it happens; raises Violation."""
 
     def __init__(self, world_size: int, until: int, workers: dict[str, Worker]) -> None:
+        self.workers = workers
         self._world_size = world_size
         self._until = until
-        self._workers = workers
         self._states, self._privates = reference(world_size, until)
         self._finished = 0  # newest version that anyone, dead or alive, ever finished
         self._begun = 0  # newest step that anyone began
+        self._shown = 0  # newest version that engines answered with
         self._generation = 1
-        self._struck: list[tuple[Action, Worker, str]] = []
+        self._standing: Command | None = None  # the newest order to all
+        self._struck: tuple[tuple[Action, str, str], ...] = ()  # what, process, point
+        self.disturbed: set[str] = set()  # kinds of faults that are not of one process
+
+    def copy(self, workers: dict[str, Worker]) -> "Checker":
+        """The same, about copies of the workers."""
+        twin = Checker.__new__(Checker)
+        twin.__dict__.update(self.__dict__)
+        twin.workers = workers
+        return twin
+
+    def key(self) -> Hashable:
+        """What later verdicts depend on."""
+        struck = tuple([(action, name) for action, name, _ in self._struck])
+        return self._finished, self._begun, self._shown, self._generation, struck
 
     # --- what happens -------------------------------------------------------------------------------------------
-    def struck(self, action: Action, worker: Worker, point: str) -> None:
-        self._struck.append((action, worker, point))
+    def struck(self, action: Action, worker: Worker) -> None:
+        """A fault is about to strike."""
+        self._struck += ((action, worker.name, worker.point),)
 
-    def entered_step(self, worker: Worker) -> None:
+    def began_step(self, worker: Worker) -> None:
         """I2, I3, I7: the right state at the right place, and nothing finished is done again."""
         step = worker.state.version
         self._check_content(worker, "computes with")
         if step < self._finished:
             raise Violation(f"I7: rank {worker.rank} repeats step {step} though version {self._finished} was finished")
         if step < self._begun:
-            raise Violation(f"at most the step in flight is repeated: {worker.name} at {step}, begun {self._begun}")
+            raise Violation(f"I2: more than the step in flight is repeated: {step} again, begun {self._begun}")
         self._begun = max(self._begun, step)
 
     def committed(self, worker: Worker) -> None:
@@ -70,39 +81,59 @@ class Checker:
         if not worker.blank:
             raise Violation(f"I8: a copy over the intact state of rank {worker.rank} ({worker.name})")
 
-    def commanded(self, command: Command, members: Iterable[str], generation: int) -> None:
+    def published(self, worker: Worker, version: int, content: int) -> None:
+        """I11: engines answer with a version only if every rank holds it, and with one content."""
+        if version > self._until or content != self._states[version].content:
+            raise Violation(f"I11: {worker.name} publishes a version {version} of another content")
+        if version < self._shown:
+            raise Violation(f"I11: engines go back from version {self._shown} to {version}")
+        behind = [w for w in self._members() if not w.blank and w.state.version < version]
+        if behind:
+            ranks = sorted(w.rank for w in behind)
+            raise Violation(f"I11: version {version} is published while ranks {ranks} do not hold it")
+        self._shown = version
+
+    def commanded(self, command: Command, members: Iterable[str]) -> None:
         """Called before the command is carried out."""
-        if isinstance(command, Stop | Begin):
-            self._check_generation(command)
-        if isinstance(command, Assign | Restore | Resume) and command.generation < self._generation:
-            raise Violation(f"I9: {type(command).__name__} of generation {command.generation} in {self._generation}")
-        if isinstance(command, Kill):
-            self._check_kill(command)
-        if isinstance(command, Restore):
-            self._check_restore(command, [self._workers[name] for name in members])
-        if isinstance(command, Resume):
-            for name in members:
-                self._check_content(self._workers[name], "resumes with")
+        if command == self._standing or command.why.startswith("again: "):
+            return  # said again to an agent, or by a controller, that was restarted
+        if isinstance(command, Begin | Stop | Restore | Resume):
+            self._standing = command
+        match command:
+            case Stop() | Begin():
+                self._check_generation(command)
+            case Kill():
+                self._check_kill(command)
+            case Restore():
+                self._check_current(command)
+                self._check_restore(command, [self.workers[name] for name in members])
+            case Resume():
+                self._check_current(command)
+                for name in members:
+                    self._check_content(self.workers[name], "resumes with")
+            case Assign():
+                self._check_current(command)
 
     def final(self, end: EndJob, members: Sequence[str], report: JobReport) -> None:
         """The job has ended; was that its right end?"""
-        if not self._struck and self._generation > 1 and not any(f.rank < 0 for f in report.failures):
+        quiet = not self._struck and not self.disturbed
+        if quiet and self._generation > 1 and not any(f.rank < 0 for f in report.failures):
             raise Violation(f"L3: generation {self._generation} though nothing ever happened")
         if not end.error:
-            self._check_completed([self._workers[name] for name in members])
+            self._check_completed([self.workers[name] for name in members])
             self._check_report(report)
         elif "every replica" in end.error or "no intact replica" in end.error:
             self._check_all_lost(end)
         elif not self._is_excused(end.error):
-            raise Violation(f"the job ended without need: {end.error}")
+            raise Violation(f"L1: the job ended without need: {end.error}")
 
     # --- judgement ----------------------------------------------------------------------------------------------
     def _members(self) -> list[Worker]:
-        return [w for w in self._workers.values() if w.alive and w.rank >= 0]
+        return [w for w in self.workers.values() if w.alive and w.rank >= 0]
 
     def _check_content(self, worker: Worker, what: str) -> None:
         state = worker.state
-        if worker.blank or state != self._states[state.version]:
+        if worker.blank or state != self._states[min(state.version, self._until)]:
             raise Violation(f"I1: rank {worker.rank} ({worker.name}) {what} a wrong version {state.version}: {state}")
         if worker.private != self._privates[state.version][worker.rank]:
             raise Violation(f"I3: rank {worker.rank} ({worker.name}) {what} a wrong private state of {state.version}")
@@ -114,8 +145,12 @@ class Checker:
             raise Violation(f"I10: generation {command.generation} after {self._generation}")
         self._generation = command.generation
 
+    def _check_current(self, command: Assign | Restore | Resume) -> None:
+        if command.generation < self._generation:
+            raise Violation(f"I9: {type(command).__name__} of generation {command.generation} in {self._generation}")
+
     def _check_kill(self, kill: Kill) -> None:
-        worker = self._workers.get(kill.process)
+        worker = self.workers.get(kill.process)
         if worker is None or not worker.healthy or any(text in kill.why for text in _HARMLESS_KILLS):
             return
         if worker.blank and "stop" not in kill.why:
@@ -129,7 +164,7 @@ class Checker:
         if restore.target < self._finished:
             raise Violation(f"I7: back to {restore.target} though version {self._finished} was finished")
         if restore.target < self._begun:
-            raise Violation(f"back to {restore.target}, though step {self._begun} was begun: more than one is repeated")
+            raise Violation(f"I2: back to {restore.target}, though step {self._begun} was begun")
         for worker in members:
             self._check_reachable(restore, worker)
 
@@ -147,7 +182,7 @@ class Checker:
     def _check_all_stand_still(self, restore: Restore, members: Sequence[Worker]) -> None:
         """Rule 5: the decision rests on reports of this generation, from processes that do not move."""
         if len(members) != self._world_size:
-            raise Violation(f"a decision with {len(members)} of {self._world_size} ranks")
+            raise Violation(f"I9: a decision with {len(members)} of {self._world_size} ranks")
         for worker in members:
             if worker.alive and worker.standing_in != restore.generation:
                 raise Violation(
@@ -156,9 +191,9 @@ class Checker:
                 )
 
     def _check_alone(self, worker: Worker) -> None:
-        for other in self._workers.values():
+        for other in self.workers.values():
             if other is not worker and other.rank == worker.rank and other.alive:
-                raise Violation(f"rank {worker.rank} was given to {worker.name} while {other.name} lives")
+                raise Violation(f"I10: rank {worker.rank} was given to {worker.name} while {other.name} lives")
 
     def _check_completed(self, members: Sequence[Worker]) -> None:
         """I12: the end is that of the run that nothing disturbed."""
@@ -170,32 +205,38 @@ class Checker:
     def _check_report(self, report: JobReport) -> None:
         """What people read must be what happened."""
         if (report.final_version, report.until, report.error) != (self._until, self._until, ""):
-            raise Violation(f"the report says version {report.final_version} of {report.until}: {report.error}")
-        if report.final_state_digest != self._states[-1].content:
+            raise Violation(f"I12: the report says version {report.final_version} of {report.until}: {report.error}")
+        if report.final_state_digest != str(self._states[-1].content):
             raise Violation(f"I12: the report has the digest {report.final_state_digest}")
         answered = sorted(number for recovery in report.recoveries for number in recovery.failures)
         if answered != [failure.number for failure in report.failures]:
-            raise Violation(f"failures {answered} were answered, of {len(report.failures)}")
+            raise Violation(f"I12: failures {answered} were answered, of {len(report.failures)}")
 
     def _check_all_lost(self, end: EndJob) -> None:
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             if worker.healthy and worker.page.rank >= 0 and not worker.blank:
-                raise Violation(f"{worker.name} holds version {worker.state.version}, but: {end.error}")
+                raise Violation(f"L1: {worker.name} holds version {worker.state.version}, but: {end.error}")
 
     def _is_excused(self, error: str) -> bool:
         """Whether these faults must end a job in this way."""
         kinds = [action for action, _, _ in self._struck]
         points = {point for _, _, point in self._struck}
+        struck = [(kind, self.workers[name]) for kind, name, _ in self._struck]
         if error.startswith("training finished, but"):
-            late = [worker for _, worker, _ in self._struck if worker.state.version == self._until]
+            late = [worker for _, worker in struck if worker.state.version == self._until]
             return any(f"rank {worker.rank} " in error for worker in late)
         if "before its first step" in error:
-            return "START" in points and any(kind in (Action.EXIT, Action.RAISE) for kind in kinds)
+            loading = {"START", "LOADING", "ENTERED"} & points
+            return bool(loading) and any(kind in (Action.EXIT, Action.RAISE) for kind in kinds)
+        if "did not reach its first step" in error:
+            return any(kind is Action.LOOP and worker.state.version == 0 for kind, worker in struck)
+        if "private state" in error:  # it dies with the process and its agent
+            return "agent" in self.disturbed
         if "starts have failed" in error:
             return len(kinds) > 3
         if "times in the same place" in error:
-            hung = [worker.rank for kind, worker, _ in self._struck if kind is Action.LOOP]
-            return len(hung) > len(set(hung))
+            hung = [worker.rank for kind, worker in struck if kind is Action.LOOP]
+            return len(hung) > len(set(hung)) or "blackhole" in self.disturbed
         if "failed before they could take rank" in error:
-            return sum(worker.is_standby for _, worker, _ in self._struck) >= 3
+            return sum(worker.is_standby for _, worker in struck) >= 3
         return False

@@ -1,0 +1,189 @@
+"""`python -m relight.sim`: run simulated jobs, look at one, hunt planted bugs, search all orders of small jobs."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from relight.sim import exhaustive
+from relight.sim.contents import Violation
+from relight.sim.golden import Golden, format_golden, read_golden, rewritten
+from relight.sim.mutations import MUTATIONS, Mutation, find_mutation
+from relight.sim.schedule import Schedule, decode_schedule, encode_schedule, random_schedule
+from relight.sim.shrink import shrink
+from relight.sim.swarm import Found, search
+from relight.sim.timed import PRODUCTION, SimulatedJob
+
+EPILOG = """\
+examples:
+  python -m relight.sim --seeds 100000                 the first 100,000 random schedules
+  python -m relight.sim --seconds 180 --first 5000000  as many as three minutes allow, others than yesterday
+  python -m relight.sim --seed 4711                    one of them, with all that happens in it
+  python -m relight.sim --seed 4711 --shrink           a smaller schedule that breaks the same invariant
+  python -m relight.sim --replay FILE                  a recorded schedule (tests/sim/regressions)
+  python -m relight.sim --exhaustive 3 --faults 2      every order of events of a job of three ranks with two deaths
+  python -m relight.sim --mutations                    plant every known bug, and show how soon each is found
+  python -m relight.sim --mutation no-barrier          one of them
+exit status: 0 if every invariant held (or every planted bug was found), 1 if not, 2 if the command is wrong
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m relight.sim",
+        description="Simulated jobs: the production controller and detector in virtual time, among workers that die, "
+        "freeze and hang, over a network that delays, repeats and loses. Every run is judged by the invariants of "
+        "docs/PROTOCOL.md, and can be repeated by its seed. See docs/SIMULATOR.md.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--seed", type=int, metavar="N", help="run one random schedule and show what happens")
+    what.add_argument("--seeds", type=int, metavar="N", help="run that many random schedules")
+    what.add_argument("--seconds", type=float, metavar="S", help="run random schedules for so long")
+    what.add_argument("--replay", metavar="WHAT", help="run a recorded schedule: a file, or the line of JSON itself")
+    what.add_argument("--rewrite", nargs="+", type=Path, metavar="FILE", help="write recorded schedules anew")
+    what.add_argument("--exhaustive", type=int, metavar="RANKS", help="try every order of events of a job of so many")
+    what.add_argument("--mutations", action="store_true", help="hunt every planted bug")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="the first seed (default: 0)")
+    parser.add_argument("--mutation", default="", metavar="NAME", help="plant this bug; alone, hunt it")
+    parser.add_argument("--shrink", action="store_true", help="with --seed or --replay: make what fails small")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the (shrunk) schedule that was found here")
+    parser.add_argument("--processes", type=int, metavar="N", help="to use at a time (default: one per processor)")
+    parser.add_argument("--steps", type=int, default=2, metavar="N", help="of --exhaustive (default: 2)")
+    parser.add_argument("--faults", type=int, default=2, metavar="N", help="of --exhaustive (default: 2)")
+    parser.add_argument(
+        "--actions", default="kill", metavar="A,B", help="of --exhaustive: kill, freeze, cut (default: kill)"
+    )
+    parser.add_argument("--fine", action="store_true", help="of --exhaustive: tell more apart (only for small jobs)")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if any(word.startswith("--mutation=") or word == "--mutation" for word in given) and not _has_mode(given):
+        given.append("--mutations")
+    options = parser.parse_args(given)
+    try:
+        mutation = find_mutation(options.mutation) if options.mutation else None
+    except KeyError:
+        names = ", ".join(m.name for m in MUTATIONS)
+        parser.error(f"--mutation {options.mutation}: there is none of that name; there are {names}")
+    if options.mutations:
+        return _hunt([mutation] if mutation else MUTATIONS, options.first, options.record)
+    if options.rewrite:
+        return _rewrite(options.rewrite)
+    if options.exhaustive is not None:
+        return exhaustive.main(
+            options.exhaustive, options.steps, options.faults, options.actions.split(","), mutation, fine=options.fine
+        )
+    if options.seeds is not None or options.seconds is not None:
+        return _search(options.first, options.seeds, options.seconds, options.mutation, options.processes)
+    try:
+        schedule = random_schedule(options.seed) if options.seed is not None else _read(options.replay)
+    except (OSError, ValueError) as error:
+        parser.error(f"--replay {options.replay}: {error}")
+    if options.shrink or options.record:
+        return _shrink(schedule, mutation, options.record)
+    return _show(schedule, mutation)
+
+
+def _has_mode(given: Sequence[str]) -> bool:
+    modes = ("--seed", "--seeds", "--seconds", "--replay", "--rewrite", "--exhaustive", "--mutations")
+    return any(word.partition("=")[0] in modes for word in given)
+
+
+def _read(what: str) -> Schedule:
+    return decode_schedule(what) if what.lstrip().startswith("{") else read_golden(Path(what)).schedule
+
+
+def _breaks(schedule: Schedule, mutation: Mutation | None) -> Violation | None:
+    if mutation is not None:
+        return mutation.breaks(schedule)
+    try:
+        SimulatedJob(schedule).run()
+    except Violation as violation:
+        return violation
+    return None
+
+
+def _breaks_only_so(schedule: Schedule, mutation: Mutation | None) -> Violation | None:
+    """What the mutation breaks where production breaks nothing; without one, what production breaks."""
+    violation = _breaks(schedule, mutation)
+    return None if mutation is not None and violation is not None and _breaks(schedule, None) else violation
+
+
+def _show(schedule: Schedule, mutation: Mutation | None) -> int:
+    violation = _breaks(schedule, mutation)
+    if violation is not None:
+        print(violation)
+        return 1
+    job = SimulatedJob(schedule, PRODUCTION)
+    job.run()
+    print(job.explain())
+    return 0
+
+
+def _shrink(schedule: Schedule, mutation: Mutation | None, record: Path | None) -> int:
+    violation = _breaks(schedule, mutation)
+    if violation is None:
+        print("no invariant breaks in this schedule: there is nothing to shrink", file=sys.stderr)
+        return 2
+    small = shrink(schedule, lambda candidate: _breaks_only_so(candidate, mutation))
+    print(f"replay it with: python -m relight.sim --replay '{encode_schedule(small)}'\n")
+    print(_breaks(small, mutation))
+    if record is not None:
+        what = mutation.what if mutation is not None else str(violation).partition("\n")[0]
+        golden = Golden(what=_one_line(what), mutation=mutation.name if mutation else "", schedule=small)
+        record.write_text(format_golden(rewritten(golden) if mutation is not None else golden))
+    return 1
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _search(first: int, count: int | None, seconds: float | None, mutation: str, processes: int | None) -> int:
+    def progress(found: Found) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{found.schedules:,} schedules, {len(found.violations)} violations", end="", file=sys.stderr)
+
+    found = search(
+        first,
+        10**9 if count is None else count,
+        seconds=seconds,
+        mutation=mutation,
+        processes=processes,
+        progress=progress,
+    )
+    if sys.stderr.isatty():
+        print("\r", end="", file=sys.stderr)
+    print(
+        f"{found.schedules:,} schedules from seed {first} on in {found.seconds:.1f} s "
+        f"({found.per_second:,.0f} a second): {len(found.violations)} violations"
+    )
+    for seed, violation in list(found.violations.items())[:20]:
+        print(f"  --seed {seed}: {violation}")
+    return 1 if found.violations else 0
+
+
+def _hunt(mutations: Sequence[Mutation], first: int, record: Path | None) -> int:
+    missed = 0
+    for mutation in mutations:
+        found = mutation.hunt(first)
+        if found is None:
+            missed += 1
+            print(f"{mutation.name:32} not found by {mutation.within} schedules", flush=True)
+            continue
+        count, violation = found
+        print(f"{mutation.name:32} {count:6}  {str(violation).partition(chr(10))[0]}", flush=True)
+        if record is not None:
+            _shrink(random_schedule(first + count - 1), mutation, record)
+    return 1 if missed else 0
+
+
+def _rewrite(paths: Sequence[Path]) -> int:
+    for path in paths:
+        path.write_text(format_golden(rewritten(read_golden(path))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,521 @@
+"""Every order of events of a small job, with every choice of faults: a search with memory of what it has seen.
+
+A job begins where all ranks have entered training and all standbys are warm. From each situation the search follows
+everything that may happen next: a message arrives, a main thread moves on, a collective completes on one rank or
+breaks on it, a process is struck by a fault. Two orders that lead to the same situation are followed once.
+
+Time stands still; a deadline passes when nothing else can happen, and a fresh process gets warm only then. Deadlines
+that pass early, and repeated or lost messages, are the random search's part.
+
+With `fine`, every message waits for its turn, and a main thread is seen between steps, before the barrier and inside
+the write. Without, what nobody can tell apart happens at once, so that larger jobs can be searched:
+
+- A report of a worker reaches the controller at once. If it came later, after another failure had opened a new
+  generation, it would be ignored; coming earlier it is forgotten when that generation is opened. Deaths do wait.
+- Orders that change nothing that others see arrive at once: all to a rank that is parked, but Restore to a survivor,
+  which may finish a step because of it. Stop to a rank that trains does wait: what it does until then matters.
+- Between two collectives a main thread does not pause. If it dies or is stopped there, it might as well have been
+  inside the next collective, which then breaks on everyone, as it always may.
+- A group that all ranks came to is formed at once: a rank that waits for its group and one that has it report the same.
+"""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from relight.core import events as ev
+from relight.core.commands import Restore, Stop
+from relight.core.controller import Controller, ControllerSettings, Stage
+from relight.core.fault import Action as Fault
+from relight.core.ledger import Ledger
+from relight.core.members import Members
+from relight.core.position import Phase, Position
+from relight.sim.contents import Violation
+from relight.sim.mutations import Mutation
+from relight.sim.network import Group
+from relight.sim.timed import PRODUCTION, Parts
+from relight.sim.worker import Worker
+from relight.sim.world import NODE, Action, World
+
+_IDLE_WAITS = frozenset({"LOADING"})  # left only when nothing else can happen
+_SEEN = frozenset({"OUTSIDE", "READY", "OPTIMIZER"})  # points at which a main thread pauses in a fine search
+FAULTS = {"kill": Fault.KILL, "freeze": Fault.FREEZE, "cut": Fault.CUT}
+
+
+class Situation(World):
+    """A job at one moment. `choices` is everything that may happen next; `copy` goes on in another way."""
+
+    detailed_pages = False
+
+    def __init__(
+        self,
+        ranks: int,
+        steps: int,
+        faults: int,
+        kinds: Sequence[Fault],
+        parts: Parts = PRODUCTION,
+        *,
+        fine: bool = False,
+    ) -> None:
+        settings = ControllerSettings(world_size=ranks, standbys=faults)
+        super().__init__(settings, steps, parts.controller, parts.worker)
+        self.now = 1.0
+        self.kinds = tuple(kinds)
+        self.fine = fine
+        self.faults_left = faults
+        self._moving: deque[tuple[str, int]] = deque()  # main threads that leave a point at once
+        self._shared: set[str] = set()  # workers that belong to an older situation too
+        self._keys: dict[str, Hashable] = {}  # of workers that have not changed since
+        self._controller_is_shared = False
+        self._controller_key: Hashable = None
+
+    # --- to its beginning -----------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Up to the moment where training begins."""
+        left, self.faults_left = self.faults_left, 0
+        self.feed(ev.AgentJoined(agent=NODE, slots=self.world_size))
+        while (now := self._next_of_start()) is not None:
+            self.happen(now)
+        self.faults_left = left
+
+    def _next_of_start(self) -> Action | None:
+        begun = self.controller.stage is Stage.TRAINING
+        for choice in self.choices():
+            if not begun or (choice[0] in ("up", "down") and not self._trains(choice[1])):
+                return choice
+        if begun:  # a standby that is still loading
+            waiting = [w for w in self.workers.values() if w.point in _IDLE_WAITS and w.awake]
+            return ("step", waiting[0].name, waiting[0].ticket) if waiting else None
+        return None
+
+    def _trains(self, name: str) -> bool:
+        worker = self.workers.get(name)
+        return worker is not None and worker.rank >= 0
+
+    # --- copies and comparison --------------------------------------------------------------------------------------
+    def copy(self) -> "Situation":
+        """The same, to go on with in another way."""
+        twin = Situation.__new__(Situation)
+        twin.__dict__.update(self.__dict__)
+        twin.workers = self.workers.copy()
+        twin._shared = set(self.workers)
+        twin._keys = self._keys.copy()
+        twin.checker = self.checker.copy(twin.workers)
+        twin.up = {name: queue.copy() for name, queue in self.up.items() if queue}
+        twin.down = {name: queue.copy() for name, queue in self.down.items() if queue}
+        twin.groups = {generation: group.copy() for generation, group in self.groups.items()}
+        twin.meetings = {generation: meeting.copy() for generation, meeting in self.meetings.items()}
+        twin._controller_is_shared = True
+        twin.spawned = self.spawned.copy()
+        twin._moving = deque()
+        return twin
+
+    def own(self, process: str) -> Worker:
+        worker = self.workers[process]
+        self._keys.pop(process, None)
+        if process in self._shared:
+            self._shared.discard(process)
+            worker = self.workers[process] = worker.copy(self)
+        return worker
+
+    def _own_controller(self) -> None:
+        self._controller_key = None
+        if self._controller_is_shared:
+            self._controller_is_shared = False
+            self.controller = _copy_controller(self.controller)
+
+    def feed(self, event: ev.Event) -> None:
+        self._own_controller()
+        super().feed(event)
+
+    def expire(self) -> None:
+        self._own_controller()
+        super().expire()
+
+    def _worker_key(self, name: str) -> Hashable:
+        key = self._keys.get(name)
+        if key is None:
+            key = self._keys[name] = hash(self.workers[name].key())
+        return key
+
+    def key(self) -> int:
+        """Equal for situations from which the same can follow."""
+        if self.end is not None:
+            return hash(self.end.error)
+        awaited = {name for names in self.controller.predecessors.values() for name in names}
+        awaited |= {process.name for process in self.controller.members.processes.values() if process.alive}
+        if self._controller_key is None:
+            self._controller_key = hash(_controller_key(self.controller))
+        newest = max(self.meetings, default=0)
+        attached = {w.group_generation for w in self.workers.values() if w.alive}
+        groups = [g.key() for generation, g in self.groups.items() if generation in attached]
+        meetings = [
+            m.key() for generation, m in self.meetings.items() if generation in attached or generation == newest
+        ]
+        return hash(
+            (
+                tuple([self._worker_key(name) for name in self.workers if name in awaited]),
+                tuple(groups),
+                tuple(meetings),
+                tuple([(name, tuple(queue)) for name, queue in sorted(self.up.items()) if queue]),
+                tuple([(name, tuple(queue)) for name, queue in sorted(self.down.items()) if queue]),
+                self.store_generation,
+                self.faults_left,
+                self.checker.key(),
+                self._controller_key,
+            )
+        )
+
+    # --- what may happen --------------------------------------------------------------------------------------------
+    def choices(self) -> list[Action]:
+        """Everything that may happen next, in an order that is always the same."""
+        out: list[Action] = [("up", name) for name, queue in self.up.items() if queue]
+        out += [("down", name) for name, queue in self.down.items() if queue]
+        groups = [*self.groups.values(), *(meeting.group for meeting in self.meetings.values())]
+        alive = {w.rank: w for w in self.workers.values() if w.alive}
+        for group in groups:
+            out += self._outcomes(group, alive)
+        for generation, meeting in self.meetings.items():
+            if meeting.complete and self.fine:
+                through = meeting.connected | meeting.absent
+                out += [("connect", generation, rank) for rank in sorted(meeting.present - through)]
+        for worker in self.workers.values():
+            if worker.alive and not worker.frozen:
+                if worker.awake and worker.point not in _IDLE_WAITS:
+                    out.append(("step", worker.name, worker.ticket))
+                if worker.copying is not None and worker.copying.sending and not worker.copying.over:
+                    out.append(("arrive", worker.name))
+        if not out:
+            out += self._when_nothing_else()
+        if self.faults_left:
+            for worker in self.workers.values():
+                if (
+                    worker.alive
+                    and not worker.frozen
+                    and worker.rank >= 0
+                    and worker.point not in ("RELEASED", "EXITING")
+                ):
+                    out += [("fault", worker.name, kind) for kind in self.kinds]
+        out += [
+            ("suspect", w.name) for w in self.workers.values() if w.alive and w.frozen and w.name not in self.suspected
+        ]
+        return out
+
+    def _outcomes(self, group: Group, alive: dict[int, Worker]) -> Iterator[Action]:
+        for rank, number, operation in group.waiting():
+            worker = alive.get(rank)
+            if worker is None or worker.group_generation != group.generation or worker.operation != number:
+                continue
+            if group.can_complete(rank, operation):
+                yield ("settle", group.generation, number, rank, True)
+            if group.can_break():
+                yield ("settle", group.generation, number, rank, False)
+
+    def _when_nothing_else(self) -> list[Action]:
+        waiting = [w for w in self.workers.values() if w.alive and w.awake and w.point in _IDLE_WAITS and not w.frozen]
+        if waiting:
+            return [("step", waiting[0].name, waiting[0].ticket)]
+        return [("expire",)] if self.controller.next_deadline() is not None else []
+
+    def happen(self, action: Action) -> None:
+        """Let one of the choices happen, and all that follows from it unseen."""
+        match action[0]:
+            case "expire":
+                deadline = self.controller.next_deadline()
+                assert deadline is not None
+                self.now = max(self.now, deadline)
+                self.expire()
+            case "fault":
+                self._strike(self.own(action[1]), action[2])
+            case "suspect":
+                self.suspected |= {action[1]}
+                position = self.workers[action[1]].page.position(counters=False)
+                self.feed(
+                    ev.ProcessSuspected(
+                        process=action[1], kind="frozen", evidence="it is frozen", position=position, noticed_ns=1
+                    )
+                )
+            case _:
+                self.perform(action)
+        self._settle_down()
+
+    def _settle_down(self) -> None:
+        """Let happen what need not be told apart."""
+        while self.end is None:
+            if self._moving:
+                process, ticket = self._moving.popleft()
+                self.perform(("step", process, ticket))
+                continue
+            at_once = None if self.fine else next(self._at_once(), None)
+            if at_once is None:
+                return
+            self.perform(at_once)
+
+    def _at_once(self) -> Iterator[Action]:
+        for name, ups in self.up.items():
+            if ups and not isinstance(ups[0], ev.ProcessExited):
+                yield "up", name
+        for name, downs in self.down.items():
+            if downs and not self._matters_when(self.workers.get(name), downs[0]):
+                yield "down", name
+        for generation, meeting in self.meetings.items():
+            if meeting.complete and not meeting.absent:
+                for rank in sorted(meeting.present - meeting.connected):
+                    yield "connect", generation, rank
+
+    def _matters_when(self, worker: Worker | None, message: object) -> bool:
+        """Whether it makes a difference to others when this order arrives."""
+        if worker is None or not worker.alive:
+            return False
+        if isinstance(message, Restore):
+            return not worker.blank
+        return isinstance(message, Stop) and worker.page.phase is not Phase.PARKED
+
+    suspected: frozenset[str] = frozenset()
+
+    def _strike(self, worker: Worker, kind: Fault) -> None:
+        self.faults_left -= 1
+        self.checker.struck(kind, worker)
+        worker.struck = True
+        match kind:
+            case Fault.FREEZE:
+                worker.freeze()
+            case Fault.CUT:
+                worker.cut()
+            case _:
+                worker.die(-9)
+
+    # --- what the world asks of a driver ----------------------------------------------------------------------------
+    def plan(self, action: Action) -> None:
+        """Nothing to do: `choices` looks at what there is."""
+        if action[0] == "dead":
+            self._dead(action[1], action[2])
+
+    def plan_step(self, worker: Worker) -> None:
+        if worker.point not in _IDLE_WAITS and (not self.fine or worker.point not in _SEEN):
+            self._moving.append((worker.name, worker.ticket))
+
+    def plan_patience(self, worker: Worker, seconds: float) -> None:
+        """Deadlines of the controller are enough; those of workers are the random search's part."""
+
+
+def _copy_controller(controller: Controller) -> Controller:
+    twin = type(controller).__new__(type(controller))
+    for name, value in vars(controller).items():
+        if isinstance(value, dict | set):
+            vars(twin)[name] = value.copy()
+        elif isinstance(value, Members):
+            vars(twin)[name] = _copy_members(value)
+        elif isinstance(value, Ledger):
+            vars(twin)[name] = _copy_ledger(value)
+        else:
+            vars(twin)[name] = value
+    return twin
+
+
+def _copy_members(members: Members) -> Members:
+    twin = Members.__new__(Members)
+    vars(twin).update(vars(members))
+    twin.predecessors = members.predecessors.copy()
+    twin.processes = {}
+    for name, process in members.processes.items():
+        other = twin.processes[name] = process.__class__.__new__(process.__class__)
+        vars(other).update(vars(process))
+    return twin
+
+
+def _copy_ledger(ledger: Ledger) -> Ledger:
+    twin = Ledger.__new__(Ledger)
+    for name, value in vars(ledger).items():
+        vars(twin)[name] = value.copy() if isinstance(value, list | set) else value
+    if ledger._open is not None:
+        twin._open = ledger._open.__class__.__new__(ledger._open.__class__)
+        for name, value in vars(ledger._open).items():
+            vars(twin._open)[name] = value.copy() if isinstance(value, list) else value
+    return twin
+
+
+# Of the controller: what it writes down for people does not change what it decides, nor do times where time stands
+# still, nor counts of failures that are far below their limits.
+_ACCOUNTS = frozenset(
+    "settings ledger _slowest_start_seconds _tracebacks _entered _attempts _failures_at_step _identical "
+    "_recovery_step _standing_order _stop_limit_seconds".split()
+)
+_OF_A_RECOVERY = frozenset({"_stopped", "_restored", "_decision"})  # forgotten when the next one begins
+_TIMES = frozenset({"spawned_at", "ready_at", "asked_at", "pid"})
+
+
+def _controller_key(controller: Controller) -> Hashable:
+    newest = controller.ledger.failures[-1:]
+    trains = controller.stage is Stage.TRAINING
+    return (
+        tuple(
+            [
+                _key(value)
+                for name, value in vars(controller).items()
+                if name not in _ACCOUNTS and not (trains and name in _OF_A_RECOVERY)
+            ]
+        ),
+        len(controller.ledger.failures),
+        tuple([(failure.process, failure.kind) for failure in newest]),
+    )
+
+
+def _key(value: Any) -> Hashable:
+    """Of a part of the controller."""
+    if isinstance(value, Members):
+        return (
+            tuple([_process_key(process) for process in value.processes.values()]),
+            tuple(sorted(value.predecessors.items())),
+        )
+    if isinstance(value, dict):
+        return tuple(sorted((repr(key), _key(item)) for key, item in value.items()))
+    if isinstance(value, set):
+        return tuple(sorted(map(repr, value)))
+    if isinstance(value, float):
+        return None  # a time
+    other: Hashable = value
+    return other
+
+
+def _process_key(process: Any) -> Hashable:
+    if not process.alive:
+        return process.name, process.rank, process.gone, process.final_position.private_versions
+    return tuple(
+        [_key(v) if k != "final_position" else _position_key(v) for k, v in vars(process).items() if k not in _TIMES]
+    )
+
+
+def _position_key(position: Position) -> Hashable:
+    return position.step, position.phase, position.version, position.private_versions
+
+
+# --- the search ---------------------------------------------------------------------------------------------------
+@dataclass
+class Searched:
+    """What a search came to."""
+
+    situations: int = 0
+    steps: int = 0  # from one situation to the next
+    ends: dict[str, int] = field(default_factory=dict)  # how often a job ended in which way
+    seconds: float = 0.0
+    violation: str = ""
+    script: tuple[Action, ...] = ()  # that leads to it
+    complete: bool = False
+
+
+@dataclass
+class _Node:
+    situation: Situation
+    key: int
+    parent: "_Node | None"
+    action: Action
+
+    def script(self) -> tuple[Action, ...]:
+        actions: list[Action] = []
+        node: _Node | None = self
+        while node is not None and node.parent is not None:
+            actions.append(node.action)
+            node = node.parent
+        return tuple(reversed(actions))
+
+
+def explore(start: Situation, *, seconds: float | None = None) -> Searched:
+    """Follow everything from `start`. Stops at the first violation."""
+    found = Searched()
+    begun = time.monotonic()
+    root = _Node(start, start.key(), None, ())
+    seen = {root.key}
+    onward: dict[int, int] = {}  # where the first choice leads: following it, every job must end
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        found.situations += 1
+        if node.situation.end is not None:
+            kind = _kind_of_end(node.situation.end.error)
+            found.ends[kind] = found.ends.get(kind, 0) + 1
+            continue
+        try:
+            new = list(_follow(node, found, onward))
+        except Violation as violation:
+            found.violation, found.script = str(violation), node.script()
+            break
+        for child in reversed(new):
+            if child.key not in seen:
+                seen.add(child.key)
+                stack.append(child)
+        if seconds is not None and found.situations % 1000 == 0 and time.monotonic() - begun > seconds:
+            break
+    else:
+        found.complete = True
+        if _has_circle(onward):
+            found.violation = "L2: some job goes round in circles and never ends"
+    found.seconds = time.monotonic() - begun
+    return found
+
+
+def _follow(node: _Node, found: Searched, onward: dict[int, int]) -> Iterator[_Node]:
+    choices = node.situation.choices()
+    if not choices:
+        raise Violation(f"L2: nothing will ever happen again, in stage {node.situation.controller.stage}")
+    for number, choice in enumerate(choices):
+        found.steps += 1
+        child = node.situation.copy()
+        try:
+            child.happen(choice)
+        except Violation as violation:
+            raise Violation(f"{violation}\nafter {choice}") from None
+        key = child.key()
+        if number == 0:
+            onward[node.key] = key
+        yield _Node(child, key, node, choice)
+
+
+def _has_circle(onward: dict[int, int]) -> bool:
+    """Whether following first choices from somewhere comes back to where it has been."""
+    good: set[int] = set()
+    for start in onward:
+        path: list[int] = []
+        here: int | None = start
+        on_path: set[int] = set()
+        while here is not None and here not in good:
+            if here in on_path:
+                return True
+            path.append(here)
+            on_path.add(here)
+            here = onward.get(here)
+        good.update(path)
+    return False
+
+
+def _kind_of_end(error: str) -> str:
+    if not error:
+        return "finished"
+    return "every replica lost" if "replica" in error else error
+
+
+def situation(
+    ranks: int, steps: int, faults: int, kinds: Sequence[str], parts: Parts = PRODUCTION, *, fine: bool = False
+) -> Situation:
+    """Where the search begins."""
+    start = Situation(ranks, steps, faults, [FAULTS[kind] for kind in kinds], parts, fine=fine)
+    start.begin()
+    return start
+
+
+def main(ranks: int, steps: int, faults: int, kinds: Sequence[str], mutation: Mutation | None, *, fine: bool) -> int:
+    """For the command line; returns its exit status."""
+    with mutation.planted() if mutation is not None else contextlib.nullcontext(PRODUCTION) as parts:
+        found = explore(situation(ranks, steps, faults, kinds, parts, fine=fine))
+    print(
+        f"{ranks} ranks, {steps} steps, up to {faults} faults ({', '.join(kinds)}): {found.situations:,} situations, "
+        f"{found.steps:,} steps between them, in {found.seconds:.1f} s; {found.ends}"
+    )
+    if found.violation:
+        print(found.violation)
+        for action in found.script:
+            print("  ", action)
+    return 1 if found.violation else 0

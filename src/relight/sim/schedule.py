@@ -1,0 +1,147 @@
+"""A simulated job's schedule: its size, its pace and its faults. A value, drawn from a seed; it runs nothing."""
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from relight.core.fault import Action
+from relight.sim.worker import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
+
+ACTIONS = (Action.KILL, Action.FREEZE, Action.RAISE, Action.EXIT, Action.LOOP, Action.CUT)
+
+
+class ProcessFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Strikes when the `nth` process comes to `point`, or, without a point, when `nth` things have happened."""
+
+    action: Action
+    nth: int
+    point: str = ""
+    pick: int = 0  # without a point: which of the live processes, counted round
+    thaw_seconds: float = 0.0  # a frozen process wakes up again after so long; 0: never
+    holds_lock: bool = False  # a looping process keeps the interpreter's lock, so that its other threads stop too
+
+
+class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Strikes when `nth` things have happened.
+
+    "silence": nothing passes between the node and the controller for `seconds`, in one direction or in both.
+    "blackhole": what the ranks send to each other vanishes; no connection ends.
+    "agent": the agent dies with what it had not passed on, and its successor takes over after `seconds`.
+    "asleep": the controller's process is stopped for `seconds`; its deadlines pass meanwhile.
+    "controller": it dies with the next thing that it is told, having sent `sent` of the orders that this led to; its
+    successor comes after `seconds`, and agents report the newest `repeated` things again, since nobody confirmed them.
+    """
+
+    kind: str
+    nth: int
+    seconds: float = 0.0
+    up: bool = True  # towards the controller
+    down: bool = True
+    sent: int = 0
+    repeated: int = 0
+
+
+NETWORK_KINDS = ("silence", "blackhole", "agent", "asleep", "controller")
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that a run depends on. `seed` decides delays and what a broken collective loses."""
+
+    seed: int
+    world_size: int
+    standbys: int = 0
+    until: int = 3
+    faults: tuple[ProcessFault, ...] = ()
+    network: tuple[NetworkFault, ...] = ()
+    slow_messages: float = 0.0  # part of the messages that take up to a second
+    repeated_messages: float = 0.0  # part of the messages that come again, up to three seconds later
+    late_messages: float = 0.0  # part of the messages that later ones overtake
+    seen_dying: float = 0.0  # part of the deaths that are seen before the process's memory is freed
+    slow_rank: int = -1  # it needs 30 times as long for everything
+    watched: bool = False  # the detector looks from the beginning, and not only once something hangs
+
+
+def encode_schedule(schedule: Schedule) -> str:
+    """On one line."""
+    return msgspec.json.encode(schedule).decode()
+
+
+def decode_schedule(text: str | bytes) -> Schedule:
+    """The inverse of `encode_schedule`. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(text, type=Schedule)
+
+
+def random_schedule(
+    seed: int, *, faults: int | None = None, actions: Sequence[Action] = (), points: Sequence[str] = ()
+) -> Schedule:
+    """Swarm style: which kinds of fault occur at all, how many, where and how close together differs by seed."""
+    draw = random.Random(f"schedule {seed}")
+    chance, choice = draw.random, draw.choice
+    allowed = list(actions) or [action for action in ACTIONS if chance() < 0.5] or [Action.KILL]
+    count = choice((0, 1, 1, 2, 2, 2, 3, 3, 4, 4)) if faults is None else faults
+    world_size, until = choice((2, 2, 3, 3, 4, 5)), choice((2, 2, 3, 4))
+    planned: list[ProcessFault] = []
+    for _ in range(count):
+        if planned and chance() < 0.35:
+            planned.append(_soon_after(draw, planned[-1], choice(allowed)))
+        else:
+            places = points or ((*STEP_POINTS, *RECOVERY_POINTS) if planned else (*STEP_POINTS, *OTHER_POINTS))
+            planned.append(_random_fault(draw, choice(allowed), places, world_size, until))
+    hostile = [kind for kind in NETWORK_KINDS if chance() < 0.25] if chance() < 0.4 else []
+    return Schedule(
+        seed=seed,
+        world_size=world_size,
+        standbys=choice((0, 1, 2, 3)),
+        until=until,
+        faults=tuple(planned),
+        network=tuple(_random_network_fault(draw, choice(hostile)) for _ in range(choice((1, 1, 2)) if hostile else 0)),
+        slow_messages=choice((0.0, 0.0, 0.05, 0.2)),
+        repeated_messages=choice((0.0, 0.0, 0.0, 0.05, 0.3)),
+        late_messages=choice((0.0, 0.0, 0.0, 0.0, 0.05)),
+        seen_dying=choice((0.0, 0.5, 1.0)),
+        slow_rank=choice((-1, -1, -1, 0, world_size - 1)),
+        watched=chance() < 0.1,
+    )
+
+
+def _random_fault(
+    draw: random.Random, action: Action, places: Sequence[str], world_size: int, until: int
+) -> ProcessFault:
+    thaw = draw.choice((0.0, 0.0, 0.5, 1.5)) if action is Action.FREEZE else 0.0
+    holds_lock = action is Action.LOOP and draw.random() < 0.5
+    if draw.random() < 0.7:
+        point = draw.choice(places)
+        steps = until if point in STEP_POINTS and point != "DONE" else 1
+        nth = 1 + int(draw.random() * world_size * steps)
+        return ProcessFault(action=action, point=point, nth=nth, thaw_seconds=thaw, holds_lock=holds_lock)
+    nth = 1 + int(draw.random() * (40 + 20 * world_size * until))
+    pick = int(draw.random() * 10)
+    return ProcessFault(action=action, nth=nth, pick=pick, thaw_seconds=thaw, holds_lock=holds_lock)
+
+
+def _soon_after(draw: random.Random, fault: ProcessFault, action: Action) -> ProcessFault:
+    """Close to the one before, where recoveries are at their most fragile."""
+    near = draw.choice((1, 2)) if fault.point else int(draw.random() * 25)
+    return msgspec.structs.replace(fault, action=action, nth=fault.nth + near, pick=int(draw.random() * 10))
+
+
+_LENGTHS = {
+    "silence": (0.1, 8.0),
+    "blackhole": (0.0, 0.0),
+    "agent": (0.05, 2.0),
+    "asleep": (0.5, 60.0),
+    "controller": (0.0, 8.0),
+}
+
+
+def _random_network_fault(draw: random.Random, kind: str) -> NetworkFault:
+    nth = (1 if kind == "controller" else 20) + int(draw.random() * 250)
+    up, down = draw.choice(((True, True), (True, False), (False, True)))
+    both = kind != "silence"
+    seconds = _LENGTHS[kind]
+    length = round(seconds[0] + (seconds[1] - seconds[0]) * draw.random() ** 2, 3)
+    sent, repeated = (int(draw.random() * 5), int(draw.random() * 4)) if kind == "controller" else (0, 0)
+    return NetworkFault(
+        kind=kind, nth=nth, seconds=length, up=up or both, down=down or both, sent=sent, repeated=repeated
+    )

@@ -1,0 +1,83 @@
+"""Thousands of random schedules, on all processors. A seed gives the same schedule and run wherever it is tried."""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from relight.sim.contents import Violation
+from relight.sim.mutations import find_mutation
+from relight.sim.schedule import random_schedule
+from relight.sim.timed import run_schedule
+
+BLOCK = 200  # seeds that one process tries in a row
+
+
+@dataclass
+class Found:
+    """What a search came to."""
+
+    schedules: int = 0
+    seconds: float = 0.0
+    violations: dict[int, str] = field(default_factory=dict)  # seed -> the first line, in order of seeds
+
+    @property
+    def per_second(self) -> float:
+        """Schedules, on all processors together."""
+        return self.schedules / self.seconds if self.seconds else 0.0
+
+
+def search(
+    first: int,
+    count: int,
+    *,
+    seconds: float | None = None,
+    processes: int | None = None,
+    mutation: str = "",
+    progress: Callable[[Found], None] | None = None,
+) -> Found:
+    """Try `count` seeds from `first` on, or as many of them as `seconds` allow."""
+    found = Found()
+    begun = time.monotonic()
+    blocks = [(start, min(BLOCK, first + count - start), mutation) for start in range(first, first + count, BLOCK)]
+    processes = processes or os.cpu_count() or 1
+    for tried, violations in _run(blocks, processes):
+        found.schedules += tried
+        found.seconds = time.monotonic() - begun
+        found.violations = dict(sorted({**found.violations, **violations}.items()))
+        if progress is not None:
+            progress(found)
+        if seconds is not None and found.seconds >= seconds:
+            break
+    return found
+
+
+def _run(blocks: list[tuple[int, int, str]], processes: int) -> Iterator[tuple[int, dict[int, str]]]:
+    if processes == 1 or len(blocks) == 1:
+        yield from map(_try_block, blocks)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield from pool.imap_unordered(_try_block, blocks)
+
+
+def _try_block(block: tuple[int, int, str]) -> tuple[int, dict[int, str]]:
+    first, count, mutation = block
+    violations = {}
+    for seed in range(first, first + count):
+        violation = try_seed(seed, mutation)
+        if violation is not None:
+            violations[seed] = str(violation).partition("\n")[0]
+    return count, violations
+
+
+def try_seed(seed: int, mutation: str = "") -> Violation | None:
+    """What breaks, if anything."""
+    schedule = random_schedule(seed)
+    if mutation:
+        return find_mutation(mutation).breaks(schedule)
+    try:
+        run_schedule(schedule)
+    except Violation as violation:
+        return violation
+    return None

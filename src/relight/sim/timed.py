@@ -1,0 +1,522 @@
+"""A simulated job in virtual time. Deterministic: a `Schedule` decides everything, under any PYTHONHASHSEED."""
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from relight.core import events as ev
+from relight.core.commands import Command, EndJob, Kill, Spawn
+from relight.core.controller import Controller, ControllerSettings
+from relight.core.detector import Detector, DetectorSettings, Sample
+from relight.core.fault import Action as Fault
+from relight.core.position import IN_STEP, Phase, Position
+from relight.core.replay import Record, replay
+from relight.sim.contents import Violation
+from relight.sim.network import Group
+from relight.sim.schedule import NetworkFault, ProcessFault, Schedule
+from relight.sim.worker import PAUSES, Worker
+from relight.sim.world import NODE, Action, CopyPrivate, World
+
+MAX_EVENTS = 20_000
+SAMPLE_SECONDS = 0.5
+SPARSE_SAMPLE_SECONDS = 2.0  # later on, where only long waits are left: the detector counts no longer gap
+_SPARSE_AFTER = 40
+# How long a main thread stays at a point, least and most, in seconds.
+_STAY = {
+    "OUTSIDE": (0.0001, 0.02),
+    "FORWARD": (0.001, 0.05),
+    "OPTIMIZER": (0.001, 0.03),
+    "LOADING": (2.0, 5.0),
+    "WARMUP": (0.01, 0.1),
+    "RAISED": (0.001, 0.1),
+    "RELEASED": (0.001, 0.05),
+}
+_SHORT = (0.0001, 0.003)
+_WAKE = (0.00005, 0.003)  # from what a main thread waits for until it moves
+_DELAYS = {
+    "settle": (0.0001, 0.02),  # until a member finds its collective complete, or its connection reset
+    "connect": (0.005, 0.03),
+    "arrive": (0.005, 0.2),
+    "dead": (0.0005, 0.01),
+}
+DETECTOR = DetectorSettings(
+    hang_timeout_seconds=10.0,
+    outside_hang_timeout_seconds=600.0,
+    startup_timeout_seconds=600.0,
+    frozen_timeout_seconds=1.0,
+)
+# What an agent says until it is confirmed; deadlines, suspicions and shutdowns are the controller's own.
+_REPORTED = (
+    *(ev.ProcessStarted, ev.ProcessDying, ev.ProcessExited, ev.TrainingEntered, ev.StandbyReady, ev.Stopped),
+    *(ev.Restored, ev.RestoreFailed, ev.StepResumed, ev.WorkerFailed, ev.CollectiveFailed, ev.TrainingDone),
+    *(ev.WorkerReleased, ev.AgentJoined),
+)
+_QUIET_POINTS = ("START", "ENTERED", "IDLE", "DONE", "RELEASED", "EXITING", "RAISED", "FAILED")  # nobody notices a loop
+
+
+class JournalEntry(msgspec.Struct, frozen=True):
+    """What the controller was told (None: that its deadline has passed), and what it ordered."""
+
+    now: float
+    event: ev.Event | None
+    commands: tuple[Command, ...]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a job is built from; mutations.py puts in others."""
+
+    controller: type[Controller] = Controller
+    worker: type[Worker] = Worker
+    detector: type[Detector] = Detector
+
+
+PRODUCTION = Parts()
+
+
+class SimulatedJob(World):
+    """Run it once. Raises Violation, with the schedule and the trace, if an invariant breaks."""
+
+    def __init__(self, schedule: Schedule, parts: Parts = PRODUCTION) -> None:
+        self.settings = ControllerSettings(world_size=schedule.world_size, standbys=schedule.standbys)
+        super().__init__(self.settings, schedule.until, parts.controller, parts.worker)
+        self.schedule = schedule
+        self.journal: list[JournalEntry] = []
+        self.trace: list[tuple[float, str, object]] = []
+        self.struck = 0
+        self._random = random.Random(f"delays {schedule.seed}").random
+        self._due: list[tuple[float, int, Action]] = []
+        self._planned = 0
+        self._happened = 0
+        self._channel: dict[tuple[str, str], float] = {}  # when its newest message arrives: the next one comes later
+        self._points: dict[str, int] = {}
+        self._faults = list(schedule.faults)
+        self._network = list(schedule.network)
+        self._silent_until = {"up": 0.0, "down": 0.0}
+        self._asleep_until = 0.0
+        self._dies: NetworkFault | None = None  # the controller does, with the next thing that it is told
+        self._away = False  # there is no controller
+        self._unheard: list[ev.Event] = []  # what agents keep for it meanwhile
+        self._blackholes: set[int] = set()  # groups whose data vanishes
+        self._parts = parts
+        self._detector = parts.detector(DETECTOR)
+        self._samples = 0
+
+    # --- the run ------------------------------------------------------------------------------------------------
+    def run(self) -> EndJob:
+        """To the end of the job."""
+        try:
+            self.feed(ev.AgentJoined(agent=NODE, slots=self.world_size))
+            if self.schedule.watched:
+                self._watch()
+            while self.end is None:
+                self._advance()
+        except Violation as violation:
+            raise Violation(f"{violation}\n{self.explain()}") from None
+        return self.end
+
+    def explain(self, lines: int = 400) -> str:
+        """The schedule, and what happened."""
+        trace = [f"{now:9.4f}  {what:8}  {_show(thing)}" for now, what, thing in self.trace]
+        return "\n".join([f"schedule: {msgspec.json.encode(self.schedule).decode()}", *trace[-lines:]])
+
+    def _advance(self) -> None:
+        deadline = None if self._away else self.controller.next_deadline()
+        if deadline is not None and deadline < self._asleep_until:
+            deadline = self._asleep_until
+        if self._due and (deadline is None or self._due[0][0] <= deadline):
+            self.now, _, action = heapq.heappop(self._due)
+            self.perform(action)
+        elif deadline is not None:
+            self.now = max(self.now, deadline)
+            self.expire()
+        else:
+            raise Violation(f"L2: nothing will ever happen again, in stage {self.controller.stage}")
+        self._happened += 1
+        if self._happened > MAX_EVENTS:
+            raise Violation(f"L2: no end after {MAX_EVENTS} events, in stage {self.controller.stage}")
+        if self._faults:
+            for fault in [f for f in self._faults if not f.point and f.nth <= self._happened]:
+                self._strike_someone(fault)
+        if self._network:
+            for trouble in [f for f in self._network if f.nth <= self._happened]:
+                self._trouble(trouble)
+
+    # --- time and chance ----------------------------------------------------------------------------------------
+    def _between(self, range_seconds: tuple[float, float]) -> float:
+        return range_seconds[0] + (range_seconds[1] - range_seconds[0]) * self._random()
+
+    def after(self, seconds: float, action: Action) -> None:
+        """Let it happen in `seconds` from now; equal times in the order in which they were planned."""
+        self._planned += 1
+        heapq.heappush(self._due, (self.now + seconds, self._planned, action))
+
+    def plan(self, action: Action) -> None:
+        kind = action[0]
+        if kind in ("up", "down"):
+            self._send(kind, action)
+        elif kind == "settle":
+            # Some members notice a lost connection only once their own is cut; see decisions/0001.
+            slow = not action[4] and self._random() < 0.3 and not self.group(action[1]).gone >> action[3] & 1
+            self.after(25.0 if slow else self._between(_DELAYS["settle"]), action)
+        else:
+            self.after(self._between(_DELAYS[kind]), action)
+
+    def plan_step(self, worker: Worker) -> None:
+        point = worker.point
+        seconds = self._between(_STAY.get(point, _SHORT) if point in PAUSES else _WAKE)
+        if point == "LOADING" and worker.is_standby and self.now > 1.0:
+            seconds = self._between((4.0, 45.0))  # beside a training that needs the processors
+        if worker.rank == self.schedule.slow_rank and point not in ("LOADING", "WARMUP"):
+            seconds *= 30
+        self.after(seconds, ("step", worker.name, worker.ticket))
+
+    def plan_patience(self, worker: Worker, seconds: float) -> None:
+        self.after(seconds, ("patience", worker.name, worker.ticket))
+
+    # --- channels -------------------------------------------------------------------------------------------------
+    def _latency(self) -> float:
+        if self._random() < self.schedule.slow_messages:
+            return self._between((0.02, 1.0))
+        return self._between((0.0002, 0.004))
+
+    def _send(self, direction: str, action: Action) -> None:
+        """Messages of one process keep their order, unless the schedule says otherwise."""
+        process: str = action[1]
+        schedule = self.schedule
+        queue: Any = (self.up if direction == "up" else self.down)[process]
+        if not isinstance(queue[-1], Spawn | Kill | CopyPrivate):  # what nodes do themselves, they are told once
+            if schedule.repeated_messages and self._random() < schedule.repeated_messages:
+                self._say_again(direction, process, queue[-1])
+            late = schedule.late_messages and not isinstance(queue[-1], ev.WorkerFailed)
+            if late and self._random() < schedule.late_messages:
+                self._say_again(direction, process, queue.pop())
+                return
+        arrives = max(self._channel.get((direction, process), 0.0), self.now + self._latency())
+        self._channel[direction, process] = arrives
+        self.after(arrives - self.now, action)
+
+    def _say_again(self, direction: str, process: str, message: Any) -> None:
+        self.after(self._between((0.0, 3.0)), ("again", direction, process, message))
+
+    def again(self, direction: str, process: str, message: Any) -> None:
+        """A message comes out of its order."""
+        if self._holds_back(direction, ("again", direction, process, message)):
+            return
+        if direction == "up":
+            self.feed(message)
+        else:
+            self.deliver(process, message)
+
+    def _holds_back(self, direction: str, action: Action) -> bool:
+        """Whether nothing passes now; then it comes once the silence is over."""
+        until = self._silent_until[direction]
+        if direction == "up":
+            until = max(until, self._asleep_until)
+        if self.now >= until:
+            return False
+        self.after(until - self.now + self._between(_SHORT), action)
+        return True
+
+    def _up(self, process: str) -> None:
+        if not self._holds_back("up", ("up", process)):
+            super()._up(process)
+
+    def _down(self, process: str) -> None:
+        if not self._holds_back("down", ("down", process)):
+            super()._down(process)
+
+    # --- what the world leaves to chance --------------------------------------------------------------------------
+    def feed(self, event: ev.Event) -> None:
+        if self._away:
+            if isinstance(event, _REPORTED):
+                self._unheard.append(event)
+        else:
+            super().feed(event)
+
+    def obey(self, event: ev.Event | None, commands: Sequence[Command]) -> None:
+        """What it is told is in the journal before it is carried out; it may die in between."""
+        self.journal.append(JournalEntry(self.now, event, tuple(commands)))
+        dies, self._dies = self._dies, None
+        super().obey(event, commands if dies is None else commands[: dies.sent])
+        if dies is not None and self.end is None:
+            self._lose_controller(dies)
+
+    def note(self, what: str, thing: object) -> None:
+        self.trace.append((self.now, what, thing))
+
+    def _step(self, process: str, ticket: int) -> None:
+        worker = self.workers[process]
+        if worker.alive and ticket == worker.ticket and not (worker.frozen or worker.hung):
+            count = self._points[worker.point] = self._points.get(worker.point, 0) + 1
+            if self._faults:
+                for fault in [f for f in self._faults if f.point == worker.point and f.nth == count]:
+                    self._strike(fault, worker)
+        worker.wake(ticket)
+
+    def lose(self, group: Group, rank: int) -> None:
+        group.lost |= 1 << rank
+        for other in range(self.world_size):
+            if other != rank and self._random() < 0.5:
+                group.lost |= 1 << other
+
+    def _settle(self, generation: int, number: int, rank: int, completes: bool) -> None:
+        group = self.group(generation)
+        if generation in self._blackholes and not group.gone >> rank & 1:
+            return
+        super()._settle(generation, number, rank, completes)
+
+    def _connect(self, generation: int, rank: int) -> None:
+        meeting = self.meetings[generation]
+        if meeting.absent and self._random() < 0.5:
+            return  # the others wait for a connection that never comes
+        frozen = [w for w in self.workers.values() if w.rank in meeting.present and w.alive and w.frozen]
+        if any(w.rank == rank for w in frozen) or (frozen and self._random() < 0.5):
+            self.after(2.0, ("connect", generation, rank))  # a frozen peer's kernel still answers, so some get through
+            return
+        super()._connect(generation, rank)
+
+    def _arrive(self, process: str) -> None:
+        target = self.workers[process]
+        copying = target.copying
+        if copying is not None and (target.frozen or self.workers[copying.source].frozen):
+            if target.alive and not copying.over:
+                self.after(0.5, ("arrive", process))
+            return
+        super()._arrive(process)
+
+    def ended(self, worker: Worker, status: int) -> None:
+        if self._random() < self.schedule.seen_dying:
+            self.note("exit", f"{worker.name} (rank {worker.rank}) {status}")
+            seen = self._between(_DELAYS["dead"])
+            self.after(seen, ("dying", worker.name))
+            self.after(seen + 0.5 * self._random(), ("dead", worker.name, status))
+        else:
+            super().ended(worker, status)
+
+    def dying(self, process: str) -> None:
+        """Its node sees that its main thread is gone, before its memory is freed."""
+        worker = self.workers[process]
+        position = worker.page.position(counters=True)
+        self.send(worker, ev.ProcessDying(process=process, position=position, noticed_ns=1))
+
+    # --- faults of processes --------------------------------------------------------------------------------------
+    def _strike_someone(self, fault: ProcessFault) -> None:
+        living = [self.workers[name] for name in sorted(self.workers) if self.workers[name].alive]
+        if living:
+            self._strike(fault, living[fault.pick % len(living)])
+
+    def _strike(self, fault: ProcessFault, worker: Worker) -> None:
+        self._faults.remove(fault)
+        if not worker.alive or worker.frozen or worker.hung:
+            return
+        action = _possible(fault.action, worker)
+        self.note("FAULT", f"{action} {worker.name} (rank {worker.rank}) in {worker.point}")
+        self.checker.struck(action, worker)
+        worker.struck = True
+        self.struck += 1
+        match action:
+            case Fault.FREEZE:
+                worker.freeze()
+                self._watch()
+                if fault.thaw_seconds:
+                    self.after(fault.thaw_seconds, ("thaw", worker.name))
+            case Fault.LOOP:
+                worker.hung = True
+                worker.frozen = fault.holds_lock
+                self._watch()
+            case Fault.RAISE:
+                worker.raise_in_script(f"ValueError: number {self.struck}")
+            case Fault.EXIT:
+                worker.die(100 + self.struck)
+            case Fault.CUT:
+                worker.cut()
+            case _:
+                worker.die(-9)
+
+    def thaw(self, process: str) -> None:
+        """SIGCONT."""
+        worker = self.workers[process]
+        if not worker.hung:
+            worker.thaw()
+
+    # --- trouble between the processes ----------------------------------------------------------------------------
+    def _trouble(self, trouble: NetworkFault) -> None:
+        self._network.remove(trouble)
+        if self.end is not None:
+            return
+        self.note("FAULT", f"{trouble.kind} {trouble.seconds:g} s up={trouble.up} down={trouble.down}")
+        self.checker.disturbed.add(trouble.kind)
+        self.struck += 1
+        until = self.now + trouble.seconds
+        match trouble.kind:
+            case "silence":
+                self._be_silent(until, up=trouble.up, down=trouble.down)
+            case "asleep":
+                self._asleep_until = max(self._asleep_until, until)
+            case "blackhole":
+                for worker in self.workers.values():
+                    if worker.alive and worker.group_generation:
+                        self._blackholes.add(worker.group_generation)
+                        worker.struck = True  # on some ranks a collective is over, and on others not: these get blamed
+                self._watch()
+            case "agent":
+                self._agent_dies(until)
+            case "controller":
+                self._dies = trouble
+
+    def _be_silent(self, until: float, *, up: bool, down: bool) -> None:
+        for direction, yes in (("up", up), ("down", down)):
+            if yes:
+                self._silent_until[direction] = max(self._silent_until[direction], until)
+
+    def _agent_dies(self, until: float) -> None:
+        """What it had not passed on is lost, in both directions; what comes later waits for its successor."""
+        for queues in (self.up, self.down):
+            for process in sorted(queues):
+                if self._random() < 0.5:
+                    queues[process].clear()
+        for worker in self.workers.values():
+            if not worker.alive:  # with the last mapping of its page
+                worker.page.slots = [None, None]
+        self._be_silent(until, up=True, down=True)
+        self.after(until - self.now, ("agent_back",))
+
+    def agent_back(self) -> None:
+        """A successor adopts the processes; see agent/adoption.py and server/agents.py, `attach`."""
+        for name in sorted(self.spawned):
+            worker = self.workers.get(name)
+            coming = any(isinstance(message, Spawn) for message in self.down[name])
+            if not coming and (worker is None or not worker.alive):
+                self._exited_unseen(name)
+        self.feed(ev.AgentJoined(agent=NODE, slots=self.world_size))
+        for name in sorted(self.workers):
+            worker = self.workers[name]
+            if not worker.alive:
+                continue
+            if not worker.frozen:
+                self.send(worker, ev.ProcessStarted(process=name, pid=1))
+                if worker.last_report is not None:
+                    self.send(worker, worker.last_report)
+
+    def _exited_unseen(self, process: str) -> None:
+        """For a death that was reported, this is one more report of it, and the core knows it already."""
+        worker = self.workers.get(process)
+        position = Position() if worker is None else worker.page.position(counters=True)
+        position = msgspec.structs.replace(position, private_versions=(-1, -1))
+        self.feed(
+            ev.ProcessExited(
+                process=process,
+                exit_status=None,
+                evidence="ended while its agent was away",
+                position=position,
+                noticed_ns=1,
+            ),
+        )
+
+    def _lose_controller(self, death: NetworkFault) -> None:
+        """Orders of it that are on their way may be lost with it, the newest first."""
+        self.note("FAULT", f"the controller is dead, {death.sent} orders sent")
+        self._away = True
+        for process in sorted(self.down):
+            queue = self.down[process]
+            while queue and self._random() < 0.5:
+                queue.pop()
+        said = [entry.event for entry in self.journal if isinstance(entry.event, _REPORTED)]
+        self._unheard += said[max(0, len(said) - death.repeated) :]
+        self.after(death.seconds, ("controller_back",))
+
+    def controller_back(self) -> None:
+        """server.py, `_take_over`: its successor replays the journal, and is told that it was restarted."""
+        records = [Record(entry.now, entry.event) for entry in self.journal]
+        self.controller = replay(self.settings, records, self._parts.controller)
+        self._detector = self._parts.detector(DETECTOR)
+        self._away = False
+        if self.controller.ended is not None:
+            self.end = self.controller.ended
+            self.checker.final(self.end, self.names_of_ranks(), self.controller.report())
+            return
+        self.feed(ev.ControllerRestarted())
+        while self._unheard and not self._away:
+            self.feed(self._unheard.pop(0))
+
+    # --- the detector ---------------------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        if not self._samples:
+            self.sample()
+
+    def sample(self) -> None:
+        """The node looks at its processes, and the production detector judges what it saw."""
+        if self.end is not None:
+            return
+        self._samples += 1
+        self.after(SAMPLE_SECONDS if self._samples < _SPARSE_AFTER else SPARSE_SAMPLE_SECONDS, ("sample",))
+        if self._away or self.now < max(self._silent_until["up"], self._asleep_until):
+            return
+        now_ns = int(self.now * 1e9)
+        samples = [
+            Sample(
+                process=worker.name,
+                position=worker.page.position(counters=True),
+                state="T" if worker.frozen and not worker.hung else "R" if worker.hung else "S",
+                run_delay_ns=0,
+                rss_bytes=0,
+                sampled_ns=now_ns,
+            )
+            for worker in self.workers.values()
+            if worker.alive
+        ]
+        for event in self._detector.observe(samples, self.controller.rank_processes(), self.now):
+            self.feed(event)
+
+    def perform(self, action: Action) -> None:
+        own = _PERFORM.get(action[0])
+        if own is not None:
+            own(self, *action[1:])
+        else:
+            super().perform(action)
+
+
+_PERFORM: dict[str, Callable[..., None]] = {
+    "step": SimulatedJob._step,
+    "up": SimulatedJob._up,
+    "down": SimulatedJob._down,
+    "settle": SimulatedJob._settle,
+    "connect": SimulatedJob._connect,
+    "arrive": SimulatedJob._arrive,
+    "again": SimulatedJob.again,
+    "dying": SimulatedJob.dying,
+    "thaw": SimulatedJob.thaw,
+    "agent_back": SimulatedJob.agent_back,
+    "controller_back": SimulatedJob.controller_back,
+    "sample": SimulatedJob.sample,
+}
+
+
+def _possible(action: Fault, worker: Worker) -> Fault:
+    """The script can raise only where it runs, and an endless loop is a hang only where somebody waits."""
+    runs = worker.page.phase in IN_STEP or worker.page.phase in (Phase.OUTSIDE, Phase.STARTING)
+    if action is Fault.RAISE and (not runs or worker.point in _QUIET_POINTS):
+        return Fault.KILL
+    if action is Fault.LOOP and worker.point in _QUIET_POINTS:
+        return Fault.KILL
+    return action
+
+
+def run_schedule(schedule: Schedule, parts: Parts = PRODUCTION) -> SimulatedJob:
+    """Run a schedule to its end; returns the job for a closer look. Raises Violation."""
+    job = SimulatedJob(schedule, parts)
+    job.run()
+    return job
+
+
+def _show(thing: object) -> str:
+    if not isinstance(thing, msgspec.Struct):
+        return str(thing)
+    hidden = ("progress", "position", "sources", "stop_seconds", "restore_address", "noticed_ns", "traceback")
+    fields = {name: getattr(thing, name) for name in thing.__struct_fields__ if name not in hidden}
+    return f"{type(thing).__name__} " + " ".join(f"{name}={value}" for name, value in fields.items())

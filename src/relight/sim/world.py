@@ -1,0 +1,361 @@
+"""A whole job around the production controller: workers, one node, its channels. It knows no time and no chance.
+
+What may happen next is an *action*, a plain tuple. Two drivers choose among them: timed.py gives each a time in a
+virtual clock, drawn from a seed; exhaustive.py tries all of them, one after another, on copies.
+
+    ("step", process, ticket)          its main thread moves on
+    ("patience", process, ticket)      its wait has lasted for too long
+    ("up", process)                    its next message reaches the controller
+    ("down", process)                  the next order or request for it reaches its node
+    ("settle", generation, number, rank, completes)
+    ("connect", generation, rank)      it is through with forming the group
+    ("arrive", process)                the source's state is here
+    ("dead", process, status)          its node notices the death
+
+Modelled, not production: the shells between core and workers (server.py, agent.py) in the form of two ordered queues
+for each process, and of the few things that they do with an order.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from relight.core import events as ev
+from relight.core.commands import (
+    Assign,
+    Begin,
+    Command,
+    EndJob,
+    Kill,
+    Notice,
+    Release,
+    Restore,
+    Resume,
+    Spawn,
+    Stop,
+    WorkerCommand,
+)
+from relight.core.controller import Controller, ControllerSettings
+from relight.sim.checker import Checker
+from relight.sim.contents import Violation
+from relight.sim.network import Group, Rendezvous
+from relight.sim.worker import Copying, Worker
+
+Action = tuple[Any, ...]
+NODE = "node-0"
+
+
+class CopyPrivate(msgspec.Struct, frozen=True):
+    """To a node: put the private state of that version, from beside this dead process's page, beside the new one's."""
+
+    source: str
+    version: int
+
+
+class World:
+    """State and rules. `plan` is what a driver adds."""
+
+    detailed_pages = True  # with the counters that the detector reads
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        until: int,
+        make_controller: Callable[[ControllerSettings], Controller] = Controller,
+        worker_kind: type[Worker] = Worker,
+    ) -> None:
+        self.world_size = settings.world_size
+        self.until = until
+        self.now = 0.0
+        self.controller = make_controller(settings)
+        self.worker_kind = worker_kind
+        self.workers: dict[str, Worker] = {}
+        self.checker = Checker(settings.world_size, until, self.workers)
+        self.spawned: set[str] = set()  # processes that were ordered to be started
+        self.up: dict[str, deque[ev.Event]] = {}
+        self.down: dict[str, deque[Any]] = {}
+        self.groups: dict[int, Group] = {}
+        self.meetings: dict[int, Rendezvous] = {}
+        self.store_generation = 0
+        self.first_generation = 1  # of the newest group that was formed from the start, without a rendezvous
+        self.end: EndJob | None = None
+
+    # --- what a driver adds ---------------------------------------------------------------------------------------
+    def plan(self, action: Action) -> None:
+        """This may happen from now on."""
+        raise NotImplementedError
+
+    def note(self, what: str, thing: object) -> None:
+        """For people who look at this run."""
+
+    # --- the controller -------------------------------------------------------------------------------------------
+    def feed(self, event: ev.Event) -> None:
+        """The controller hears of something."""
+        if self.end is None:
+            self.note("event", event)
+            self.obey(event, self.controller.handle(event, self.now))
+
+    def expire(self) -> None:
+        """The controller's deadline has passed."""
+        if self.end is None:
+            self.obey(None, self.controller.expire(self.now))
+
+    def obey(self, event: ev.Event | None, commands: Sequence[Command]) -> None:  # noqa: ARG002 (drivers record it)
+        """As the server does: audiences are looked up when the order goes out."""
+        self.controller.check()
+        for command in commands:
+            self.note("command", command)
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        ranks = self.names_of_ranks()
+        self.checker.commanded(command, ranks)
+        match command:
+            case Spawn():
+                self.spawned.add(command.process)
+                self.tell(command.process, command)
+            case Kill():
+                self.tell(command.process, command)
+            case Assign():
+                self._open_store(command.generation)
+                self.tell(command.process, command)
+            case Begin() | Stop():
+                self._open_store(command.generation)
+                self._order(command)
+            case Restore():
+                for rank in command.targets:
+                    for source in self.controller.predecessors.get(rank, ()):
+                        self.tell(self.controller.rank_processes()[rank], CopyPrivate(source, command.target))
+                self._order(command)
+            case Resume() | Release():
+                self._order(command)
+            case EndJob():
+                self.end = command
+                self.checker.final(command, ranks, self.controller.report())
+            case Notice():
+                pass
+
+    def _open_store(self, generation: int) -> None:
+        self.store_generation = max(self.store_generation, generation)
+
+    def _order(self, command: Begin | Stop | Restore | Resume | Release) -> None:
+        for name in self.controller.audience(command.audience):
+            self.tell(name, command)
+
+    def names_of_ranks(self) -> tuple[str, ...]:
+        """Processes that hold a rank, in rank order."""
+        return tuple(self.controller.rank_processes().values())
+
+    def tell(self, process: str, message: Any) -> None:
+        """To a process, or to its node about it; in order."""
+        self.down.setdefault(process, deque()).append(message)
+        self.plan(("down", process))
+
+    # --- what happens ---------------------------------------------------------------------------------------------
+    def perform(self, action: Action) -> None:
+        """Let it happen."""
+        _PERFORM[action[0]](self, *action[1:])
+
+    def own(self, process: str) -> Worker:
+        """A worker that is about to change. A driver that shares workers between worlds makes a copy first."""
+        return self.workers[process]
+
+    def _step(self, process: str, ticket: int) -> None:
+        self.own(process).wake(ticket)
+
+    def _patience(self, process: str, ticket: int) -> None:
+        self.own(process).lose_patience(ticket)
+
+    def _up(self, process: str) -> None:
+        queue = self.up[process]
+        if queue:
+            self.feed(queue.popleft())
+
+    def _down(self, process: str) -> None:
+        queue = self.down[process]
+        if queue:
+            self.deliver(process, queue.popleft())
+
+    def deliver(self, process: str, message: Spawn | Kill | CopyPrivate | WorkerCommand) -> None:
+        """A node hears what it is to do, or to pass on."""
+        if isinstance(message, Spawn):
+            if process not in self.workers:
+                self._start(message)
+            return
+        if process not in self.workers:
+            return
+        worker = self.own(process)
+        if isinstance(message, Kill):
+            worker.die(-9)
+        elif isinstance(message, CopyPrivate):
+            source = self.workers.get(message.source)
+            payload = source.page.read_private(message.version) if source is not None else None
+            if payload is not None:
+                worker.page.slots[message.version % 2] = (message.version, payload)
+        else:
+            worker.receive(message)
+
+    def _start(self, spawn: Spawn) -> None:
+        worker = self.workers[spawn.process] = self.worker_kind(self, spawn.process, spawn.rank)
+        self.send(worker, ev.ProcessStarted(process=spawn.process, pid=1))
+        worker.begin()
+
+    def _settle(self, generation: int, number: int, rank: int, completes: bool) -> None:
+        group = self.group(generation)
+        operation = group.operations.get(number)
+        if operation is not None and rank not in operation.outcome:
+            operation.outcome[rank] = completes and group.can_complete(rank, operation)
+            self._poke_rank(rank)
+
+    def _connect(self, generation: int, rank: int) -> None:
+        meeting = self.meetings[generation]
+        if rank not in meeting.absent:
+            meeting.connected.add(rank)
+            self._poke_rank(rank)
+
+    def _poke_rank(self, rank: int) -> None:
+        for name, worker in list(self.workers.items()):
+            if worker.rank == rank and worker.alive:
+                self.own(name).poke()
+
+    def _arrive(self, process: str) -> None:
+        target = self.own(process)
+        copying = target.copying
+        if copying is None or not copying.sending or copying.over:
+            return
+        source = self.workers[copying.source]
+        if source.frozen or target.frozen:
+            self.plan(("arrive", process))
+        elif source.offer is not None:
+            copying.state = source.offer[1]
+            target.poke()
+
+    def _dead(self, process: str, status: int) -> None:
+        worker = self.workers[process]
+        evidence = "was killed by SIGKILL" if status < 0 else f"exited with status {status}"
+        self.send(
+            worker,
+            ev.ProcessExited(
+                process=process,
+                exit_status=status,
+                evidence=evidence,
+                position=worker.page.position(counters=self.detailed_pages),
+                noticed_ns=1,
+            ),
+        )
+
+    # --- what workers need (worker.World) -------------------------------------------------------------------------
+    def plan_step(self, worker: Worker) -> None:
+        self.plan(("step", worker.name, worker.ticket))
+
+    def plan_patience(self, worker: Worker, seconds: float) -> None:  # noqa: ARG002 (drivers with a clock use it)
+        self.plan(("patience", worker.name, worker.ticket))
+
+    def send(self, worker: Worker, event: ev.Event) -> None:
+        self.up.setdefault(worker.name, deque()).append(event)
+        self.plan(("up", worker.name))
+
+    def find(self, name: str) -> Worker | None:
+        return self.workers.get(name)
+
+    def group(self, generation: int) -> Group:
+        meeting = self.meetings.get(generation)
+        if meeting is not None:
+            return meeting.group
+        if generation not in self.groups:
+            self.groups[generation] = Group(generation, self.world_size)
+        return self.groups[generation]
+
+    def rendezvous(self, generation: int) -> Rendezvous | None:
+        """None: the store has a newer generation, and answers with an error."""
+        if generation in self.meetings:
+            return self.meetings[generation]
+        if generation != self.store_generation:
+            return None
+        meeting = self.meetings[generation] = Rendezvous(generation, self.world_size)
+        return meeting
+
+    def entered(self, group: Group, number: int) -> None:
+        operation = group.operations[number]
+        if len(operation.entered) == self.world_size or group.can_break():
+            self._plan_outcomes(group)
+
+    def left(self, group: Group, rank: int) -> None:
+        if group.leave(rank):
+            self.lose(group, rank)
+            self._plan_outcomes(group)
+
+    def lose(self, group: Group, rank: int) -> None:
+        """Which ranks have lost data on its way to them, now that this one is gone: for a driver to say."""
+
+    def _plan_outcomes(self, group: Group) -> None:
+        for rank, number, operation in group.waiting():
+            if group.can_complete(rank, operation):
+                self.plan(("settle", group.generation, number, rank, True))
+            elif group.can_break():
+                self.plan(("settle", group.generation, number, rank, False))
+
+    def joined(self, meeting: Rendezvous) -> None:
+        if meeting.complete:
+            for rank in sorted(meeting.present):
+                self.plan(("connect", meeting.group.generation, rank))
+
+    def asked(self, target: Worker) -> None:
+        assert target.copying is not None
+        self._proceed(target, target.copying)
+
+    def offered(self, source: Worker) -> None:
+        """What this worker serves has changed."""
+        for name, target in list(self.workers.items()):
+            copying = target.copying
+            if copying is not None and copying.source == source.name and not copying.over:
+                self.asked(self.own(name))
+
+    def _proceed(self, target: Worker, copying: Copying) -> None:
+        source = self.workers.get(copying.source)
+        if source is None or not source.alive:
+            copying.failed = "the source ended"
+        elif source.newest > copying.generation:
+            copying.failed = "generation is closed"
+        elif (
+            not copying.sending
+            and not source.frozen
+            and source.offer is not None
+            and source.offer[0] == copying.generation
+        ):
+            if source.offer[1].version != copying.version:
+                raise Violation(f"I4: {source.name} serves {source.offer[1].version}, not {copying.version}")
+            copying.sending = True
+            self.plan(("arrive", target.name))
+        target.poke()
+
+    def ended(self, worker: Worker, status: int) -> None:
+        self.note("exit", f"{worker.name} (rank {worker.rank}) {status}")
+        self.plan(("dead", worker.name, status))
+
+    def began_step(self, worker: Worker) -> None:
+        self.checker.began_step(worker)
+
+    def committed(self, worker: Worker) -> None:
+        self.note("commit", f"{worker.name} (rank {worker.rank}) {worker.state.version}")
+        self.checker.committed(worker)
+
+    def overwrites(self, worker: Worker) -> None:
+        self.checker.overwrites(worker)
+
+    def published(self, worker: Worker, version: int, content: int) -> None:
+        self.checker.published(worker, version, content)
+
+
+_PERFORM: dict[str, Callable[..., None]] = {
+    "step": World._step,
+    "patience": World._patience,
+    "up": World._up,
+    "down": World._down,
+    "settle": World._settle,
+    "connect": World._connect,
+    "arrive": World._arrive,
+    "dead": World._dead,
+}

@@ -1,0 +1,163 @@
+"""Thousands of jobs in virtual time: the production controller and detector, and everything that can go wrong.
+
+A failing test prints its seed. To look at it: `python -m relight.sim --seed N`, with `--shrink` for a smaller one.
+"""
+
+from collections import Counter
+
+import pytest
+
+from relight.core.commands import Restore
+from relight.core.fault import Action
+from relight.sim.contents import Violation
+from relight.sim.schedule import (
+    ACTIONS,
+    ProcessFault,
+    Schedule,
+    decode_schedule,
+    encode_schedule,
+    random_schedule,
+)
+from relight.sim.swarm import search
+from relight.sim.timed import SimulatedJob
+from relight.sim.worker import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
+
+BLOCK = 200
+
+
+def run(schedule: Schedule, name: object) -> SimulatedJob:
+    job = SimulatedJob(schedule)
+    try:
+        job.run()
+    except Violation as violation:
+        pytest.fail(f"{name}: {violation}", pytrace=False)
+    return job
+
+
+def run_block(first: int, count: int, **limits: object) -> None:
+    for seed in range(first, first + count):
+        run(random_schedule(seed, **limits), f"seed {seed} {limits}")  # type: ignore[arg-type]
+
+
+def test_random_schedules() -> None:
+    found = search(0, 5000)
+    assert found.schedules == 5000
+    assert not found.violations
+
+
+@pytest.mark.all
+def test_many_more_random_schedules() -> None:
+    found = search(1_000_000, 100_000)
+    assert found.schedules == 100_000
+    assert not found.violations
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_one_kind_of_fault_again_and_again(action: Action) -> None:
+    run_block(1_000_000, BLOCK, actions=(action,), faults=3)
+
+
+def test_faults_during_recoveries() -> None:
+    run_block(2_000_000, 2 * BLOCK, points=("BARRIER", *RECOVERY_POINTS), faults=4)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_fault_at_every_point(action: Action) -> None:
+    struck = 0
+    for point in (*STEP_POINTS, *OTHER_POINTS):
+        for nth in (1, 5, 6):
+            fault = ProcessFault(action=action, point=point, nth=nth, holds_lock=nth == 5)
+            schedule = Schedule(seed=nth, world_size=3, standbys=1, faults=(fault,))
+            struck += run(schedule, f"{action} in {point}").struck
+    assert struck > 25
+
+
+@pytest.mark.parametrize("second", [Action.KILL, Action.FREEZE, Action.LOOP])
+def test_a_second_fault_at_every_point_of_a_recovery(second: Action) -> None:
+    struck = 0
+    for first in ("FORWARD", "GRADIENT", "READY", "BARRIER", "OPTIMIZER", "AFTER_STEP"):
+        for point in (*RECOVERY_POINTS, "VERDICT"):
+            for nth in (1, 2, 3):
+                faults = (
+                    ProcessFault(action=Action.KILL, point=first, nth=nth + 3),
+                    ProcessFault(action=second, point=point, nth=nth, holds_lock=nth == 1),
+                )
+                schedule = Schedule(seed=nth, world_size=3, standbys=nth - 1, faults=faults, seen_dying=0.5)
+                struck += run(schedule, f"kill in {first}, {second} in {point}").struck
+    assert struck > 300
+
+
+def test_a_run_without_faults_needs_one_generation() -> None:
+    for seed in range(50):
+        schedule = random_schedule(seed, faults=0)
+        if schedule.network:
+            continue
+        job = run(schedule, f"seed {seed}")
+        assert job.controller.generation == 1
+        assert job.end is not None
+        assert not job.end.error
+
+
+def test_the_same_schedule_gives_the_same_run() -> None:
+    for seed in range(20):
+        schedule = random_schedule(seed)
+        again = decode_schedule(encode_schedule(schedule))
+        assert again == schedule
+        assert run(schedule, f"seed {seed}").journal == run(again, f"seed {seed}").journal
+
+
+def test_a_search_finds_the_same_whoever_runs_it() -> None:
+    alone = search(0, 400, processes=1, mutation="forward-if-any")
+    assert alone.violations
+    assert search(0, 400, processes=2, mutation="forward-if-any").violations == alone.violations
+
+
+def test_the_schedules_reach_what_matters() -> None:
+    """A simulation that never gets into trouble proves nothing."""
+    seen: Counter[str] = Counter()
+    for seed in range(1200):
+        schedule = random_schedule(seed)
+        job = run(schedule, f"seed {seed}")
+        report = job.controller.report()
+        seen["recovery"] += len(report.recoveries)
+        seen["failure during a recovery"] += sum(r.restarts for r in report.recoveries)
+        seen["fresh process"] += sum("fresh" in r.replacement_kind for r in report.recoveries)
+        seen["no replacement"] += sum(r.replacement_kind == "none" for r in report.recoveries)
+        seen["lost"] += "every replica" in report.error
+        seen["finished"] += not report.error
+        for trouble in schedule.network:
+            seen[trouble.kind] += 1
+        for failure in report.failures:
+            seen[failure.kind] += 1
+        for entry in job.journal:
+            seen["expired"] += entry.event is None
+            for command in entry.commands:
+                if isinstance(command, Restore):
+                    seen[command.why.partition(" ")[0]] += 1
+                    seen["split"] += "and the others" in command.why
+                    seen["died unprepared"] += "died before it entered" in command.why
+                    seen["several targets"] += len(command.targets) > 1
+    floor = {
+        "recovery": 800,
+        "failure during a recovery": 100,
+        "fresh process": 100,
+        "no replacement": 40,
+        "lost": 8,
+        "finished": 800,
+        "expired": 100,
+        "forward": 60,
+        "back": 500,
+        "as": 60,
+        "split": 8,
+        "died unprepared": 5,
+        "several targets": 30,
+        "hang": 20,
+        "frozen": 50,
+        "exception": 50,
+        "communication": 20,
+        "silence": 50,
+        "blackhole": 50,
+        "agent": 50,
+        "asleep": 50,
+    }
+    assert not {what: (seen[what], least) for what, least in floor.items() if seen[what] < least}
