@@ -406,7 +406,8 @@ class Server:
             if not any(self._agents):  # the job's clock starts here
                 self._started, self._started_wall = time.monotonic(), time.time()
             agent = self._agents.add(hello.name)
-        restarted = not is_new and agent.life != hello.life
+        # To a controller that is new itself it is unknown; whatever holds has just been ordered again.
+        restarted = agent.life not in ("", hello.life)
         self._gate.welcome(connection, hello, agent.recognise(hello, self._gate.life))
         unseen = agent.attach(connection, hello.processes)
         if is_new:
