@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if arguments.command == "chaos":
         if arguments.explain:
-            return _explain()
+            return _explain_words()
         if not arguments.chaos and not arguments.chaos_rate:
             raise UsageError(
                 'no fault given: add --chaos "SENTENCE" or --chaos-rate P (words: relight chaos --explain)'
@@ -82,6 +82,24 @@ def _report(arguments: argparse.Namespace) -> int:
 
     _check_run_dir(arguments.run_dir)
     return 0 if print_report(arguments.run_dir, Console()) else 1
+
+
+def _explain_run(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.text import Text
+
+    from relight.timeline.explain import explain
+    from relight.timeline.load import load_report
+
+    _check_run_dir(arguments.run_dir)
+    loaded = load_report(arguments.run_dir)
+    if isinstance(loaded, str):
+        print(loaded)
+        return 1
+    console = Console()
+    for number, paragraph in enumerate(explain(loaded)):
+        console.print(Text(("\n" if number else "") + paragraph), highlight=False)
+    return 0
 
 
 def _timeline(arguments: argparse.Namespace) -> int:
@@ -108,7 +126,7 @@ def _check_run_dir(run_dir: Path) -> None:
         raise UsageError(f"there is no run directory {run_dir}; `relight run` prints the path of each run")
 
 
-def _explain() -> int:
+def _explain_words() -> int:
     from relight.chaos.plan import ACTION_WORDS, EXAMPLES, POINT_WORDS
 
     print("actions:")
@@ -142,9 +160,13 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         command.set_defaults(call=_run)
     report = choices.add_parser("report", help="what a finished run went through", allow_abbrev=False)
     timeline = choices.add_parser("timeline", help="who did what when in a finished run", allow_abbrev=False)
-    for command in (report, timeline):
+    explain = choices.add_parser(
+        "explain", help="in sentences: what failed, and why it took so long", allow_abbrev=False
+    )
+    for command in (report, timeline, explain):
         command.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory of the run")
     report.set_defaults(call=_report)
+    explain.set_defaults(call=_explain_run)
     timeline.add_argument("--step", type=int, metavar="N", help="show what happened around this step")
     timeline.add_argument(
         "--recoveries", type=int, default=5, metavar="N", help="how many recoveries to draw; default 5"
@@ -156,7 +178,7 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     ):
         timeline.add_argument(flag, metavar="FILE", type=Path, help=text)
     timeline.set_defaults(call=_timeline)
-    commands = {"run": run, "chaos": chaos, "report": report, "timeline": timeline}
+    commands = {"run": run, "chaos": chaos, "report": report, "timeline": timeline, "explain": explain}
     return parser, commands | weights_cli.add_commands(choices) | goodput_cli.add_command(choices)
 
 

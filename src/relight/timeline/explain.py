@@ -1,0 +1,171 @@
+"""A job's failures in sentences: what failed, where the time went, what would have made it faster. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from relight.core.report import FailureReport, JobReport, RecoveryReport
+from relight.timeline.report import plain
+from relight.timeline.terminal import duration
+
+# A stage is worth a sentence if it took this share of a recovery, and this long.
+_SHARE = 0.3
+_WORTH_SECONDS = 0.05
+_SLOW_COPY_BYTES_PER_SECOND = 200e6  # below a slow disk: something else held the copy up
+_REPEATED = 3  # failures of one rank that no longer look like chance
+
+_STAGES = {
+    "detect": "noticing it",
+    "stop": "stopping the healthy ranks",
+    "replace": "finding somebody for the lost rank",
+    "reform": "forming the new process group",
+    "finish": "finishing the step that was all but done",
+    "copy": "copying the state",
+    "digest": "verifying the state",
+    "rollback": "rolling back",
+    "resume": "comparing notes and beginning again",
+}
+
+
+def explain(report: JobReport) -> list[str]:
+    """Paragraphs, most important first."""
+    found = [_outcome(report)]
+    found += [_recovery(report, recovery) for recovery in report.recoveries]
+    unanswered = _unanswered(report)
+    if unanswered:
+        found.append(unanswered)
+    found += _patterns(report)
+    return [plain(paragraph) for paragraph in found]
+
+
+def _outcome(report: JobReport) -> str:
+    if report.error:
+        first, _, _ = report.error.partition("\n")
+        of = f" of {report.until:,}" if report.until else ""
+        return f"The job ended early, after {report.steps:,}{of} steps: {first}"
+    steps = _count(report.steps, "step")
+    if not report.failures:
+        return f"All {steps} are done in {duration(report.wall_seconds)}, and nothing failed."
+    share = report.time_lost_seconds / report.wall_seconds if report.wall_seconds else 0.0
+    return (
+        f"All {steps} are done in {duration(report.wall_seconds)}. {_count(len(report.failures), 'failure')} cost "
+        f"{duration(report.time_lost_seconds)} ({share:.2%} of the time) and {_count(report.steps_repeated, 'step')} "
+        f"computed again; the state at the end is what it would have been without."
+    )
+
+
+def _recovery(report: JobReport, recovery: RecoveryReport) -> str:
+    failures = [failure for failure in report.failures if failure.number in recovery.failures]
+    said = [f"Recovery {recovery.number}: {_list(_failure(failure) for failure in failures) or 'something failed'}."]
+    said.append(f"Training went on after {duration(recovery.stages.total_seconds)}.")
+    if recovery.restarts:
+        said.append(
+            f"{_count(recovery.restarts, 'more failure')} struck while it recovered, and each began the recovery again."
+        )
+    said += _slow_stages(report, recovery, failures)
+    return " ".join(said)
+
+
+def _failure(failure: FailureReport) -> str:
+    who = f"rank {failure.rank}" if failure.rank >= 0 else (failure.process or "the job")
+    where = f" in {failure.phase} of step {failure.step}" if failure.phase and failure.step >= 0 else ""
+    return f"{who} was lost{where} ({failure.evidence.rstrip('.') or failure.kind})"
+
+
+def _slow_stages(report: JobReport, recovery: RecoveryReport, failures: list[FailureReport]) -> list[str]:
+    """A sentence for each stage that most of the time went into, with what would have shortened it."""
+    stages = recovery.stages
+    said = []
+    for stage, doing in _STAGES.items():
+        seconds = getattr(stages, f"{stage}_seconds") or 0.0
+        if seconds < _WORTH_SECONDS or seconds < _SHARE * stages.total_seconds:
+            continue
+        advice = _advice(stage, report, recovery, failures, seconds)
+        said.append(f"{duration(seconds)} of it went into {doing}{': ' + advice if advice else ''}.")
+    return said
+
+
+def _advice(
+    stage: str, report: JobReport, recovery: RecoveryReport, failures: list[FailureReport], seconds: float
+) -> str:
+    kinds = {failure.kind for failure in failures}
+    if stage == "detect" and "hang" in kinds:
+        return (
+            "a rank without progress is given --hang-timeout-seconds (and --outside-hang-timeout-seconds between two "
+            "steps) before it is replaced; if your steps are short, shorter ones are safe"
+        )
+    if stage == "detect" and "frozen" in kinds:
+        return "a process that was stopped is given --frozen-timeout-seconds"
+    if stage == "replace" and "fresh process" in recovery.replacement_kind:
+        more = max(report.standbys + 1, len(recovery.replaced))
+        return (
+            f"no standby was ready, so a new process had to start Python and torch and build the model; --standby "
+            f"{more} keeps one warm"
+        )
+    if stage == "replace" and recovery.replacement_kind == "standby":
+        return (
+            f"the standby was still starting, as after a failure shortly before; --standby {report.standbys + 1} keeps "
+            f"another one warm"
+        )
+    if stage == "stop":
+        return (
+            "a rank stands still once its optimizer step is written and its running collective is broken off; long "
+            "work between two steps (evaluation, saving) delays that too"
+        )
+    if stage == "copy" and recovery.moved_bytes:
+        rate = recovery.moved_bytes / seconds
+        slow = ", far below what memory gives: was the machine busy?" if rate < _SLOW_COPY_BYTES_PER_SECOND else ""
+        return f"{recovery.moved_bytes / 2**20:,.0f} MiB at {rate / 2**20:,.0f} MiB/s{slow}"
+    if stage == "reform":
+        return (
+            f"the communication library connects {report.world_size} ranks with each other; it grows with their number"
+        )
+    if stage == "finish":
+        return "the survivors had every gradient, so they finished the step instead of repeating it"
+    return ""
+
+
+def _unanswered(report: JobReport) -> str:
+    """Failures that no recovery answered: standbys', or those that ended the job."""
+    answered = {number for recovery in report.recoveries for number in recovery.failures}
+    left = [failure for failure in report.failures if failure.number not in answered]
+    if not left:
+        return ""
+    what = _list(_failure(failure) for failure in left)
+    return f"Without a recovery: {what}."
+
+
+def _patterns(report: JobReport) -> list[str]:
+    """What several failures together say."""
+    said = []
+    by_rank = Counter(failure.rank for failure in report.failures if failure.rank >= 0)
+    for rank, count in by_rank.most_common(1):
+        if count >= _REPEATED and count > len(report.failures) / 2 and len(by_rank) < report.world_size:
+            said.append(
+                f"{count} of {len(report.failures)} failures are rank {rank}'s: look at what only that rank has (its "
+                f"device, its share of the data; logs/rank-{rank}.log)."
+            )
+    cold = [r for r in report.recoveries if "fresh process" in r.replacement_kind]
+    warm = [r for r in report.recoveries if r.replacement_kind == "standby"]
+    if cold and warm:
+        slower = _mean(cold) - _mean(warm)
+        if slower > _WORTH_SECONDS:
+            said.append(
+                f"{_count(len(cold), 'recovery', 'recoveries')} without a warm standby took {duration(slower)} longer "
+                f"than those with one, on average."
+            )
+    if report.controller_restarts:
+        said.append(f"The controller died and was started again {_count(report.controller_restarts, 'time')}.")
+    return said
+
+
+def _mean(recoveries: list[RecoveryReport]) -> float:
+    return sum(recovery.stages.total_seconds for recovery in recoveries) / len(recoveries)
+
+
+def _list(words: Iterable[str]) -> str:
+    found = list(words)
+    return found[0] if len(found) == 1 else ", ".join(found[:-1]) + f" and {found[-1]}" if found else ""
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

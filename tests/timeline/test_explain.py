@@ -1,0 +1,105 @@
+"""Sentences about a job: each names what happened and what would have helped, and nothing that is not known."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from relight.core.report import FailureReport, JobReport, RecoveryReport, RecoveryStages
+from relight.timeline.explain import explain
+
+
+def failure(number: int = 1, rank: int = 1, kind: str = "killed", evidence: str = "was killed") -> FailureReport:
+    where = {"process": f"w{rank}", "phase": "FORWARD"}
+    return FailureReport(
+        number=number, rank=rank, kind=kind, evidence=evidence, step=7, generation=1, noticed_seconds=1.0, **where
+    )
+
+
+def recovery(number: int = 1, kind: str = "standby", **stages: Any) -> RecoveryReport:
+    return RecoveryReport(
+        number=number,
+        generation=number + 1,
+        failures=(number,),
+        decision="back",
+        target_version=7,
+        reason="",
+        replaced=(1,),
+        replacement_kind=kind,
+        stages=RecoveryStages(**stages),
+        moved_bytes=2**30,
+    )
+
+
+def job(failures: list[FailureReport], recoveries: list[RecoveryReport], **fields: Any) -> JobReport:
+    given: dict[str, Any] = {
+        "world_size": 4,
+        "standbys": 1,
+        "steps": 10,
+        "until": 10,
+        "wall_seconds": 100.0,
+        "time_lost_seconds": 5.0,
+    }
+    return JobReport(job="j", failures=tuple(failures), recoveries=tuple(recoveries), **(given | fields))
+
+
+def test_nothing_failed() -> None:
+    assert explain(job([], [])) == ["All 10 steps are done in 100 s, and nothing failed."]
+
+
+def test_a_quick_recovery_needs_no_advice() -> None:
+    outcome, one = explain(job([failure()], [recovery(detect_seconds=0.001, total_seconds=0.04)]))
+    assert "1 failure cost 5.00 s (5.00% of the time) and 0 steps computed again" in outcome
+    assert one == ("Recovery 1: rank 1 was lost in FORWARD of step 7 (was killed). Training went on after 40.0 ms.")
+
+
+@pytest.mark.parametrize(
+    ("failed", "kind", "stages", "expected"),
+    [
+        ({"kind": "hang"}, "standby", {"detect_seconds": 30.0}, "--hang-timeout-seconds"),
+        ({"kind": "frozen"}, "standby", {"detect_seconds": 1.0}, "--frozen-timeout-seconds"),
+        ({}, "fresh process", {"replace_seconds": 4.0}, "--standby 2 keeps one warm"),
+        ({}, "standby", {"replace_seconds": 4.0}, "--standby 2 keeps another one warm"),
+        ({}, "standby", {"stop_seconds": 2.0}, "long work between two steps"),
+        ({}, "standby", {"copy_seconds": 10.0}, "1,024 MiB at 102 MiB/s, far below what memory gives"),
+        ({}, "standby", {"copy_seconds": 1.0}, "1,024 MiB at 1,024 MiB/s."),
+        ({}, "standby", {"reform_seconds": 3.0}, "connects 4 ranks"),
+    ],
+)
+def test_the_slowest_stage_is_named_with_what_would_have_helped(
+    failed: dict[str, Any], kind: str, stages: dict[str, Any], expected: str
+) -> None:
+    seconds = sum(stages.values())
+    (_, one) = explain(job([failure(**failed)], [recovery(kind=kind, total_seconds=seconds + 0.01, **stages)]))
+    assert expected in one
+    assert one.count(" of it went into ") == 1
+
+
+def test_failures_that_struck_during_a_recovery() -> None:
+    restarted = msgspec.structs.replace(recovery(total_seconds=0.1), restarts=2)
+    assert "2 more failures struck while it recovered" in explain(job([failure()], [restarted]))[1]
+
+
+def test_one_rank_that_fails_again_and_again() -> None:
+    failures = [failure(number) for number in range(1, 5)]
+    recoveries = [recovery(number, total_seconds=0.1) for number in range(1, 5)]
+    assert "4 of 4 failures are rank 1's" in explain(job(failures, recoveries))[-1]
+    spread = [failure(number, rank=number % 4) for number in range(1, 5)]
+    assert "failures are rank" not in " ".join(explain(job(spread, recoveries)))
+
+
+def test_what_a_warm_standby_is_worth() -> None:
+    recoveries = [recovery(1, total_seconds=0.1), recovery(2, kind="fresh process", total_seconds=3.1)]
+    failures = [failure(1), failure(2, rank=2)]
+    assert "1 recovery without a warm standby took 3.00 s longer" in explain(job(failures, recoveries))[-1]
+
+
+def test_a_job_that_ended_early() -> None:
+    outcome, rest = explain(job([failure()], [], error="every replica is lost\nResume from a checkpoint", steps=4))
+    assert outcome == "The job ended early, after 4 of 10 steps: every replica is lost"
+    assert rest.startswith("Without a recovery: rank 1 was lost in FORWARD of step 7")
+
+
+def test_what_a_script_printed_cannot_move_the_cursor() -> None:
+    said = explain(job([failure(evidence="\x1b[2J")], [recovery(total_seconds=0.1)]))
+    assert "\x1b" not in "".join(said)
