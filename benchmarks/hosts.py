@@ -38,7 +38,7 @@ NAMES = {
     "tcp": "one socket from tensors to tensors, not verified",
     "raw": "the line: one MiB again and again",
 }
-FASTER_THAN = ("gloo-same-buckets", "gloo", "torchft-pg", "torchft-http")
+FASTER_THAN = ("gloo-same-buckets", "gloo", "torchft-http")
 STAGES = ("digest-source", "digest-target", "tcp")
 UNLIMITED = "unlimited"
 

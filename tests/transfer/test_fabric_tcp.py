@@ -296,6 +296,20 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
         make_client().fetch(2, 7, [Address(NOWHERE, line.endpoint)], lambda _: None)
 
 
+def test_a_digest_that_the_source_knows_already_is_sent_and_verified(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    known = offer(make_state(1))
+    for bucket in known.buckets:
+        known.digests[bucket.index] = known.reader.digest(bucket)
+    server.offer(known)
+    own = blank(make_state(1))
+    make_client().fetch(2, 7, [elsewhere(server)], own.get)
+    check_same(own, make_state(1))
+    known.digests[3] ^= 1
+    with pytest.raises(RestoreError, match="bucket 3 arrived with another"):
+        make_client().fetch(2, 7, [elsewhere(server)], own.get)
+
+
 def test_a_source_that_does_not_exist() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = at(listener)

@@ -75,8 +75,8 @@ class SourceLink(Link, Protocol):
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         """Get ready to send these. Raises TransferError as well."""
 
-    def send_bucket(self, reader: TensorReader, bucket: Bucket) -> int:
-        """Send the next one; returns its digest."""
+    def send_bucket(self, reader: TensorReader, bucket: Bucket, known: int | None) -> int:
+        """Send the next one; returns its digest. `known`: that, if somebody has computed it already."""
 
     def finish(self) -> None:
         """Wait until the target has everything: only then may the connection end."""

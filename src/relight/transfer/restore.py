@@ -140,7 +140,8 @@ def _send_part(link: SourceLink, offer: Offer, mine: Sequence[Bucket], halfway: 
     link.prepare(mine)
     for bucket in mine:
         halfway.pass_over(bucket)
-        offer.digests[bucket.index] = link.send_bucket(offer.reader, bucket)
+        known = offer.digests.get(bucket.index)  # the source digests its state meanwhile, from the other end
+        offer.digests[bucket.index] = link.send_bucket(offer.reader, bucket, known)
     link.finish()
 
 

@@ -40,7 +40,7 @@ class SharedSource(Channel):
         if not self._buffers or lent.buffer_bytes < max(bucket.nbytes for bucket in buckets):
             raise ProtocolError("the target's buffers are too small")
 
-    def send_bucket(self, reader: TensorReader, bucket: Bucket) -> int:
+    def send_bucket(self, reader: TensorReader, bucket: Bucket, known: int | None) -> int:  # noqa: ARG002
         if self._sent >= len(self._buffers):
             self._expect_taken()
         number = self._sent % len(self._buffers)
