@@ -10,9 +10,16 @@ from relight.timeline.explain import explain
 
 
 def failure(number: int = 1, rank: int = 1, kind: str = "killed", evidence: str = "was killed") -> FailureReport:
-    where = {"process": f"w{rank}", "phase": "FORWARD"}
     return FailureReport(
-        number=number, rank=rank, kind=kind, evidence=evidence, step=7, generation=1, noticed_seconds=1.0, **where
+        number=number,
+        rank=rank,
+        process=f"w{rank}",
+        kind=kind,
+        evidence=evidence,
+        step=7,
+        phase="FORWARD",
+        generation=1,
+        noticed_seconds=1.0,
     )
 
 
@@ -32,19 +39,13 @@ def recovery(number: int = 1, kind: str = "standby", **stages: Any) -> RecoveryR
 
 
 def job(failures: list[FailureReport], recoveries: list[RecoveryReport], **fields: Any) -> JobReport:
-    given: dict[str, Any] = {
-        "world_size": 4,
-        "standbys": 1,
-        "steps": 10,
-        "until": 10,
-        "wall_seconds": 100.0,
-        "time_lost_seconds": 5.0,
-    }
+    given: dict[str, Any] = {"world_size": 4, "standbys": 1, "steps": 10, "until": 10}
+    given |= {"wall_seconds": 100.0, "time_lost_seconds": 5.0}
     return JobReport(job="j", failures=tuple(failures), recoveries=tuple(recoveries), **(given | fields))
 
 
 def test_nothing_failed() -> None:
-    assert explain(job([], [])) == ["All 10 steps are done in 100 s, and nothing failed."]
+    assert explain(job([], [])) == ["All 10 steps are done in 1 min 40 s, and nothing failed."]
 
 
 def test_a_quick_recovery_needs_no_advice() -> None:
