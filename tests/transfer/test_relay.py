@@ -1,7 +1,9 @@
 """Publishing to engines on another host through a relay: processes of their own, real connections, real deaths."""
 
 import contextlib
+import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -314,6 +316,40 @@ def test_the_publisher_dies_in_the_middle_and_another_publishes(hosts: Hosts) ->
         engine.assert_whole(1)
     hosts.publish_when_there(3)
     for engine in engines:
+        engine.assert_has(3)
+
+
+def test_a_publisher_that_freezes_in_the_middle(hosts: Hosts) -> None:
+    frozen = hosts.near.publisher_process()
+    hosts.start_relay_when_open()
+    engines = hosts.engines(2)
+    frozen.publish(1, 1)
+    assert frozen.published().engines == ("relay",)
+    frozen.publish(1, 2, "freeze", BUCKETS // 2)
+    frozen.wait_until_stopped()
+    for engine in engines:
+        engine.assert_whole(1)
+    frozen.process.kill()
+    frozen.wait_until_dead()
+    hosts.publish_when_there(3)
+    for engine in engines:
+        engine.assert_has(3)
+
+
+def test_a_frozen_relay_costs_nobody_else_the_version(hosts: Hosts) -> None:
+    relay = hosts.start_relay()
+    (far,), (near,) = hosts.engines(1), hosts.near.engines(1)
+    hosts.near.wait_for(2)
+    assert set(hosts.publish(1).engines) == {"e0", "relay"}
+    os.kill(relay.pid, signal.SIGSTOP)
+    relay.wait_until_stopped()
+    result = hosts.publish(2)
+    assert (result.engines, set(result.dropped)) == (("e0",), {"relay"})
+    near.assert_has(2)
+    far.assert_whole(1)
+    relay.wake()
+    hosts.publish_when_there(3)
+    for engine in (near, far):
         engine.assert_has(3)
 
 
