@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 CODE := $(wildcard src tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all demo demo-publish bench clean
+.PHONY: help setup check format test test-all demo demo-publish bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,8 +39,11 @@ demo-publish: setup ## train and serve at once; kill workers and a server; compa
 bench: $(VENV)/.bench ## measure, beside torchft
 	$(BIN)/python -m benchmarks
 
+docs: $(VENV)/.docs ## render docs/ into site/
+	$(BIN)/mkdocs --quiet build
+
 clean: ## remove caches and build products; keep .venv and runs/
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.setup: pyproject.toml constraints.txt
@@ -51,4 +54,8 @@ $(VENV)/.setup: pyproject.toml constraints.txt
 
 $(VENV)/.bench: $(VENV)/.setup
 	$(PIP) --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.setup
+	$(PIP) --editable '.[docs]'
 	@touch $@

@@ -213,13 +213,13 @@ def _version(span: Span, left: float, right: float, top: float, window: Window) 
 
 
 def _barriers(rows: Sequence[Row], axis: Axis, top: float, bottom: float) -> Iterable[str]:
-    """Where the last rank had passed it: one line through all rows."""
+    """Where the last rank came to it: one line through all rows. Nobody writes to the left of it."""
     passed: dict[tuple[int, int], int] = {}
     for row in rows:
         for span, after in pairwise(row.spans):
             if span.activity is Activity.BARRIER and after.activity is Activity.OPTIMIZER:
                 key = (span.step, span.generation)
-                passed[key] = max(span.end_ns, passed.get(key, 0))
+                passed[key] = max(span.start_ns, passed.get(key, span.start_ns))
     for (step, _), at in sorted(passed.items()):
         x = _x(axis, at)
         yield (

@@ -51,7 +51,9 @@ class Training:
         optimizer: the optimizer of its parameters, or several as a dict.
         data: a DataLoader, an object with `state_dict` (StatefulDataLoader), a sequence of batches, or a function
             from the batch's number to the batch. None: the block fetches its own data from `step.number`.
-        scheduler, scaler, ema: the usual companions; each optional.
+        scheduler: of the learning rate, if there is one.
+        scaler: of gradients, for mixed precision.
+        ema: averaged weights, anything with `state_dict`.
         accumulate: batches per step. With more than one, `with step as batches` yields a list.
         seed: of the random streams; every step starts with streams derived from (seed, step, rank). None: that of
             `relight run --seed`.

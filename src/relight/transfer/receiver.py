@@ -63,7 +63,8 @@ class Receiver:
         load: a callback that takes `(name, tensor)` pairs, such as a vLLM model's `load_weights`. A tensor it gets
             is its own to keep in place, and valid only during the call when staged.
         mode: "staged" or "in-place" (see the module); in place needs `load`.
-        pause, resume: called around an update in place, for engines that have requests of their own in flight.
+        pause: called before an update in place, for engines that have requests of their own in flight.
+        resume: called after it.
         name: of this engine, for people.
         on_notice: called with a sentence for people, from the receiver's thread.
 
