@@ -45,6 +45,26 @@ def test_an_update_given_up_in_the_middle_changes_nothing(tmp_path: Path) -> Non
         assert receiver.digest() == relight.digest_weights(weights(1))
 
 
+def test_an_update_that_engines_hold_can_be_abandoned_until_it_is_confirmed(tmp_path: Path) -> None:
+    with fleet(tmp_path) as (publisher, receiver):
+        before = receiver.digest()
+        handle = publisher.begin(TensorSource(weights()), version=3, confirmed=False)
+        assert handle.wait_until_read(SECONDS)
+        handle.abandon("it will not last")
+        result = handle.wait(SECONDS)
+        assert result is not None
+        assert result.error == "it will not last"
+        assert (receiver.version, receiver.digest()) == (-1, before)
+        handle = publisher.begin(TensorSource(weights(1)), version=4)
+        handle.abandon("too late, or not")
+        result = handle.wait(SECONDS)
+        assert result is not None
+        if result.engines:  # all of it was there in time, and it was confirmed from the beginning
+            assert receiver.wait_for(4, SECONDS)
+        else:
+            assert (receiver.version, receiver.digest()) == (-1, before)
+
+
 def test_an_update_that_engines_hold_is_not_given_up(tmp_path: Path) -> None:
     with fleet(tmp_path) as (publisher, receiver):
         handle = publisher.begin(TensorSource(weights()), version=3, confirmed=False)

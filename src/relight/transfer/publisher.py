@@ -87,6 +87,7 @@ class Handle:
         self._over = threading.Event()
         self._on_confirm: Callable[[], None] = _do_nothing
         self._on_cancel: Callable[[str], None] = _say_nothing
+        self._on_abandon: Callable[[str], None] = _say_nothing
         self._result: Published | None = None
         self._progress = UpdateProgress()  # replaced as a whole: may be read from any thread
 
@@ -116,6 +117,11 @@ class Handle:
         A bucket that is being written meanwhile may be torn; no engine will ever take it.
         """
         self._on_cancel(why)
+        self._read.wait()
+
+    def abandon(self, why: str) -> None:
+        """Like `cancel`, but also an update that all engines hold and that was not confirmed: it will not last."""
+        self._on_abandon(why)
         self._read.wait()
 
     def _note_read(self) -> None:
@@ -267,6 +273,7 @@ class Publisher:
                 raise TransferError(f"the update to version {busy.version} is under way; wait for it first")
             handle._on_confirm = lambda: self._post(functools.partial(self._confirm, job))
             handle._on_cancel = lambda why: self._post(functools.partial(self._cancel, job, why))
+            handle._on_abandon = lambda why: self._post(functools.partial(self._cancel, job, why, held=True))
             if self._job is None:
                 self._job = job
             else:
@@ -638,12 +645,14 @@ class Publisher:
         if self._job is job and job.update is not None:
             self._obey(job, job.update.confirm(time.monotonic()))
 
-    def _cancel(self, job: _Job, why: str) -> None:
+    def _cancel(self, job: _Job, why: str, *, held: bool = False) -> None:
         if self._next is job:
             with self._lock:
                 self._next = None
             job.handle._finish(Published(version=job.version, generation=job.generation, error=why))
-        elif self._job is job and not (job.update is not None and job.update.moved):
+            return
+        is_held = job.update is not None and job.update.moved
+        if self._job is job and (not is_held or (held and not job.confirmed)):
             self._finish(job, error=why)
 
     def _obey(self, job: _Job, orders: Iterable[Order]) -> None:

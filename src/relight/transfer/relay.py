@@ -272,13 +272,8 @@ class Relay:
         if passing is None:
             return
         passing.stream.close(why)
-        passing.handle.cancel(why)
-        if passing.handle.wait(_CANCEL_SECONDS) is None and self._publisher is not None:
-            # They hold all of it and wait for the order, which cannot be taken back: only the end of their publisher
-            # makes them forget it. They come back to the next one.
-            self._publisher.close()
-            self._publisher = None
-            self._open_place(self._buffer_bytes)
+        passing.handle.abandon(why)
+        passing.handle.wait(_CANCEL_SECONDS)
 
 
 @dataclass(frozen=True)
