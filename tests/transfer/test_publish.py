@@ -247,8 +247,8 @@ def test_a_buffer_that_is_damaged_for_everybody(fleet: Fleet, times: int) -> Non
     result = fleet.publisher.begin(source, version=1).wait(DEADLINE_SECONDS)
     assert result is not None
     # An engine that comes to the bucket only as it is written again meets one damaged write less than the others.
-    has = {1: [("e0", "e1")], 2: [(), ("e0",), ("e1",)], 1000: [()]}[times]
-    assert result.engines in has
+    has: dict[int, list[tuple[str, ...]]] = {1: [("e0", "e1")], 2: [(), ("e0",), ("e1",)], 1000: [()]}
+    assert result.engines in has[times]
     assert set(result.engines) | set(result.dropped) == {"e0", "e1"}
     assert set(result.dropped.values()) <= {f"bucket {MIDDLE} arrived damaged 3 times"}
     assert ("no engine is left" in result.error) == (not result.engines)
