@@ -256,6 +256,7 @@ class Relay:
             channel.send(Refuse(update=order.update, why=result.error))
             return
         self._current = (passing.begin.generation, passing.begin.version)
+        self._known.clear()  # who is still behind was dropped meanwhile, and is asked for once more
         channel.send(Committed(update=order.update, version=passing.begin.version))
 
     def _refuse(self, channel: TcpChannel, passing: "_Passing") -> None:
