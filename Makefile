@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 CODE := $(wildcard src tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all demo demo-publish bench docs clean
+.PHONY: help setup check format test test-all demo demo-publish simulate simulate-nightly bench docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.setup ## make .venv with the pinned packages
 
@@ -35,6 +35,15 @@ demo: setup ## train, break, recover, compare
 
 demo-publish: setup ## train and serve at once; kill workers and a server; compare
 	$(BIN)/python examples/demo_publish.py
+
+simulate: setup ## three minutes of simulated jobs that nobody has seen yet
+	$(BIN)/python -m relight.sim --seconds 180 --first $$(( $$(date +%s) * 100000 ))
+
+simulate-nightly: setup ## all planted bugs, every order of small jobs, and eight hours of simulated jobs
+	$(BIN)/python -m relight.sim --mutations
+	$(BIN)/python -m relight.sim --exhaustive 3 --faults 2
+	$(BIN)/python -m relight.sim --exhaustive 4 --faults 2
+	$(BIN)/python -m relight.sim --seconds 28800 --first $$(( $$(date +%s) * 100000 ))
 
 bench: $(VENV)/.bench ## measure, beside torchft
 	$(BIN)/python -m benchmarks

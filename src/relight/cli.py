@@ -102,6 +102,25 @@ def _explain_run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check(arguments: argparse.Namespace) -> int:
+    from relight.server.journal import read_journal
+    from relight.sim.journal import check_journal
+
+    _check_run_dir(arguments.run_dir)
+    path = arguments.run_dir / "journal.jsonl"
+    try:
+        header, lines = read_journal(path)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"the journal {path} cannot be read: {error}") from error
+    is_over = (arguments.run_dir / "report.json").exists()
+    wrong = check_journal(lines, header.settings.world_size, ended=is_over)
+    for sentence in wrong:
+        print(sentence)
+    if not wrong:
+        print(f"{len(lines)} lines of {path}: every invariant holds{'' if is_over else ' so far'}")
+    return 1 if wrong else 0
+
+
 def _timeline(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
@@ -159,13 +178,17 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         _add_run_arguments(command)
         command.set_defaults(call=_run)
     report = choices.add_parser("report", help="what a finished run went through", allow_abbrev=False)
+    check = choices.add_parser(
+        "check", help="whether the recovery protocol was kept, by the run's journal", allow_abbrev=False
+    )
     timeline = choices.add_parser("timeline", help="who did what when in a finished run", allow_abbrev=False)
     explain = choices.add_parser(
         "explain", help="in sentences: what failed, and why it took so long", allow_abbrev=False
     )
-    for command in (report, timeline, explain):
+    for command in (report, check, timeline, explain):
         command.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory of the run")
     report.set_defaults(call=_report)
+    check.set_defaults(call=_check)
     explain.set_defaults(call=_explain_run)
     timeline.add_argument("--step", type=int, metavar="N", help="show what happened around this step")
     timeline.add_argument(
@@ -178,7 +201,7 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     ):
         timeline.add_argument(flag, metavar="FILE", type=Path, help=text)
     timeline.set_defaults(call=_timeline)
-    commands = {"run": run, "chaos": chaos, "report": report, "timeline": timeline, "explain": explain}
+    commands = {"run": run, "chaos": chaos, "report": report, "check": check, "timeline": timeline, "explain": explain}
     return parser, commands | weights_cli.add_commands(choices) | goodput_cli.add_command(choices)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from relight.chaos.plan import parse_fault
 from relight.core.fault import Action, Fault, Point
 from relight.core.report import FailureReport, RecoveryReport
+from relight.server.journal import read_journal
+from relight.sim.journal import check_journal
 from tests.survival.harness import Outcome
 
 KINDS = {
@@ -52,10 +54,17 @@ def check_survived(outcome: Outcome, reference: Outcome) -> None:
     assert report.final_version == expected.final_version, outcome.describe()
     assert report.final_state_digest == expected.final_state_digest, outcome.describe()
     assert report.final_lineage == expected.final_lineage, outcome.describe()
+    assert not check_protocol(outcome), outcome.describe()
     assert outcome.finals == reference.finals, f"{outcome.describe()}\n{outcome.finals}\n{reference.finals}"
     assert not traceback_of(outcome), f"{traceback_of(outcome)}\n{outcome.describe()}"
     for recovery in report.recoveries:
         assert recovery.steps_repeated in (0, 1), outcome.describe()
+
+
+def check_protocol(outcome: Outcome) -> tuple[str, ...]:
+    """What its journal says against the recovery: the judge of simulated jobs reads it."""
+    header, lines = read_journal(outcome.run_dir / "journal.jsonl")
+    return check_journal(lines, header.settings.world_size)
 
 
 def traceback_of(outcome: Outcome) -> str:

@@ -175,7 +175,7 @@ def _hunt(mutations: Sequence[Mutation], first: int, record: Path | None) -> int
         count, violation = found
         print(f"{mutation.name:32} {count:6}  {str(violation).partition(chr(10))[0]}", flush=True)
         if record is not None:
-            _shrink(random_schedule(first + count - 1), mutation, record)
+            _shrink(mutation.schedule(first + count - 1), mutation, record)
     return 1 if missed else 0
 
 

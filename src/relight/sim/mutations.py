@@ -18,6 +18,7 @@ from relight.core.commands import Command, Release, Restore, Stop, WorkerCommand
 from relight.core.controller import Controller, Stage
 from relight.core.decision import Decision, Halt, decide
 from relight.core.detector import Detector
+from relight.core.fault import Action
 from relight.core.members import Process
 from relight.core.position import IN_STEP, Phase
 from relight.sim.contents import Violation
@@ -436,21 +437,6 @@ class MeetsWithoutGeneration(Worker):
         return super()._is_formed(self.meeting_generation)
 
 
-class StaysPrepared(Worker):
-    """Once prepared, always prepared: the mark is not taken back when the step is repeated."""
-
-    def _begin_step(self) -> None:
-        prepared = self.prepared
-        super()._begin_step()
-        self.prepared = max(self.prepared, prepared)
-
-    def _on_parked(self) -> None:
-        prepared = self.prepared
-        super()._on_parked()
-        if self.point != "FINISH":
-            self.prepared = max(self.prepared, prepared)
-
-
 class ForgetsItsPreparation(Worker):
     """A survivor reports its version, and not that it could finish the step."""
 
@@ -490,7 +476,10 @@ class LeavesAlone(Worker):
 # --- the list -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Mutation:
-    """A variant. Some of the first `within` random schedules must break an invariant."""
+    """A variant. Some of the first `within` random schedules must break an invariant.
+
+    `actions` and `points` narrow the schedules down, for bugs that need two rare faults at once.
+    """
 
     name: str
     within: int
@@ -498,6 +487,8 @@ class Mutation:
     controller: type[Controller] = Controller
     worker: type[Worker] = Worker
     detector: type[Detector] = Detector
+    actions: tuple[Action, ...] = ()
+    points: tuple[str, ...] = ()
 
     @property
     def what(self) -> str:
@@ -522,10 +513,16 @@ class Mutation:
                 return violation
         return None
 
+    def schedule(self, seed: int) -> Schedule:
+        """The random schedule of this seed."""
+        if not self.points:
+            return random_schedule(seed)
+        return random_schedule(seed, faults=3, actions=self.actions, points=self.points)
+
     def hunt(self, first: int = 0, limit: int = 0) -> tuple[int, Violation] | None:
         """The number of random schedules that it took, and what broke."""
         for count in range(1, (limit or self.within) + 1):
-            violation = self.breaks(random_schedule(first + count - 1))
+            violation = self.breaks(self.schedule(first + count - 1))
             if violation is not None:
                 return count, violation
         return None
@@ -553,14 +550,32 @@ MUTATIONS = (
     Mutation("page-of-the-dying-not-read", 1000, controller=WaitsForTheMemoryOfTheDead),
     Mutation("frozen-at-the-end", 600, controller=IgnoresFrozenProcessesAtTheEnd),
     Mutation("broken-collective-ignored", 600, controller=IgnoresBrokenCollectives),
-    Mutation("slow-restore-blames-all", 50000, controller=BlamesEveryoneForASlowRestore),
+    Mutation(
+        "slow-restore-blames-all",
+        5000,
+        controller=BlamesEveryoneForASlowRestore,
+        actions=(Action.KILL, Action.LOOP),
+        points=("READY", "BARRIER", "ROLLBACK", "REFORM"),
+    ),
     Mutation("stop-deadline-without-effect", 6000, controller=ComparesTheStopDeadlineInAnotherWay),
     Mutation("nothing-said-again", 2000, controller=SaysNothingAgain),
     Mutation("unknown-ends-alike", 2000, controller=TakesUnknownEndsForAlike),
     Mutation("blames-who-stops-later", 2000, detector=BlamesWhoStopsLater),
-    Mutation("finishing-is-training", 20000, detector=TakesFinishingForTraining),
+    Mutation(
+        "finishing-is-training",
+        5000,
+        detector=TakesFinishingForTraining,
+        actions=(Action.LOOP,),
+        points=("READY", "BARRIER", "FINISH", "OPTIMIZER", "AFTER_WRITE"),
+    ),
     Mutation("done-do-not-count", 5000, detector=DoesNotCountTheDone),
-    Mutation("all-parked", 20000, detector=ForgetsThoseWhoAreAllParked),
+    Mutation(
+        "all-parked",
+        5000,
+        detector=ForgetsThoseWhoAreAllParked,
+        actions=(Action.KILL, Action.LOOP),
+        points=("FORWARD", "RESUME", "RESUME"),
+    ),
     Mutation("restart-goes-on", 20000, controller=GoesOnAfterItsRestart),
     Mutation("restart-reuses-generation", 2000, controller=ReusesAGenerationAfterItsRestart),
     Mutation("restart-says-nothing", 2000, controller=SaysNothingAfterItsRestart),
@@ -574,7 +589,6 @@ MUTATIONS = (
     Mutation("stop-answered-in-the-write", 500, worker=AnswersStopAtOnce),
     Mutation("old-orders-obeyed", 500, worker=ObeysOldOrders),
     Mutation("rendezvous-without-generation", 500, worker=MeetsWithoutGeneration),
-    Mutation("prepared-for-ever", 5000, worker=StaysPrepared),
     Mutation("preparation-forgotten", 500, worker=ForgetsItsPreparation),
     Mutation("repeated-with-another-batch", 200, worker=RepeatsWithAnotherBatch),
     Mutation("begin-lost", 1000, worker=WaitsForBeginOnly),

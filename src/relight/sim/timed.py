@@ -102,6 +102,7 @@ class SimulatedJob(World):
         self._away = False  # there is no controller
         self._unheard: list[ev.Event] = []  # what agents keep for it meanwhile
         self._blackholes: set[int] = set()  # groups whose data vanishes
+        self._held_up: dict[tuple[int, int], bool] = {}  # whether a rank's connections wait for a frozen peer
         self._parts = parts
         self._detector = parts.detector(DETECTOR)
         self._samples = 0
@@ -275,8 +276,10 @@ class SimulatedJob(World):
         if meeting.absent and self._random() < 0.5:
             return  # the others wait for a connection that never comes
         frozen = [w for w in self.workers.values() if w.rank in meeting.present and w.alive and w.frozen]
-        if any(w.rank == rank for w in frozen) or (frozen and self._random() < 0.5):
-            self.after(2.0, ("connect", generation, rank))  # a frozen peer's kernel still answers, so some get through
+        if frozen and (generation, rank) not in self._held_up:  # a frozen peer's kernel still answers some
+            self._held_up[generation, rank] = self._random() < 0.5
+        if any(w.rank == rank for w in frozen) or (frozen and self._held_up[generation, rank]):
+            self.after(2.0, ("connect", generation, rank))
             return
         super()._connect(generation, rank)
 

@@ -64,6 +64,7 @@ PAUSES = frozenset(
 # Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
 # and the store's in group.py.
 PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "REFORM": 60.0}
+CONNECT_SECONDS = 300.0
 
 
 class Page:
@@ -220,6 +221,7 @@ class Worker:
         "struck",
         "ticket",
         "unread",
+        "waits_on",
         "world",
     )
 
@@ -265,6 +267,7 @@ class Worker:
         self.ticket = 0  # goes up whenever the main thread moves: what was planned for an older one is void
         self.awake = False  # it is planned that the main thread moves
         self.resume_on_thaw = False
+        self.waits_on = False  # its patience has ended once, and it waits for something else
 
     def copy(self, world: World) -> "Worker":
         """The same, to go on with in another world."""
@@ -354,12 +357,17 @@ class Worker:
         elif self.point == "COPY":
             self._fail_restore("no answer from the source")
         elif self.point == "REFORM":
+            meeting = self.world.rendezvous(self.meeting_generation)
+            if not self.waits_on and meeting is not None and meeting.complete:
+                self.waits_on = True  # all have come: now it is the connections that it waits for
+                self.world.plan_patience(self, CONNECT_SECONDS - PATIENCE_SECONDS["REFORM"])
+                return
             self._fail_restore("the new process group could not be formed")
 
     def _go_to(self, point: str) -> None:
         self.point = point
         self.ticket += 1
-        self.awake = False
+        self.awake = self.waits_on = False
         if point in PAUSES:
             self.awake = True
             self.world.plan_step(self)

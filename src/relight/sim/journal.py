@@ -1,0 +1,231 @@
+"""Judges the journal of a job, simulated or real: what can be said of it without having been there.
+
+A journal has each thing that the controller was told, followed by the orders that this led to. So it shows whether
+decisions rested on the right reports, and whether anything of a closed generation had an effect. It does not show what
+a worker did between two reports; in a simulation checker.py sees that, in a test on real processes the digests do.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from relight.core import events as ev
+from relight.core.commands import (
+    Assign,
+    Begin,
+    Command,
+    EndJob,
+    Kill,
+    Notice,
+    Release,
+    Restore,
+    Resume,
+    Spawn,
+    Stop,
+)
+from relight.core.position import Position
+
+# What a worker says about one generation.
+_DATED = ev.Stopped | ev.Restored | ev.RestoreFailed | ev.CollectiveFailed | ev.TrainingDone
+
+
+class Line(Protocol):
+    """A line of the journal, as server.journal reads it: an event, or an order, or neither."""
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def event(self) -> ev.Event | None: ...
+    @property
+    def command(self) -> Command | None: ...
+
+
+def check_journal(lines: Iterable[Line], world_size: int, *, ended: bool = True) -> tuple[str, ...]:
+    """What is wrong with a job, one sentence each, beginning with the invariant's name; none if all is well.
+
+    Args:
+        lines: in their order.
+        world_size: ranks in the job.
+        ended: whether the job is over, so that a journal without its end is wrong.
+    """
+    judge = _Judge(world_size)
+    for line in lines:
+        judge.take(line)
+    if ended:
+        judge.finish()
+    return tuple(judge.wrong)
+
+
+class _Judge:
+    """What has been read so far."""
+
+    def __init__(self, world_size: int) -> None:
+        self.wrong: list[str] = []
+        self._world_size = world_size
+        self._now = 0.0
+        self._generation = 1
+        self._holders: dict[int, list[str]] = {}  # of each rank, newest last
+        self._agents: dict[str, str] = {}  # of each process
+        self._dead: set[str] = set()
+        self._stopped: dict[str, ev.Stopped] = {}
+        self._restored: dict[str, ev.Restored] = {}
+        self._done: dict[str, ev.TrainingDone] = {}
+        self._restore: Restore | None = None
+        self._standing: Command | None = None  # the newest order to all ranks; it may be given again
+        self._lineages: dict[int, str] = {}  # by version
+        self._digests: dict[int, str] = {}
+        self._finished = 0  # newest version that anyone is known to have finished
+        self._late: ev.Event | None = None  # what was said last was about a closed generation
+        self._end: EndJob | None = None
+
+    def take(self, line: Line) -> None:
+        """One more line."""
+        self._now = line.now
+        if line.command is not None:
+            self._order(line.command)
+        else:
+            self._late = None
+            if line.event is not None:
+                self._hear(line.event)
+
+    def finish(self) -> None:
+        """There is no further line."""
+        if self._end is None:
+            self._say(f"L1: the journal ends in generation {self._generation}, and not with the end of the job")
+
+    def _say(self, sentence: str) -> None:
+        self.wrong.append(f"{sentence} (at {self._now:.3f} s)")
+
+    # --- what the controller is told ------------------------------------------------------------------------------
+    def _hear(self, event: ev.Event) -> None:
+        if isinstance(event, _DATED) and event.generation < self._generation:
+            self._late = event
+            return
+        match event:
+            case ev.ProcessDying() | ev.ProcessExited():
+                self._dead.add(event.process)
+                self._note_position(event.process, event.position)
+            case ev.AgentLost():  # with all of its processes: the generation is closed to them
+                self._dead.update(process for process, agent in self._agents.items() if agent == event.agent)
+            case ev.Stopped():
+                self._stopped[event.process] = event
+                if not event.blank and not event.torn:
+                    self._note_version(event.version, event.lineage)
+            case ev.Restored():
+                self._restored[event.process] = event
+                self._note_version(event.version, event.lineage, event.state_digest)
+            case ev.TrainingDone():
+                self._done[event.process] = event
+                self._note_version(event.version, event.lineage, event.state_digest)
+            case ev.TrainingEntered():
+                self._note_version(event.version, "", event.state_digest)
+            case ev.StepResumed():
+                self._finished = max(self._finished, event.step + 1)
+
+    def _note_position(self, process: str, position: Position) -> None:
+        """A page is read after its process's death: what it says is finished, is."""
+        if position.rank >= 0 and process in self._holders.get(position.rank, ()):
+            self._finished = max(self._finished, position.version)
+
+    def _note_version(self, version: int, lineage: str, digest: str = "") -> None:
+        self._finished = max(self._finished, version)
+        for known, what, name in ((self._lineages, lineage, "history"), (self._digests, digest, "content")):
+            if what and known.setdefault(version, what) != what:
+                self._say(f"I1: version {version} has the {name} {known[version]} on one rank, {what} on another")
+
+    # --- what it orders -------------------------------------------------------------------------------------------
+    def _order(self, command: Command) -> None:
+        if self._end is not None and not isinstance(command, Notice):
+            self._say(f"I9: {type(command).__name__} after the end of the job")
+        if self._late is not None and not isinstance(command, Notice | Spawn):
+            self._say(f"I9: {type(self._late).__name__} of a closed generation led to {type(command).__name__}")
+        if command == self._standing or command.why.startswith("again: "):
+            return  # given again to an agent, or by a controller, that was restarted
+        if isinstance(command, Begin | Stop | Restore | Resume | Release):
+            self._standing = command
+        match command:
+            case Spawn():
+                self._agents[command.process] = command.agent
+                if command.rank is not None:
+                    self._give(command.rank, command.process)
+            case Assign():
+                self._check_generation(command)
+                self._give(command.rank, command.process)
+            case Stop():
+                self._open(command.generation)
+            case Begin():
+                self._generation = max(self._generation, command.generation)
+            case Restore():
+                self._check_generation(command)
+                self._check_restore(command)
+            case Resume():
+                self._check_generation(command)
+                self._check_resume(command)
+            case Release():
+                self._check_release()
+            case EndJob():
+                self._end = command
+            case Kill() | Notice():
+                pass
+
+    def _give(self, rank: int, process: str) -> None:
+        holders = self._holders.setdefault(rank, [])
+        if process not in holders:
+            holders.append(process)
+
+    def _check_generation(self, command: Assign | Restore | Resume) -> None:
+        if command.generation < self._generation:
+            self._say(f"I9: {type(command).__name__} of generation {command.generation} in {self._generation}")
+
+    def _open(self, generation: int) -> None:
+        if generation <= self._generation:
+            self._say(f"I10: generation {generation} is opened after {self._generation}")
+        self._generation = generation
+        self._stopped.clear()
+        self._restored.clear()
+        self._done.clear()
+        self._restore = None
+
+    def _members(self) -> dict[int, str]:
+        return {rank: self._holders[rank][-1] for rank in range(self._world_size) if self._holders.get(rank)}
+
+    def _check_restore(self, restore: Restore) -> None:
+        self._restore = restore
+        members = self._members()
+        silent = [rank for rank in range(self._world_size) if members.get(rank, "") not in self._stopped]
+        if silent:
+            self._say(f"I9: it was decided in generation {restore.generation} without reports of ranks {silent}")
+            return
+        for rank, holders in sorted(self._holders.items()):
+            alive = [process for process in holders[:-1] if process not in self._dead]
+            if alive:
+                self._say(f"I10: rank {rank} was given to {holders[-1]} while {alive[-1]} was not known to be dead")
+        if restore.target < self._finished:
+            self._say(f"I7: back to version {restore.target}, though {self._finished} was finished")
+        for rank, process in members.items():
+            self._check_reachable(restore, rank, self._stopped[process])
+
+    def _check_reachable(self, restore: Restore, rank: int, report: ev.Stopped) -> None:
+        worthless = report.blank or report.torn
+        if worthless is not (rank in restore.targets):
+            what = "has nothing and" if worthless else "is intact and"
+            self._say(f"I8: rank {rank} {what} {'does not copy' if worthless else 'is overwritten'}")
+        elif not worthless and restore.target not in _reachable(report):
+            self._say(f"I5: rank {rank} is to reach {restore.target} from {report.version}, prepared {report.prepared}")
+
+    def _check_resume(self, resume: Resume) -> None:
+        reports = [self._restored.get(process) for process in self._members().values()]
+        if self._restore is None or self._restore.generation != resume.generation:
+            self._say(f"I9: generation {resume.generation} is resumed, and nothing was decided in it")
+        elif None in reports or len(reports) < self._world_size:
+            self._say(f"I5: generation {resume.generation} is resumed before every rank is restored")
+        elif any(report is not None and report.version != self._restore.target for report in reports):
+            self._say(f"I6: generation {resume.generation} is resumed with other versions than {self._restore.target}")
+
+    def _check_release(self) -> None:
+        reports = [self._done.get(process) for process in self._members().values()]
+        if None in reports or len(reports) < self._world_size:
+            self._say("I12: the job was ended well before every rank was done")
+
+
+def _reachable(report: ev.Stopped) -> tuple[int, ...]:
+    return (report.version, report.version + 1) if report.prepared == report.version else (report.version,)
