@@ -122,6 +122,14 @@ EXTRA = (
         quick=("--connections", "2000"),
     ),
     Benchmark(
+        "simulator",
+        "benchmarks.simulator",
+        "simulated jobs, every order of small ones, planted bugs",
+        full_s=3600,
+        quick_s=120,
+        quick=("--schedules", "5000", "--searches", "1", "--seconds", "30"),
+    ),
+    Benchmark(
         "stop_collective",
         "benchmarks.stop_collective",
         "ways out of a gloo collective",

@@ -24,6 +24,7 @@ ORDER = (
     "hosts",
     "memory",
     "strangers",
+    "simulator",
 )
 TITLES = {
     "recovery": "Recovery beside torchrun and torchft",
@@ -36,6 +37,7 @@ TITLES = {
     "hosts": "State for a replacement on another host",
     "memory": "Memory over many steps",
     "strangers": "Strangers at the controller's door",
+    "simulator": "Simulated jobs",
 }
 
 

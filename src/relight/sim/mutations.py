@@ -294,16 +294,6 @@ class WaitsForTheMemoryOfTheDead(Controller):
         return super()._on_dying(msgspec.structs.replace(event, position=position), now)
 
 
-class GoesOnAfterItsRestart(Controller):
-    """After the controller's death its successor goes on with the decision that it finds in the journal."""
-
-    def _on_controller_restarted(self, now: float) -> list[Command]:
-        if self.stage is Stage.RESTORING and self._standing_order is not None:
-            self._deadline = now + self.settings.restore_timeout_seconds
-            return [self._standing_order]
-        return super()._on_controller_restarted(now)
-
-
 class ReusesAGenerationAfterItsRestart(Controller):
     """D5 without a durable counter: the successor opens a generation under the number of the last one."""
 
@@ -576,7 +566,6 @@ MUTATIONS = (
         actions=(Action.KILL, Action.LOOP),
         points=("FORWARD", "RESUME", "RESUME"),
     ),
-    Mutation("restart-goes-on", 20000, controller=GoesOnAfterItsRestart),
     Mutation("restart-reuses-generation", 2000, controller=ReusesAGenerationAfterItsRestart),
     Mutation("restart-says-nothing", 2000, controller=SaysNothingAfterItsRestart),
     Mutation("private-not-claimed", 200, worker=DoesNotClaimPrivateState),
@@ -591,7 +580,7 @@ MUTATIONS = (
     Mutation("rendezvous-without-generation", 500, worker=MeetsWithoutGeneration),
     Mutation("preparation-forgotten", 500, worker=ForgetsItsPreparation),
     Mutation("repeated-with-another-batch", 200, worker=RepeatsWithAnotherBatch),
-    Mutation("begin-lost", 1000, worker=WaitsForBeginOnly),
+    Mutation("begin-lost", 20000, worker=WaitsForBeginOnly),
     Mutation("leaves-alone", 100, worker=LeavesAlone),
 )
 
