@@ -31,9 +31,16 @@ examples:
   relight run --nproc-per-node 4 --standby 1 train.py --lr 0.1
   relight chaos --nproc-per-node 4 --standby 2 --chaos "kill rank 2 in BACKWARD of step 13" train.py
   relight report runs/train-20260101-120000
+  relight dashboard runs/train-20260101-120000
   relight weights plan model.safetensors --devices 4
   relight simulate --devices 16384
 """
+
+
+_ADDRESS_HELP = (
+    "where to serve the page; default 127.0.0.1:7117, or another port if that one is taken. An address that others "
+    "can reach is guarded by a token in the printed URL"
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from relight.config import build_settings
+    from relight.config import build_settings, check_dashboard_address
     from relight.launch import launch
 
     if arguments.command == "chaos":
@@ -71,8 +78,11 @@ def _run(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 'no fault given: add --chaos "SENTENCE" or --chaos-rate P (words: relight chaos --explain)'
             )
+    dashboard = arguments.dashboard_address or ("" if arguments.dashboard else None)
+    if dashboard is not None:
+        check_dashboard_address(dashboard)
     settings = build_settings(arguments, datetime.datetime.now())
-    return launch(settings, quiet=arguments.quiet)
+    return launch(settings, quiet=arguments.quiet, dashboard=dashboard)
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -140,6 +150,15 @@ def _timeline(arguments: argparse.Namespace) -> int:
     return 0 if shown else 1
 
 
+def _dashboard(arguments: argparse.Namespace) -> int:
+    from relight.config import check_dashboard_address
+    from relight.dashboard.__main__ import serve
+
+    _check_run_dir(arguments.run_dir)
+    check_dashboard_address(arguments.address)
+    return serve(arguments.run_dir, arguments.address)
+
+
 def _check_run_dir(run_dir: Path) -> None:
     if not run_dir.is_dir():
         raise UsageError(f"there is no run directory {run_dir}; `relight run` prints the path of each run")
@@ -201,7 +220,21 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     ):
         timeline.add_argument(flag, metavar="FILE", type=Path, help=text)
     timeline.set_defaults(call=_timeline)
-    commands = {"run": run, "chaos": chaos, "report": report, "check": check, "timeline": timeline, "explain": explain}
+    dashboard = choices.add_parser(
+        "dashboard", help="a live page about a run, or about one that is over", allow_abbrev=False
+    )
+    dashboard.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory of the run")
+    dashboard.add_argument("--address", default="", metavar="HOST:PORT", help=_ADDRESS_HELP)
+    dashboard.set_defaults(call=_dashboard)
+    commands = {
+        "run": run,
+        "chaos": chaos,
+        "report": report,
+        "check": check,
+        "timeline": timeline,
+        "dashboard": dashboard,
+        "explain": explain,
+    }
     return parser, commands | weights_cli.add_commands(choices) | goodput_cli.add_command(choices)
 
 
@@ -262,6 +295,8 @@ def _add_job_flags(group: argparse._ArgumentGroup) -> None:
     add("--seed", type=int, default=_DEFAULTS["seed"], help="seed of each step's random streams; default 0")
     add("--controller-port", type=int, default=0, metavar="PORT", help="port of the controller; default: a free one")
     add("--oversubscribe", action="store_true", help="allow more than 16 processes for each core")
+    add("--dashboard", action="store_true", help="serve a live page about the job on this machine, and print its URL")
+    add("--dashboard-address", default="", metavar="HOST:PORT", help=f"the same, and {_ADDRESS_HELP}")
     add("--quiet", action="store_true", help="show only the workers' output, warnings and errors")
 
 

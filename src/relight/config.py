@@ -16,6 +16,7 @@ import msgspec
 
 from relight.chaos.plan import check_fault, parse_fault
 from relight.core.fault import Plan
+from relight.dashboard.address import split_address
 from relight.errors import UsageError
 from relight.wire.settings import JobSettings
 
@@ -131,6 +132,14 @@ def build_plan(arguments: argparse.Namespace, world_size: int, standbys: int) ->
     if not 0.0 <= rate <= 1.0:
         raise UsageError(f"--chaos-rate {rate:g}: expected a probability per step, from 0 to 1")
     return Plan(faults=faults, seed=arguments.chaos_seed, rate_per_step=rate, world_size=world_size)
+
+
+def check_dashboard_address(address: str) -> None:
+    """Raises UsageError if the page cannot be served at "HOST:PORT" as it is written."""
+    try:
+        split_address(address)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def make_run_dir(asked: str | None, script: str, now: datetime.datetime) -> Path:

@@ -57,11 +57,14 @@ LAST_WORDS_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def launch(settings: JobSettings, *, quiet: bool) -> int:
-    """Run one job to its end; returns the exit status of `relight run`."""
+def launch(settings: JobSettings, *, quiet: bool, dashboard: str | None = None) -> int:
+    """Run one job to its end; returns the exit status of `relight run`.
+
+    `dashboard`: where to serve the live page, as "HOST:PORT"; None: nowhere.
+    """
     screen = Screen(quiet=quiet)
     try:
-        return asyncio.run(_launch(settings, screen, quiet=quiet))
+        return asyncio.run(_launch(settings, screen, quiet=quiet, dashboard=dashboard))
     except OSError as error:
         screen.say(f"the job could not be started: {error}", "error")
         return 1
@@ -69,8 +72,8 @@ def launch(settings: JobSettings, *, quiet: bool) -> int:
         screen.close(OUTPUT_SECONDS)
 
 
-async def _launch(settings: JobSettings, screen: Screen, *, quiet: bool) -> int:
-    launcher = Launcher(settings, screen)
+async def _launch(settings: JobSettings, screen: Screen, *, quiet: bool, dashboard: str | None) -> int:
+    launcher = Launcher(settings, screen, dashboard)
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, launcher.interrupt, number)
@@ -106,8 +109,10 @@ def make_private_dir(settings: JobSettings) -> Path:
 class Launcher:
     """One job as its user sees it."""
 
-    def __init__(self, settings: JobSettings, screen: Screen) -> None:
+    def __init__(self, settings: JobSettings, screen: Screen, dashboard: str | None = None) -> None:
         self.private_dir: Path  # set before `run`
+        self._dashboard_address = dashboard
+        self._dashboard: Child | None = None
         self._settings = settings
         self._screen = screen
         self._controller: Child | None = None
@@ -196,6 +201,8 @@ class Launcher:
             self._started = True
             self._screen.say(f"{self._describe_job()}; logs in {self._settings.run_dir}")
             self._spawn(self._keep_agent(address))
+            if self._dashboard_address is not None:
+                self._spawn(self._show_dashboard(self._dashboard_address))
 
     async def _attend(self, controller: Child, address: Address) -> None:
         """Until this controller says that the job has ended, or dies."""
@@ -229,7 +236,7 @@ class Launcher:
         self._ending.set()
         for task in self._tasks:
             task.cancel()
-        children = [process for process in (self._controller, self._agent) if process is not None]
+        children = [process for process in (self._controller, self._agent, self._dashboard) if process is not None]
         await end_children(children, 0.0 if self._at_once.is_set() and self._signal else GRACE_SECONDS)
         kill_listed(self.private_dir)
         if self._pumps:
@@ -375,6 +382,24 @@ class Launcher:
     async def _pump_output(self, stream: asyncio.StreamReader) -> None:
         while chunk := await stream.read(65536):
             await self._screen.output(chunk)
+
+    # --- the dashboard ------------------------------------------------------------------------------------------
+    async def _show_dashboard(self, address: str) -> None:
+        """Its end is told, and nothing more: whoever wants it back starts `relight dashboard`."""
+        dashboard = self._dashboard = await start_module(
+            *("relight.dashboard", "--run-dir", self._settings.run_dir),
+            *("--address", address, "--parent", str(os.getpid())),
+            pipe=True,
+        )
+        async for line in dashboard.output:
+            self._screen.say(line.decode(errors="replace").strip().removeprefix("relight: "), "warning")
+        status = await dashboard.wait()
+        if not self._ending.is_set() and not self._signal:
+            self._screen.say(
+                f"the dashboard {describe_exit(status)}; training goes on. "
+                f"`relight dashboard {self._settings.run_dir}` starts another",
+                "warning",
+            )
 
     # --- tasks --------------------------------------------------------------------------------------------------
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

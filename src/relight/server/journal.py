@@ -219,10 +219,15 @@ def read_journal(path: Path) -> tuple[JournalHeader, tuple[JournalLine, ...]]:
         if number == len(lines):  # after the last newline: nothing, or half a line
             break
         try:
-            found.append(msgspec.convert(_without_nan(msgspec.json.decode(line)), JournalLine))
+            found.append(decode_line(line))
         except msgspec.DecodeError as error:
             raise msgspec.ValidationError(f"{path}, line {number}: {error}") from error
     return header, tuple(found)
+
+
+def decode_line(line: bytes) -> JournalLine:
+    """Any line but the first. Raises msgspec.DecodeError."""
+    return msgspec.convert(_without_nan(msgspec.json.decode(line)), JournalLine)
 
 
 def _without_nan(value: Any) -> Any:

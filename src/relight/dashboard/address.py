@@ -1,0 +1,31 @@
+"""Where the page is served, as people write it and as they open it."""
+
+import socket
+
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 7117
+
+
+def split_address(address: str) -> tuple[str, int | None]:
+    """Host and port of "HOST:PORT", "HOST", ":PORT" or "PORT"; the port is None if it is not given.
+
+    Raises ValueError.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        host, port = ("", address) if address.isdigit() else (address, "")
+    elif address.endswith("]"):  # an IPv6 address without a port
+        host, port = address, ""
+    host = host.removeprefix("[").removesuffix("]") or DEFAULT_HOST
+    if not port:
+        return host, None
+    if not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ValueError(f"dashboard address {address!r}: expected HOST:PORT, such as 127.0.0.1:{DEFAULT_PORT}")
+    return host, int(port)
+
+
+def page_url(host: str, port: int, token: str) -> str:
+    """What to open. The token is behind the #, which browsers do not send: it gets into no log."""
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/" + (f"#token={token}" if token else "")

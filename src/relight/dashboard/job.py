@@ -1,0 +1,204 @@
+"""All that is known of a job, from the lines of its journal and its trace. Pure, bounded; `now` is an argument.
+
+The journal is replayed through a controller of our own (`core`), so the page says what the job's controller knows, by
+the same code, and a restart of that one is an event like others. Its orders are thrown away.
+"""
+
+import datetime
+from collections import deque
+
+import msgspec
+
+from relight.core.commands import EndJob, Notice
+from relight.core.controller import Controller, ControllerSettings
+from relight.core.events import ProcessStarted, StandbyReady
+from relight.core.members import Process
+from relight.core.position import Phase
+from relight.core.report import FailureReport, JobReport, RecoveryReport
+from relight.dashboard.row import Row
+from relight.server.journal import JournalHeader, JournalLine, decode_line
+from relight.timeline.spans import Chunk
+from relight.wire.settings import JobSettings
+
+ROWS_KEPT = 2_000_000  # phase changes remembered exactly, shared by all rows
+ROW_KEPT = (1024, 65536)
+LISTED = 300  # failures, recoveries and notices that are shown; older ones are only counted
+RATE_SECONDS = 10.0
+REPORT_DELAY_NS = 1_500_000_000  # agents report phases once a second; what is older than this is known
+STRAGGLERS = 8
+STRAGGLES = 1.25  # a rank whose forward takes so many times the median
+MIN_STRAGGLE_SECONDS = 0.005
+
+
+class Job:
+    """One job, as far as its files have been read."""
+
+    def __init__(self) -> None:
+        self.settings: JobSettings | None = None
+        self.problem = ""  # why the journal cannot be followed further
+        self.rows: dict[int, Row] = {}
+        self.notices: deque[tuple[float, str, str]] = deque(maxlen=LISTED)  # seconds since the start, level, text
+        self.ended: EndJob | None = None
+        self.ended_seconds = 0.0
+        self.journal_changes = 0  # goes up with everything that may change the report
+        self.origin_ns = 0  # the job's start on the wall clock; 0: not known yet
+        self.edge_ns = 0  # newest phase change of any rank
+        self.unreadable_lines = 0
+        self._core: Controller | None = None
+        self._offsets: dict[str, int] = {}  # by process: wall clock minus monotonic clock, as first heard
+        self._early: list[Chunk] = []  # read before the journal said when the job started
+        self._standbys: dict[str, bool] = {}  # processes that began without a rank; whether they have reported one
+        self._report: tuple[int, JobReport] = (-1, JobReport(job=""))
+        self._rate: deque[tuple[float, int]] = deque()
+
+    # --- the journal ----------------------------------------------------------------------------------------------
+    def take_journal(self, line: bytes) -> None:
+        """One line of `journal.jsonl`; the first one is the header."""
+        if self.problem:
+            return
+        self.journal_changes += 1
+        try:
+            if self.settings is None:
+                self._begin(msgspec.json.decode(line, type=JournalHeader).settings)
+            else:
+                self._take(decode_line(line))
+        except msgspec.DecodeError as error:
+            self.problem = f"the journal cannot be read further (written by another version of relight?): {error}"
+        except Exception as error:  # a defect in the core ends the job; it must not end the page that shows it
+            self.problem = f"the journal cannot be followed further: {error!r}"
+
+    def _begin(self, settings: JobSettings) -> None:
+        self.settings = settings
+        names = ControllerSettings.__struct_fields__
+        self._core = Controller(ControllerSettings(**{name: getattr(settings, name) for name in names}))
+        kept = max(ROW_KEPT[0], min(ROW_KEPT[1], ROWS_KEPT // max(1, settings.world_size)))
+        self.rows = {rank: Row(kept) for rank in range(settings.world_size)}
+
+    def _take(self, line: JournalLine) -> None:
+        assert self._core is not None
+        if line.wall and not self.origin_ns:
+            written = datetime.datetime.fromisoformat(line.wall).timestamp()
+            self.origin_ns = round((written - line.now) * 1e9)
+            early, self._early = self._early, []
+            for chunk in early:
+                self._take_chunk(chunk)
+        if line.event is not None:
+            self._core.handle(line.event, line.now)
+            if isinstance(line.event, ProcessStarted | StandbyReady):
+                process = self._core.members.processes.get(line.event.process)
+                if process is not None and process.rank is None:
+                    self._standbys.setdefault(process.name, False)
+        elif line.expired:
+            self._core.expire(line.now)
+        elif isinstance(line.command, Notice):
+            self.notices.append((line.now, line.command.level, line.command.why))
+        elif isinstance(line.command, EndJob) and self.ended is None:
+            self.ended, self.ended_seconds = line.command, line.now
+        elif line.note:
+            self.notices.append((line.now, "warning", line.note))
+
+    # --- the trace ------------------------------------------------------------------------------------------------
+    def take_chunk(self, chunk: Chunk) -> None:
+        """One line of `trace.jsonl`."""
+        if self.origin_ns:
+            self._take_chunk(chunk)
+        elif len(self._early) < 10_000:
+            self._early.append(chunk)
+
+    def _take_chunk(self, chunk: Chunk) -> None:
+        # One offset per process: a wall clock that is set anew must not bend a worker's monotonic time.
+        offset = self._offsets.setdefault(chunk.process, chunk.clock_offset_ns - self.origin_ns)
+        row = self.rows.get(chunk.rank)
+        if row is None:
+            return
+        records = chunk.records
+        if chunk.process in self._standbys and not self._standbys[chunk.process]:
+            # All up to its waiting was warm-up, on behalf of no rank.
+            waits = [index for index, record in enumerate(records) if record[3] == Phase.STANDBY]
+            records = records[waits[-1] + 1 :] if waits else records
+            self._standbys[chunk.process] = True
+        for stamp_ns, generation, step, phase, version in records:
+            if not 0 <= phase <= Phase.DONE or phase == Phase.STANDBY:
+                continue
+            try:
+                row.add(chunk.process, stamp_ns + offset, generation, step, phase, version)
+            except OverflowError:  # words that somebody scribbled
+                self.unreadable_lines += 1
+        self.edge_ns = max(self.edge_ns, row.last_ns)
+
+    # --- what follows ---------------------------------------------------------------------------------------------
+    def report(self) -> JobReport:
+        """Failures and recoveries so far, as the job's controller would report them now."""
+        if self._core is not None and self._report[0] != self.journal_changes:
+            self._report = (self.journal_changes, self._core.report())
+        return self._report[1]
+
+    def now_ns(self, wall_ns: int) -> int:
+        """Time since the job's start; of a job that has ended, how long it took."""
+        if not self.origin_ns:
+            return 0
+        if self.ended is not None:
+            return max(round(self.ended_seconds * 1e9), self.edge_ns)
+        return max(wall_ns - self.origin_ns, self.edge_ns)
+
+    def known_ns(self, now_ns: int) -> int:
+        """Until when it is known what each rank did."""
+        return now_ns if self.ended is not None else min(now_ns, max(self.edge_ns, now_ns - REPORT_DELAY_NS))
+
+    def version(self) -> int:
+        """The newest version that any rank holds."""
+        return max((row.version for row in self.rows.values()), default=-1)
+
+    def steps_per_second(self) -> float:
+        """Over the last ten seconds that the ranks have told of; called at a steady pace."""
+        self._rate.append((self.edge_ns / 1e9, self.version()))
+        while self._rate[-1][0] - self._rate[0][0] > RATE_SECONDS:
+            self._rate.popleft()
+        (first_at, first), (last_at, last) = self._rate[0], self._rate[-1]
+        return max(0.0, (last - first) / (last_at - first_at)) if last_at > first_at else 0.0
+
+    def processes(self) -> dict[int, Process]:
+        """The process of each rank that has one."""
+        return {} if self._core is None else self._core.members.by_rank()
+
+    def standbys(self) -> list[Process]:
+        return [] if self._core is None else self._core.members.standbys()
+
+    @property
+    def stage(self) -> str:
+        return "" if self._core is None else self._core.stage.value
+
+    @property
+    def generation(self) -> int:
+        return 0 if self._core is None else self._core.generation
+
+    def intact(self) -> int:
+        """Ranks whose process lives and holds the state."""
+        return sum(1 for process in self.processes().values() if not process.replacement and not process.gone)
+
+    def dead_until_ns(self, failure: FailureReport) -> int | None:
+        """When another process took the rank that this failure left; None: nobody has so far."""
+        row = self.rows.get(failure.rank)
+        return None if row is None or not failure.process else row.taken_over_ns(failure.process)
+
+    def stragglers(self) -> list[tuple[int, float, float]]:
+        """Ranks whose forward takes longer than the others': rank, seconds, seconds of the median rank.
+
+        Judged by the forward: in backward everyone waits for the slowest, so that all look alike.
+        """
+        times = sorted((row.forward_seconds, rank) for rank, row in self.rows.items() if row.forward_seconds > 0)
+        if len(times) < 2:
+            return []
+        median = times[(len(times) - 1) // 2][0]
+        slow = [
+            (rank, seconds, median)
+            for seconds, rank in reversed(times)
+            if seconds > STRAGGLES * median and seconds - median > MIN_STRAGGLE_SECONDS
+        ]
+        return slow[:STRAGGLERS]
+
+    def failures(self) -> tuple[FailureReport, ...]:
+        return self.report().failures[-LISTED:]
+
+    def recoveries(self) -> tuple[RecoveryReport, ...]:
+        return self.report().recoveries[-LISTED:]

@@ -1,0 +1,145 @@
+"""What the page is told about a job: a few topics, each a value for JSON. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from relight.core.position import Phase
+from relight.core.report import FailureReport, RecoveryReport
+from relight.dashboard.job import Job
+from relight.dashboard.row import Row
+
+Value = Any  # what JSON can say
+_PHASES = {int(phase): phase.name for phase in Phase}
+
+
+def summary(job: Job, now_ns: int) -> Value:
+    """The head of the page."""
+    settings, report = job.settings, job.report()
+    if settings is None:
+        return {"job": "", "problem": job.problem, "stage": "", "ended": False}
+    seconds = now_ns / 1e9
+    lost = report.time_lost_seconds
+    waiting = job.standbys()
+    intact = job.intact()
+    return {
+        "job": settings.job,
+        "script": settings.script,
+        "run_dir": settings.run_dir,
+        "problem": job.problem,
+        "stage": job.stage,
+        "generation": job.generation,
+        "world_size": settings.world_size,
+        "until": report.until,
+        "version": max(job.version(), 0),
+        "steps_per_second": round(job.steps_per_second(), 3) if job.ended is None else 0.0,
+        "seconds": round(seconds, 1),
+        "failures": len(report.failures),
+        "recoveries": len(report.recoveries),
+        "steps_repeated": report.steps_repeated,
+        "moved_bytes": report.moved_bytes,
+        "time_lost_seconds": round(lost, 4),
+        "goodput": round(max(0.0, 1 - lost / seconds), 6) if seconds > 0 else None,
+        "controller_restarts": report.controller_restarts,
+        "standbys_ready": sum(process.ready for process in waiting),
+        "standbys_starting": sum(not process.ready for process in waiting),
+        "standbys_asked": settings.standbys,
+        # Data parallelism: every rank holds all of the state, so there is one shard, and each rank is a copy of it.
+        "shards": [{"name": "all parameters", "copies": intact, "may_fail": max(0, intact - 1)}],
+        "ended": job.ended is not None,
+        "error": job.ended.error if job.ended is not None else "",
+        "started_wall_ms": job.origin_ns // 1_000_000,
+    }
+
+
+def rank(number: int, row: Row, holder: str, host: str, pid: int, rss_bytes: int, *, dead: bool) -> Value:
+    """One line of the grid of devices."""
+    return {
+        "rank": number,
+        "process": holder or row.process,
+        "host": host,
+        "pid": pid,
+        "phase": "DEAD" if dead else _PHASES.get(row.phase, ""),
+        "since_ns": row.last_ns,
+        "step": row.step,
+        "version": row.version,
+        "step_ms": round(row.step_seconds * 1e3, 1),
+        "rss_bytes": rss_bytes,
+    }
+
+
+def ranks(job: Job, rss_bytes: Mapping[str, int]) -> dict[int, Value]:
+    """All lines of the grid. `rss_bytes`: memory of processes on this host."""
+    holders = job.processes()
+    starting = job.stage in ("", "starting")
+    lines = {}
+    for number, row in job.rows.items():
+        process = holders.get(number)
+        dead = job.ended is None and not starting and (process is None or process.gone)
+        name, host, pid = ("", "", 0) if process is None else (process.name, process.agent, process.pid)
+        lines[number] = rank(number, row, name, host, pid, rss_bytes.get(name, 0), dead=dead)
+    return lines
+
+
+def failure(job: Job, found: FailureReport) -> Value:
+    """One failure, with the time in which nobody held its rank."""
+    until = job.dead_until_ns(found)
+    return {
+        "number": found.number,
+        "rank": found.rank,
+        "process": found.process,
+        "kind": found.kind,
+        "step": found.step,
+        "phase": found.phase,
+        "evidence": found.evidence,
+        "struck_ns": round(found.struck_seconds * 1e9),
+        "noticed_ns": round(found.noticed_seconds * 1e9),
+        "detect_seconds": found.detect_seconds,
+        "until_ns": until,
+    }
+
+
+def recovery(found: RecoveryReport, failures: Mapping[int, FailureReport]) -> Value:
+    """One recovery with the seconds of each stage, and when it was."""
+    answered = [failures[number] for number in found.failures if number in failures]
+    struck = min((each.struck_seconds for each in answered), default=0.0)
+    noticed = min((each.noticed_seconds for each in answered), default=struck)
+    resumed = struck + found.stages.total_seconds
+    return {
+        "number": found.number,
+        "failures": found.failures,
+        "decision": found.decision,
+        "target_version": found.target_version,
+        "reason": found.reason,
+        "replaced": found.replaced,
+        "replacement_kind": found.replacement_kind,
+        "sources": found.sources,
+        "steps_repeated": found.steps_repeated,
+        "moved_bytes": found.moved_bytes,
+        "restarts": found.restarts,
+        "stages": {
+            name.removesuffix("_seconds"): value for name, value in msgspec.structs.asdict(found.stages).items()
+        },
+        "struck_ns": round(struck * 1e9),
+        "noticed_ns": round(noticed * 1e9),
+        "stopped_ns": round((noticed + found.stages.stop_seconds) * 1e9),
+        "resumed_ns": round(resumed * 1e9),
+        "ended_ns": round((resumed + found.stages.redo_seconds) * 1e9),
+    }
+
+
+def topics(job: Job, now_ns: int) -> dict[str, Value]:
+    """Everything but the ranks."""
+    report = job.report()
+    by_number = {each.number: each for each in report.failures}
+    return {
+        "summary": summary(job, now_ns),
+        "failures": [failure(job, each) for each in job.failures()],
+        "recoveries": [recovery(each, by_number) for each in job.recoveries()],
+        "notices": [{"seconds": round(at, 3), "level": level, "text": text} for at, level, text in job.notices],
+        "stragglers": [
+            {"rank": number, "forward_seconds": seconds, "median_seconds": median}
+            for number, seconds, median in job.stragglers()
+        ],
+    }
