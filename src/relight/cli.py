@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from relight import goodput_cli, weights_cli
 from relight.errors import UsageError
+from relight.goodput import command as goodput_command
+from relight.weights import command as weights_command
 from relight.wire.settings import JobSettings
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(JobSettings)}
@@ -235,7 +236,7 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         "dashboard": dashboard,
         "explain": explain,
     }
-    return parser, commands | weights_cli.add_commands(choices) | goodput_cli.add_command(choices)
+    return parser, commands | weights_command.add_commands(choices) | goodput_command.add_command(choices)
 
 
 def _style(command: str) -> dict[str, Any]:

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from relight import weights_screen
 from relight.timeline.terminal import ASCII, UNICODE
 from relight.timeline.weights import Doing, Figure, Use, draw_update
 from relight.transfer.measured import measure, plan_again
 from relight.transfer.published import Published, Stage, UpdateProgress
-from relight.weights_figure import MEASURED_WORDS, drawn_buckets, figure_of_measured, print_figure
-from relight.weights_screen import Screen, describe_progress
-from relight.weights_summary import facts_of, printable, table_of
-from relight.weights_trace import trace_of
+from relight.weights import screen as weights_screen
+from relight.weights.figure import MEASURED_WORDS, drawn_buckets, figure_of_measured, print_figure
+from relight.weights.screen import Screen, describe_progress
+from relight.weights.summary import facts_of, printable, table_of
+from relight.weights.trace import trace_of
 from tests.timeline.test_perfetto import assert_nested, slices_by_track
 from tests.timeline.test_terminal import same_as_file
 from tests.transfer.made_up import (

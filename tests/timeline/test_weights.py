@@ -12,7 +12,7 @@ from relight.timeline.weights import MAX_DEVICES, Doing, Figure, Use, draw_updat
 from relight.transfer.cost import Costs, simulate
 from relight.transfer.plan import Bucket
 from relight.transfer.schedule import Form, make_schedule
-from relight.weights_figure import drawn_buckets, figure_of
+from relight.weights.figure import drawn_buckets, figure_of
 from tests.timeline.test_terminal import same_as_file
 
 

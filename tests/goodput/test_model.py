@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.cli import main
-from relight.goodput import (
+from relight.goodput.model import (
     MTBF_DEVICE_SECONDS,
     Cluster,
     best_interval_seconds,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from relight.transfer.manifest import Manifest
     from relight.transfer.published import Published
     from relight.transfer.publisher import Publisher
-    from relight.weights_screen import Screen
+    from relight.weights.screen import Screen
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TURN_SECONDS = 0.1  # between two looks at how far it is
@@ -83,7 +83,7 @@ def _publish(arguments: argparse.Namespace) -> int:
     from relight.transfer.checkpoint import open_checkpoint
     from relight.transfer.manifest import describe_bytes, parse_bytes
     from relight.transfer.publisher import Publisher
-    from relight.weights_screen import Screen
+    from relight.weights.screen import Screen
 
     if arguments.engines < 1 or arguments.sources < 1:
         raise UsageError("--engines and --sources: at least 1")
@@ -209,9 +209,9 @@ def _report(
     from relight.transfer.cost import describe_seconds
     from relight.transfer.measured import measure, plan_again
     from relight.transfer.plan import plan_buckets
-    from relight.weights_figure import MEASURED_WORDS, drawn_buckets, figure_of_measured, print_figure
-    from relight.weights_summary import facts_of, table_of
-    from relight.weights_trace import trace_of
+    from relight.weights.figure import MEASURED_WORDS, drawn_buckets, figure_of_measured, print_figure
+    from relight.weights.summary import facts_of, table_of
+    from relight.weights.trace import trace_of
 
     buckets = plan_buckets(manifest, result.bucket_bytes)
     measured = measure(result, buckets)
@@ -240,11 +240,11 @@ def _report(
 def _start_source(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
     """Another process that reads the checkpoint, each bucket by one of them."""
     words = [str(arguments.checkpoint), str(arguments.place), str(arguments.version), str(os.getpid())]
-    return subprocess.Popen([sys.executable, "-m", "relight.weights_publish", *words], start_new_session=True)
+    return subprocess.Popen([sys.executable, "-m", "relight.weights.publish", *words], start_new_session=True)
 
 
 def _serve_as_source() -> int:
-    """`python -m relight.weights_publish CHECKPOINT PLACE VERSION PARENT`: started by `--sources`."""
+    """`python -m relight.weights.publish CHECKPOINT PLACE VERSION PARENT`: started by `--sources`."""
     from relight.parent import end_with_parent
     from relight.transfer.checkpoint import open_checkpoint
     from relight.transfer.source import SourceLink

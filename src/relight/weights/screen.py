@@ -13,7 +13,7 @@ from rich.text import Text
 from relight.timeline.terminal import duration
 from relight.transfer.manifest import describe_bytes
 from relight.transfer.published import UpdateProgress
-from relight.weights_summary import printable, rate
+from relight.weights.summary import printable, rate
 
 PLAIN_SECONDS = 10.0  # between two lines of progress where there is no bar
 

@@ -10,7 +10,7 @@ import msgspec
 from relight.errors import UsageError
 
 if TYPE_CHECKING:
-    from relight.goodput import Cluster
+    from relight.goodput.model import Cluster
 
 SIZES = (8, 64, 512, 1024, 4096, 16_384, 32_768, 100_000)
 _LEAST_BAR, _MOST_BAR = 5, 40
@@ -111,7 +111,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 def _cluster_of(arguments: argparse.Namespace) -> "Cluster":
-    from relight.goodput import MAX_REPLICAS, MTBF_DEVICE_SECONDS, Cluster
+    from relight.goodput.model import MAX_REPLICAS, MTBF_DEVICE_SECONDS, Cluster
 
     for name, least, most in (
         ("devices", 1, 10_000_000),
@@ -148,7 +148,7 @@ def _cluster_of(arguments: argparse.Namespace) -> "Cluster":
 
 def _of_size(cluster: "Cluster", devices: int) -> "Cluster":
     """The same with another number of devices, and as many standbys as one failure in a hundred asks for."""
-    from relight.goodput import standbys_for
+    from relight.goodput.model import standbys_for
 
     if devices == cluster.devices:
         return cluster
@@ -157,7 +157,7 @@ def _of_size(cluster: "Cluster", devices: int) -> "Cluster":
 
 
 def _estimate(cluster: "Cluster") -> _Estimate:
-    from relight import goodput
+    from relight.goodput import model as goodput
 
     interval = goodput.best_interval_seconds(cluster)
     hosts = math.ceil(cluster.devices / cluster.devices_per_host)
@@ -179,7 +179,7 @@ def _estimate(cluster: "Cluster") -> _Estimate:
 
 
 def _simulated(cluster: "Cluster", duration_seconds: float, seed: int) -> dict[str, float]:
-    from relight import goodput
+    from relight.goodput import model as goodput
 
     interval = goodput.best_interval_seconds(cluster)
     return {

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from relight import weights_publish, weights_relay
 from relight.errors import UsageError
+from relight.weights import publish, relay
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,8 +77,8 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
     return {
         "weights": weights,
         "weights plan": _add_plan(subcommands),
-        "weights publish": weights_publish.add_command(subcommands),
-        **weights_relay.add_commands(subcommands),
+        "weights publish": publish.add_command(subcommands),
+        **relay.add_commands(subcommands),
     }
 
 
@@ -218,8 +218,8 @@ def _measure_copy() -> float:
 def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
     from relight.transfer.cost import describe_seconds
     from relight.transfer.manifest import describe_bytes
-    from relight.weights_figure import buffers_of, drawn_buckets, figure_of, print_figure
-    from relight.weights_summary import Fact, count, table_of
+    from relight.weights.figure import buffers_of, drawn_buckets, figure_of, print_figure
+    from relight.weights.summary import Fact, count, table_of
 
     facts: list[Fact] = []
 
@@ -257,7 +257,7 @@ def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
 
 def _as_json(plan: _Plan, rounds_shown: int) -> dict[str, Any]:
     """Everything that is printed, as numbers; names end in their unit."""
-    from relight.weights_figure import buffers_of
+    from relight.weights.figure import buffers_of
 
     schedule, choice = plan.schedule, plan.choice
     rows = buffers_of(schedule)
