@@ -7,6 +7,7 @@ import argparse
 import datetime
 import difflib
 import importlib.metadata
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 from relight.errors import UsageError
 from relight.goodput import command as goodput_command
 from relight.weights import command as weights_command
+from relight.wire.handshake import NAME
 from relight.wire.settings import JobSettings
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(JobSettings)}
@@ -69,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from relight.config import build_settings, check_dashboard_address
-    from relight.launch import launch
+    from relight import config
+    from relight.launch import join, launch
 
     if arguments.command == "chaos":
         if arguments.explain:
@@ -81,9 +83,34 @@ def _run(arguments: argparse.Namespace) -> int:
             )
     dashboard = arguments.dashboard_address or ("" if arguments.dashboard else None)
     if dashboard is not None:
-        check_dashboard_address(dashboard)
-    settings = build_settings(arguments, datetime.datetime.now())
-    return launch(settings, quiet=arguments.quiet, dashboard=dashboard)
+        config.check_dashboard_address(dashboard)
+    nodes = config.count_nodes(arguments.nnodes)
+    endpoint = config.find_endpoint(arguments, nodes)
+    if endpoint is None:
+        settings = config.build_settings(arguments, datetime.datetime.now())
+        return launch(settings, quiet=arguments.quiet, dashboard=dashboard)
+    token = config.read_shared_token(arguments.token_file)
+    if not config.is_first_node(arguments, endpoint):
+        name = f"node-{arguments.node_rank}" if arguments.node_rank is not None else _host_name()
+        return join(endpoint, token, name, quiet=arguments.quiet)
+    settings = config.build_settings(arguments, datetime.datetime.now())
+    return launch(settings, token, quiet=arguments.quiet, dashboard=dashboard)
+
+
+def _agent(arguments: argparse.Namespace) -> int:
+    from relight.config import parse_endpoint, read_shared_token
+    from relight.launch import join
+
+    endpoint = parse_endpoint(arguments.controller, "--controller")
+    name = arguments.name or _host_name()
+    if not NAME.fullmatch(name):
+        raise UsageError(f"--name {name}: use a-z, 0-9 and '-', at most 64 of them")
+    return join(endpoint, read_shared_token(arguments.token_file), name, quiet=arguments.quiet)
+
+
+def _host_name() -> str:
+    """This host's name, in the letters that an agent's name may have."""
+    return "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname().lower())[:64]
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -221,6 +248,17 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     ):
         timeline.add_argument(flag, metavar="FILE", type=Path, help=text)
     timeline.set_defaults(call=_timeline)
+    agent = choices.add_parser(
+        "agent",
+        help="let this host join a running job",
+        description="Join a running job: this host gives room for standbys and replacements, until the job ends.",
+        allow_abbrev=False,
+    )
+    agent.add_argument("--controller", required=True, metavar="HOST:PORT", help="the job's --rdzv-endpoint")
+    agent.add_argument("--name", help="this host's name in the job; default: its host name")
+    agent.add_argument("--quiet", action="store_true", help="show only the workers' output, warnings and errors")
+    _add_token_file(agent)
+    agent.set_defaults(call=_agent)
     dashboard = choices.add_parser(
         "dashboard", help="a live page about a run, or about one that is over", allow_abbrev=False
     )
@@ -235,6 +273,7 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         "timeline": timeline,
         "dashboard": dashboard,
         "explain": explain,
+        "agent": agent,
     }
     return parser, commands | weights_command.add_commands(choices) | goodput_command.add_command(choices)
 
@@ -265,7 +304,22 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="workers to start: a number, 'gpu', 'cpu', or 'auto' (one for each GPU, or else each core); default 1",
     )
-    add("--nnodes", default="1", metavar="N", help="nodes; this version runs on one")
+    add("--nnodes", default="1", metavar="M", help="nodes; start the same command on each of them, as with torchrun")
+    add(
+        *("--node-rank", "--node_rank"),
+        type=int,
+        metavar="R",
+        help="this node's number; the controller runs on node 0; default: where --rdzv-endpoint is one of the host's "
+        "own addresses",
+    )
+    add(
+        *("--rdzv-endpoint", "--rdzv_endpoint"),
+        metavar="HOST:PORT",
+        help="where the controller listens; default MASTER_ADDR:MASTER_PORT of several nodes, loopback alone of one",
+    )
+    add(*("--rdzv-backend", "--rdzv_backend"), metavar="NAME", help="accepted and needless")
+    add(*("--rdzv-id", "--rdzv_id"), metavar="ID", help="accepted and needless")
+    _add_token_file(group)
     add("--standalone", action="store_true", help="accepted and needless: a job on one node always stands alone")
     add("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as with python -m")
     add(
@@ -280,6 +334,14 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
         default=_DEFAULTS["master_port"],
         metavar="PORT",
         help="the same for MASTER_PORT",
+    )
+
+
+def _add_token_file(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the secret that the hosts of a job share, the same file on each; default: RELIGHT_TOKEN_FILE",
     )
 
 
@@ -308,6 +370,7 @@ def _add_detection_flags(group: argparse._ArgumentGroup) -> None:
         "outside_hang_timeout_seconds": "the same for code between two steps, such as evaluation",
         "startup_timeout_seconds": "the same for the script up to the end of its first step",
         "frozen_timeout_seconds": "a process stopped by a signal (SIGSTOP) is replaced after this long",
+        "agent_timeout_seconds": "a host whose agent cannot be reached for so long is lost, with all that it ran",
         "controller_timeout_seconds": "training goes on without a controller for so long; then it ends",
         "stop_timeout_seconds": "a survivor that does not stand still this long after a failure is replaced too",
         "restore_timeout_seconds": "a replacement must have the state of a healthy rank after this long; raise it for "

@@ -10,6 +10,7 @@ import errno
 import importlib.util
 import math
 import os
+import socket
 from pathlib import Path
 
 import msgspec
@@ -21,15 +22,20 @@ from relight.errors import UsageError
 from relight.wire.settings import JobSettings
 
 MAX_WORKERS_PER_CORE = 16
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 29400  # torchrun's, of its rendezvous
+MIN_TOKEN_BYTES = 16
 _PROBE_BYTES = 256 * 1024  # enough for the first lines of the journal, the trace and the report
 
 
 def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> JobSettings:
     """Turn parsed arguments into the job's settings, and make its run directory. Raises UsageError."""
-    world_size = count_workers(arguments.nproc_per_node)
-    check_nodes(arguments.nnodes)
+    local_size = count_workers(arguments.nproc_per_node)
+    nodes = count_nodes(arguments.nnodes)
+    endpoint = find_endpoint(arguments, nodes)
+    world_size = local_size * nodes
     standbys = _at_least(0, arguments.standby, "--standby")
-    check_fit(world_size + standbys, arguments.oversubscribe)
+    check_fit(local_size + standbys, arguments.oversubscribe)
     script = arguments.script_and_arguments[0] if arguments.script_and_arguments else ""
     check_script(script, module=arguments.module)
     settings = JobSettings(
@@ -38,8 +44,11 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
         script_arguments=tuple(arguments.script_and_arguments[1:]),
         module=arguments.module,
         world_size=world_size,
+        nodes=nodes,
         standbys=standbys,
-        controller_port=_port(arguments.controller_port, "--controller-port", lowest=0),
+        controller_address=endpoint[0] if endpoint else LOOPBACK,
+        controller_port=endpoint[1] if endpoint else _port(arguments.controller_port, "--controller-port", lowest=0),
+        agent_timeout_seconds=_positive(arguments.agent_timeout_seconds, "--agent-timeout-seconds"),
         master_address=arguments.master_addr,
         master_port=_port(arguments.master_port, "--master-port", lowest=1),
         max_failures=None if arguments.max_failures is None else _at_least(0, arguments.max_failures, "--max-failures"),
@@ -85,9 +94,68 @@ def _count_gpus() -> int:
     return min(devices, len([item for item in visible.split(",") if item.strip() not in ("", "-1")]))
 
 
-def check_nodes(asked: str) -> None:
-    if asked not in ("1", "1:1"):
-        raise UsageError(f"--nnodes {asked}: this version runs on one node; leave the flag out, or give 1")
+def count_nodes(asked: str) -> int:
+    """The number of nodes: "M", or "M:M" as torchrun has it for a job that neither grows nor shrinks."""
+    least, colon, most = asked.partition(":")
+    if not least.isdecimal() or (colon and most != least) or int(least) < 1:
+        raise UsageError(f"--nnodes {asked}: expected a number of nodes; a job's ranks neither grow nor shrink")
+    return int(least)
+
+
+def find_endpoint(arguments: argparse.Namespace, nodes: int) -> tuple[str, int] | None:
+    """Where the controller of a job on several nodes listens; None for a job that keeps to this one."""
+    if arguments.rdzv_endpoint:
+        return parse_endpoint(arguments.rdzv_endpoint, "--rdzv-endpoint")
+    if nodes == 1:
+        return None
+    if arguments.master_addr == LOOPBACK:
+        raise UsageError(
+            f"--nnodes {nodes}: say on every node where the first one is reached: --rdzv-endpoint HOST:PORT, or "
+            "--master-addr HOST"
+        )
+    return arguments.master_addr, _port(arguments.master_port, "--master-port", lowest=1)
+
+
+def parse_endpoint(text: str, flag: str) -> tuple[str, int]:
+    """HOST:PORT; without a port, torchrun's."""
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        host, port = text, str(DEFAULT_PORT)
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise UsageError(f"{flag} {text}: expected HOST:PORT, for example 10.0.0.1:29400")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_first_node(arguments: argparse.Namespace, endpoint: tuple[str, int]) -> bool:
+    """Whether the controller runs here: on node rank 0, or where the endpoint's address is one of this host's."""
+    if arguments.node_rank is not None:
+        return int(arguments.node_rank) == 0
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(endpoint[0], 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def read_shared_token(asked: str | None) -> bytes:
+    """The secret that all hosts of a job share, from a file: --token-file, or RELIGHT_TOKEN_FILE."""
+    path = asked or os.environ.get("RELIGHT_TOKEN_FILE", "")
+    if not path:
+        raise UsageError(
+            "several hosts need a secret that they share: put the same random file, readable by you alone, on every "
+            "host (head -c 32 /dev/urandom | base64 > token; chmod 600 token) and give it with --token-file"
+        )
+    try:
+        mode, token = os.stat(path).st_mode, Path(path).read_bytes().strip()
+    except OSError as error:
+        raise UsageError(f"--token-file {path}: {error.strerror or error}") from error
+    if mode & 0o077:
+        raise UsageError(f"--token-file {path} can be read by others; chmod 600 it")
+    if len(token) < MIN_TOKEN_BYTES:
+        raise UsageError(f"--token-file {path} holds {len(token)} bytes; at least {MIN_TOKEN_BYTES} are needed")
+    return token
 
 
 def check_fit(processes: int, oversubscribe: bool) -> None:

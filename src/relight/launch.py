@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -21,6 +22,8 @@ from typing import Any
 
 import msgspec
 
+from relight.agent.agent import CONTROLLER_LOST
+from relight.agent.join import address_towards, fetch_settings
 from relight.children import Child, describe_exit, end_children, is_stopped, kill_listed, start_module
 from relight.core.report import decode_report
 from relight.errors import ProtocolError
@@ -41,9 +44,9 @@ from relight.wire.messages import (
     StopAgent,
     Welcome,
 )
-from relight.wire.settings import JobSettings
+from relight.wire.settings import HOST_ADDRESS, JobSettings, encode_settings
 
-AGENT = "node-0"
+JOIN_SECONDS = 300.0  # for a controller on another host to be there
 CONTROLLER_START_SECONDS = 30.0
 END_SECONDS = 15.0  # for controller and agent, once the job has ended
 INTERRUPT_SECONDS = 5.0  # from Ctrl-C to SIGTERM
@@ -57,14 +60,18 @@ LAST_WORDS_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def launch(settings: JobSettings, *, quiet: bool, dashboard: str | None = None) -> int:
-    """Run one job to its end; returns the exit status of `relight run`.
+def launch(settings: JobSettings, token: bytes | None = None, *, quiet: bool, dashboard: str | None = None) -> int:
+    """Run one job to its end, with its controller here; returns the exit status of `relight run`.
 
+    `token` is the one that the job's hosts share; a job that keeps to this host makes its own.
     `dashboard`: where to serve the live page, as "HOST:PORT"; None: nowhere.
     """
     screen = Screen(quiet=quiet)
+    if settings.controller_address != "127.0.0.1":
+        os.environ.setdefault(HOST_ADDRESS, _resolve(settings.controller_address))
     try:
-        return asyncio.run(_launch(settings, screen, quiet=quiet, dashboard=dashboard))
+        launcher = Launcher(settings, screen, "node-0", dashboard=dashboard)
+        return asyncio.run(_launch(launcher, token or secrets.token_bytes(32), quiet=quiet))
     except OSError as error:
         screen.say(f"the job could not be started: {error}", "error")
         return 1
@@ -72,12 +79,33 @@ def launch(settings: JobSettings, *, quiet: bool, dashboard: str | None = None) 
         screen.close(OUTPUT_SECONDS)
 
 
-async def _launch(settings: JobSettings, screen: Screen, *, quiet: bool, dashboard: str | None) -> int:
-    launcher = Launcher(settings, screen, dashboard)
+def join(controller: tuple[str, int], token: bytes, name: str, *, quiet: bool) -> int:
+    """Run what a job's controller on another host orders, until the job ends; returns the exit status."""
+    screen = Screen(quiet=quiet)
+    where = f"{controller[0]}:{controller[1]}"
+    screen.say(f"{name}: looking for the job's controller at {where}")
+    try:
+        settings = asyncio.run(fetch_settings(controller, token, JOIN_SECONDS))
+        os.environ.setdefault(HOST_ADDRESS, address_towards(*controller))
+        launcher = Launcher(settings, screen, name, Address(host=controller[0], port=controller[1], pid=0))
+        return asyncio.run(_launch(launcher, token, quiet=True))
+    except (OSError, ProtocolError) as error:
+        screen.say(f"cannot join the job at {where}: {error}", "error")
+        return 1
+    finally:
+        screen.close(OUTPUT_SECONDS)
+
+
+def _resolve(host: str) -> str:
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+async def _launch(launcher: "Launcher", token: bytes, *, quiet: bool) -> int:
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, launcher.interrupt, number)
-    private_dir = launcher.private_dir = make_private_dir(settings)
+    settings = launcher.settings
+    private_dir = launcher.private_dir = make_private_dir(settings, token)
     try:
         status = await launcher.run()
     finally:
@@ -89,14 +117,14 @@ async def _launch(settings: JobSettings, screen: Screen, *, quiet: bool, dashboa
     return status
 
 
-def make_private_dir(settings: JobSettings) -> Path:
+def make_private_dir(settings: JobSettings, token: bytes) -> Path:
     """A directory that only this user can look into, with the job's token and settings."""
     place = tempfile.gettempdir()
     if len(os.fsencode(place)) > MAX_TEMPORARY_BYTES:
         place = "/tmp"
     private_dir = Path(tempfile.mkdtemp(prefix="relight-", dir=place))  # mode 0700
     try:
-        for name, content in (("token", secrets.token_bytes(32)), ("settings.json", msgspec.json.encode(settings))):
+        for name, content in (("token", token), ("settings.json", encode_settings(settings))):
             descriptor = os.open(private_dir / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
@@ -107,13 +135,23 @@ def make_private_dir(settings: JobSettings) -> Path:
 
 
 class Launcher:
-    """One job as its user sees it."""
+    """One job as its user sees it, or one host's part in it."""
 
-    def __init__(self, settings: JobSettings, screen: Screen, dashboard: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: JobSettings,
+        screen: Screen,
+        name: str,
+        controller: Address | None = None,
+        dashboard: str | None = None,
+    ) -> None:
+        """`name` is that of the agent. `controller`: one on another host; None: it is to be started here."""
         self.private_dir: Path  # set before `run`
+        self.settings = settings
+        self._name = name
+        self._remote = controller
         self._dashboard_address = dashboard
         self._dashboard: Child | None = None
-        self._settings = settings
         self._screen = screen
         self._controller: Child | None = None
         self._agent: Child | None = None
@@ -149,7 +187,7 @@ class Launcher:
     # --- the job ------------------------------------------------------------------------------------------------
     async def run(self) -> int:
         """Start everything and stay until the job has ended."""
-        keeping = asyncio.create_task(self._keep_controller())
+        keeping = asyncio.create_task(self._keep_controller() if self._remote is None else self._follow(self._remote))
         await self._first(keeping, self._at_once.wait())
         keeping.cancel()
         self._ending.set()
@@ -196,10 +234,23 @@ class Launcher:
             self._screen.say(f"{what}; {then}", "warning")
             resume = ("--resume",)
 
+    async def _follow(self, controller: Address) -> None:
+        """The controller is on another host: until it says that the job has ended, or is gone for good."""
+        self._started = True
+        observing = asyncio.create_task(self._observe(controller))
+        try:
+            await self._first(observing, self._keep_agent(controller))
+            if self._ended is None:  # the agent was told first
+                await self._first(observing, asyncio.sleep(GRACE_SECONDS))
+        finally:
+            observing.cancel()
+        if self._ended is not None:
+            await self._await_children()
+
     def _note_started(self, address: Address) -> None:
         if not self._started:
             self._started = True
-            self._screen.say(f"{self._describe_job()}; logs in {self._settings.run_dir}")
+            self._screen.say(f"{self._describe_job()}; logs in {self.settings.run_dir}")
             self._spawn(self._keep_agent(address))
             if self._dashboard_address is not None:
                 self._spawn(self._show_dashboard(self._dashboard_address))
@@ -249,7 +300,7 @@ class Launcher:
         self._screen.end_progress()
         if not self._started:
             with contextlib.suppress(OSError):  # nothing was started: leave no empty directory
-                Path(self._settings.run_dir).rmdir()
+                Path(self.settings.run_dir).rmdir()
             return
         if show_report:
             self._show_report()
@@ -258,10 +309,10 @@ class Launcher:
                 self._screen.say_block(self._ended.details)
             self._screen.say(self._ended.error, "error")
         if self._ended is None or self._ended.error:
-            self._screen.say(f"logs: {self._settings.run_dir}", "error")
+            self._screen.say(f"logs: {self.settings.run_dir}", "error")
 
     def _show_report(self) -> None:
-        run_dir = Path(self._settings.run_dir)
+        run_dir = Path(self.settings.run_dir)
         try:
             report = decode_report((run_dir / "report.json").read_bytes())
         except (OSError, msgspec.DecodeError):
@@ -282,7 +333,7 @@ class Launcher:
         self._screen.show_text(text.getvalue())
 
     def _describe_job(self) -> str:
-        settings = self._settings
+        settings = self.settings
         ranks = f"{settings.world_size} rank{'s' if settings.world_size > 1 else ''}"
         standbys = f", {settings.standbys} standby" if settings.standbys else ", no standby"
         faults = f", {len(settings.plan.faults)} planned faults" if settings.plan.faults else ""
@@ -341,7 +392,7 @@ class Launcher:
         controller = f"{address.host}:{address.port}"
         while True:
             self._agent = await start_module(
-                *("relight.agent", "--controller", controller, "--name", AGENT),
+                *("relight.agent", "--controller", controller, "--name", self._name),
                 *("--private-dir", str(self.private_dir), "--parent", str(os.getpid()), *adopt),
                 pipe=True,
             )
@@ -352,6 +403,8 @@ class Launcher:
                 await self._first(self._ending.wait(), asyncio.sleep(GRACE_SECONDS))
             if self._ending.is_set() or self._ended is not None or self._signal:
                 return
+            if status == CONTROLLER_LOST and self._remote is not None:
+                return  # as it has said
             what = f"the agent {describe_exit(status)}"
             deaths.append(time.monotonic())
             if len(deaths) == MAX_AGENT_DEATHS and deaths[-1] - deaths[0] < 60.0:
@@ -367,7 +420,7 @@ class Launcher:
         while True:
             await asyncio.sleep(0.25)
             if is_stopped(child.pid):
-                await asyncio.sleep(self._settings.frozen_timeout_seconds)
+                await asyncio.sleep(self.settings.frozen_timeout_seconds)
                 if is_stopped(child.pid):
                     self._screen.say(f"the {what} is stopped (process state T); killing it", "warning")
                     child.signal(signal.SIGKILL)
@@ -387,7 +440,7 @@ class Launcher:
     async def _show_dashboard(self, address: str) -> None:
         """Its end is told, and nothing more: whoever wants it back starts `relight dashboard`."""
         dashboard = self._dashboard = await start_module(
-            *("relight.dashboard", "--run-dir", self._settings.run_dir),
+            *("relight.dashboard", "--run-dir", self.settings.run_dir),
             *("--address", address, "--parent", str(os.getpid())),
             pipe=True,
         )
@@ -397,7 +450,7 @@ class Launcher:
         if not self._ending.is_set() and not self._signal:
             self._screen.say(
                 f"the dashboard {describe_exit(status)}; training goes on. "
-                f"`relight dashboard {self._settings.run_dir}` starts another",
+                f"`relight dashboard {self.settings.run_dir}` starts another",
                 "warning",
             )
 

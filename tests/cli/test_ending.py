@@ -157,7 +157,7 @@ def test_a_long_temporary_path_is_no_obstacle(tmp_path: Path, monkeypatch: pytes
     place = tmp_path / ("x" * 80)
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    private = make_private_dir(JobSettings(job="test", script="train.py"))
+    private = make_private_dir(JobSettings(job="test", script="train.py"), bytes(32))
     try:
         assert len(str(private / "agent-node-0.sock")) < 100
     finally:

@@ -69,6 +69,7 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
     launch = Launch(
         settings=read_settings(private_dir),
         private_dir=private_dir,
+        node=options.name,
         socket_path=private_dir / f"agent-{options.name}.sock",
         command=command,
     )

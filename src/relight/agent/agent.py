@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from relight.agent.adoption import adopt, put_down
-from relight.agent.link import Mailbox, Reception
+from relight.agent.link import MAX_RELAYED_BYTES, Mailbox, Reception
 from relight.agent.output import Output, Printer
 from relight.agent.probes import MemoryKills, start_time
 from relight.agent.process import STATUS_UNKNOWN, Launch, Process, spawn
@@ -28,10 +28,12 @@ from relight.wire.messages import (
     ForgetProcess,
     FromWorker,
     Hello,
+    PrivateState,
     Received,
     Sample,
     Samples,
     StopAgent,
+    TakePrivate,
     ToWorkers,
     TraceChunk,
     Welcome,
@@ -161,7 +163,7 @@ class Agent:
             role="agent",
             name=self._name,
             mac=b"",
-            slots=self._launch.settings.world_size,
+            slots=self._launch.slots,
             processes=tuple(sorted(unconfirmed | set(self._live))),
             life=self._life,
             controller=self._controller_life,
@@ -309,6 +311,34 @@ class Agent:
             target.process.page.write_private(order.version, payload)
             target.process.page.inherit_batch(source.process.page)
 
+    def _take_private(self, order: TakePrivate) -> None:
+        """For a replacement on another host. Without a word if that version is not there, as above."""
+        source = self._known.get(order.source)
+        payload = source.process.page.read_private(order.version) if source is not None else None
+        if source is None or payload is None:
+            return
+        problem = ""
+        if len(payload) > MAX_RELAYED_BYTES:
+            problem = f"{order.source} left {len(payload)} bytes, and no more than {MAX_RELAYED_BYTES} can be moved"
+            payload = b""
+        batch = source.process.page.batch_mark()
+        self._report(
+            PrivateState(
+                source=order.source,
+                target=order.target,
+                version=order.version,
+                payload=payload,
+                batch=batch,
+                problem=problem,
+            )
+        )
+
+    def _put_private(self, state: PrivateState) -> None:
+        target = self._live.get(state.target)
+        if target is not None:
+            target.process.page.write_batch_mark(state.batch)
+            target.process.page.write_private(state.version, state.payload)
+
     @contextlib.contextmanager
     def _roster_kept(self) -> Iterator[None]:
         """A roster that cannot be written costs a successor its knowledge, not this agent its work."""
@@ -368,6 +398,10 @@ class Agent:
                 self._deliver(message)
             case CopyPrivate():
                 self._copy_private(message)
+            case TakePrivate():
+                self._take_private(message)
+            case PrivateState():
+                self._put_private(message)
             case ForgetProcess():
                 self._forget(message.process)
 

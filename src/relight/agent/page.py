@@ -103,9 +103,18 @@ class Page:
         self._mapping[begin : begin + len(payload)] = payload
         PRIVATE_HEADER.pack_into(self._mapping, offset, version, len(payload), xxhash.xxh3_64_intdigest(payload))
 
+    def batch_mark(self) -> bytes:
+        """Which batch this page's process drew last."""
+        return self._mapping[BATCH_MARK_OFFSET : BATCH_MARK_OFFSET + BATCH_MARK.size]
+
     def inherit_batch(self, source: "Page") -> None:
         """Let this page's process know which batch the process of `source` drew last."""
-        mark = source._mapping[BATCH_MARK_OFFSET : BATCH_MARK_OFFSET + BATCH_MARK.size]
+        self.write_batch_mark(source.batch_mark())
+
+    def write_batch_mark(self, mark: bytes) -> None:
+        """The same, from another host. Raises ValueError if it is no mark."""
+        if len(mark) != BATCH_MARK.size:
+            raise ValueError(f"a batch's mark has {BATCH_MARK.size} bytes, not {len(mark)}")
         self._mapping[INHERITED_MARK_OFFSET : INHERITED_MARK_OFFSET + BATCH_MARK.size] = mark
 
     def await_death(self) -> bool:

@@ -26,8 +26,14 @@ class Launch:
 
     settings: JobSettings
     private_dir: Path
+    node: str = "node-0"
     socket_path: Path
     command: tuple[str, ...] = WORKER_COMMAND
+
+    @property
+    def slots(self) -> int:
+        """Ranks of this host at the start."""
+        return max(1, self.settings.world_size // self.settings.nodes)
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,8 @@ def worker_environment(
     """
     world_size = launch.settings.world_size
     shown_rank = world_size - 1 if rank is None else rank
-    local_rank = world_size - 1 if rank is None else slot
+    local_rank = min(slot, launch.slots - 1)
+    number = launch.node.removeprefix("node-")
     environment = {
         **inherited,
         "RELIGHT_PRIVATE_DIR": str(launch.private_dir),
@@ -172,9 +179,9 @@ def worker_environment(
         "RANK": str(shown_rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": str(launch.slots),
+        "GROUP_RANK": number if number.isdecimal() else str(launch.settings.nodes),
+        "GROUP_WORLD_SIZE": str(launch.settings.nodes),
         "ROLE_RANK": str(shown_rank),
         "ROLE_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": launch.settings.master_address,

@@ -77,6 +77,7 @@ class Restore(_Command, frozen=True, kw_only=True):
     attempt: int
     sources: tuple[Source, ...]
     targets: tuple[int, ...]
+    derived: tuple[int, ...] = ()  # of these: nobody holds their private state, and it follows from rank and step
 
 
 class Resume(_Command, frozen=True, kw_only=True):

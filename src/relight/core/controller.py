@@ -11,6 +11,7 @@ and carries out the commands in order. It journals each event and command first,
 
 import enum
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -33,6 +34,7 @@ from relight.core.commands import (
 )
 from relight.core.decision import Decision, Halt, decide
 from relight.core.fault import Fault
+from relight.core.hosts import Hosts
 from relight.core.ledger import Ledger
 from relight.core.members import Members, Process
 from relight.core.report import JobReport
@@ -51,6 +53,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the job's settings that decisions depend on."""
 
     world_size: int
+    nodes: int = 1  # hosts that share the initial ranks; more may join, as room for standbys and replacements
     standbys: int = 0
     stop_timeout_seconds: float = 30.0
     outside_hang_timeout_seconds: float = 600.0
@@ -85,7 +88,7 @@ class Controller:
         self.ended: EndJob | None = None
         self.members = Members()
         self.ledger = Ledger(settings.world_size, settings.standbys)
-        self._agent = ""
+        self.hosts = Hosts()
         self._entered: dict[str, ev.TrainingEntered] = {}
         self._stopped: dict[str, ev.Stopped] = {}
         self._restored: dict[str, ev.Restored] = {}
@@ -232,15 +235,21 @@ class Controller:
 
     # --- starting ----------------------------------------------------------------------------------------------
     def _on_agent_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
-        if self._agent:
+        if event.agent in self.hosts:
             return self._repeat_orders()  # the same agent again, after a restart: its workers live on
-        self._agent = event.agent
-        self.ledger.started(now)
-        self._deadline = now + self.settings.startup_timeout_seconds
-        out: list[Command] = [
-            self._spawn(rank, rank, now, why="initial rank") for rank in range(self.settings.world_size)
-        ]
-        return out + self._top_up_standbys(now)
+        if not len(self.hosts) and not self.members.processes:
+            self.ledger.started(now)
+            self._deadline = now + self.settings.startup_timeout_seconds
+        self.hosts.add(event.agent, event.slots)
+        nodes = self.settings.nodes
+        if self.members.processes:  # a late one: room for what is missing
+            notice = Notice(why=f"{event.agent} joined; {len(self.hosts)} hosts", level="info")
+            settled = self.stage in (Stage.TRAINING, Stage.STARTING) and not self._to_resume
+            more = self._top_up_standbys(now) if settled else []
+            return [notice, *more, *(self._fill_vacancies(now) if self.stage is Stage.STOPPING else [])]
+        if len(self.hosts) < nodes:
+            return [Notice(why=f"{event.agent} joined; waiting for {nodes - len(self.hosts)} more", level="info")]
+        return self._spawn_initial(now, "initial rank") + self._top_up_standbys(now)
 
     def _repeat_orders(self) -> list[Command]:
         """What an agent had not passed on when it died is lost. Who has an order already ignores it the second time.
@@ -254,19 +263,24 @@ class Controller:
                 out.append(Assign(process=process.name, rank=rank, generation=self.generation, why=why))
         return out if self._standing_order is None else [*out, self._standing_order]
 
-    def _spawn(self, rank: int | None, slot: int, now: float, *, why: str, fresh: bool = False) -> Spawn:
-        process = self.members.add(self._agent, slot, rank, now, fresh=fresh)
+    def _spawn_initial(self, now: float, why: str) -> list[Command]:
+        places = self.hosts.initial(self.settings.world_size, self.settings.nodes)
+        return [self._spawn(rank, place, now, why=why) for rank, place in enumerate(places)]
+
+    def _spawn(self, rank: int | None, place: tuple[str, int], now: float, *, why: str, fresh: bool = False) -> Spawn:
+        agent, slot = place
+        process = self.members.add(agent, slot, rank, now, fresh=fresh)
         return Spawn(agent=process.agent, process=process.name, rank=rank, slot=slot, why=why)
+
+    def _place(self) -> tuple[str, int]:
+        return self.hosts.place(self.members.processes.values())
 
     def _top_up_standbys(self, now: float) -> list[Command]:
         """Keep as many standbys as were asked for, warm or on their way."""
-        if self._standby_failures >= MAX_STANDBY_FAILURES:
+        if self._standby_failures >= MAX_STANDBY_FAILURES or not len(self.hosts):
             return []
         missing = self.settings.standbys - len(self.members.standbys())
-        return [
-            self._spawn(None, self.settings.world_size + index, now, why="a standby in reserve")
-            for index in range(missing)
-        ]
+        return [self._spawn(None, self._place(), now, why="a standby in reserve") for _ in range(missing)]
 
     def _on_started(self, event: ev.ProcessStarted) -> list[Command]:
         process = self.members.processes.get(event.process)
@@ -326,8 +340,7 @@ class Controller:
         self._entered.clear()
         self.generation += 1
         self._deadline = now + self.settings.startup_timeout_seconds
-        out += [self._spawn(rank, rank, now, why="initial rank, again") for rank in range(self.settings.world_size)]
-        return out
+        return out + self._spawn_initial(now, "initial rank, again")
 
     # --- failures ----------------------------------------------------------------------------------------------
     def _on_dying(self, event: ev.ProcessDying, now: float) -> list[Command]:
@@ -495,11 +508,41 @@ class Controller:
         return self._fail([], event.step, ("stall", event.step), now)
 
     def _on_agent_lost(self, event: ev.AgentLost, now: float) -> list[Command]:
-        if event.agent != self._agent:
+        """A host is gone, or cut off for so long: all that ran there has failed at once, and is answered at once.
+
+        Should any of it live on, it is fenced: its generation is closed, and its agent is told to kill it if it comes
+        back.
+        """
+        if event.agent not in self.hosts:
             return []
-        return self._end(
-            f"the agent of the only node is gone ({event.evidence}), and with it every replica of the state", now
-        )
+        self.hosts.remove(event.agent)
+        if not len(self.hosts):
+            return self._end(
+                f"the agent of the only node is gone ({event.evidence}), and with it every replica of the state", now
+            )
+        if not self.members.processes:
+            return [Notice(why=f"{event.agent} left before all hosts had joined", level="warning")]
+        lost = [p for p in self.members.processes.values() if p.agent == event.agent and p.alive]
+        held = [p for p in lost if p.rank is not None and not p.failed]
+        for process in lost:
+            process.alive = False
+            process.final_position = msgspec.structs.replace(process.final_position, private_versions=(-1, -1))
+        if self.stage is Stage.STARTING or (self.stage is Stage.FINISHING and held):
+            when = "before the first step" if self.stage is Stage.STARTING else "before its scripts had ended"
+            return self._end(f"{event.agent} was lost {when}: {event.evidence}", now)
+        notice = Notice(why=f"{event.agent} is lost with {len(lost)} processes: {event.evidence}", level="warning")
+        if self.stage is Stage.FINISHING:
+            return [notice]
+        for process in held:
+            self.ledger.failure(process, "host lost", event.evidence, None, 0, self.generation, now, self._newest_step)
+        if held:
+            return [notice, *self._fail(held, self._newest_step, None, now)]
+        return [notice, *self._top_up_standbys(now), *self._advance(now)]
+
+    @property
+    def _newest_step(self) -> int:
+        """For a failure whose step nobody can know any more."""
+        return self._recovery_step if self.stage is not Stage.TRAINING else -1
 
     def _fail(
         self,
@@ -578,10 +621,8 @@ class Controller:
         """Give vacant ranks to warm standbys; see that enough processes are on their way for the rest."""
         out: list[Command] = []
         vacant = list(self.members.vacant(self.settings.world_size))
-        for standby in self.members.ready_standbys():
-            if not vacant:
-                break
-            rank = vacant.pop(0)
+        for standby, rank in self._pair(self.members.ready_standbys(), vacant):
+            vacant.remove(rank)
             self.members.take_rank(standby, rank, now)
             what = "a fresh process" if standby.fresh else f"standby {standby.name}"
             out.append(
@@ -595,11 +636,27 @@ class Controller:
         coming = [p for p in self.members.standbys() if now - p.spawned_at < self._patience_seconds]
         for rank in vacant[len(coming) :]:
             out.append(
-                self._spawn(None, rank, now, why=f"no standby is left for rank {rank}: a fresh process", fresh=True)
+                self._spawn(
+                    None, self._place(), now, why=f"no standby is left for rank {rank}: a fresh process", fresh=True
+                )
             )
         if vacant:
             self._deadline = now + min(self._patience_seconds, self._stop_limit_seconds)
         return out
+
+    def _pair(self, standbys: list[Process], vacant: list[int]) -> list[tuple[Process, int]]:
+        """Who takes which rank: one on the lost holder's own host if there is one, since private state lies there."""
+        pairs: list[tuple[Process, int]] = []
+        free, ranks = list(standbys), list(vacant)
+        for rank in vacant:
+            before = self.members.predecessors.get(rank, ())
+            host = self.members.processes[before[-1]].agent if before else ""
+            near = next((standby for standby in free if standby.agent == host), None)
+            if near is not None:
+                pairs.append((near, rank))
+                free.remove(near)
+                ranks.remove(rank)
+        return pairs + list(zip(free, ranks, strict=False))
 
     @property
     def _patience_seconds(self) -> float:
@@ -646,7 +703,9 @@ class Controller:
         reports = [self._stopped[p.name] for p in held.values()]
         blank = {r.rank for r in reports if r.blank}
         private = {rank: self.members.private_versions(rank) for rank in replaced if rank in blank}
-        decision = decide(reports, private, self.settings.world_size)
+        derived = _derived(reports, private)
+        known = {rank: versions for rank, versions in private.items() if rank not in derived}
+        decision = decide(reports, known, self.settings.world_size)
         if isinstance(decision, Halt):
             return self._end(f"{decision.reason}. Resume from your last checkpoint", now, self._last_traceback())
         self.stage, self._decision = Stage.RESTORING, decision
@@ -667,6 +726,7 @@ class Controller:
                 attempt=self._attempts[decision.target],
                 sources=tuple(served[rank] for rank in decision.sources),
                 targets=decision.targets,
+                derived=derived,
                 why=f"{decision.direction} to version {decision.target}: {decision.reason}",
             )
         ]
@@ -787,7 +847,7 @@ class Controller:
 
     def _start_again(self, now: float) -> list[Command]:
         """Of a job that has not begun to train."""
-        if not self._agent:
+        if not len(self.hosts):
             return []
         self._deadline = now + self.settings.startup_timeout_seconds
         return [
@@ -848,6 +908,18 @@ def _kind_of_exit(event: ev.ProcessExited) -> str:
     if "out-of-memory" in event.evidence:
         return "out of memory"
     return "killed" if (event.exit_status or 0) < 0 else "exited"
+
+
+def _derived(reports: Sequence[ev.Stopped], private: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
+    """Lost ranks of whose private state nothing is left, not even the page: their host is gone.
+
+    All ranks run the same script. If the private state of the intact ones is but a function of rank and step, so is
+    that of the lost ones, for any version.
+    """
+    intact = [report for report in reports if not report.blank and not report.torn]
+    if not all(report.derivable for report in intact):
+        return ()
+    return tuple(rank for rank, versions in sorted(private.items()) if not versions)
 
 
 def _startup_mismatch(reports: list[ev.TrainingEntered]) -> str:

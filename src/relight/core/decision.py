@@ -63,7 +63,10 @@ def decide(
         # Who has neither version lost its page together with its agent: that it is missing proves nothing then.
         gone = tuple(rank for rank in sorted(private_versions) if base not in private_versions[rank])
         if gone:
-            return Halt(reason=f"the private state of {_ranks(gone)} for version {base} is held by no agent")
+            return Halt(
+                reason=f"the private state of {_ranks(gone)} for version {base} (statistics of BatchNorm, a loader's "
+                "position, per_rank objects) is held by no agent"
+            )
     if not ahead and not prepared:
         return Decision(
             target=base,

@@ -80,6 +80,11 @@ class _Watch:
         return min(self.idle_ns, self.sample.sampled_ns - self.behind_since_ns)
 
     @property
+    def stamped_at(self) -> float:
+        """When it stamped last, by the detector's clock: those of two hosts cannot be compared."""
+        return self.seen_at - (self.sample.sampled_ns - self.position.stamp_ns) / 1e9
+
+    @property
     def key(self) -> tuple[int, int, int, int]:
         """How far it got. Between steps, the step that comes next counts, which its version names.
 
@@ -231,7 +236,7 @@ class Detector:
         return any(
             peer.position.phase in _BEHIND_RESUME
             and peer.position.generation == watch.position.generation
-            and peer.position.stamp_ns > watch.position.stamp_ns
+            and peer.stamped_at > watch.stamped_at
             for peer in ranks.values()
         )
 

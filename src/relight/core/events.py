@@ -100,6 +100,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     torn: bool  # a write was cut short: this state is worth nothing
     blank: bool  # a replacement that has not been restored yet
     stop_seconds: float  # from the arrival of Stop to standing still
+    derivable: bool = False  # a rank's private state follows from its number and the step: nothing of it can be lost
     restore_address: str  # the Unix socket at which this worker serves its state
     restore_endpoint: str = ""  # host:port at which it serves other hosts; empty: it does not
 

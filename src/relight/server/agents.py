@@ -8,15 +8,26 @@ from relight.core.commands import Kill, Spawn, WorkerCommand
 from relight.core.members import Process
 from relight.server.connection import Connection
 from relight.wire.framing import encode_payload
-from relight.wire.messages import CopyPrivate, ForgetProcess, Hello, Received, StoreLost, StoreReply, ToWorkers
+from relight.wire.messages import (
+    CopyPrivate,
+    ForgetProcess,
+    Hello,
+    PrivateState,
+    Received,
+    StoreLost,
+    StoreReply,
+    TakePrivate,
+    ToWorkers,
+)
 from relight.wire.outbox import Outbox
 
 
 class Agent:
     """Outlives its connections: orders that come up while the agent is away are kept until it is back."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, number: int) -> None:
         self.name = name
+        self._number = number  # an agent that was lost and comes back is another one
         self.running: set[str] = set()  # ordered to start and not known to have ended
         self._connection: Connection | None = None
         self._outbox = Outbox()
@@ -43,14 +54,19 @@ class Agent:
         if self._connection is not None:
             self._connection.send(message)
 
-    def recognise(self, hello: Hello, life: str) -> int:
-        """The agent is (back) here: how many of its messages have been received. `life` is our own."""
+    def is_double(self, hello: Hello) -> bool:
+        """Whether this is another agent that calls itself by the name of one that is here."""
+        return self.connected and hello.life != self.life
+
+    def recognise(self, hello: Hello, life: str) -> str:
+        """The agent is (back) here. `life` is the controller's; returns what to call it towards this agent."""
+        life = f"{life}.{self._number}"
         if hello.life != self.life:
             self.life, self.received = hello.life, 0
             self._outbox.begin_anew()
         elif hello.controller == life:
             self._outbox.confirm(hello.received)
-        return self.received
+        return life
 
     def attach(self, connection: Connection, present: tuple[str, ...]) -> tuple[str, ...]:
         """Speak through this connection from now on. Returns the processes that ended without a word about it.
@@ -95,15 +111,20 @@ class Agents:
     def __init__(self) -> None:
         self._agents: dict[str, Agent] = {}
         self._owner: dict[str, Agent] = {}  # process -> the agent that was ordered to start it
+        self._count = 0
         self._dead: set[str] = set()  # processes whose pages may still be asked for
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(self._agents.values())
 
-    def recall(self, processes: Iterable[Process]) -> None:
-        """After a restart: who was ordered to start what, and what has ended."""
+    def recall(self, names: Iterable[str], processes: Iterable[Process]) -> None:
+        """After a restart: the agents that were here, who was ordered to start what, and what has ended."""
+        for name in names:
+            self.add(name)
         for process in processes:
-            agent = self._agents.get(process.agent) or self.add(process.agent)
+            agent = self._agents.get(process.agent)
+            if agent is None:  # its host was lost with it
+                continue
             self._owner[process.name] = agent
             if process.alive:
                 agent.running.add(process.name)
@@ -114,11 +135,15 @@ class Agents:
         return self._agents.get(name)
 
     def add(self, name: str) -> Agent:
-        agent = self._agents[name] = Agent(name)
+        self._count += 1
+        agent = self._agents[name] = Agent(name, self._count)
         return agent
 
     def remove(self, agent: Agent) -> None:
+        """It is lost, and with it all that it ran: should it come back, it is a new one."""
         del self._agents[agent.name]
+        self._owner = {process: owner for process, owner in self._owner.items() if owner is not agent}
+        self._dead = {process for process in self._dead if process in self._owner}
 
     def owns(self, agent: Agent, process: str) -> bool:
         """Whether this agent was ordered to start this process, which may have ended since."""
@@ -131,7 +156,9 @@ class Agents:
         agent.send(command)
 
     def kill(self, command: Kill) -> None:
-        self._owner[command.process].send(command)
+        agent = self._owner.get(command.process)
+        if agent is not None:  # or its host was lost, before a restart of ours
+            agent.send(command)
 
     def note_exit(self, agent: Agent, process: str) -> None:
         agent.running.discard(process)
@@ -150,7 +177,9 @@ class Agents:
         self.order(processes, StoreLost())
 
     def reply(self, process: str, reply: StoreReply) -> None:
-        self._owner[process].send(ToWorkers(processes=(process,), payload=encode_payload(reply)))
+        owner = self._owner.get(process)
+        if owner is not None:
+            owner.send(ToWorkers(processes=(process,), payload=encode_payload(reply)))
 
     def copy_private(self, sources: Sequence[str], target: str, version: int) -> None:
         """A rank's private state lies beside its dead holder's page; its new holder needs it before it restores.
@@ -158,10 +187,21 @@ class Agents:
         `sources` come newest last, so the newest overwrites what an older one may have left of the same version.
         """
         for source in sources:
-            self._owner[target].send(CopyPrivate(source=source, target=target, version=version))
+            holder, taker = self._owner.get(source), self._owner[target]
+            if holder is taker:
+                taker.send(CopyPrivate(source=source, target=target, version=version))
+            elif holder is not None:
+                holder.send(TakePrivate(source=source, target=target, version=version))
+
+    def pass_on(self, state: PrivateState) -> None:
+        """To the host of its target, if that still is one."""
+        taker = self._owner.get(state.target)
+        if taker is not None:
+            taker.send(state)
 
     def forget_dead(self) -> None:
         """Everyone is restored: what dead processes left behind will not be asked for again."""
         for process in sorted(self._dead):
-            self._owner[process].send(ForgetProcess(process=process))
+            if process in self._owner:
+                self._owner[process].send(ForgetProcess(process=process))
         self._dead.clear()

@@ -11,6 +11,7 @@ from relight.wire.framing import decode, encode_frame, make_decoder, read_payloa
 from relight.wire.handshake import NAME, ROLES, check_mac, welcome_mac
 from relight.wire.keepalive import notice_silence
 from relight.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Refused, Welcome
+from relight.wire.settings import JobSettings, encode_settings
 
 HANDSHAKE_SECONDS = 5.0
 MAX_STRANGERS = 32  # connections that have not proved themselves yet
@@ -58,17 +59,20 @@ class Connection:
 class Gate:
     """Lets peers in that prove they know the job's token; everyone else is told why not, and cut off."""
 
-    def __init__(self, token: bytes, job: str, deadline_seconds: float = HANDSHAKE_SECONDS) -> None:
+    def __init__(self, token: bytes, settings: JobSettings, deadline_seconds: float = HANDSHAKE_SECONDS) -> None:
         self._token = token
-        self._job = job
+        self._settings = settings
         self.life = secrets.token_hex(8)  # names this run of the controller
         self._deadline_seconds = deadline_seconds
         self._strangers = 0
 
-    def welcome(self, connection: Connection, hello: Hello, received: int = 0) -> None:
-        """The last word of the handshake, and our own proof. `received`: see wire.outbox."""
-        mac = welcome_mac(self._token, hello.nonce, self._job)
-        connection.send(Welcome(job=self._job, mac=mac, life=self.life, received=received))
+    def welcome(self, connection: Connection, hello: Hello, life: str = "", received: int = 0) -> None:
+        """The last word of the handshake, and our own proof. `life`, `received`: see wire.outbox."""
+        mac = welcome_mac(self._token, hello.nonce, self._settings.job)
+        settings = encode_settings(self._settings)
+        connection.send(
+            Welcome(job=self._settings.job, mac=mac, settings=settings, life=life or self.life, received=received)
+        )
 
     async def admit(self, connection: Connection) -> Hello | str:
         """Run the handshake up to `welcome`. Returns the peer's Hello, or the reason for which it was refused."""

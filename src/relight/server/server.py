@@ -60,6 +60,7 @@ from relight.wire.messages import (
     Hello,
     JobEnded,
     ObserverUp,
+    PrivateState,
     Received,
     Refused,
     Samples,
@@ -90,7 +91,7 @@ class Server:
         self._run_dir = Path(settings.run_dir)
         self._core = Controller(_part(ControllerSettings, settings))
         self._detector = Detector(_part(DetectorSettings, settings))
-        self._gate = Gate(token, settings.job)
+        self._gate = Gate(token, settings)
         self._agents = Agents()
         self._observers = Observers()
         self._store = Store(self._agents.reply)
@@ -154,7 +155,7 @@ class Server:
         self._fault = ControllerFault(life=self._core.ledger.controller_restarts + 1)
         self._board = StatusBoard(self._settings.job, self._core)
         self._store.open(self._core.generation)
-        self._agents.recall(self._core.members.processes.values())
+        self._agents.recall(self._core.hosts.in_order(), self._core.members.processes.values())
         if self._core.ended is None and behind:
             text = (
                 "the controller died while its journal could not be written, so what the job has done since is not "
@@ -379,6 +380,13 @@ class Server:
         if agent is not None and agent.overflowed:
             connection.send(Refused(reason="this agent was away for so long that orders for it were lost"))
             return
+        if agent is not None and agent.is_double(hello):
+            connection.send(
+                Refused(
+                    reason=f"an agent named {hello.name} is here already; give this one another --name or --node-rank"
+                )
+            )
+            return
         agent = self._welcome_agent(connection, hello)
         try:
             while (payload := await read_payload(connection.reader)) is not None:
@@ -408,7 +416,8 @@ class Server:
             agent = self._agents.add(hello.name)
         # To a controller that is new itself it is unknown; whatever holds has just been ordered again.
         restarted = agent.life not in ("", hello.life)
-        self._gate.welcome(connection, hello, agent.recognise(hello, self._gate.life))
+        life = agent.recognise(hello, self._gate.life)
+        self._gate.welcome(connection, hello, life, agent.received)
         unseen = agent.attach(connection, hello.processes)
         if is_new:
             self.feed(AgentJoined(agent=hello.name, slots=hello.slots))
@@ -468,6 +477,11 @@ class Server:
                     self.feed(message)
             case Received():
                 agent.confirm(message.count)
+            case PrivateState():
+                if message.problem:
+                    self.shut_down(f"rank-private state cannot be moved to another host: {message.problem}")
+                else:
+                    self._agents.pass_on(message)
             case Hello():
                 raise ProtocolError(f"agent {agent.name} said Hello twice")
 

@@ -72,6 +72,11 @@ class Batches:
         self._at_barrier = rng.capture() if self._preserve else None
         return {"data": self._source.state(), "rng": self._at_barrier}
 
+    @property
+    def derivable(self) -> bool:
+        """Whether data position and streams follow from step and rank alone."""
+        return not self._preserve and self._source.state() is None
+
     def take_over(self, tree: dict[str, Any], step: int, rank: int) -> None:
         """Continue where the replaced process stood at the start of `step`."""
         self._predecessor = self._page.inherited_batch()

@@ -33,8 +33,8 @@ class Job:
 
     @property
     def local_rank(self) -> int:
-        """The rank on this node."""
-        return self._runtime.rank
+        """The rank on this node, as ranks are laid out at the start."""
+        return self._runtime.local_rank
 
     @property
     def world_size(self) -> int:

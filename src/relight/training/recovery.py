@@ -5,6 +5,7 @@ The order is that of docs/PROTOCOL.md: Stop (done by the runtime), then Clean, R
 
 import os
 import time
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -20,11 +21,14 @@ from relight.training.progress import Progress
 from relight.training.runtime import Runtime, Superseded
 from relight.training.state import TrackedState
 from relight.training.torch_private import BucketLayout
-from relight.transfer.codec import unflatten
+from relight.transfer.codec import encode_tree, unflatten
 from relight.transfer.fabric import Address, choose_sources
 from relight.transfer.offer import Offer
 
 Digests = dict[int, int]  # by bucket
+PRIVATE_SECONDS = 10.0  # for the private state to come from another host
+_POLL_SECONDS = 0.001
+_NOTHING: dict[str, Any] = {"buffers": {}, "per_rank": {}, "data": None, "rng": None}  # private state that is derived
 
 
 class Recovery:
@@ -147,7 +151,9 @@ class Recovery:
         fetched = client.fetch(restore.generation, restore.target, addresses, destination.get)
         meta = fetched.header.meta
         self._state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
-        private = runtime.page.read_private_tree(restore.target)
+        if runtime.rank in restore.derived:
+            runtime.page.write_private(restore.target, encode_tree(_NOTHING, "rank-private state"))
+        private = self._await_private(restore)
         self._state.adopt_private(private)
         self._batches.take_over(private, restore.target, runtime.rank)
         progress.version, progress.lineage, progress.until = restore.target, meta["lineage"], meta["until"]
@@ -160,6 +166,16 @@ class Recovery:
         # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state.
         in_place = _same_storage(self._state.replicated().tensors, fetched.tensors)
         return fetched.received_bytes, fetched.digests if in_place else {}
+
+    def _await_private(self, restore: Restore) -> dict[str, Any]:
+        """From beside the page, where the agent puts it; from another host it may still be on its way."""
+        runtime = self._runtime
+        deadline = time.monotonic() + PRIVATE_SECONDS
+        while runtime.page.read_private(restore.target) is None and time.monotonic() < deadline:
+            if not runtime.is_current(restore.generation):
+                raise Superseded
+            time.sleep(_POLL_SECONDS)
+        return runtime.page.read_private_tree(restore.target)
 
 
 def _is_here(address: Address) -> bool:

@@ -69,6 +69,7 @@ class Runtime:
         self.in_step = False  # inside `with step`
         self.started = False  # the first step was offered; before that nothing is protected
         self.cut_collectives = 0
+        self.derivable: Callable[[], bool] = lambda: False  # whether a rank's private state follows from rank and step
         self.at_end: Callable[[], None] | None = None  # what is left to do when the script has run to its end
         self.groups: list[RelightProcessGroup] = []
         # Processes are named in the order in which they are started, the initial ranks first.
@@ -229,8 +230,13 @@ class Runtime:
         self.generation = generation
         self.page.put("rank", rank)
         self.page.put("generation", generation)
-        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+        os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank), str(self.local_rank)
         self.faults.rank = rank
+
+    @property
+    def local_rank(self) -> int:
+        """The rank on its node, as ranks are laid out at the start."""
+        return self.rank % max(1, self.world_size // self.settings.nodes)
 
     def report_standing(self, standing: Standing) -> Restore:
         """Stand still: say what is in hand, wait for the decision. Repeats itself whenever a newer Stop arrives."""
@@ -256,6 +262,7 @@ class Runtime:
                     torn=standing.torn,
                     blank=standing.blank,
                     stop_seconds=waited,
+                    derivable=self.derivable(),
                     restore_address=self.server.address.path,
                     restore_endpoint=self.server.address.endpoint,
                 ),

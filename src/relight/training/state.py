@@ -149,6 +149,11 @@ class TrackedState:
             "per_rank": {name: thing.state_dict() for name, thing in self.per_rank.items()},
         }
 
+    @property
+    def has_private(self) -> bool:
+        """Whether there is anything that only this rank has."""
+        return bool(self.private_buffers or self.per_rank)
+
     def adopt_private(self, tree: dict[str, Any]) -> None:
         with torch.no_grad():
             for path, tensor in tree["buffers"].items():

@@ -13,6 +13,8 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
+from relight.wire.settings import host_address
+
 # The operations of a process group, by the names of 2.13 and of older versions; those that exist are delegated.
 _OPERATIONS = (
     "allreduce allreduce_coalesced broadcast reduce allgather _allgather_base all_gather_single allgather_coalesced "
@@ -29,7 +31,7 @@ OPERATIONS = tuple(name for name in _OPERATIONS if hasattr(ProcessGroup, name))
 def make_inner_group(store: Store, rank: int, size: int, name: str, cuda: torch.device | None) -> ProcessGroup:
     """A real process group: gloo for CPU tensors, NCCL too where a CUDA device is given. Blocks until formed."""
     group = ProcessGroup(store, rank, size)
-    gloo = dist.ProcessGroupGloo(store, rank, size, _FORMING_TIMEOUT)
+    gloo = _make_gloo(store, rank, size)
     gloo._set_default_timeout(_COLLECTIVE_TIMEOUT)
     kind = ProcessGroup.BackendType.GLOO
     group._set_default_backend(kind)
@@ -41,6 +43,19 @@ def make_inner_group(store: Store, rank: int, size: int, name: str, cuda: torch.
         group._set_default_backend(ProcessGroup.BackendType.NCCL)
         group._register_backend(cuda, ProcessGroup.BackendType.NCCL, nccl)
     group._set_group_name(name)  # type: ignore[arg-type]
+    return group
+
+
+def _make_gloo(store: Store, rank: int, size: int) -> dist.ProcessGroupGloo:
+    """Listens at this host's address if it has one, so that other hosts reach it; else where torch chooses."""
+    address = host_address()
+    gloo_group: Any = dist.ProcessGroupGloo
+    if not address:
+        return dist.ProcessGroupGloo(store, rank, size, _FORMING_TIMEOUT)
+    options = gloo_group._Options()
+    options._timeout = _FORMING_TIMEOUT
+    options._devices = [gloo_group.create_device(hostname=address)]
+    group: dist.ProcessGroupGloo = gloo_group(store, rank, size, options)
     return group
 
 

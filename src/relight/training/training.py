@@ -98,6 +98,7 @@ class Training:
         self._phases = PhaseHooks(runtime, self._state, self._progress)
         self._writes = WriteWatch(self._state.is_tracked, self._barrier.before_write, lambda: runtime.in_step)
         self._fingerprint: tuple[Any, ...] | None = None
+        runtime.derivable = lambda: self._batches.derivable and not self._state.has_private
 
     @property
     def version(self) -> int:

@@ -52,7 +52,7 @@ async def read_payload(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTE
         (length,) = _LENGTH.unpack(header)
         _check_length(length, limit)
         return await reader.readexactly(length)
-    except (asyncio.IncompleteReadError, ConnectionError):
+    except (asyncio.IncompleteReadError, OSError):  # such as a reset, or a host that has fallen silent
         return None
 
 

@@ -63,7 +63,8 @@ class Welcome(_Message, frozen=True, kw_only=True):
 
     job: str
     mac: bytes = b""
-    life: str = ""  # names this run of the controller
+    settings: bytes = b""  # of the job, as JSON: an agent on another host learns from them what to run
+    life: str = ""  # names this run of the controller, and this agent's place in it
     received: int = 0  # counted messages that it has received from this life of the agent
 
 
@@ -191,6 +192,28 @@ class CopyPrivate(_Message, frozen=True, kw_only=True):
     version: int
 
 
+class TakePrivate(_Message, frozen=True, kw_only=True):
+    """The same for a target on another host: answered with PrivateState, if that version is there."""
+
+    source: str
+    target: str
+    version: int
+
+
+class PrivateState(_Message, frozen=True, kw_only=True):
+    """Rank-private state on its way from one host to another, through the controller.
+
+    `batch` tells the target which batch the source drew last. `problem` says why there is no payload.
+    """
+
+    source: str
+    target: str
+    version: int
+    payload: bytes
+    batch: bytes = b""
+    problem: str = ""
+
+
 class ForgetProcess(_Message, frozen=True, kw_only=True):
     """Nobody will ask for this dead process's position page again."""
 
@@ -203,9 +226,22 @@ class StopAgent(_Message, frozen=True, kw_only=True):
     why: str
 
 
-AgentUp = Hello | ProcessStarted | ProcessDying | ProcessExited | FromWorker | Samples | TraceChunk | Received
+AgentUp = (
+    Hello | ProcessStarted | ProcessDying | ProcessExited | FromWorker | PrivateState | Samples | TraceChunk | Received
+)
 AgentDown = (
-    Challenge | Welcome | Refused | Received | Spawn | Kill | ToWorkers | CopyPrivate | ForgetProcess | StopAgent
+    Challenge
+    | Welcome
+    | Refused
+    | Received
+    | Spawn
+    | Kill
+    | ToWorkers
+    | CopyPrivate
+    | TakePrivate
+    | PrivateState
+    | ForgetProcess
+    | StopAgent
 )
 
 

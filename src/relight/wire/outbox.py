@@ -14,12 +14,13 @@ import msgspec
 from relight.core.commands import Kill, Spawn
 from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
 from relight.wire.framing import encode_frame
-from relight.wire.messages import CopyPrivate, ForgetProcess, FromWorker, ToWorkers
+from relight.wire.messages import CopyPrivate, ForgetProcess, FromWorker, PrivateState, TakePrivate, ToWorkers
 
 MAX_UNCONFIRMED_BYTES = 64 * 2**20
 COUNTED = (
     *(ProcessStarted, ProcessDying, ProcessExited, FromWorker),  # agent to controller
-    *(Spawn, Kill, ToWorkers, CopyPrivate, ForgetProcess),  # controller to agent
+    *(Spawn, Kill, ToWorkers, CopyPrivate, TakePrivate, ForgetProcess),  # controller to agent
+    PrivateState,  # from one agent to the other, through the controller
 )
 
 

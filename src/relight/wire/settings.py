@@ -33,6 +33,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     script_arguments: tuple[str, ...] = ()
     module: bool = False  # run `script` as a module, like torchrun -m
     world_size: int = 1
+    nodes: int = 1  # hosts that share the ranks
     standbys: int = 0
     run_dir: str = ""
     controller_address: str = "127.0.0.1"
@@ -56,6 +57,16 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan = Plan()
 
 
+def encode_settings(settings: JobSettings) -> bytes:
+    """The text of `settings.json`."""
+    return msgspec.json.encode(settings)
+
+
+def decode_settings(text: bytes) -> JobSettings:
+    """The inverse. Raises msgspec.ValidationError."""
+    return msgspec.json.decode(text, type=JobSettings)
+
+
 def read_settings(private_dir: str | Path) -> JobSettings:
     """Read `settings.json` of a job. Raises OSError or msgspec.ValidationError."""
-    return msgspec.json.decode((Path(private_dir) / "settings.json").read_bytes(), type=JobSettings)
+    return decode_settings((Path(private_dir) / "settings.json").read_bytes())

@@ -1,0 +1,253 @@
+"""Jobs on several hosts: network namespaces on one switch, each with its own address and temporary files.
+
+A host can be lost (its line is cut, then all its processes are killed), cut off for a while, or cut off from the
+controller alone. Pathname sockets would reach across namespaces, so each host also has its own view of the directory
+for temporary files: what is not on the network is not there.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from benchmarks.namespaces import Network
+from relight.core.report import JobReport, decode_report
+from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Outcome, Training, plain_environment
+
+PORT = 29400
+_MARK = "RELIGHT_TEST_JOB"
+_OWN_FILES = 'mount -t tmpfs none "$TMPDIR" && exec "$@"'
+
+
+class Cluster:
+    """Hosts and the job on them. Use it as a context: nothing of either survives its end."""
+
+    def __init__(self, directory: Path, training: Training, hosts: int, *, standbys: int, spare: int = 0) -> None:
+        """`hosts` share the ranks; `spare` more have an address, and join when they are told to."""
+        self.training = training
+        self.directory = directory
+        self.run_dir = directory / "run"
+        self._names = [f"h{number}" for number in range(hosts + spare)]
+        self._nodes = hosts
+        self._standbys = standbys
+        self._network = Network(self._names)
+        self._mark = uuid.uuid4().hex
+        self._final = directory / "final"
+        self._hold = directory / "go"
+        self._temporary = Path(tempfile.mkdtemp(prefix="rlh-", dir="/tmp"))
+        self._token = directory / "token"
+        directory.mkdir(parents=True, exist_ok=True)
+        self._token.write_text("a secret of this test's hosts")
+        self._token.chmod(0o600)
+        self.launchers: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def endpoint(self) -> str:
+        """Where the controller listens."""
+        return f"{self._network.addresses[self._names[0]]}:{PORT}"
+
+    # --- the job ----------------------------------------------------------------------------------------------------
+    def start(self, *flags: str) -> None:
+        """`relight run` on every host that shares the ranks, as a user would start it."""
+        for number in range(self._nodes):
+            self.run_on(
+                number,
+                *("run", "--nnodes", str(self._nodes), "--node-rank", str(number), "--rdzv-endpoint", self.endpoint),
+                *("--nproc-per-node", str(self.training.ranks // self._nodes), "--standby", str(self._standbys)),
+                *("--run-dir", str(self.run_dir), "--token-file", str(self._token), "--oversubscribe"),
+                *("--hang-timeout-seconds", "20", "--outside-hang-timeout-seconds", "60"),
+                *("--agent-timeout-seconds", "2"),
+                *flags,
+                *(str(PROGRAMS / self.training.program), "--steps", str(self.training.steps)),
+                *self.training.arguments,
+                *("--save", str(self._final), "--hold", str(self._hold)),
+            )
+
+    def join(self, number: int) -> None:
+        """`relight agent` on a spare host."""
+        self.run_on(
+            number,
+            *("agent", "--controller", self.endpoint, "--name", f"spare-{number}", "--token-file", str(self._token)),
+        )
+
+    def run_on(self, number: int, *arguments: str) -> None:
+        name = self._names[number]
+        command = [
+            *(
+                "ip",
+                "netns",
+                "exec",
+                self._network.namespaces[name],
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                _OWN_FILES,
+                "sh",
+            ),
+            *(sys.executable, "-m", "relight.cli", *arguments),
+        ]
+        environment = {**plain_environment(), "TMPDIR": str(self._temporary), _MARK: self._mark}
+        with (self.directory / f"{name}.out").open("ab") as out, (self.directory / f"{name}.err").open("ab") as err:
+            self.launchers[name] = subprocess.Popen(
+                command,
+                cwd=self.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def release(self) -> None:
+        """Let the program go on that waits because of --hold-at."""
+        self._hold.touch()
+
+    # --- what happens to hosts ----------------------------------------------------------------------------------------
+    def lose(self, number: int) -> None:
+        """Power off: silence on the line first, so that not even the ends of its connections are heard."""
+        self.cut(number)
+        for process in self.processes(number):
+            process.kill()
+
+    def cut(self, number: int) -> None:
+        """Unplug the host; everything on it runs on."""
+        self._switch("link", "set", f"port{number}", "down")
+
+    def heal(self, number: int) -> None:
+        self._switch("link", "set", f"port{number}", "up")
+
+    def cut_controller(self, number: int) -> None:
+        """This host and the controller's no longer hear each other on the controller's port; workers still do."""
+        rules = (
+            "add table inet cut; add chain inet cut out { type filter hook output priority 0; }; "
+            "add chain inet cut in { type filter hook input priority 0; }; "
+            f"add rule inet cut out tcp dport {PORT} drop; add rule inet cut in tcp sport {PORT} drop"
+        )
+        self._on(number, "nft", rules)
+
+    def heal_controller(self, number: int) -> None:
+        self._on(number, "nft", "delete table inet cut")
+
+    def _switch(self, *arguments: str) -> None:
+        subprocess.run(["ip", "-n", self._network._switch, *arguments], check=True, capture_output=True)
+
+    def _on(self, number: int, *command: str) -> None:
+        namespace = self._network.namespaces[self._names[number]]
+        subprocess.run(["ip", "netns", "exec", namespace, *command], check=True, capture_output=True)
+
+    # --- what can be seen -------------------------------------------------------------------------------------------
+    def processes(self, number: int) -> list[psutil.Process]:
+        """The living processes of one host."""
+        namespace = self._network.namespaces[self._names[number]]
+        pids = subprocess.run(["ip", "netns", "pids", namespace], check=True, capture_output=True, text=True).stdout
+        found = []
+        for pid in pids.split():
+            try:
+                found.append(psutil.Process(int(pid)))
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def workers(self, number: int) -> dict[str, psutil.Process]:
+        """Workers and standbys of one host by name."""
+        found = {}
+        for process in self.processes(number):
+            try:
+                name = process.environ().get("RELIGHT_PROCESS")
+                if name is not None and os.getsid(process.pid) == process.pid:
+                    found[name] = process
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def messages(self, number: int = 0) -> str:
+        return (self.directory / f"h{number}.err").read_text(errors="replace")
+
+    def output(self) -> str:
+        """What all workers have printed, wherever they ran."""
+        return "".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("h*.out")))
+
+    def journal(self) -> str:
+        path = self.run_dir / "journal.jsonl"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Look again and again until the condition holds; the job must not end before."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not condition():
+            assert self.launchers["h0"].poll() is None, f"the job ended before {what}\n{self.describe()}"
+            assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:g} s: {what}\n{self.describe()}"
+            time.sleep(0.02)
+
+    def wait_for_steps(self, more: int) -> None:
+        """Until the ranks have told of so many more steps."""
+        goal = self._committed() + more * self.training.ranks
+        self.wait_until(lambda: self._committed() >= goal, f"{more} more steps are committed")
+
+    def _committed(self) -> int:
+        return len(re.findall(r"committed \d+", self.output()))
+
+    def describe(self) -> str:
+        parts = [f"--- h{n}\n{self.messages(n)[-2500:]}" for n in range(len(self._names)) if f"h{n}" in self.launchers]
+        return "\n".join([*parts, self.output()[-1500:], self.journal()[-2500:]])
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+    def wait(self) -> Outcome:
+        """Wait for the end of the job; no process of it may be left on any host that is there."""
+        begun = time.monotonic()
+        try:
+            status = self.launchers["h0"].wait(DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job did not end within {DEADLINE_SECONDS:g} s\n{self.describe()}") from None
+        report = self.run_dir / "report.json"
+        found = {path.suffix[1:]: path for path in self.directory.glob(f"{self._final.name}.*")}
+        saved = {int(rank): json.loads(path.read_text()) for rank, path in sorted(found.items()) if rank.isdecimal()}
+        return Outcome(
+            command=("cluster",),
+            status=status,
+            stdout=self.output(),
+            stderr=self.messages(),
+            run_dir=self.run_dir,
+            seconds=time.monotonic() - begun,
+            report=decode_report(report.read_bytes()) if report.exists() else JobReport(job="", error="no report"),
+            finals=saved,
+        )
+
+    def check_nothing_is_left(self) -> None:
+        """Every host's part ends by itself when the job has."""
+        for name, launcher in self.launchers.items():
+            try:
+                launcher.wait(30.0)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"relight on {name} does not end\n{self.describe()}") from None
+        left = [process for number in range(len(self._names)) for process in self.processes(number)]
+        assert not left, f"{[process.cmdline() for process in left]}\n{self.describe()}"
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in range(len(self._names)):
+            for process in self.processes(number):
+                try:
+                    process.send_signal(signal.SIGKILL)
+                except psutil.Error:
+                    continue
+        for launcher in self.launchers.values():
+            launcher.wait(10.0)
+        self._network.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)

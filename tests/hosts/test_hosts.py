@@ -1,0 +1,150 @@
+"""Jobs on several hosts, each a network namespace: lost, cut off and healed, late."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.namespaces import missing
+from tests.hosts.cluster import Cluster
+from tests.survival.harness import Bench, Outcome, Training, send
+from tests.survival.judge import check_survived
+
+REASON = missing()
+pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
+# What only one rank has (the position of a stateful loader, say) would be lost with its host: see below.
+TRAINING = Training(ranks=4, steps=705, arguments=("--pause", "0.02", "--tell", "--hold-at", "700"))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The same training on one host, undisturbed: where ranks run must not show in the bits."""
+    directories = iter([tmp_path_factory.mktemp("reference")])
+    return Bench(lambda: next(directories)).reference(TRAINING)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Two hosts with two ranks and, as the job has it, one standby each; a third one may join."""
+    with Cluster(tmp_path, TRAINING, 2, standbys=2, spare=1) as hosts:
+        yield hosts
+
+
+def begin(cluster: Cluster, *flags: str) -> None:
+    cluster.start(*flags)
+    cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
+    cluster.wait_until(lambda: cluster.journal().count('"StandbyReady"') >= 2, "both standbys are warm")
+
+
+def finish(cluster: Cluster, reference: Outcome) -> Outcome:
+    cluster.release()
+    outcome = cluster.wait()
+    check_survived(outcome, reference)
+    cluster.check_nothing_is_left()
+    return outcome
+
+
+def test_two_hosts_train_as_one(cluster: Cluster, reference: Outcome) -> None:
+    begin(cluster)
+    assert [len(cluster.workers(number)) for number in (0, 1)] == [3, 3]  # two ranks, and a standby on each
+    outcome = finish(cluster, reference)
+    assert not outcome.report.failures, outcome.describe()
+
+
+def test_a_host_is_lost(cluster: Cluster, reference: Outcome) -> None:
+    begin(cluster)
+    cluster.lose(1)
+    cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on")
+    outcome = finish(cluster, reference)
+    assert [failure.rank for failure in outcome.report.failures] == [2, 3], outcome.describe()
+    assert {failure.kind for failure in outcome.report.failures} == {"host lost"}, outcome.describe()
+    assert len(outcome.report.recoveries) == 1, outcome.describe()  # one, not one for each rank
+    assert outcome.report.recoveries[0].replaced == (2, 3), outcome.describe()
+
+
+def test_a_rank_is_lost_whose_host_has_no_standby_left(tmp_path: Path, reference: Outcome) -> None:
+    """Its replacement, on the other host, gets the state over TCP and the private state through the controller."""
+    with Cluster(tmp_path, TRAINING, 2, standbys=1) as cluster:
+        cluster.start()
+        cluster.wait_until(lambda: '"StandbyReady"' in cluster.journal(), "the standby is warm")
+        cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
+        (standby,) = [number for number in (0, 1) if len(cluster.workers(number)) == 3]
+        victim = "w2" if standby == 0 else "w0"
+        send(cluster.workers(1 - standby)[victim], signal.SIGKILL)
+        cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on")
+        outcome = finish(cluster, reference)
+    assert [failure.rank for failure in outcome.report.failures] == [int(victim[1:])], outcome.describe()
+    assert outcome.report.recoveries[0].replacement_kind == "standby", outcome.describe()
+
+
+def test_a_partition_that_heals_brings_back_nobody(cluster: Cluster, reference: Outcome) -> None:
+    """The cut-off host's ranks live on, are replaced, and are killed when they can be heard again."""
+    begin(cluster)
+    zombies = {process.pid for name, process in cluster.workers(1).items() if name in ("w2", "w3")}
+    assert len(zombies) == 2
+    cluster.cut(1)
+    cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on without the host")
+    assert zombies <= {process.pid for process in cluster.workers(1).values()}
+    cluster.heal(1)
+    cluster.wait_until(lambda: "node-1 joined; 2 hosts" in cluster.messages(), "the host is back, as a new one")
+    cluster.wait_until(lambda: not zombies & {p.pid for p in cluster.workers(1).values()}, "the zombies are dead")
+    outcome = finish(cluster, reference)
+    assert len(outcome.report.recoveries) == 1, outcome.describe()
+
+
+def test_a_host_that_only_the_controller_has_lost(cluster: Cluster, reference: Outcome) -> None:
+    """Its ranks see the others and not the controller: they are replaced, and cannot go on by themselves."""
+    begin(cluster)
+    cluster.cut_controller(1)
+    cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on without the host")
+    cluster.heal_controller(1)
+    cluster.wait_until(lambda: "node-1 joined; 2 hosts" in cluster.messages(), "the host is back, as a new one")
+    outcome = finish(cluster, reference)
+    assert {failure.kind for failure in outcome.report.failures} == {"host lost"}, outcome.describe()
+    assert len(outcome.report.recoveries) == 1, outcome.describe()
+
+
+def test_a_moment_of_silence_changes_nothing(cluster: Cluster, reference: Outcome) -> None:
+    """Shorter than what the connections bear: what was on its way is sent again."""
+    begin(cluster)
+    cluster.cut_controller(1)
+    cluster.wait_for_steps(40)  # training goes on meanwhile
+    cluster.heal_controller(1)
+    outcome = finish(cluster, reference)
+    assert not outcome.report.failures, outcome.describe()
+
+
+def test_a_late_host_is_room_for_standbys(cluster: Cluster, reference: Outcome) -> None:
+    begin(cluster)
+    cluster.join(2)
+    cluster.wait_until(lambda: "spare-2 joined; 3 hosts" in cluster.messages(), "the late host is there")
+    cluster.lose(1)
+    cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on")
+    cluster.wait_until(lambda: len(cluster.workers(2)) >= 1, "the late host has a process")
+    outcome = finish(cluster, reference)
+    assert outcome.report.recoveries[0].replaced == (2, 3), outcome.describe()
+
+
+def test_the_controller_dies_while_hosts_look_on(cluster: Cluster, reference: Outcome) -> None:
+    begin(cluster)
+    (controller,) = [p for p in cluster.processes(0) if p.cmdline()[1:3] == ["-m", "relight.server"]]
+    send(controller, signal.SIGKILL)
+    cluster.wait_until(lambda: '"ControllerRestarted"' in cluster.journal(), "another controller is in charge")
+    send(cluster.workers(1)["w2"], signal.SIGKILL)
+    cluster.wait_until(lambda: "recovered in" in cluster.messages(), "it handles failures")
+    outcome = finish(cluster, reference)
+    assert outcome.report.controller_restarts == 1
+    assert [failure.rank for failure in outcome.report.failures] == [2], outcome.describe()
+
+
+def test_what_only_a_lost_host_had_ends_the_job(tmp_path: Path) -> None:
+    """Statistics of BatchNorm differ between ranks; nobody else has those of this host, so the job says so."""
+    training = Training(ranks=4, steps=705, arguments=(*TRAINING.arguments, "--batchnorm", "--local-buffers"))
+    with Cluster(tmp_path, training, 2, standbys=2) as cluster:
+        begin(cluster)
+        cluster.lose(1)
+        outcome = cluster.wait()
+    assert outcome.status == 1, outcome.describe()
+    assert "the private state of ranks 2, 3" in outcome.report.error, outcome.describe()
+    assert "Resume from your last checkpoint" in outcome.report.error, outcome.describe()
