@@ -32,6 +32,7 @@ from relight.transfer.channel import SOCKET_NAME
 from relight.wire.address import Address, find_address
 from relight.wire.framing import decode, encode_frame, make_decoder, read_payload
 from relight.wire.handshake import hello_mac
+from relight.wire.keepalive import notice_silence
 from relight.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -345,6 +346,7 @@ class Launcher:
         while True:
             try:
                 reader, writer = await asyncio.open_connection(address.host, address.port)
+                notice_silence(writer.get_extra_info("socket"))
                 self._observer = writer
                 try:
                     while (payload := await read_payload(reader)) is not None:
@@ -403,8 +405,8 @@ class Launcher:
                 await self._first(self._ending.wait(), asyncio.sleep(GRACE_SECONDS))
             if self._ending.is_set() or self._ended is not None or self._signal:
                 return
-            if status == CONTROLLER_LOST and self._remote is not None:
-                return  # as it has said
+            if status in (0, CONTROLLER_LOST) and self._remote is not None:
+                return  # told to end, or left alone, as it has said
             what = f"the agent {describe_exit(status)}"
             deaths.append(time.monotonic())
             if len(deaths) == MAX_AGENT_DEATHS and deaths[-1] - deaths[0] < 60.0:
