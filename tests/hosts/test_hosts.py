@@ -45,6 +45,7 @@ def finish(cluster: Cluster, reference: Outcome) -> Outcome:
     return outcome
 
 
+@pytest.mark.all
 def test_two_hosts_train_as_one(cluster: Cluster, reference: Outcome) -> None:
     begin(cluster)
     assert [len(cluster.workers(number)) for number in (0, 1)] == [3, 3]  # two ranks, and a standby on each
@@ -63,6 +64,7 @@ def test_a_host_is_lost(cluster: Cluster, reference: Outcome) -> None:
     assert outcome.report.recoveries[0].replaced == (2, 3), outcome.describe()
 
 
+@pytest.mark.all
 def test_a_rank_is_lost_whose_host_has_no_standby_left(tmp_path: Path, reference: Outcome) -> None:
     """Its replacement, on the other host, gets the state over TCP and the private state through the controller."""
     with Cluster(tmp_path, TRAINING, 2, standbys=1) as cluster:
@@ -78,6 +80,7 @@ def test_a_rank_is_lost_whose_host_has_no_standby_left(tmp_path: Path, reference
     assert outcome.report.recoveries[0].replacement_kind == "standby", outcome.describe()
 
 
+@pytest.mark.all
 def test_a_partition_that_heals_brings_back_nobody(cluster: Cluster, reference: Outcome) -> None:
     """The cut-off host's ranks live on, are replaced, and are killed when they can be heard again."""
     begin(cluster)
@@ -93,6 +96,7 @@ def test_a_partition_that_heals_brings_back_nobody(cluster: Cluster, reference: 
     assert len(outcome.report.recoveries) == 1, outcome.describe()
 
 
+@pytest.mark.all
 def test_a_host_that_only_the_controller_has_lost(cluster: Cluster, reference: Outcome) -> None:
     """Its ranks see the others and not the controller: they are replaced, and cannot go on by themselves."""
     begin(cluster)
@@ -105,6 +109,7 @@ def test_a_host_that_only_the_controller_has_lost(cluster: Cluster, reference: O
     assert len(outcome.report.recoveries) == 1, outcome.describe()
 
 
+@pytest.mark.all
 def test_a_moment_of_silence_changes_nothing(cluster: Cluster, reference: Outcome) -> None:
     """Shorter than what the connections bear: what was on its way is sent again."""
     begin(cluster)
@@ -115,6 +120,7 @@ def test_a_moment_of_silence_changes_nothing(cluster: Cluster, reference: Outcom
     assert not outcome.report.failures, outcome.describe()
 
 
+@pytest.mark.all
 def test_a_late_host_is_room_for_standbys(cluster: Cluster, reference: Outcome) -> None:
     begin(cluster)
     cluster.join(2)
@@ -126,6 +132,7 @@ def test_a_late_host_is_room_for_standbys(cluster: Cluster, reference: Outcome) 
     assert outcome.report.recoveries[0].replaced == (2, 3), outcome.describe()
 
 
+@pytest.mark.all
 def test_the_controller_dies_while_hosts_look_on(cluster: Cluster, reference: Outcome) -> None:
     begin(cluster)
     (controller,) = [p for p in cluster.processes(0) if p.cmdline()[1:3] == ["-m", "relight.server"]]
@@ -138,6 +145,7 @@ def test_the_controller_dies_while_hosts_look_on(cluster: Cluster, reference: Ou
     assert [failure.rank for failure in outcome.report.failures] == [2], outcome.describe()
 
 
+@pytest.mark.all
 def test_what_only_a_lost_host_had_ends_the_job(tmp_path: Path) -> None:
     """Statistics of BatchNorm differ between ranks; nobody else has those of this host, so the job says so."""
     training = Training(ranks=4, steps=705, arguments=(*TRAINING.arguments, "--batchnorm", "--local-buffers"))
