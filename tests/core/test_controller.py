@@ -1027,3 +1027,17 @@ def test_what_a_worker_wants_people_to_read() -> None:
     said = desk.tell(ev.WorkerNotice(process="w0", rank=0, text="the loss is NaN"))
     assert [(type(c), c.why) for c in said] == [(Notice, "the loss is NaN")]
     assert desk.controller.report().notices == ("the loss is NaN",)
+
+
+def test_a_deadline_that_passed_while_the_controller_slept_is_put_off_once() -> None:
+    """The answers that it waits for may lie in its sockets."""
+    desk = Desk(world_size=2, standbys=1).train()
+    desk.exits("w1")
+    deadline = desk.controller.next_deadline()
+    assert deadline is not None
+    desk.now = deadline + 40.0
+    assert desk.controller.expire(desk.now) == ()
+    put_off = desk.controller.next_deadline()
+    assert put_off is not None
+    assert desk.now < put_off <= desk.now + 2.0
+    assert isinstance(desk.controller.expire(put_off + 40.0)[0], Kill)

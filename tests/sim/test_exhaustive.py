@@ -2,7 +2,8 @@
 
 import pytest
 
-from relight.sim.exhaustive import Searched, explore, situation
+from relight.sim.contents import Violation
+from relight.sim.exhaustive import Script, Searched, explore, situation
 from relight.sim.mutations import find_mutation
 
 
@@ -66,5 +67,8 @@ def test_two_deaths_of_three_ranks() -> None:
 def test_planted_bugs_are_found(name: str) -> None:
     with find_mutation(name).planted() as parts:
         found = explore(situation(3, 2, 1, ("kill",), parts))
-    assert found.violation, f"{name} breaks nothing in {found.situations} situations"
-    assert found.script
+        assert found.violation, f"{name} breaks nothing in {found.situations} situations"
+        script = Script(ranks=3, steps=2, faults=1, kinds=("kill",), choices=found.script)
+        with pytest.raises(Violation, match=found.violation.partition(":")[0]):
+            script.follow(parts)
+    assert "command Begin" not in script.follow()  # without the bug the same choices are possible, and all is well

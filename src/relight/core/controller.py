@@ -70,6 +70,7 @@ COLLECTIVE_GRACE_SECONDS = 0.25
 # A standby that takes longer than this, and than twice the slowest start of this job, may never be warm: start another
 # beside it.
 STANDBY_PATIENCE_SECONDS = 30.0
+OVERSLEPT_SECONDS = 1.0  # a deadline that is noticed later than this passed while the controller was stopped
 MAX_RESTORE_FAILURES = 5
 _ENDED = "ended"  # kind of a failure whose process is still being torn down
 MAX_STANDBY_FAILURES = 3  # in a row
@@ -96,6 +97,7 @@ class Controller:
         self._released: set[str] = set()
         self._decision: Decision | None = None
         self._deadline: float | None = None
+        self._extended: float | None = None  # the deadline that was put off, once, because the controller had slept
         self._suspected_collective: ev.CollectiveFailed | None = None
         self._suspected_restore: ev.RestoreFailed | None = None
         self._stop_limit_seconds = 0.0
@@ -214,6 +216,10 @@ class Controller:
     def expire(self, now: float) -> tuple[Command, ...]:
         """The deadline has passed: whoever was waited for has failed too, or the grace is over."""
         if self._deadline is None or now < self._deadline or self.stage is Stage.ENDED:
+            return ()
+        if now - self._deadline > OVERSLEPT_SECONDS and self._deadline != self._extended:
+            # Nobody looked when it passed: whoever is waited for may have answered meanwhile, and is heard first.
+            self._deadline = self._extended = now + OVERSLEPT_SECONDS
             return ()
         self._deadline = None
         if self.stage is Stage.STARTING:

@@ -1,9 +1,13 @@
 """`python -m relight.sim`: run simulated jobs, look at one, hunt planted bugs, search all orders of small jobs."""
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from relight.sim import exhaustive
 from relight.sim.contents import Violation
@@ -61,6 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(word.startswith("--mutation=") or word == "--mutation" for word in given) and not _has_mode(given):
         given.append("--mutations")
     options = parser.parse_args(given)
+    kinds = options.actions.split(",")
+    if not set(kinds) <= set(exhaustive.FAULTS):
+        parser.error(f"--actions {options.actions}: there are {', '.join(exhaustive.FAULTS)}")
+    if options.exhaustive is not None and options.exhaustive < 2:
+        parser.error(f"--exhaustive {options.exhaustive}: at least 2 ranks")
     try:
         mutation = find_mutation(options.mutation) if options.mutation else None
     except KeyError:
@@ -71,14 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.rewrite:
         return _rewrite(options.rewrite)
     if options.exhaustive is not None:
-        return exhaustive.main(
-            options.exhaustive, options.steps, options.faults, options.actions.split(","), mutation, fine=options.fine
-        )
+        return exhaustive.main(options.exhaustive, options.steps, options.faults, kinds, mutation, fine=options.fine)
     if options.seeds is not None or options.seconds is not None:
         return _search(options.first, options.seeds, options.seconds, options.mutation, options.processes)
     try:
-        schedule = random_schedule(options.seed) if options.seed is not None else _read(options.replay)
-    except (OSError, ValueError) as error:
+        if options.replay is not None and '"choices"' in options.replay:
+            return _follow(msgspec.json.decode(options.replay, type=exhaustive.Script))
+        schedule = _read(options.replay) if options.seed is None else random_schedule(options.seed)
+    except (OSError, ValueError, KeyError, IndexError) as error:
         parser.error(f"--replay {options.replay}: {error}")
     if options.shrink or options.record:
         return _shrink(schedule, mutation, options.record)
@@ -90,7 +99,7 @@ def _has_mode(given: Sequence[str]) -> bool:
     return any(word.partition("=")[0] in modes for word in given)
 
 
-def _read(what: str) -> Schedule:
+def _read(what: Any) -> Schedule:
     return decode_schedule(what) if what.lstrip().startswith("{") else read_golden(Path(what)).schedule
 
 
@@ -111,13 +120,25 @@ def _breaks_only_so(schedule: Schedule, mutation: Mutation | None) -> Violation 
 
 
 def _show(schedule: Schedule, mutation: Mutation | None) -> int:
-    violation = _breaks(schedule, mutation)
-    if violation is not None:
-        print(violation)
-        return 1
-    job = SimulatedJob(schedule, PRODUCTION)
-    job.run()
+    with mutation.planted() if mutation is not None else contextlib.nullcontext(PRODUCTION) as parts:
+        job = SimulatedJob(schedule, parts)
+        try:
+            job.run()
+        except Violation as violation:
+            print(violation)
+            return 1
     print(job.explain())
+    return 0
+
+
+def _follow(script: exhaustive.Script) -> int:
+    mutation = find_mutation(script.mutation) if script.mutation else None
+    with mutation.planted() if mutation is not None else contextlib.nullcontext(PRODUCTION) as parts:
+        try:
+            print(script.follow(parts))
+        except Violation as violation:
+            print(violation)
+            return 1
     return 0
 
 
@@ -186,4 +207,8 @@ def _rewrite(paths: Sequence[Path]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or nobody reads on
+        sys.stderr.close()
+        sys.exit(130)

@@ -22,9 +22,11 @@ the write. Without, what nobody can tell apart happens at once, so that larger j
 import contextlib
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from relight.core import events as ev
 from relight.core.commands import Restore, Stop
@@ -36,7 +38,7 @@ from relight.core.position import Phase, Position
 from relight.sim.contents import Violation
 from relight.sim.mutations import Mutation
 from relight.sim.network import Group
-from relight.sim.timed import PRODUCTION, Parts
+from relight.sim.timed import PRODUCTION, Parts, show
 from relight.sim.worker import Worker
 from relight.sim.world import NODE, Action, World
 
@@ -172,8 +174,8 @@ class Situation(World):
     # --- what may happen --------------------------------------------------------------------------------------------
     def choices(self) -> list[Action]:
         """Everything that may happen next, in an order that is always the same."""
-        out: list[Action] = [("up", name) for name, queue in self.up.items() if queue]
-        out += [("down", name) for name, queue in self.down.items() if queue]
+        out: list[Action] = [("up", name) for name, queue in sorted(self.up.items()) if queue]
+        out += [("down", name) for name, queue in sorted(self.down.items()) if queue]
         groups = [*self.groups.values(), *(meeting.group for meeting in self.meetings.values())]
         alive = {w.rank: w for w in self.workers.values() if w.alive}
         for group in groups:
@@ -255,10 +257,10 @@ class Situation(World):
             self.perform(at_once)
 
     def _at_once(self) -> Iterator[Action]:
-        for name, ups in self.up.items():
+        for name, ups in sorted(self.up.items()):
             if ups and not isinstance(ups[0], ev.ProcessExited):
                 yield "up", name
-        for name, downs in self.down.items():
+        for name, downs in sorted(self.down.items()):
             if downs and not self._matters_when(self.workers.get(name), downs[0]):
                 yield "down", name
         for generation, meeting in self.meetings.items():
@@ -275,6 +277,11 @@ class Situation(World):
         return isinstance(message, Stop) and worker.page.phase is not Phase.PARKED
 
     suspected: frozenset[str] = frozenset()
+    listener: Callable[[str, object], None] | None = None
+
+    def note(self, what: str, thing: object) -> None:
+        if self.listener is not None:
+            self.listener(what, thing)
 
     def _strike(self, worker: Worker, kind: Fault) -> None:
         self.faults_left -= 1
@@ -403,7 +410,7 @@ class Searched:
     ends: dict[str, int] = field(default_factory=dict)  # how often a job ended in which way
     seconds: float = 0.0
     violation: str = ""
-    script: tuple[Action, ...] = ()  # that leads to it
+    script: tuple[int, ...] = ()  # that leads to it: which of the choices, each time
     complete: bool = False
 
 
@@ -412,22 +419,48 @@ class _Node:
     situation: Situation
     key: int
     parent: "_Node | None"
-    action: Action
+    choice: int
 
-    def script(self) -> tuple[Action, ...]:
-        actions: list[Action] = []
+    def script(self) -> tuple[int, ...]:
+        choices: list[int] = []
         node: _Node | None = self
         while node is not None and node.parent is not None:
-            actions.append(node.action)
+            choices.append(node.choice)
             node = node.parent
-        return tuple(reversed(actions))
+        return tuple(reversed(choices))
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """One order of events, to be followed again: the situation where it begins, and a choice at each step."""
+
+    ranks: int
+    steps: int
+    faults: int
+    kinds: tuple[str, ...]
+    choices: tuple[int, ...]
+    fine: bool = False
+    mutation: str = ""
+
+    def follow(self, parts: Parts = PRODUCTION) -> str:
+        """What happens, a line each. Raises Violation, with these lines, where an invariant breaks."""
+        lines: list[str] = []
+        here = situation(self.ranks, self.steps, self.faults, self.kinds, parts, fine=self.fine)
+        here.listener = lambda what, thing: lines.append(f"    {what} {show(thing)}")
+        for choice in self.choices:
+            action = here.choices()[choice]
+            lines.append(" ".join(map(str, action)))
+            try:
+                here.happen(action)
+            except Violation as violation:
+                raise Violation(f"{violation}\n" + "\n".join(lines)) from None
+        return "\n".join(lines)
 
 
 def explore(start: Situation, *, seconds: float | None = None) -> Searched:
     """Follow everything from `start`. Stops at the first violation."""
     found = Searched()
     begun = time.monotonic()
-    root = _Node(start, start.key(), None, ())
+    root = _Node(start, start.key(), None, -1)
     seen = {root.key}
     onward: dict[int, int] = {}  # where the first choice leads: following it, every job must end
     stack = [root]
@@ -440,8 +473,8 @@ def explore(start: Situation, *, seconds: float | None = None) -> Searched:
             continue
         try:
             new = list(_follow(node, found, onward))
-        except Violation as violation:
-            found.violation, found.script = str(violation), node.script()
+        except _Broken as broken:
+            found.violation, found.script = str(broken.violation), (*node.script(), *broken.choice)
             break
         for child in reversed(new):
             if child.key not in seen:
@@ -457,21 +490,31 @@ def explore(start: Situation, *, seconds: float | None = None) -> Searched:
     return found
 
 
+class _Broken(Exception):
+    """An invariant breaks, after one more choice or none."""
+
+    def __init__(self, violation: Violation, choice: tuple[int, ...]) -> None:
+        super().__init__(violation)
+        self.violation = violation
+        self.choice = choice
+
+
 def _follow(node: _Node, found: Searched, onward: dict[int, int]) -> Iterator[_Node]:
     choices = node.situation.choices()
     if not choices:
-        raise Violation(f"L2: nothing will ever happen again, in stage {node.situation.controller.stage}")
+        stage = node.situation.controller.stage
+        raise _Broken(Violation(f"L2: nothing will ever happen again, in stage {stage}"), ())
     for number, choice in enumerate(choices):
         found.steps += 1
         child = node.situation.copy()
         try:
             child.happen(choice)
         except Violation as violation:
-            raise Violation(f"{violation}\nafter {choice}") from None
+            raise _Broken(violation, (number,)) from None
         key = child.key()
         if number == 0:
             onward[node.key] = key
-        yield _Node(child, key, node, choice)
+        yield _Node(child, key, node, number)
 
 
 def _has_circle(onward: dict[int, int]) -> bool:
@@ -515,7 +558,10 @@ def main(ranks: int, steps: int, faults: int, kinds: Sequence[str], mutation: Mu
         f"{found.steps:,} steps between them, in {found.seconds:.1f} s; {found.ends}"
     )
     if found.violation:
+        name = mutation.name if mutation is not None else ""
+        script = Script(
+            ranks=ranks, steps=steps, faults=faults, kinds=tuple(kinds), choices=found.script, fine=fine, mutation=name
+        )
         print(found.violation)
-        for action in found.script:
-            print("  ", action)
+        print(f"replay it with: python -m relight.sim --replay '{msgspec.json.encode(script).decode()}'")
     return 1 if found.violation else 0

@@ -294,6 +294,14 @@ class WaitsForTheMemoryOfTheDead(Controller):
         return super()._on_dying(msgspec.structs.replace(event, position=position), now)
 
 
+class Oversleeps(Controller):
+    """Once ours: a controller that had slept past a deadline killed who had answered while it slept."""
+
+    def expire(self, now: float) -> tuple[Command, ...]:
+        self._extended = self._deadline
+        return super().expire(now)
+
+
 class ReusesAGenerationAfterItsRestart(Controller):
     """D5 without a durable counter: the successor opens a generation under the number of the last one."""
 
@@ -566,6 +574,7 @@ MUTATIONS = (
         actions=(Action.KILL, Action.LOOP),
         points=("FORWARD", "RESUME", "RESUME"),
     ),
+    Mutation("oversleeps", 50000, controller=Oversleeps),
     Mutation("restart-reuses-generation", 2000, controller=ReusesAGenerationAfterItsRestart),
     Mutation("restart-says-nothing", 2000, controller=SaysNothingAfterItsRestart),
     Mutation("private-not-claimed", 200, worker=DoesNotClaimPrivateState),

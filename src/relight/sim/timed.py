@@ -122,7 +122,7 @@ class SimulatedJob(World):
 
     def explain(self, lines: int = 400) -> str:
         """The schedule, and what happened."""
-        trace = [f"{now:9.4f}  {what:8}  {_show(thing)}" for now, what, thing in self.trace]
+        trace = [f"{now:9.4f}  {what:8}  {show(thing)}" for now, what, thing in self.trace]
         return "\n".join([f"schedule: {msgspec.json.encode(self.schedule).decode()}", *trace[-lines:]])
 
     def _advance(self) -> None:
@@ -395,7 +395,7 @@ class SimulatedJob(World):
             worker = self.workers.get(name)
             coming = any(isinstance(message, Spawn) for message in self.down[name])
             if not coming and (worker is None or not worker.alive):
-                self._exited_unseen(name)
+                self.feed(self._unseen_exit(name))
         self.feed(ev.AgentJoined(agent=NODE, slots=self.world_size))
         for name in sorted(self.workers):
             worker = self.workers[name]
@@ -405,20 +405,18 @@ class SimulatedJob(World):
                 self.send(worker, ev.ProcessStarted(process=name, pid=1))
                 if worker.last_report is not None:
                     self.send(worker, worker.last_report)
+                worker.say_again()
 
-    def _exited_unseen(self, process: str) -> None:
+    def _unseen_exit(self, process: str) -> ev.ProcessExited:
         """For a death that was reported, this is one more report of it, and the core knows it already."""
         worker = self.workers.get(process)
         position = Position() if worker is None else worker.page.position(counters=True)
-        position = msgspec.structs.replace(position, private_versions=(-1, -1))
-        self.feed(
-            ev.ProcessExited(
-                process=process,
-                exit_status=None,
-                evidence="ended while its agent was away",
-                position=position,
-                noticed_ns=1,
-            ),
+        return ev.ProcessExited(
+            process=process,
+            exit_status=None,
+            evidence="ended while its agent was away",
+            position=msgspec.structs.replace(position, private_versions=(-1, -1)),
+            noticed_ns=1,
         )
 
     def _lose_controller(self, death: NetworkFault) -> None:
@@ -444,8 +442,15 @@ class SimulatedJob(World):
             self.checker.final(self.end, self.names_of_ranks(), self.controller.report())
             return
         self.feed(ev.ControllerRestarted())
+        self._unheard += [self._unseen_exit(name) for name in self._never_started()]
         while self._unheard and not self._away:
             self.feed(self._unheard.pop(0))
+
+    def _never_started(self) -> list[str]:
+        """Processes that the controller believes in, and that no node has or will have: agents.py, `attach`."""
+        believed = [p.name for p in self.controller.members.processes.values() if p.alive]
+        coming = {name for name, queue in self.down.items() if any(isinstance(message, Spawn) for message in queue)}
+        return [name for name in believed if name not in self.workers and name not in coming]
 
     # --- the detector ---------------------------------------------------------------------------------------------
     def _watch(self) -> None:
@@ -517,7 +522,8 @@ def run_schedule(schedule: Schedule, parts: Parts = PRODUCTION) -> SimulatedJob:
     return job
 
 
-def _show(thing: object) -> str:
+def show(thing: object) -> str:
+    """An event or an order on one line, without what only machines read."""
     if not isinstance(thing, msgspec.Struct):
         return str(thing)
     hidden = ("progress", "position", "sources", "stop_seconds", "restore_address", "noticed_ns", "traceback")

@@ -636,18 +636,23 @@ class Worker:
         if self.closed:
             self._recover()
             return
-        self.world.send(
-            self,
-            ev.CollectiveFailed(
-                process=self.name,
-                rank=self.rank,
-                generation=self.generation,
-                step=self.state.version,
-                summary="connection reset",
-                noticed_ns=1,
-            ),
-        )
         self._go_to("VERDICT")
+        self.say_again()
+
+    def say_again(self) -> None:
+        """Runtime.report_broken_collective; also to an agent that was restarted, as Runtime._say_again does."""
+        if self.point == "VERDICT" and not self.closed:
+            self.world.send(
+                self,
+                ev.CollectiveFailed(
+                    process=self.name,
+                    rank=self.rank,
+                    generation=self.generation,
+                    step=self.state.version,
+                    summary="connection reset",
+                    noticed_ns=1,
+                ),
+            )
 
     # --- barrier and write --------------------------------------------------------------------------------------
     def _on_kept(self) -> None:

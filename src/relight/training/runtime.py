@@ -83,6 +83,7 @@ class Runtime:
         self._client: RestoreClient | None = None
         self._interrupt: Any = None
         self._said: set[str] = set()
+        self._broken = ""  # why a collective broke in this generation, if one did
         self._token = read_token(private_dir)
         self.server = RestoreServer(
             private_dir / f"restore-{self.process}.sock",
@@ -94,8 +95,14 @@ class Runtime:
             environment["RELIGHT_AGENT_SOCKET"], self.process, settings.agent_timeout_seconds, self._receive
         )
         self.store.link = self.link
-        self.link.on_reconnected = lambda: self.store.say_again(lost=False)
+        self.link.on_reconnected = self._say_again
         self.link.start()
+
+    def _say_again(self) -> None:
+        """An agent that died may not have passed on what was said last; its last report the link repeats itself."""
+        self.store.say_again(lost=False)
+        if self._broken and not self.closed:
+            self.report_broken_collective(self._broken)
 
     # --- the link thread --------------------------------------------------------------------------------------
     def _receive(self, message: msgspec.Struct) -> None:
@@ -182,6 +189,7 @@ class Runtime:
             return self._condition.wait_for(lambda: self.closed, patience_seconds)
 
     def report_broken_collective(self, summary: str) -> None:
+        self._broken = summary
         self.link.send(
             CollectiveFailed(
                 process=self.process,
@@ -328,6 +336,7 @@ class Runtime:
                 group.attach(inner)
             self.generation = generation
             self.closed = False
+            self._broken = ""
             self._client = None
             if self._interrupt is not None:
                 self._interrupt.remove()
