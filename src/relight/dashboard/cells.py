@@ -37,6 +37,10 @@ class Level:
             self._spent[code] += end_ns - start_ns
             return
         width = 1 << self.shift
+        if last - number > 2 * self._kept:  # all that was known will be forgotten: begin where it matters
+            number = last - 2 * self._kept
+            self._turn(number)
+            start_ns = number << self.shift
         self._spent[code] += ((number + 1) << self.shift) - start_ns
         while number < last:
             number += 1

@@ -46,7 +46,7 @@ class Follower:
 
     def _take_chunk(self, line: bytes) -> None:
         try:
-            self.job.take_chunk(self._decode(line))
+            self.job.take_chunk(self._decode(line), time.time_ns())
         except (msgspec.DecodeError, UnicodeDecodeError):
             self.job.unreadable_lines += 1
 

@@ -25,6 +25,8 @@ ROW_KEPT = (1024, 65536)
 LISTED = 300  # failures, recoveries and notices that are shown; older ones are only counted
 RATE_SECONDS = 10.0
 REPORT_DELAY_NS = 1_500_000_000  # agents report phases once a second; what is older than this is known
+CLOCKS_DIFFER_NS = 60 * 10**9  # at most, from host to host; a stamp further in the future is none
+LATEST_NS = 10**18
 STRAGGLERS = 8
 STRAGGLES = 1.25  # a rank whose forward takes so many times the median
 MIN_STRAGGLE_SECONDS = 0.005
@@ -44,6 +46,7 @@ class Job:
         self.origin_ns = 0  # the job's start on the wall clock; 0: not known yet
         self.edge_ns = 0  # newest phase change of any rank
         self.unreadable_lines = 0
+        self.unreadable_records = 0
         self._core: Controller | None = None
         self._offsets: dict[str, int] = {}  # by process: wall clock minus monotonic clock, as first heard
         self._early: list[Chunk] = []  # read before the journal said when the job started
@@ -81,7 +84,7 @@ class Job:
             self.origin_ns = round((written - line.now) * 1e9)
             early, self._early = self._early, []
             for chunk in early:
-                self._take_chunk(chunk)
+                self._take_chunk(chunk, self.origin_ns + LATEST_NS)
         if line.event is not None:
             self._core.handle(line.event, line.now)
             if isinstance(line.event, ProcessStarted | StandbyReady):
@@ -98,14 +101,14 @@ class Job:
             self.notices.append((line.now, "warning", line.note))
 
     # --- the trace ------------------------------------------------------------------------------------------------
-    def take_chunk(self, chunk: Chunk) -> None:
-        """One line of `trace.jsonl`."""
+    def take_chunk(self, chunk: Chunk, wall_ns: int) -> None:
+        """One line of `trace.jsonl`, read at `wall_ns` (Unix time)."""
         if self.origin_ns:
-            self._take_chunk(chunk)
+            self._take_chunk(chunk, wall_ns)
         elif len(self._early) < 10_000:
             self._early.append(chunk)
 
-    def _take_chunk(self, chunk: Chunk) -> None:
+    def _take_chunk(self, chunk: Chunk, wall_ns: int) -> None:
         # One offset per process: a wall clock that is set anew must not bend a worker's monotonic time.
         offset = self._offsets.setdefault(chunk.process, chunk.clock_offset_ns - self.origin_ns)
         row = self.rows.get(chunk.rank)
@@ -117,13 +120,15 @@ class Job:
             waits = [index for index, record in enumerate(records) if record[3] == Phase.STANDBY]
             records = records[waits[-1] + 1 :] if waits else records
             self._standbys[chunk.process] = True
+        latest_ns = wall_ns - self.origin_ns + CLOCKS_DIFFER_NS
         for stamp_ns, generation, step, phase, version in records:
-            if not 0 <= phase <= Phase.DONE or phase == Phase.STANDBY:
+            at_ns = stamp_ns + offset
+            if phase == Phase.STANDBY:
                 continue
-            try:
-                row.add(chunk.process, stamp_ns + offset, generation, step, phase, version)
-            except OverflowError:  # words that somebody scribbled
-                self.unreadable_lines += 1
+            if at_ns > latest_ns or not 0 <= phase <= Phase.DONE or not (_is_count(step) and _is_count(version)):
+                self.unreadable_records += 1  # words that somebody scribbled over a position page
+                continue
+            row.add(chunk.process, at_ns, generation, step, phase, version)
         self.edge_ns = max(self.edge_ns, row.last_ns)
 
     # --- what follows ---------------------------------------------------------------------------------------------
@@ -202,3 +207,7 @@ class Job:
 
     def recoveries(self) -> tuple[RecoveryReport, ...]:
         return self.report().recoveries[-LISTED:]
+
+
+def _is_count(number: int) -> bool:
+    return -1 <= number < 2**62

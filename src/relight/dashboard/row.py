@@ -69,7 +69,7 @@ class Row:
         return None
 
     def add(self, process: str, at_ns: int, generation: int, step: int, code: int, version: int) -> None:
-        """One change of phase. One that is older than the newest change is left out. Raises OverflowError."""
+        """One change of phase. One that is older than the newest change is left out."""
         if at_ns < self.last_ns or at_ns < 0:
             return
         if not self.holders or self.holders[-1][1] != process:

@@ -67,10 +67,10 @@ class Dashboard:
                 await self._publish()
                 if self._follower.is_behind:
                     continue
-                with contextlib.suppress(TimeoutError):
-                    self._wake.clear()
-                    pause = POLL_SECONDS if self._pages else UNWATCHED_SECONDS
-                    await asyncio.wait_for(self._wake.wait(), pause)
+                self._wake.clear()
+                with contextlib.suppress(TimeoutError):  # no wait_for: before Python 3.12 it can lose a cancellation
+                    async with asyncio.timeout(POLL_SECONDS if self._pages else UNWATCHED_SECONDS):
+                        await self._wake.wait()
         finally:
             await self.close()
 
@@ -109,7 +109,8 @@ class Dashboard:
                 await self._fail(writer, 503, "too many connections: close some of the pages that show this job")
                 return
             while True:
-                request = await asyncio.wait_for(read_request(reader), IDLE_SECONDS)
+                async with asyncio.timeout(IDLE_SECONDS):
+                    request = await read_request(reader)
                 if request is None or not await self._answer(request, writer):
                     return
         except BadRequest as error:
@@ -119,8 +120,6 @@ class Dashboard:
             pass  # the page was closed, or is too slow
         finally:
             writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> bool:
         """Whether another request may follow on this connection."""
@@ -159,7 +158,8 @@ class Dashboard:
                 seen = self._sync.round
                 await asyncio.sleep(EVENT_SECONDS)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._next_round(seen), QUIET_SECONDS)
+                    async with asyncio.timeout(QUIET_SECONDS):
+                        await self._next_round(seen)
         finally:
             self._pages -= 1
 
@@ -207,7 +207,8 @@ def _number(request: Request, name: str, low: int, high: int) -> int:
 
 async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(data)
-    await asyncio.wait_for(writer.drain(), SEND_SECONDS)
+    async with asyncio.timeout(SEND_SECONDS):
+        await writer.drain()
 
 
 def _load_assets() -> dict[str, tuple[str, bytes]]:
