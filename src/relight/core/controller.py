@@ -155,6 +155,7 @@ class Controller:
         assert self.generation >= 1
         ranks = [p.rank for p in self.members.processes.values() if p.rank is not None and p.alive and not p.failed]
         assert len(ranks) == len(set(ranks)), f"two live processes hold one rank: {sorted(ranks)}"
+        assert sorted(ranks) == list(self.members.by_rank()), "who holds which rank is kept wrongly"
         assert self.stage is not Stage.RESTORING or self._decision is not None
 
     # --- events ------------------------------------------------------------------------------------------------
@@ -385,7 +386,7 @@ class Controller:
         process = self.members.processes.get(event.process)
         if process is None or not process.alive:
             return []
-        process.alive = False
+        self.members.end(process)
         process.final_position = event.position
         unexplained = any(f.process == process.name and f.kind == _ENDED for f in self.ledger.failures)
         explanation = self._explain(process, event, now) if unexplained else []
@@ -463,7 +464,7 @@ class Controller:
         if self.stage is Stage.FINISHING:
             return [kill]  # its death then ends the job with an error
         if process.rank is None:
-            process.failed = True
+            self.members.fail(process)
             return [kill, *self._on_standby_lost(process, event.evidence, now)]
         if self.stage is Stage.STARTING:
             self.members.fail(process)
@@ -673,7 +674,7 @@ class Controller:
         worst_first = sorted(self.members.standbys(), key=lambda p: (p.ready, -p.spawned_at))
         out: list[Command] = []
         for process in worst_first[: max(0, len(worst_first) - self.settings.standbys)]:
-            process.failed = True
+            self.members.fail(process)
             out.append(Kill(process=process.name, why="a replacement that is no longer needed"))
         return out
 
@@ -700,9 +701,11 @@ class Controller:
         """Decide as soon as every rank has a process, all stand still, and every failed process is known dead."""
         if self.stage is not Stage.STOPPING:
             return []
-        held = self.members.by_rank()
-        if self.members.vacant(self.settings.world_size):
+        if not self.members.is_complete(self.settings.world_size):
             return self._fill_vacancies(now)
+        if len(self._stopped) < self.settings.world_size:  # the usual answer, without a look at every rank
+            return []
+        held = self.members.by_rank()
         if self.members.dying() or any(p.name not in self._stopped for p in held.values()):
             return []
         replaced = [rank for rank, p in held.items() if p.replacement]
@@ -889,7 +892,7 @@ class Controller:
             Release(audience=Audience.MEMBERS, generation=self.generation, why="every rank committed its last step")
         ]
         for standby in self.members.standbys():
-            standby.failed = True
+            self.members.fail(standby)
             out.append(Kill(process=standby.name, why="training finished"))
         return out
 

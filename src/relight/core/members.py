@@ -36,22 +36,28 @@ class Members:
         self.processes: dict[str, Process] = {}
         self.predecessors: dict[int, tuple[str, ...]] = {}  # failed holders of a rank, newest last
         self._next_name = 0
+        self._holders: dict[int, str] = {}  # rank -> name of its live, unfailed process: what `by_rank` would find
 
     def add(self, agent: str, slot: int, rank: int | None, now: float, *, fresh: bool = False) -> Process:
         """Register a process that is about to be started."""
         process = Process(f"w{self._next_name}", agent, slot, rank, fresh=fresh, spawned_at=now)
         self._next_name += 1
         self.processes[process.name] = process
+        if rank is not None:
+            self._holders[rank] = process.name
         return process
 
     def by_rank(self) -> dict[int, Process]:
         """Rank to process, live and unfailed ones only, in rank order."""
-        held = [p for p in self.processes.values() if p.rank is not None and p.alive and not p.failed]
-        return {p.rank: p for p in sorted(held, key=lambda p: p.rank or 0) if p.rank is not None}
+        return {rank: self.processes[self._holders[rank]] for rank in sorted(self._holders)}
+
+    def is_complete(self, world_size: int) -> bool:
+        """Whether every rank is held. Asked at every report of every rank, so it must not look at all of them."""
+        return len(self._holders) == world_size
 
     def vacant(self, world_size: int) -> tuple[int, ...]:
         """Ranks that no process holds."""
-        return tuple(sorted(set(range(world_size)) - set(self.by_rank())))
+        return tuple(sorted(set(range(world_size)) - set(self._holders)))
 
     def ready_standbys(self) -> list[Process]:
         """Warm standbys, oldest first."""
@@ -68,14 +74,25 @@ class Members:
     def take_rank(self, process: Process, rank: int, now: float) -> None:
         """A standby becomes the replacement for `rank`."""
         process.rank, process.ready, process.replacement = rank, False, True
+        self._holders[rank] = process.name
         process.asked_at = now
 
     def fail(self, process: Process) -> None:
         """Take a process out of the job. Its rank, if any, is vacant from now on."""
         process.failed = True
+        self._leave(process)
         if process.rank is not None:
             before = self.predecessors.get(process.rank, ())
             self.predecessors[process.rank] = (*before, process.name)
+
+    def end(self, process: Process) -> None:
+        """Its exit is known."""
+        process.alive = False
+        self._leave(process)
+
+    def _leave(self, process: Process) -> None:
+        if process.rank is not None and self._holders.get(process.rank) == process.name:
+            del self._holders[process.rank]
 
     def audience(self, audience: Audience) -> tuple[str, ...]:
         """Names of the processes that a command goes to, in rank order, standbys last."""

@@ -327,6 +327,7 @@ def _copy_members(members: Members) -> Members:
     twin = Members.__new__(Members)
     vars(twin).update(vars(members))
     twin.predecessors = members.predecessors.copy()
+    twin._holders = members._holders.copy()
     twin.processes = {}
     for name, process in members.processes.items():
         other = twin.processes[name] = process.__class__.__new__(process.__class__)
