@@ -1,5 +1,6 @@
 """Jobs on several hosts, each a network namespace: lost, cut off and healed, late."""
 
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.survival.judge import check_survived
 
 REASON = missing()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
+needs_nft = pytest.mark.skipif(shutil.which("nft") is None, reason="the command nft is not installed (nftables has it)")
 # What only one rank has (the position of a stateful loader, say) would be lost with its host: see below.
 TRAINING = Training(ranks=4, steps=705, arguments=("--pause", "0.02", "--tell", "--hold-at", "700"))
 
@@ -97,6 +99,7 @@ def test_a_partition_that_heals_brings_back_nobody(cluster: Cluster, reference: 
 
 
 @pytest.mark.all
+@needs_nft
 def test_a_host_that_only_the_controller_has_lost(cluster: Cluster, reference: Outcome) -> None:
     """Its ranks see the others and not the controller: they are replaced, and cannot go on by themselves."""
     begin(cluster)
@@ -110,6 +113,7 @@ def test_a_host_that_only_the_controller_has_lost(cluster: Cluster, reference: O
 
 
 @pytest.mark.all
+@needs_nft
 def test_a_moment_of_silence_changes_nothing(cluster: Cluster, reference: Outcome) -> None:
     """Shorter than what the connections bear: what was on its way is sent again."""
     begin(cluster)
