@@ -532,7 +532,7 @@ class Controller:
         lost = [p for p in self.members.processes.values() if p.agent == event.agent and p.alive]
         held = [p for p in lost if p.rank is not None and not p.failed]
         for process in lost:
-            process.alive = False
+            self.members.end(process)
             process.final_position = msgspec.structs.replace(process.final_position, private_versions=(-1, -1))
         if self.stage is Stage.STARTING or (self.stage is Stage.FINISHING and held):
             when = "before the first step" if self.stage is Stage.STARTING else "before its scripts had ended"
