@@ -141,6 +141,7 @@ def render(document: Document) -> str:
                 [_mutation_cells(one) for one in document["mutations"]],
             ),
             markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
+            *document.get("notes", []),
         ]
     )
 
