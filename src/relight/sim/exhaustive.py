@@ -325,8 +325,8 @@ def _copy_controller(controller: Controller) -> Controller:
 
 def _copy_members(members: Members) -> Members:
     twin = Members.__new__(Members)
-    vars(twin).update(vars(members))
-    twin.predecessors = members.predecessors.copy()
+    for name, value in vars(members).items():
+        vars(twin)[name] = value.copy() if isinstance(value, dict | set | list) else value
     twin._holders = members._holders.copy()
     twin.processes = {}
     for name, process in members.processes.items():
