@@ -79,6 +79,14 @@ BENCHMARKS = (
         quick=("--workers", "2", "4", "8", "--kills", "1"),
     ),
     Benchmark(
+        "deciding",
+        "benchmarks.deciding",
+        "the controller's own work against the number of ranks",
+        full_s=40,
+        quick_s=3,
+        quick=("--rounds", "1", "--sizes", "8", "512", "10000"),
+    ),
+    Benchmark(
         "publish",
         "benchmarks.publish",
         "fresh weights in four engines",

@@ -32,6 +32,7 @@ TITLES = {
     "controller": "The controller's own death",
     "overhead": "Overhead without failures",
     "scaling": "Recovery against the number of workers",
+    "deciding": "The controller's own work against the number of ranks",
     "publish": "Publishing weights to inference engines",
     "restore": "State for a replacement",
     "hosts": "State for a replacement on another host",

@@ -156,6 +156,8 @@ class Controller:
         ranks = [p.rank for p in self.members.processes.values() if p.rank is not None and p.alive and not p.failed]
         assert len(ranks) == len(set(ranks)), f"two live processes hold one rank: {sorted(ranks)}"
         assert sorted(ranks) == list(self.members.by_rank()), "who holds which rank is kept wrongly"
+        reserve = [p for p in self.members.processes.values() if p.rank is None and p.alive and not p.failed]
+        assert reserve == self.members.standbys(), "who is in reserve is kept wrongly"
         assert self.stage is not Stage.RESTORING or self._decision is not None
 
     # --- events ------------------------------------------------------------------------------------------------

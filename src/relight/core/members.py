@@ -36,14 +36,17 @@ class Members:
         self.processes: dict[str, Process] = {}
         self.predecessors: dict[int, tuple[str, ...]] = {}  # failed holders of a rank, newest last
         self._next_name = 0
-        self._holders: dict[int, str] = {}  # rank -> name of its live, unfailed process: what `by_rank` would find
+        self._holders: dict[int, str] = {}  # rank -> name of its live, unfailed process
+        self._reserve: dict[str, None] = {}  # names of live, unfailed processes without a rank, oldest first
 
     def add(self, agent: str, slot: int, rank: int | None, now: float, *, fresh: bool = False) -> Process:
         """Register a process that is about to be started."""
         process = Process(f"w{self._next_name}", agent, slot, rank, fresh=fresh, spawned_at=now)
         self._next_name += 1
         self.processes[process.name] = process
-        if rank is not None:
+        if rank is None:
+            self._reserve[process.name] = None
+        else:
             self._holders[rank] = process.name
         return process
 
@@ -65,7 +68,7 @@ class Members:
 
     def standbys(self) -> list[Process]:
         """Live processes without a rank."""
-        return [p for p in self.processes.values() if p.rank is None and p.alive and not p.failed]
+        return [self.processes[name] for name in self._reserve]
 
     def dying(self) -> list[Process]:
         """Failed processes whose death is not known yet: their ranks are not safe to give away."""
@@ -74,8 +77,9 @@ class Members:
     def take_rank(self, process: Process, rank: int, now: float) -> None:
         """A standby becomes the replacement for `rank`."""
         process.rank, process.ready, process.replacement = rank, False, True
-        self._holders[rank] = process.name
         process.asked_at = now
+        self._reserve.pop(process.name, None)
+        self._holders[rank] = process.name
 
     def fail(self, process: Process) -> None:
         """Take a process out of the job. Its rank, if any, is vacant from now on."""
@@ -91,6 +95,7 @@ class Members:
         self._leave(process)
 
     def _leave(self, process: Process) -> None:
+        self._reserve.pop(process.name, None)
         if process.rank is not None and self._holders.get(process.rank) == process.name:
             del self._holders[process.rank]
 

@@ -327,7 +327,6 @@ def _copy_members(members: Members) -> Members:
     twin = Members.__new__(Members)
     for name, value in vars(members).items():
         vars(twin)[name] = value.copy() if isinstance(value, dict | set | list) else value
-    twin._holders = members._holders.copy()
     twin.processes = {}
     for name, process in members.processes.items():
         other = twin.processes[name] = process.__class__.__new__(process.__class__)
