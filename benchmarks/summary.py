@@ -19,6 +19,7 @@ ORDER = (
     "controller",
     "overhead",
     "scaling",
+    "deciding",
     "publish",
     "restore",
     "hosts",
