@@ -119,8 +119,16 @@ BENCHMARKS = (
         quick=("--steps", "4000"),
     ),
 )
-# Long by themselves: only when asked for. The last measures torch rather than relight.
+# Long by themselves, or in need of a browser: only when asked for. The last measures torch rather than relight.
 EXTRA = (
+    Benchmark(
+        "dashboard",
+        "benchmarks.dashboard",
+        "the dashboard with a thousand ranks, and what it costs",
+        full_s=400,
+        quick_s=100,
+        quick=("--ranks", "100", "--hours", "1", "--blocks", "4"),
+    ),
     Benchmark(
         "strangers",
         "benchmarks.strangers",

@@ -25,6 +25,7 @@ ORDER = (
     "hosts",
     "memory",
     "strangers",
+    "dashboard",
     "simulator",
 )
 TITLES = {
@@ -39,6 +40,7 @@ TITLES = {
     "hosts": "State for a replacement on another host",
     "memory": "Memory over many steps",
     "strangers": "Strangers at the controller's door",
+    "dashboard": "The live page",
     "simulator": "Simulated jobs",
 }
 

@@ -66,9 +66,9 @@ class Served:
         finally:
             connection.close()
 
-    def wait_for_version(self, version: int) -> None:
+    def wait_for_version(self, version: int, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         """Until the page would say that this version is there."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
+        deadline = time.monotonic() + deadline_seconds
         with self.events(token=self.token) as events:
             for _, event in events:
                 if event.get("summary", {}).get("version", -1) >= version:

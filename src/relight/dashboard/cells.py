@@ -36,16 +36,25 @@ class Level:
         if number == last:
             self._spent[code] += end_ns - start_ns
             return
-        width = 1 << self.shift
-        if last - number > 2 * self._kept:  # all that was known will be forgotten: begin where it matters
-            number = last - 2 * self._kept
-            self._turn(number)
-            start_ns = number << self.shift
-        self._spent[code] += ((number + 1) << self.shift) - start_ns
-        while number < last:
-            number += 1
-            self._turn(number)
-            self._spent[code] += width if number < last else end_ns & (width - 1)
+        whole = number + 1  # the first stretch that `code` fills from its beginning
+        self._spent[code] += (whole << self.shift) - start_ns
+        if whole < last:  # many at once: a phase of minutes must not cost a loop of thousands
+            self._fill(code, whole, last)
+        self._turn(last)
+        self._spent[code] += end_ns - (last << self.shift)
+
+    def _fill(self, code: int, first: int, end: int) -> None:
+        """`code` filled the stretches from `first` up to but not including `end`; the one before `first` is open."""
+        self._close()
+        begin = max(first, end - self._kept)
+        if begin > first:
+            self._cells.clear()
+            self._first, self._has_forgotten = begin, True
+        self._cells.extend(bytes([code]) * (end - begin))
+        if self._above is not None:
+            self._above.add(code, first << self.shift, end << self.shift)
+        self._open = end
+        self._trim()
 
     def cells(self, first: int, count: int) -> bytes:
         """`count` stretches from number `first` on. What is not there is NOTHING; the open one is as it stands."""
@@ -67,6 +76,8 @@ class Level:
 
     def _turn(self, number: int) -> None:
         """Close the open stretch, and begin `number`."""
+        if number == self._open:
+            return
         if self._open >= 0:
             self._close()
             gap = number - self._open - 1
@@ -77,6 +88,9 @@ class Level:
         else:
             self._first = number
         self._open = number
+        self._trim()
+
+    def _trim(self) -> None:
         surplus = len(self._cells) - self._kept
         if surplus > self._kept // 8:  # now and then, not each time: it moves everything
             del self._cells[:surplus]

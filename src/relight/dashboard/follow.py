@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from relight.dashboard.tail import Tail
 from relight.dashboard.view import ranks, topics
 from relight.timeline.spans import Chunk
 
-MAX_LINES_AT_ONCE = 200  # of the trace, before somebody else may have the processor
+SLICE_SECONDS = 0.01
 MEMORY_SECONDS = 2.0
 
 
@@ -31,18 +32,19 @@ class Follower:
 
     async def read(self) -> None:
         """Take in what is new, the journal first: it says whose phases the trace tells of."""
-        behind = False
         while lines := self._journal.read():
-            for line in lines:
-                self.job.take_journal(line)
-            await asyncio.sleep(0)
-        if lines := self._trace.read():
-            behind = True
-            for begin in range(0, len(lines), MAX_LINES_AT_ONCE):
-                for line in lines[begin : begin + MAX_LINES_AT_ONCE]:
-                    self._take_chunk(line)
+            await self._take(lines, self.job.take_journal)
+        lines = self._trace.read()
+        self.is_behind = bool(lines)
+        await self._take(lines, self._take_chunk)
+
+    async def _take(self, lines: list[bytes], take: Callable[[bytes], None]) -> None:
+        since = time.monotonic()
+        for line in lines:
+            take(line)
+            if time.monotonic() - since > SLICE_SECONDS:  # pages wait, and perhaps somebody wants us to end
                 await asyncio.sleep(0)
-        self.is_behind = behind
+                since = time.monotonic()
 
     def _take_chunk(self, line: bytes) -> None:
         try:
