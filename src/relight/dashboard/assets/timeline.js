@@ -679,7 +679,7 @@ export class Timeline {
     c.fillText("controller", 8, TOP + STEP_LANE + CONTROLLER_LANE / 2 - 3);
     c.save();
     c.beginPath();
-    c.rect(0, this.rowsTop, this.width, this.rowsHeight);
+    c.rect(0, this.rowsTop - 6, this.width, this.rowsHeight + 6); // the first name may be taller than its row
     c.clip();
     c.fillStyle = colours.ink;
     c.font = "600 11.5px system-ui, sans-serif";

@@ -1,0 +1,74 @@
+"""A real job, watched: what the page says is what the job's own report says in the end."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from relight.core.report import decode_report
+from tests.cli.command import Command
+from tests.dashboard.conftest import Serve
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "train.py"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Command]:
+    """A job of two ranks that loses one in step 3, and waits behind step 8 until HOLD is there."""
+    arguments = ("--steps", "14", "--hold-at", "8", "--hold", str(tmp_path / "HOLD"))
+    command = Command(
+        *("run", "--nproc-per-node", "2", "--standby", "1", "--run-dir", str(tmp_path / "run")),
+        *("--chaos", "kill rank 1 in BACKWARD of step 3", str(PROGRAM), *arguments),
+        cwd=tmp_path,
+    )
+    try:
+        yield command
+    finally:
+        command.close()
+
+
+def _replace_controller(job: Command) -> None:
+    (controller,) = job.children("relight.server")
+    os.kill(controller, signal.SIGKILL)
+    job.wait_for(lambda: job.children("relight.server") not in ([], [controller]), "another controller is there")
+
+
+def test_the_page_says_what_the_report_says(job: Command, tmp_path: Path, serve: Serve) -> None:
+    job.wait_for((tmp_path / "run" / "journal.jsonl").exists, "the job has a journal")
+    served = serve(tmp_path / "run")
+    seen: dict[str, Any] = {}
+    lines: dict[int, dict[str, Any]] = {}
+    killed = False
+    with served.events() as events:
+        for _, event in events:
+            seen.update(event)
+            lines.update({line["rank"]: line for line in event["ranks"]})
+            summary = seen["summary"]
+            if not killed and summary.get("version", 0) >= 8 and summary["recoveries"] == 1:
+                assert summary["stage"] == "training"
+                assert lines[0]["rss_bytes"] > 2**20  # of a process on this host
+                _replace_controller(job)
+                killed = True
+                (tmp_path / "HOLD").touch()
+            if summary.get("ended"):
+                break
+    assert job.finish().status == 0
+    report = decode_report((tmp_path / "run" / "report.json").read_bytes())
+    assert [(f["number"], f["rank"], f["kind"], f["step"], f["evidence"]) for f in seen["failures"]] == [
+        (f.number, f.rank, f.kind, f.step, f.evidence) for f in report.failures
+    ]
+    assert len(report.failures) == 1
+    stages = [
+        {name.removesuffix("_seconds"): value for name, value in msgspec.structs.asdict(r.stages).items()}
+        for r in report.recoveries
+    ]
+    assert [r["stages"] for r in seen["recoveries"]] == stages
+    summary = seen["summary"]
+    assert summary["controller_restarts"] == report.controller_restarts == 1
+    assert (summary["version"], summary["steps_repeated"]) == (report.final_version, report.steps_repeated)
+    assert summary["time_lost_seconds"] == pytest.approx(report.time_lost_seconds, abs=1e-4)
+    assert {line["version"] for line in lines.values()} == {14}
