@@ -285,7 +285,9 @@ def run(ranks: int, hours: float, blocks: int, workdir: Path) -> Document:
     add_verdicts(
         document,
         [
-            Verdict("time of a frame, slowest way of looking", 1e3 / slowest, 1e3 / 30, "ms", "at most: 30 frames a second"),
+            Verdict(
+                "time of a frame, slowest way of looking", 1e3 / slowest, 1e3 / 30, "ms", "at most: 30 frames a second"
+            ),
             Verdict("first paint", paint, 1.0, "s"),
             Verdict(
                 "cost of watching a job with 10 steps a second",
