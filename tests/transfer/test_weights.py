@@ -1,6 +1,8 @@
 """Tensors to buckets and back, bit for bit: every type, every layout, through buffers of any size."""
 
+import ctypes
 import io
+import mmap
 import random
 from collections.abc import Mapping
 
@@ -326,3 +328,44 @@ def test_a_commit_that_breaks_off_does_not_leave_live_memory_for_staging() -> No
     second.fill(bucket, buffer)
     target.load(bucket, buffer)
     assert torch.equal(live["a"], before)
+
+
+def resident_pages(tensor: torch.Tensor) -> int:
+    """Of those that hold it."""
+    start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    pages = -(-(tensor.data_ptr() + tensor.nbytes - start) // mmap.PAGESIZE)
+    seen = (ctypes.c_ubyte * pages)()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(pages * mmap.PAGESIZE), seen) == 0
+    return sum(page & 1 for page in seen)
+
+
+def test_memory_is_there_before_an_update_needs_it() -> None:
+    size = 20 * 2**20  # more than is populated at a time
+    staging = Staging(describe({"w": torch.empty(size, dtype=torch.uint8)}))
+    weights = staging.tensors["w"]
+    assert not resident_pages(weights)
+    weights[:5] = 7
+    staging.populate().join(60)
+    assert resident_pages(weights) == size // mmap.PAGESIZE
+    assert weights[:6].tolist() == [7, 7, 7, 7, 7, 0]
+
+
+def test_memory_for_the_update_after_the_first_one_is_sought_at_once() -> None:
+    """After the first commit the engine's own tensors are no staging: the next copy is allocated then, and no later."""
+    live = {"w": torch.zeros(4096)}
+    target = StagedTensors(live)
+    target.prepare()
+    places = set()
+    for version in range(6):
+        new = {"w": torch.full((4096,), float(version))}
+        manifest = describe(new)
+        target.begin(manifest)
+        staging = target._staging
+        assert staging is not None
+        places.add(staging.tensors["w"].data_ptr())
+        move(new, 4096, staging)
+        target.commit()
+        assert target._staging is not None
+        assert target._staging is not staging
+        assert bits(live["w"]) == bits(new["w"])
+    assert len(places) == 2  # the two take turns

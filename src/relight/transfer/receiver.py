@@ -225,6 +225,7 @@ class Receiver:
                     self._buffers = open_buffers(descriptors, message.buffer_bytes)
                     if len(self._buffers) != IPC_BUFFERS:
                         raise ProtocolError(f"{len(self._buffers)} buffers came instead of {IPC_BUFFERS}")
+                    self._target.prepare()
                 case Begin():
                     self._begin(channel, message)
                 case LoadBucket():

@@ -1,7 +1,10 @@
 """A whole set of weights in one piece of host memory, laid out as the buckets are: loading one is a single copy."""
 
 import contextlib
+import ctypes
 import mmap
+import threading
+import weakref
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -11,6 +14,10 @@ from relight.errors import TransferError
 from relight.transfer.manifest import Entry, Manifest, describe_bytes
 from relight.transfer.plan import Bucket, offsets_of
 from relight.transfer.weights import address_of, allocate, bytes_at, copy_and_digest, dtype_of
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap has no name for it, and holds the interpreter's lock meanwhile
+_STEP_BYTES = 8 * 2**20  # populated at a time: others of this process may have page faults of their own to wait for
+_libc = ctypes.CDLL(None)
 
 
 class Staging:
@@ -34,6 +41,17 @@ class Staging:
         digest = xxhash.xxh3_64()
         copy_and_digest(target, address_of(view), bytes_at(target, bucket.nbytes), digest)
         return digest.intdigest()
+
+    def populate(self) -> threading.Thread:
+        """Have the system find memory for all of it in the background, which changes no byte; returns the thread.
+
+        Without this the first update that is loaded here waits for it, for seconds where memory is fragmented. It is
+        safe while loading, and where the kernel does not offer it (before Linux 5.14) nothing happens.
+        """
+        arguments = (weakref.ref(self), self._memory)
+        thread = threading.Thread(target=_populate, args=arguments, name="relight-populate", daemon=True)
+        thread.start()
+        return thread
 
     def pairs(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every name with its tensor, tied ones too."""
@@ -61,3 +79,13 @@ def _map(nbytes: int) -> memoryview:
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
+
+
+def _populate(staging: weakref.ref[Staging], memory: memoryview) -> None:
+    start = address_of(memory)
+    for done in range(0, len(memory), _STEP_BYTES):
+        if staging() is None:
+            return  # nobody will load anything here
+        count = min(_STEP_BYTES, len(memory) - done)
+        if _libc.madvise(ctypes.c_void_p(start + done), ctypes.c_size_t(count), _MADV_POPULATE_WRITE):
+            return  # an older kernel, or no memory: whoever writes there will hear of it

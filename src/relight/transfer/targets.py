@@ -1,11 +1,13 @@
 """Where an engine's buckets go: beside the live weights, or straight into them."""
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import torch
 
+from relight.errors import TransferError
 from relight.transfer.manifest import Manifest
 from relight.transfer.plan import Bucket
 from relight.transfer.staging import Staging
@@ -19,6 +21,9 @@ class Target(Protocol):
 
     wants: Manifest | None
     in_place: bool
+
+    def prepare(self) -> None:
+        """An update may come: allocate what it will need, as far as that is known."""
 
     def begin(self, manifest: Manifest) -> None:
         """An update begins. Raises TransferError or UsageError to refuse it; nothing of the engine has changed."""
@@ -45,10 +50,17 @@ class _Staged:
         self.wants = wants
         self._staging: Staging | None = None
 
+    def prepare(self) -> None:
+        if self._staging is None and self.wants is not None:
+            with contextlib.suppress(TransferError):  # the update itself will say so
+                self._staging = Staging(self.wants)
+                self._staging.populate()
+
     def begin(self, manifest: Manifest) -> None:
         if self._staging is None or self._staging.manifest != manifest:
             self._staging = None  # before the next one is allocated
             self._staging = Staging(manifest)
+            self._staging.populate()
 
     def load(self, bucket: Bucket, view: memoryview) -> int:
         assert self._staging is not None
@@ -96,6 +108,7 @@ class StagedTensors(_Staged):
                 self._current = self._current or memory
             else:
                 self._staging = self._staging or memory
+        self.prepare()  # a second copy after the first update: its pages are found while the engine works
 
 
 def _owns_its_storage(tensor: torch.Tensor) -> bool:
@@ -130,6 +143,9 @@ class InPlaceCallback:
         self._missing: dict[int, int] = {}  # entry -> bytes to come
         self._tensors: dict[int, torch.Tensor] = {}
         self._ties: dict[str, list[str]] = {}  # other names of a tensor
+
+    def prepare(self) -> None:
+        pass
 
     def begin(self, manifest: Manifest) -> None:
         self._manifest = manifest
