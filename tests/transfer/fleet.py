@@ -82,7 +82,8 @@ class Faulty:
         self.fault: Fault | None = None
         self._target = target
         self._done = 0
-        self.abandon, self.begin, self.accept = target.abandon, target.begin, target.accept
+        self.prepare, self.begin = target.prepare, target.begin
+        self.accept, self.abandon = target.accept, target.abandon
 
     def load(self, bucket: Bucket, view: memoryview) -> int:
         digest = self._target.load(bucket, view)
