@@ -17,6 +17,7 @@ import msgspec
 
 from relight.errors import UsageError
 from relight.goodput import command as goodput_command
+from relight.watch import command as watch_command
 from relight.weights import command as weights_command
 from relight.wire.handshake import NAME
 from relight.wire.settings import JobSettings
@@ -33,6 +34,7 @@ a script needs these lines (see the README):
 examples:
   relight run --nproc-per-node 4 --standby 1 train.py --lr 0.1
   relight chaos --nproc-per-node 4 --standby 2 --chaos "kill rank 2 in BACKWARD of step 13" train.py
+  relight status
   relight report runs/train-20260101-120000
   relight dashboard runs/train-20260101-120000
   relight weights plan model.safetensors --devices 4
@@ -265,7 +267,7 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     dashboard.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory of the run")
     dashboard.add_argument("--address", default="", metavar="HOST:PORT", help=_ADDRESS_HELP)
     dashboard.set_defaults(call=_dashboard)
-    commands = {
+    commands: dict[str, argparse.ArgumentParser] = {
         "run": run,
         "chaos": chaos,
         "report": report,
@@ -275,7 +277,9 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         "explain": explain,
         "agent": agent,
     }
-    return parser, commands | weights_command.add_commands(choices) | goodput_command.add_command(choices)
+    for more in (watch_command.add_commands, weights_command.add_commands, goodput_command.add_command):
+        commands = {**commands, **more(choices)}
+    return parser, commands
 
 
 def _style(command: str) -> dict[str, Any]:

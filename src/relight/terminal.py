@@ -135,6 +135,8 @@ def progress_line(update: StatusUpdate) -> str:
         parts.append(f"{update.steps_per_second:.1f} steps/s")
     if update.stage not in ("training", "starting"):
         parts.append(update.stage)
+    if update.waiting:
+        parts.append(update.waiting)
     if update.failures:
         parts.append(f"{_count(update.failures, 'failure')} survived")
     parts.append(f"generation {update.generation}")

@@ -51,6 +51,11 @@ def test_what_is_not_known_is_left_out() -> None:
     assert "2 standbys ready" in progress_line(update(standbys_ready=2))
 
 
+def test_a_job_that_waits_says_for_what() -> None:
+    why = "waiting for a replacement of rank 1: no standby was left; process 7 on node-0 has been starting for 3 s"
+    assert f" · stopping · {why} · " in progress_line(update(stage="stopping", waiting=why))
+
+
 @given(st.text())
 def test_nothing_that_is_said_can_move_the_cursor(text: str) -> None:
     shown = printable(text)

@@ -17,6 +17,7 @@ from typing import assert_never
 import msgspec
 
 from relight.core import events as ev
+from relight.core import waiting
 from relight.core.commands import (
     Assign,
     Audience,
@@ -145,6 +146,20 @@ class Controller:
     def report(self) -> JobReport:
         """The report so far."""
         return self.ledger.report()
+
+    def waiting(self, now: float) -> str:
+        """Whom the job waits for, and why, in words; empty while it trains."""
+        members, settings = self.members, self.settings
+        match self.stage:
+            case Stage.STARTING:
+                return waiting.for_first_step(members, self._entered, len(self.hosts), settings.nodes, now)
+            case Stage.STOPPING:
+                return waiting.to_decide(members, self._stopped, settings.world_size, now)
+            case Stage.RESTORING:
+                return waiting.to_resume(members, self._restored, self.ledger.decided_at, now)
+            case Stage.FINISHING:
+                return waiting.for_ends(members)
+        return ""
 
     def next_deadline(self) -> float | None:
         """When `expire` wants to be called, or None."""

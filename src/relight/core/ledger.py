@@ -171,6 +171,11 @@ class Ledger:
         self._open.pids = ", ".join(str(p.pid) for p in replacements)
         self._open.replacement_kind = " and ".join(sorted(kinds)) or "none"
 
+    @property
+    def decided_at(self) -> float:
+        """When the decision of the recovery under way was taken; 0.0 without one."""
+        return 0.0 if self._open is None else self._open.decided
+
     def restored(self, event: ev.Restored, now: float) -> None:
         if self._open is not None:
             self._open.restored = now

@@ -177,6 +177,10 @@ class Job:
     def generation(self) -> int:
         return 0 if self._core is None else self._core.generation
 
+    def waiting(self, now_ns: int) -> str:
+        """Whom the job waits for and why, in words; empty while it trains, or is over."""
+        return "" if self._core is None or self.ended is not None else self._core.waiting(now_ns / 1e9)
+
     def intact(self) -> int:
         """Ranks whose process lives and holds the state."""
         return sum(1 for process in self.processes().values() if not process.replacement and not process.gone)

@@ -29,6 +29,22 @@ class Tail:
             self.close()
             return []
 
+    def skip_to_last(self, last_bytes: int) -> int:
+        """Before anything is read: leave out all but the last so many bytes. Returns how many bytes are left."""
+        try:
+            if self._descriptor is None and not self._open():
+                return 0
+            assert self._descriptor is not None
+            size = os.fstat(self._descriptor).st_size
+            if size > last_bytes:  # begin with a whole line
+                begin = size - last_bytes - 1
+                data = os.pread(self._descriptor, min(last_bytes + 1, self._max_line_bytes), begin)
+                self._offset = begin + data.find(b"\n") + 1
+            return size - self._offset
+        except OSError:
+            self.close()
+            return 0
+
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)

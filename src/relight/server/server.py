@@ -77,6 +77,7 @@ from relight.wire.outbox import COUNTED
 from relight.wire.settings import JobSettings
 
 STATUS_SECONDS = 0.5
+LIFE_SECONDS = 5.0  # between two signs of life to people who see only the files
 AGENT_STOP_SECONDS = 10.0  # for the agents to end their processes once the job is over
 FLUSH_SECONDS = 2.0
 Part = TypeVar("Part", bound=msgspec.Struct)
@@ -363,9 +364,13 @@ class Server:
             self._observers.discard(connection)
 
     async def _tick(self) -> None:
-        """Tell observers how the job is doing."""
+        """Tell observers how the job is doing, and whoever looks at the files that it has a controller."""
+        shown = time.monotonic()
         while True:
             self._observers.send(self._board.update(self._now()))
+            if time.monotonic() - shown >= LIFE_SECONDS:
+                shown = time.monotonic()
+                self._journal.show_life()
             await asyncio.sleep(STATUS_SECONDS)
 
     async def _serve_agent(self, connection: Connection, hello: Hello) -> None:

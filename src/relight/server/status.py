@@ -61,6 +61,7 @@ class StatusBoard:
             standbys_ready=core.standbys_ready,
             steps_per_second=self._rate(),
             ranks=tuple(ranks),
+            waiting=core.waiting(now),
         )
 
     def _rate(self) -> float:

@@ -264,6 +264,7 @@ class StatusUpdate(_Message, frozen=True, kw_only=True):
     standbys_ready: int
     steps_per_second: float
     ranks: tuple[RankStatus, ...]
+    waiting: str = ""  # whom the job waits for while it does not train, and why
 
 
 class NoticeUpdate(_Message, frozen=True, kw_only=True):

@@ -1,0 +1,69 @@
+"""Whom a job waits for while it does not train, and why: for people. Takes no decisions."""
+
+from collections.abc import Collection, Sequence
+
+from relight.core.members import Members, Process
+
+_NAMED = 4  # ranks that are named; more are counted
+
+
+def for_first_step(members: Members, entered: Collection[str], hosts: int, nodes: int, now: float) -> str:
+    """Before training: hosts that are missing, then ranks whose script has not reached its first step."""
+    if not members.processes:
+        missing = nodes - hosts
+        return f"waiting for {missing} {'host' if missing == 1 else 'hosts'} to join" if missing > 0 else ""
+    late = [(rank, process) for rank, process in members.by_rank().items() if process.name not in entered]
+    if not late:
+        return ""
+    seconds = now - min(process.spawned_at for _, process in late)
+    return f"waiting for {_ranks([rank for rank, _ in late])} to reach the first step, for {seconds:.0f} s"
+
+
+def to_decide(members: Members, stopped: Collection[str], world_size: int, now: float) -> str:
+    """Between Stop and the decision: a process for every rank, and every healthy rank standing still."""
+    vacant = members.vacant(world_size)
+    if vacant:
+        return f"waiting for a replacement of {_ranks(vacant)}: {_coming(members.standbys(), now)}"
+    dying = members.dying()
+    if dying:
+        names = ", ".join(process.name for process in dying[:_NAMED])
+        return f"waiting until it is known that {names} can do nothing any more"
+    moving = [(rank, process) for rank, process in members.by_rank().items() if process.name not in stopped]
+    if not moving:
+        return ""
+    seconds = now - min(process.asked_at for _, process in moving)
+    return f"waiting for {_ranks([rank for rank, _ in moving])} to stand still, for {seconds:.1f} s"
+
+
+def _coming(standbys: Sequence[Process], now: float) -> str:
+    """Who will take a vacant rank; a warm standby would have taken it at once."""
+    if not standbys:
+        return "no host has room for a process"
+    first = min(standbys, key=lambda process: process.spawned_at)
+    seconds = now - first.spawned_at
+    why = "no standby was left" if first.fresh else "the standby was not warm yet"
+    if not first.started:
+        return f"{why}; a process was ordered from {first.agent} {seconds:.0f} s ago"
+    return f"{why}; process {first.pid} on {first.agent} has been starting for {seconds:.0f} s"
+
+
+def to_resume(members: Members, restored: Collection[str], decided: float, now: float) -> str:
+    """Between the decision and Resume: ranks that do not hold the agreed version yet."""
+    late = [rank for rank, process in members.by_rank().items() if process.name not in restored]
+    if not late:
+        return ""
+    return f"waiting for {_ranks(late)} to hold the agreed version, for {now - decided:.1f} s"
+
+
+def for_ends(members: Members) -> str:
+    """After training: scripts that have not run to their ends."""
+    alive = [p.rank for p in members.processes.values() if p.alive and not p.failed and p.rank is not None]
+    return f"waiting for the script of {_ranks(sorted(alive))} to end" if alive else ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > _NAMED:
+        return f"{len(ranks)} ranks ({', '.join(map(str, ranks[:_NAMED]))}, ...)"
+    return f"ranks {', '.join(map(str, ranks))}"

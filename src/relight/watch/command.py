@@ -1,0 +1,75 @@
+"""The commands that tell of a run by its files: `relight status`, `relight top`. No torch."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight.watch.run import EXIT_STATUS, State, find_run
+
+_STATES = "exit status: 0 finished, 1 failed, 3 running, 4 lost (nobody runs it any more), 2 wrong command line"
+
+
+def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
+    """Add them; returns their parsers by name."""
+    status = choices.add_parser(
+        "status",
+        help="how a job stands: running, finished, failed or lost",
+        description="How a job stands, by the files in its run directory: also from another host that sees them.",
+        epilog=_STATES,
+        allow_abbrev=False,
+    )
+    status.add_argument("--json", action="store_true", help="print everything as JSON instead, with every rank")
+    status.set_defaults(call=_status)
+    top = choices.add_parser(
+        "top",
+        help="the ranks of a job, live in the terminal",
+        description="What each rank does, live, by the files in the run directory; q leaves. Without a terminal: once.",
+        allow_abbrev=False,
+    )
+    top.set_defaults(call=_top)
+    found = {"status": status, "top": top}
+    for parser in found.values():
+        add_run_dir(parser)
+    return found
+
+
+def add_run_dir(parser: argparse.ArgumentParser) -> None:
+    """RUN_DIR, or nothing: the newest run."""
+    parser.add_argument(
+        "run_dir",
+        metavar="RUN_DIR",
+        nargs="?",
+        type=Path,
+        help="the directory of the run; default: the newest in runs/",
+    )
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from relight.watch.run import Run
+    from relight.watch.tables import whole
+    from relight.watch.top import Looker
+
+    status = Looker(Run(find_run(arguments.run_dir))).look()
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(status), indent=2).decode())
+    else:
+        Console().print(whole(status), highlight=False)
+    return EXIT_STATUS[status.state]
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from relight.watch import top
+    from relight.watch.run import Run
+
+    run = Run(find_run(arguments.run_dir))
+    if not top.is_terminal():
+        state = top.print_once(run, Console())
+        return 0 if state in (State.RUNNING, State.FINISHED) else 1
+    top.show(run)
+    return 0

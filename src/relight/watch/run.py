@@ -1,0 +1,114 @@
+"""One run directory, read as far as it is written, and what can be said of the job's life by it.
+
+Files alone: it works on any host that sees the directory, such as a login node. A controller touches its journal every
+few seconds; a journal without an end that nobody has touched for long is that of a job which was killed.
+"""
+
+import enum
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from relight.dashboard.job import Job
+from relight.dashboard.tail import Tail
+from relight.errors import UsageError
+from relight.timeline.spans import Chunk
+
+RUNS = Path("runs")
+JOURNAL = "journal.jsonl"
+SILENT_SECONDS = 30.0  # six signs of life missed; and clocks of hosts may differ by a little
+TRACE_BYTES = 2 * 2**20  # of the newest phase changes; and
+TRACE_BYTES_PER_RANK = 8 * 1024
+
+
+class State(enum.StrEnum):
+    """How a job stands."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"  # it ended by itself, and said why
+    LOST = "lost"  # it did not end, and nobody runs it any more
+
+
+EXIT_STATUS = {State.FINISHED: 0, State.FAILED: 1, State.RUNNING: 3, State.LOST: 4}
+
+
+def judge(job: Job, silent_seconds: float) -> State:
+    """How a job stands whose journal was touched so many seconds ago."""
+    if job.ended is not None:
+        return State.FAILED if job.ended.error else State.FINISHED
+    return State.RUNNING if silent_seconds < SILENT_SECONDS else State.LOST
+
+
+def find_run(asked: Path | None) -> Path:
+    """The directory of a run: the one asked for, or the newest under `runs/`. Raises UsageError."""
+    if asked is not None:
+        if not asked.is_dir():
+            raise UsageError(f"there is no run directory {asked}; `relight run` prints the path of each run")
+        if not (asked / JOURNAL).is_file():
+            raise UsageError(f"{asked} holds no {JOURNAL}: it is no run's directory, or its job has not begun")
+        return asked
+    found = []
+    for journal in RUNS.glob(f"*/{JOURNAL}"):
+        try:
+            found.append((journal.stat().st_mtime, journal.parent))
+        except OSError:  # removed meanwhile
+            continue
+    if not found:
+        raise UsageError(f"there is no run under {RUNS.absolute()}; give the directory of one")
+    return max(found)[1]
+
+
+class Run:
+    """A run directory, followed. `read` takes in what is new."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.job = Job()
+        self._journal = Tail(run_dir / JOURNAL)
+        self._trace: Tail | None = None
+        self._decode = msgspec.json.Decoder(Chunk).decode
+
+    def read(self) -> None:
+        """Take in everything that is there by now; of the trace, at the first time, only the newest part."""
+        while lines := self._journal.read():
+            for line in lines:
+                self.job.take_journal(line)
+        if self._trace is None:
+            self._trace = self._begin_trace()
+        while lines := self._trace.read():
+            self._take_chunks(lines)
+
+    def _begin_trace(self) -> Tail:
+        newest = TRACE_BYTES + TRACE_BYTES_PER_RANK * len(self.job.rows)
+        path, older = self.run_dir / "trace.jsonl", self.run_dir / "trace.1.jsonl"
+        trace = Tail(path)
+        missing = newest - trace.skip_to_last(newest)
+        if missing > 0:  # it was begun anew not long ago
+            before = Tail(older)
+            before.skip_to_last(missing)
+            while lines := before.read():
+                self._take_chunks(lines)
+            before.close()
+        return trace
+
+    def _take_chunks(self, lines: list[bytes]) -> None:
+        for line in lines:
+            try:
+                self.job.take_chunk(self._decode(line), time.time_ns())
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self.job.unreadable_lines += 1
+
+    def silent_seconds(self) -> float:
+        """Since the controller last gave a sign of life."""
+        try:
+            return max(0.0, time.time() - os.stat(self.run_dir / JOURNAL).st_mtime)
+        except OSError:
+            return float("inf")
+
+    def close(self) -> None:
+        self._journal.close()
+        if self._trace is not None:
+            self._trace.close()
