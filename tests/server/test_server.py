@@ -26,6 +26,7 @@ from relight.core.events import (
 from relight.core.position import Phase, Position
 from relight.core.report import decode_report
 from relight.server.journal import read_journal
+from relight.server.trace import read_statuses
 from relight.wire.framing import encode_payload
 from relight.wire.messages import (
     FromWorker,
@@ -41,6 +42,7 @@ from relight.wire.messages import (
     StoreWait,
     TraceChunk,
 )
+from relight.wire.status import EngineVersion, PublishStatus
 from tests.server.controller_process import ControllerProcess, Peer, wait_until
 
 Start = Callable[..., ControllerProcess]
@@ -195,6 +197,44 @@ def test_traces_are_kept(start: Start) -> None:
     path = controller.run_dir / "trace.jsonl"
     wait_until(lambda: path.exists() and path.read_bytes().endswith(b"\n"), "the trace is written")
     assert msgspec.json.decode(path.read_bytes(), type=TraceChunk) == chunk
+
+
+def test_what_is_published_is_kept_also_over_a_restart(start: Start) -> None:
+    controller = start(world_size=1)
+    agent = controller.agent()
+    (worker,) = start_workers(agent, 1)
+    engine = EngineVersion(name="engine", pid=1, version=3)
+    status = PublishStatus(process=worker, engines=(engine,), version=3, updates=2, updates_bytes=10)
+    agent.relay("w9", status)  # it runs no such process
+    agent.relay(worker, status)
+    wait_until(lambda: list(read_statuses(controller.run_dir)) == [status], "the status is written")
+    controller.restart()
+    agent = controller.agent(processes=(worker,))
+    observer = controller.observer()
+    observer.send(StopAgent(why="SIGINT"))
+    observer.expect(JobEnded)
+    agent.close()
+    controller.wait()
+    published = decode_report((controller.run_dir / "report.json").read_bytes()).published
+    assert published is not None
+    assert (published.updates, published.engines) == (2, {"engine": 3})
+
+
+def test_what_nobody_heard_is_told_to_every_observer_once(start: Start) -> None:
+    controller = start(world_size=1)
+    stranger = controller.connect()
+    stranger.say_hello("observer", "stranger", token=b"wrong")
+    stranger.expect_end()
+
+    def is_it(notice: NoticeUpdate) -> bool:
+        return "refused a connection" in notice.text
+
+    for name in ("launcher", "dashboard"):
+        controller.observer(name).expect(NoticeUpdate, is_it)
+    back = controller.observer("launcher")
+    back.send(StopAgent(why="SIGINT"))
+    said = [message for message in back.expect_end() if isinstance(message, NoticeUpdate)]
+    assert not [notice for notice in said if is_it(notice)]
 
 
 # --- agents come and go -------------------------------------------------------------------------------------------

@@ -49,6 +49,10 @@ def test_an_engine_ends_with_the_trainers_weights(bench: Bench, faults: Sequence
     assert digest == outcome.finals[0]["weights"]
     assert receiver.version == STEPS
     assert seen == sorted(seen)
+    published = outcome.report.published
+    assert published is not None
+    assert list(published.engines.values()) == [STEPS]
+    assert published.updates >= 1
 
 
 @pytest.mark.parametrize(
@@ -99,3 +103,5 @@ def test_a_job_without_engines_does_not_wait_for_any(bench: Bench) -> None:
     outcome = bench.run(TRAINING, faults=["kill rank 0 in BACKWARD of step 5"])
     check_survived(outcome, bench.reference(TRAINING))
     assert not (outcome.run_dir / "weights.sock").exists()
+    assert outcome.report.published is not None
+    assert outcome.report.published.engines == {}

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from relight.core.report import JobReport, decode_report, encode_report
+from relight.core.report import JobReport, PublishReport, decode_report, encode_report
 from relight.timeline.report import describe_recovery, render_report
 from tests.timeline import jobs
 
@@ -102,3 +102,11 @@ def test_a_recovery_in_a_sentence() -> None:
         "Recovery 1 of 1, 60.0 ms: rank 2 (w2): killed in OPTIMIZER of step 7; forward to version 8; "
         "rank 2 taken over by a standby."
     )
+
+
+def test_what_was_published_is_in_the_totals() -> None:
+    published = PublishReport(updates=3, updates_bytes=3 * 2**20, updates_seconds=0.2, engines={"b": 10, "a[red]": 8})
+    report = msgspec.structs.replace(jobs.plain()[0], published=published)
+    assert "3 versions (3.0 MiB); a[red] has 8, b has 10" in printed(report)
+    assert decode_report(encode_report(report)) == report
+    assert "published" not in printed(jobs.plain()[0])

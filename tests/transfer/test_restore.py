@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from relight.errors import RestoreError
+from relight.transfer import restore
 from relight.transfer.codec import Flat
 from relight.transfer.fabric import Address
 from relight.transfer.offer import BUCKET_BYTES, Filled, Header, Offer
@@ -176,3 +177,21 @@ def test_a_source_survives_strangers(tmp_path: Path) -> None:
             stranger.sendall(garbage)
     fetched = RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [server.address], lambda _: None)
     assert torch.equal(fetched.tensors[0], torch.ones(2))
+
+
+def test_a_long_copy_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = [make_server(tmp_path, name) for name in ("a", "b")]
+    state = make_state(3)
+    for server in servers:
+        server.offer(Offer(2, 7, {}, Flat(state)))
+    said: list[tuple[int, int, float]] = []
+    client = RestoreClient(nothing, TIMEOUT_SECONDS, on_progress=lambda *what: said.append(what))
+    client.fetch(2, 7, [s.address for s in servers], lambda _: None)
+    assert all(seconds >= restore.PROGRESS_SECONDS for _, _, seconds in said)  # a short one says nothing
+    said.clear()
+    monkeypatch.setattr(restore, "PROGRESS_SECONDS", 0.0)  # every bucket is worth a word
+    client.fetch(2, 7, [s.address for s in servers], lambda _: None)
+    total = sum(bucket.nbytes for bucket in Offer(2, 7, {}, Flat(state)).buckets)
+    assert [copied for copied, _, _ in said] == sorted({copied for copied, _, _ in said})
+    assert (said[-1][0], {whole for _, whole, _ in said}) == (total, {total})
+    assert len(said) >= 5  # buckets

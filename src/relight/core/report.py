@@ -67,6 +67,15 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0  # failures that struck during it
 
 
+class PublishReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights that were put into inference engines while the job trained."""
+
+    updates: int = 0  # that some engine took
+    updates_bytes: int = 0  # of weights, in all these
+    updates_seconds: float = 0.0
+    engines: dict[str, int] = {}  # those connected last, and the version that each answers with (-1: none)
+
+
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """One job."""
 
@@ -88,6 +97,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     time_lost_seconds: float = 0.0
     cut_collectives: int = 0  # collectives outside the protected part of a step that a recovery cut short
     controller_restarts: int = 0
+    published: PublishReport | None = None  # None: nothing was to be published
     error: str = ""  # empty: training finished
     versions: dict[str, str] = {}  # of relight, Python, torch, ...
 

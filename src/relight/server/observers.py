@@ -1,6 +1,7 @@
 """People: everyone who watches the job, and what they are told."""
 
 import asyncio
+from collections import deque
 
 import msgspec
 
@@ -8,25 +9,32 @@ from relight.server.connection import Connection
 from relight.wire.messages import NoticeUpdate
 
 MAX_UNHEARD = 100
+MAX_NAMES = 100  # of observers whose place in the unheard notices is remembered
 REFUSALS_TOLD_PER_SECOND = 5  # a hostile peer must not flood the terminal
 
 
 class Observers:
-    """Notices said while nobody listens are kept for the first observer."""
+    """Notices said while nobody listens are kept for whoever comes, and told to each of them once."""
 
     def __init__(self) -> None:
         self._connections: set[Connection] = set()
-        self._unheard: list[NoticeUpdate] = []
+        self._unheard: deque[NoticeUpdate] = deque(maxlen=MAX_UNHEARD)
+        self._unheard_count = 0  # including those that are no longer kept
+        self._told: dict[str, int] = {}  # by observer's name: how many of them it has been told, or were before it
         self._refusals: list[float] = []
 
     def __bool__(self) -> bool:
         return bool(self._connections)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: Connection, name: str) -> None:
+        """`name` tells one that comes back from another: it is not told again what it was told before."""
         self._connections.add(connection)
-        for update in self._unheard:
+        missed = self._unheard_count - self._told.pop(name, 0)
+        for update in list(self._unheard)[max(0, len(self._unheard) - missed) :]:
             connection.send(update)
-        self._unheard.clear()
+        self._told[name] = self._unheard_count
+        if len(self._told) > MAX_NAMES:
+            del self._told[next(iter(self._told))]
 
     def discard(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -38,8 +46,9 @@ class Observers:
     def tell(self, level: str, text: str) -> None:
         """A line for people."""
         update = NoticeUpdate(level=level, text=text)
-        if not self._connections and len(self._unheard) < MAX_UNHEARD:
+        if not self._connections:
             self._unheard.append(update)
+            self._unheard_count += 1
         self.send(update)
 
     def alarm(self, text: str) -> None:

@@ -52,7 +52,8 @@ from relight.server.journal import Journal, JournalLine, records
 from relight.server.observers import Observers
 from relight.server.status import StatusBoard
 from relight.server.store import Store
-from relight.server.trace import TraceFile
+from relight.server.trace import StatusFile, TraceFile, read_statuses
+from relight.timeline.publications import Publications
 from relight.wire.framing import decode, make_decoder, read_payload
 from relight.wire.messages import (
     AgentUp,
@@ -75,6 +76,7 @@ from relight.wire.messages import (
 )
 from relight.wire.outbox import COUNTED
 from relight.wire.settings import JobSettings
+from relight.wire.status import PublishStatus, RestoreStatus
 
 STATUS_SECONDS = 0.5
 LIFE_SECONDS = 5.0  # between two signs of life to people who see only the files
@@ -99,6 +101,8 @@ class Server:
         self._board = StatusBoard(settings.job, self._core)
         self._journal: Journal  # opened by `listen`
         self._trace = TraceFile(self._run_dir, self._observers.alarm)
+        self._status = StatusFile(self._run_dir, self._observers.alarm)
+        self._publications = Publications()
         self._away: dict[str, asyncio.TimerHandle] = {}  # agents that may come back
         self._timer: asyncio.TimerHandle | None = None  # for the core's next deadline
         self._started = time.monotonic()
@@ -154,6 +158,9 @@ class Server:
             self._end_job(EndJob(error=text, details=traceback.format_exc(), why=text))
             return
         self._fault = ControllerFault(life=self._core.ledger.controller_restarts + 1)
+        for status in read_statuses(self._run_dir):
+            if isinstance(status, PublishStatus):
+                self._publications.take(status)
         self._board = StatusBoard(self._settings.job, self._core)
         self._store.open(self._core.generation)
         self._agents.recall(self._core.hosts.in_order(), self._core.members.processes.values())
@@ -308,6 +315,7 @@ class Server:
             steps=max(report.steps, self._board.newest_version if failed else 0),
             final_version=max(report.final_version, self._board.newest_version if failed else 0),
             final_state_digest="" if failed else report.final_state_digest,
+            published=self._publications.report(),
             notices=(*report.notices, *(f'planned, but did not happen: "{describe_fault(f)}"' for f in idle)),
             error=self._ended.error if self._ended else "",
             versions={"python": platform.python_version(), **report.versions},
@@ -335,7 +343,7 @@ class Server:
                 await self._serve_agent(connection, hello)
             else:
                 self._gate.welcome(connection, hello)
-                await self._serve_observer(connection)
+                await self._serve_observer(connection, hello.name)
         except ProtocolError as error:
             self._refuse(f"closed the connection from {connection.peer}: {error}")
         except Exception as error:
@@ -350,8 +358,8 @@ class Server:
         if self._observers.tell_refusal(text, now):
             self._journal.note(now, text)
 
-    async def _serve_observer(self, connection: Connection) -> None:
-        self._observers.add(connection)
+    async def _serve_observer(self, connection: Connection, name: str) -> None:
+        self._observers.add(connection, name)
         try:
             if self._ended is not None:
                 connection.send(JobEnded(error=self._ended.error, details=self._ended.details))
@@ -530,6 +538,10 @@ class Server:
                 self._store.recalled(process, message)
             case _ if message.process != process:
                 self._refuse(f"ignored {type(message).__name__} of {message.process[:64]!r} that came from {process}")
+            case PublishStatus() | RestoreStatus():
+                self._status.append(self._now(), message)
+                if isinstance(message, PublishStatus):
+                    self._publications.take(message)
             case _:
                 self.feed(message)
 

@@ -1,41 +1,82 @@
-"""The phase trace on disk: what each worker did when, for the timeline. Bounded: two files, the older one dropped."""
+"""What is written for people to look at: phase changes (`trace.jsonl`) and other states (`status.jsonl`).
 
+Each is bounded: two files, the older one dropped.
+"""
+
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from relight.wire.messages import TraceChunk
+from relight.wire.status import Status, StatusLine, decode_line
 
 MAX_TRACE_BYTES = 64 * 2**20
+MAX_STATUS_BYTES = 4 * 2**20
 
 
-class TraceFile:
-    """Appends chunks as JSON lines. Never raises: `on_failure` is told once, and the trace ends there."""
+class Lines:
+    """Appends JSON lines to NAME.jsonl. Never raises: `on_failure` is told once, and the file ends there."""
 
-    def __init__(self, run_dir: Path, on_failure: Callable[[str], None], max_bytes: int = MAX_TRACE_BYTES) -> None:
-        self._path = run_dir / "trace.jsonl"
-        self._older = run_dir / "trace.1.jsonl"
+    def __init__(self, path: Path, on_failure: Callable[[str], None], what_is_missed: str, max_bytes: int) -> None:
+        self._path = path
+        self._older = path.with_suffix(f".1{path.suffix}")
         self._on_failure = on_failure
+        self._what_is_missed = what_is_missed
         self._max_bytes = max_bytes
-        self._bytes = 0
+        self._bytes = path.stat().st_size if path.exists() else 0  # of a controller before this one
         self._failed = False
 
-    def append(self, chunk: TraceChunk) -> None:
-        if self._failed or not chunk.records:
+    def append(self, line: msgspec.Struct) -> None:
+        if self._failed:
             return
-        line = msgspec.json.encode(chunk) + b"\n"
+        text = msgspec.json.encode(line) + b"\n"
         try:
-            if self._bytes + len(line) > self._max_bytes and self._bytes:
+            if self._bytes + len(text) > self._max_bytes and self._bytes:
                 os.replace(self._path, self._older)
                 self._bytes = 0
             with self._path.open("ab", buffering=0) as file:
-                file.write(line)
-            self._bytes += len(line)
+                file.write(text)
+            self._bytes += len(text)
         except OSError as error:
             self._failed = True
             self._on_failure(
-                f"the trace {self._path} cannot be written ({error.strerror or error}); training goes on, the "
-                "timeline will miss the phases from here on"
+                f"{self._path} cannot be written ({error.strerror or error}); training goes on, {self._what_is_missed} "
+                "from here on"
             )
+
+
+class TraceFile:
+    """What each worker did when, for the timeline."""
+
+    def __init__(self, run_dir: Path, on_failure: Callable[[str], None], max_bytes: int = MAX_TRACE_BYTES) -> None:
+        self._lines = Lines(run_dir / "trace.jsonl", on_failure, "the timeline will miss the phases", max_bytes)
+
+    def append(self, chunk: TraceChunk) -> None:
+        if chunk.records:
+            self._lines.append(chunk)
+
+
+class StatusFile:
+    """What workers and agents say besides phases."""
+
+    def __init__(self, run_dir: Path, on_failure: Callable[[str], None], max_bytes: int = MAX_STATUS_BYTES) -> None:
+        missed = "what is published and restored is not shown"
+        self._lines = Lines(run_dir / "status.jsonl", on_failure, missed, max_bytes)
+
+    def append(self, now: float, status: Status) -> None:
+        self._lines.append(StatusLine(now=round(now, 3), status=status))
+
+
+def read_statuses(run_dir: Path) -> Iterator[Status]:
+    """What the status files of a run say, oldest first; lines that cannot be read are left out. Never raises."""
+    for name in ("status.1.jsonl", "status.jsonl"):
+        try:
+            lines = (run_dir / name).read_bytes().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                yield decode_line(line).status

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from relight.core.report import FailureReport, JobReport, RecoveryReport, RecoveryStages
+from relight.core.report import FailureReport, JobReport, PublishReport, RecoveryReport, RecoveryStages
 from relight.timeline.terminal import duration
 
 _STAGES = tuple(name.removesuffix("_seconds") for name in RecoveryStages.__struct_fields__)
@@ -165,6 +165,7 @@ def _totals(report: JobReport) -> Table:
         "recoveries": str(len(report.recoveries)),
         "steps repeated": str(report.steps_repeated),
         "state moved": _bytes(report.moved_bytes),
+        "published": _published(report.published) if report.published is not None else "",
         "time lost": lost,
         "final version": str(report.final_version),
         "state digest": report.final_state_digest,
@@ -176,6 +177,12 @@ def _totals(report: JobReport) -> Table:
         if value:
             table.add_row(name, _text(value))
     return table
+
+
+def _published(published: PublishReport) -> str:
+    engines = ", ".join(f"{name} has {version}" for name, version in sorted(published.engines.items()))
+    updates = f"{_count(published.updates, 'version')} ({_bytes(published.updates_bytes)})"
+    return f"{updates}; {engines or 'no engine is connected'}"
 
 
 def _table(title: str, show_footer: bool = False) -> Table:

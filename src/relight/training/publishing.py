@@ -8,6 +8,7 @@ next step proves that, and so does a recovery that resumes at it. Until then the
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterable, Iterator
 
@@ -15,11 +16,13 @@ from relight.errors import RelightError, UsageError
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
-from relight.transfer.published import Published
+from relight.transfer.published import Published, UpdateProgress
 from relight.transfer.publisher import Handle, Publisher
 from relight.transfer.weights import TensorSource, own_tensors
+from relight.wire.status import EngineVersion, PublishStatus
 
 LAST_SECONDS = 60.0  # for engines to take the final version before the job ends
+STATUS_SECONDS = 0.5  # between two looks at what has changed, for people
 COMING_SECONDS = 2.0  # for engines to find a publisher that was opened just now, in place of one that died
 
 
@@ -39,6 +42,12 @@ class Publishing:
         self._handle: Handle | None = None
         self._version = -1  # of the update under way, or the last one
         self._offered: set[str] = set()  # engines that were asked to take it
+        self._begun = 0.0
+        self._result = Published(version=-1, generation=0)  # of the last update that is over
+        self._updates, self._updates_bytes, self._updates_seconds = 0, 0, 0.0
+        self._told_status: PublishStatus | None = None
+        self._closing = threading.Event()
+        self._telling = threading.Thread(target=self._keep_telling, name="relight-publishing", daemon=True)
 
     def ask(self, every: int | None, model: str | None, stall_timeout_seconds: float) -> None:
         """See `Training.publish`."""
@@ -103,6 +112,9 @@ class Publishing:
             if behind and self._every:
                 self._begin(publisher, behind).confirm()
                 self._is_under_way(LAST_SECONDS)
+        self._closing.set()
+        self._telling.join()
+        self._tell_status()  # what the engines have when the job ends
         publisher.close()
 
     def _open(self) -> Publisher:
@@ -112,6 +124,7 @@ class Publishing:
                 self._runtime.settings.run_dir,
                 stall_timeout_seconds=self._stall_timeout_seconds,
             )
+            self._telling.start()
         return self._publisher
 
     def _begin(self, publisher: Publisher, only: Iterable[str] | None) -> Handle:
@@ -128,7 +141,7 @@ class Publishing:
             confirmed=False,
             only=only,
         )
-        self._version = self._progress.version
+        self._version, self._begun = self._progress.version, time.monotonic()
         return handle
 
     def _is_under_way(self, patience_seconds: float) -> bool:
@@ -141,6 +154,11 @@ class Publishing:
 
     def _tell(self, result: Published) -> None:
         """Whom the version did not reach, and why."""
+        self._result = result
+        if not result.error:
+            self._updates += 1
+            self._updates_bytes += result.total_bytes
+            self._updates_seconds += result.seconds
         for name, why in sorted(result.dropped.items()):
             self._say(f"version {result.version} did not reach {name}: {why}")
         if result.error:
@@ -148,6 +166,38 @@ class Publishing:
 
     def _say(self, text: str) -> None:
         self._runtime.say(f"publish {text}", f"publishing: {text}")
+
+    # --- for people, on a thread of its own: an update goes on while the main thread computes --------------------
+    def _keep_telling(self) -> None:
+        while not self._closing.wait(STATUS_SECONDS):
+            self._tell_status()
+
+    def _tell_status(self) -> None:
+        status = self._status()
+        if status != self._told_status:
+            self._told_status = status
+            self._runtime.link.send(status)
+
+    def _status(self) -> PublishStatus:
+        handle, publisher = self._handle, self._publisher
+        engines = () if publisher is None else publisher.engines()
+        over = None if handle is None else handle.wait(0.0)  # the main thread may not have seen it yet
+        under_way = handle is not None and over is None
+        progress = handle.progress() if handle is not None and under_way else UpdateProgress()
+        result = over or self._result
+        return PublishStatus(
+            process=self._runtime.process,
+            engines=tuple(EngineVersion(name=e.name, pid=e.pid, version=e.version) for e in engines),
+            version=self._version,
+            moved_bytes=progress.held_bytes,
+            total_bytes=progress.total_bytes,
+            update_seconds=time.monotonic() - self._begun if under_way else result.seconds,
+            updates=self._updates,
+            updates_bytes=self._updates_bytes,
+            updates_seconds=self._updates_seconds,
+            dropped={} if under_way else result.dropped,
+            error="" if under_way else result.error,
+        )
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ from relight.transfer.restore import RestoreClient, RestoreServer
 from relight.wire.handshake import read_token
 from relight.wire.messages import StoreLost, StoreReply
 from relight.wire.settings import JobSettings, host_address, read_settings
+from relight.wire.status import RestoreStatus
 
 # An error in a collective nearly always precedes the Stop that explains it by milliseconds. Without a controller, it
 # may take as long as the controller has to come back.
@@ -310,8 +311,21 @@ class Runtime:
 
     def fetcher(self, generation: int) -> RestoreClient:
         """A client that is cancelled when the generation is closed."""
+
+        def tell(copied_bytes: int, total_bytes: int, seconds: float) -> None:
+            self.link.send(
+                RestoreStatus(
+                    process=self.process,
+                    rank=self.rank,
+                    generation=generation,
+                    copied_bytes=copied_bytes,
+                    total_bytes=total_bytes,
+                    seconds=seconds,
+                )
+            )
+
         client = RestoreClient(
-            lambda: self.faults.strike(Point.RESTORE_RECEIVE), self.settings.restore_timeout_seconds, self._token
+            lambda: self.faults.strike(Point.RESTORE_RECEIVE), self.settings.restore_timeout_seconds, self._token, tell
         )
         with self._condition:
             self._client = client

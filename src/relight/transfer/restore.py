@@ -14,6 +14,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -34,6 +35,9 @@ from relight.transfer.weights import TensorWriter
 
 HELLO_SECONDS = 30.0  # for a target to say what it wants
 _OFFER_SECONDS = 600.0
+PROGRESS_SECONDS = 0.5  # between two words about a copy; one that is over sooner is not spoken of
+
+Copied = Callable[[int, int, float], None]  # bytes that have arrived, bytes in all, seconds since the beginning
 
 
 class RestoreServer:
@@ -157,12 +161,20 @@ class Restored(msgspec.Struct, frozen=True):
 class RestoreClient:
     """Fetches a version from one or several sources. `cancel` breaks it off from another thread."""
 
-    def __init__(self, halfway: Callable[[], None], timeout_seconds: float, token: bytes = b"") -> None:
+    def __init__(
+        self,
+        halfway: Callable[[], None],
+        timeout_seconds: float,
+        token: bytes = b"",
+        on_progress: Copied | None = None,
+    ) -> None:
         """`halfway` is called when half has arrived (of the first source's part).
 
-        `token` is what proves to a source on another host that this target is of its job.
+        `token` is what proves to a source on another host that this target is of its job. `on_progress` is called
+        now and then during a long copy, and at its end; from any thread.
         """
         self._halfway = halfway
+        self._on_progress = on_progress
         self._timeout_seconds = timeout_seconds
         self._token = token
         self._lock = threading.Lock()
@@ -264,12 +276,13 @@ class RestoreClient:
         writer = TensorWriter(dict(enumerate(tensors)))
         digests: dict[int, int] = {}
         errors: list[Exception] = []
+        tally = _Tally(sum(bucket.nbytes for share in shares for bucket in share), self._on_progress)
 
         def receive(part: int) -> None:
             halfway = Halfway(shares[part], self._halfway if part == 0 else None)
             try:
                 if shares[part]:
-                    _receive_part(links[part], shares[part], writer, digests, halfway)
+                    _receive_part(links[part], shares[part], writer, digests, halfway, tally)
             except (OSError, ProtocolError, RestoreError, TransferError) as error:
                 errors.append(error)
                 for link in links:  # the other parts are of no use now
@@ -286,13 +299,41 @@ class RestoreClient:
         return digests
 
 
+class _Tally:
+    """How much of a copy has arrived, for people. Several threads count."""
+
+    def __init__(self, total_bytes: int, told: Copied | None) -> None:
+        self._total_bytes = total_bytes
+        self._told = told
+        self._lock = threading.Lock()
+        self._copied_bytes = 0
+        self._begun = self._said = time.monotonic()
+
+    def add(self, count: int) -> None:
+        if self._told is None:
+            return
+        with self._lock:
+            self._copied_bytes += count
+            now = time.monotonic()
+            is_last = self._copied_bytes == self._total_bytes and self._said > self._begun
+            if is_last or now - self._said >= PROGRESS_SECONDS:
+                self._said = now
+                self._told(self._copied_bytes, self._total_bytes, now - self._begun)
+
+
 def _receive_part(
-    link: TargetLink, mine: Sequence[Bucket], writer: TensorWriter, digests: dict[int, int], halfway: Halfway
+    link: TargetLink,
+    mine: Sequence[Bucket],
+    writer: TensorWriter,
+    digests: dict[int, int],
+    halfway: Halfway,
+    tally: _Tally,
 ) -> None:
     link.prepare(mine)
     for bucket in mine:
         halfway.pass_over(bucket)
         digests[bucket.index] = link.receive_bucket(writer, bucket)
+        tally.add(bucket.nbytes)
     link.finish()
 
 

@@ -26,6 +26,7 @@ from relight.core.events import (
     WorkerReleased,
 )
 from relight.core.position import Position
+from relight.wire.status import PublishStatus, RestoreStatus
 
 PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 4 * 2**20
@@ -149,6 +150,8 @@ WorkerUp = (
     | StoreWait
     | StoreAdd
     | StoreRecall
+    | PublishStatus
+    | RestoreStatus
 )
 WorkerDown = Begin | Assign | Stop | Restore | Resume | Release | StoreReply | StoreLost
 

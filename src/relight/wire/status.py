@@ -1,0 +1,69 @@
+"""What workers and agents tell for people to see, besides phases: never journaled, and no decision depends on it.
+
+The controller writes it to `status.jsonl` of the run directory, a `StatusLine` each. Everything is a state, told when
+it has changed and at most twice a second; whoever missed some lines knows all from the next.
+"""
+
+import msgspec
+
+
+class _Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    pass
+
+
+class EngineVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """An inference engine that is connected, and the version that it answers with (-1: none yet)."""
+
+    name: str
+    pid: int
+    version: int
+
+
+class PublishStatus(_Status, frozen=True, kw_only=True):
+    """Publishing from one process: the engines, the update under way, and what there was before it.
+
+    `moved_bytes` of `total_bytes` are held by every engine that takes part; both are 0 if no update is under way.
+    """
+
+    process: str
+    engines: tuple[EngineVersion, ...] = ()
+    version: int = -1  # of the update under way, or the last one
+    moved_bytes: int = 0
+    total_bytes: int = 0
+    update_seconds: float = 0.0  # how long it has been under way, or took
+    updates: int = 0  # that some engine took, since the process began
+    updates_bytes: int = 0  # of weights, in all these
+    updates_seconds: float = 0.0
+    dropped: dict[str, str] = {}  # engines that the last update did not reach, and why
+    error: str = ""  # why no engine has the last update
+
+
+class RestoreStatus(_Status, frozen=True, kw_only=True):
+    """A replacement copies the state: how much of it has arrived. The last one of a copy has both numbers equal."""
+
+    process: str
+    rank: int
+    generation: int
+    copied_bytes: int
+    total_bytes: int
+    seconds: float
+
+
+Status = PublishStatus | RestoreStatus
+
+
+class StatusLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `status.jsonl`; `now` is in seconds since the job's start."""
+
+    now: float
+    status: Status
+
+
+def encode_line(line: StatusLine) -> bytes:
+    """With the newline."""
+    return msgspec.json.encode(line) + b"\n"
+
+
+def decode_line(line: bytes) -> StatusLine:
+    """The inverse. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(line, type=StatusLine)
