@@ -73,7 +73,7 @@ COLLECTIVE_GRACE_SECONDS = 0.25
 STANDBY_PATIENCE_SECONDS = 30.0
 OVERSLEPT_SECONDS = 1.0  # a deadline that is noticed later than this passed while the controller was stopped
 MAX_RESTORE_FAILURES = 5
-_ENDED = "ended"  # kind of a failure whose process is still being torn down
+ENDED = "ended"  # kind of a failure whose process is still being torn down
 MAX_STANDBY_FAILURES = 3  # in a row
 STANDBY_PROVEN_SECONDS = 60.0
 MAX_STARTUP_RESTARTS = 3
@@ -380,9 +380,7 @@ class Controller:
         process.final_position = event.position
         if process.failed:
             return self._advance(now)
-        self.ledger.failure(
-            process, _ENDED, "its process ended", event.position, event.noticed_ns, self.generation, now
-        )
+        self.ledger.failure(process, ENDED, "its process ended", event.position, event.noticed_ns, self.generation, now)
         return self._fail([process], self._step_of(process, event.position.step), None, now)
 
     def _others(self, process: Process) -> list[Process]:
@@ -405,7 +403,7 @@ class Controller:
             return []
         self.members.end(process)
         process.final_position = event.position
-        unexplained = any(f.process == process.name and f.kind == _ENDED for f in self.ledger.failures)
+        unexplained = any(f.process == process.name and f.kind == ENDED for f in self.ledger.failures)
         explanation = self._explain(process, event, now) if unexplained else []
         if self.stage is Stage.FINISHING:
             return explanation + self._on_exit_after_training(process, event, now)

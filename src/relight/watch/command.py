@@ -1,6 +1,8 @@
-"""The commands that tell of a run by its files: `relight status`, `relight top`. No torch."""
+"""The commands that tell of a run by its files: `relight status`, `relight top`, `relight events`. No torch."""
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,17 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
         allow_abbrev=False,
     )
     top.set_defaults(call=_top)
-    found = {"status": status, "top": top}
+    events = choices.add_parser(
+        "events",
+        help="what happens in a job, as JSON lines for programs",
+        description="What happened, one JSON object a line: failures, recoveries with their stages, processes, "
+        "notices. Names and units are stable: docs/WATCHING.md.",
+        allow_abbrev=False,
+    )
+    events.add_argument("--follow", action="store_true", help="go on until the job has ended; also wait for its start")
+    events.add_argument("--schema", action="store_true", help="print the JSON schema of an event instead")
+    events.set_defaults(call=_events)
+    found = {"status": status, "top": top, "events": events}
     for parser in found.values():
         add_run_dir(parser)
     return found
@@ -72,4 +84,32 @@ def _top(arguments: argparse.Namespace) -> int:
         state = top.print_once(run, Console())
         return 0 if state in (State.RUNNING, State.FINISHED) else 1
     top.show(run)
+    return 0
+
+
+def _events(arguments: argparse.Namespace) -> int:
+    from relight.watch.events import schema
+    from relight.watch.feed import write_events
+
+    output = sys.stdout.buffer
+    if arguments.schema:
+        output.write(schema())
+        return 0
+    comes = arguments.follow and arguments.run_dir is not None
+    run_dir = arguments.run_dir if comes else find_run(arguments.run_dir)
+
+    def write(line: bytes) -> None:
+        output.write(line)
+        if arguments.follow:
+            output.flush()
+
+    try:
+        is_whole = write_events(run_dir, write, follow=arguments.follow)
+        output.flush()
+    except BrokenPipeError:  # the reader went away (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
+        return 0
+    if not is_whole:
+        print(f"relight: {run_dir}: nobody runs this job any more, and it has no end", file=sys.stderr)
+        return EXIT_STATUS[State.LOST]
     return 0

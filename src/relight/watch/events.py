@@ -1,0 +1,373 @@
+"""What happened in a job, as events for programs: one JSON object a line, with stable names. Pure.
+
+The journal is written for replays and may change with relight; these events are what others may rely on. A field or a
+kind of event may be added within a version of the format; nothing is taken away, renamed or given another unit.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from relight.chaos.plan import describe_fault
+from relight.core import events as ev
+from relight.core.commands import Begin, EndJob, Notice, Restore, Resume, Stop
+from relight.core.controller import ENDED, Controller, ControllerSettings
+from relight.core.report import FailureReport, RecoveryReport, RecoveryStages
+from relight.server.journal import JournalHeader, JournalLine, decode_line
+from relight.wire.settings import JobSettings
+
+FORMAT_VERSION = 1
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """What every event says."""
+
+    format: int = FORMAT_VERSION
+    time: str  # of the wall clock, ISO 8601 with its offset
+    seconds: float  # since the job's start
+    job: str
+    generation: int  # goes up with each recovery
+
+
+class JobStarted(_Event, frozen=True, kw_only=True, tag="job_started"):
+    """A job began."""
+
+    script: str
+    world_size: int
+    nodes: int
+    standbys: int
+
+
+class HostJoined(_Event, frozen=True, kw_only=True, tag="host_joined"):
+    """A host's agent reached the controller, for the first time or again."""
+
+    host: str
+
+
+class HostLost(_Event, frozen=True, kw_only=True, tag="host_lost"):
+    """A host is given up, with all that it ran."""
+
+    host: str
+    evidence: str
+
+
+class ProcessStarted(_Event, frozen=True, kw_only=True, tag="process_started"):
+    """A worker or a standby; `rank` is null for a standby."""
+
+    process: str
+    rank: int | None
+    host: str
+    pid: int
+
+
+class ProcessEnded(_Event, frozen=True, kw_only=True, tag="process_ended"):
+    """A process is gone, whether that is a failure or not. `exit_status` is negative for a signal, null: not known."""
+
+    process: str
+    rank: int | None
+    host: str
+    exit_status: int | None
+    evidence: str
+
+
+class StandbyReady(_Event, frozen=True, kw_only=True, tag="standby_ready"):
+    """A standby is warm."""
+
+    process: str
+    host: str
+
+
+class TrainingStarted(_Event, frozen=True, kw_only=True, tag="training_started"):
+    """Every rank holds the same state; the first step begins."""
+
+    until: int  # steps asked for
+
+
+class Failure(_Event, frozen=True, kw_only=True, tag="failure"):
+    """A rank was lost, or (rank -1) all of them stopped getting on."""
+
+    number: int
+    rank: int
+    process: str
+    kind: str
+    step: int
+    phase: str
+    evidence: str
+    detect_seconds: float | None  # from the fault to its notice, where that is known
+
+
+class FailureExplained(_Event, frozen=True, kw_only=True, tag="failure_explained"):
+    """How the process of an earlier failure ended is known now."""
+
+    number: int
+    kind: str
+    evidence: str
+
+
+class RecoveryStarted(_Event, frozen=True, kw_only=True, tag="recovery_started"):
+    """Every rank was told to stand still; once more, under a new generation, if another failure strikes meanwhile."""
+
+    reason: str
+
+
+class RecoveryDecided(_Event, frozen=True, kw_only=True, tag="recovery_decided"):
+    """To which version all ranks go, and who gets the state from whom."""
+
+    target_version: int
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    reason: str
+
+
+class TrainingResumed(_Event, frozen=True, kw_only=True, tag="training_resumed"):
+    """Every rank holds the agreed version and trains on."""
+
+
+class RecoveryFinished(_Event, frozen=True, kw_only=True, tag="recovery_finished"):
+    """Every rank has committed a step since: the recovery's account."""
+
+    number: int
+    failures: tuple[int, ...]
+    decision: str
+    target_version: int
+    replaced: tuple[int, ...]
+    replacement_kind: str
+    sources: tuple[int, ...]
+    steps_repeated: int
+    moved_bytes: int
+    restarts: int
+    stages: RecoveryStages  # seconds
+
+
+class FaultInjected(_Event, frozen=True, kw_only=True, tag="fault_injected"):
+    """A fault of `relight chaos` is about to strike."""
+
+    process: str
+    fault: str
+
+
+class ControllerRestarted(_Event, frozen=True, kw_only=True, tag="controller_restarted"):
+    """The controller died, and its successor has taken over."""
+
+
+class NoticeSaid(_Event, frozen=True, kw_only=True, tag="notice"):
+    """A line that relight showed to people."""
+
+    level: str  # info, warning or error
+    text: str
+
+
+class JobEnded(_Event, frozen=True, kw_only=True, tag="job_ended"):
+    """The last event. `error` is empty if training finished."""
+
+    error: str
+    steps: int
+    until: int
+    failures: int
+    recoveries: int
+    steps_repeated: int
+    time_lost_seconds: float
+    state_digest: str
+
+
+Event = (
+    JobStarted
+    | HostJoined
+    | HostLost
+    | ProcessStarted
+    | ProcessEnded
+    | StandbyReady
+    | TrainingStarted
+    | Failure
+    | FailureExplained
+    | RecoveryStarted
+    | RecoveryDecided
+    | TrainingResumed
+    | RecoveryFinished
+    | FaultInjected
+    | ControllerRestarted
+    | NoticeSaid
+    | JobEnded
+)
+
+
+def schema() -> bytes:
+    """The JSON schema of an event."""
+    found = msgspec.json.schema(Event)
+    found = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "relight event", **found}
+    return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+
+
+class EventFeed:
+    """Turns the lines of a journal into events, in their order."""
+
+    def __init__(self) -> None:
+        self._settings: JobSettings | None = None
+        self._core: Controller
+        self._wall = ""
+        self._now = 0.0
+        self._failures = 0  # that were told
+        self._unexplained: list[FailureReport] = []  # of these, as they were told: how the process ended is not known
+        self._recoveries = 0
+        self.ended = False  # there will be no more
+        self._begun = 0  # the newest generation that was told to train
+
+    def take(self, line: bytes) -> Iterator[Event]:
+        """Events of one line. Raises msgspec.DecodeError if it is not understood."""
+        if self._settings is None:
+            yield self._start(msgspec.json.decode(line, type=JournalHeader))
+        else:
+            yield from self._take(decode_line(line))
+
+    def _start(self, header: JournalHeader) -> Event:
+        self._settings = settings = header.settings
+        names = ControllerSettings.__struct_fields__
+        self._core = Controller(ControllerSettings(**{name: getattr(settings, name) for name in names}))
+        self._wall = header.wall
+        return JobStarted(
+            **self._common(),
+            script=settings.script,
+            world_size=settings.world_size,
+            nodes=settings.nodes,
+            standbys=settings.standbys,
+        )
+
+    def _common(self) -> dict[str, Any]:
+        assert self._settings is not None
+        return {
+            "time": self._wall,
+            "seconds": round(self._now, 6),
+            "job": self._settings.job,
+            "generation": self._core.generation,
+        }
+
+    def _take(self, line: JournalLine) -> Iterator[Event]:
+        self._now = line.now
+        self._wall = line.wall or self._wall  # an order is given at the time of what it answers
+        if line.event is not None:
+            self._core.handle(line.event, line.now)
+            yield from self._of_event(line.event)
+            yield from self._of_ledger()
+        elif line.expired:
+            self._core.expire(line.now)
+            yield from self._of_ledger()
+        elif line.note:
+            yield NoticeSaid(**self._common(), level="warning", text=line.note)
+        elif isinstance(line.command, EndJob) and not self.ended:
+            self.ended = True
+            yield from self._of_ledger(is_over=True)
+            yield self._end(line.command)
+        elif isinstance(line.command, Notice):
+            yield NoticeSaid(**self._common(), level=line.command.level, text=line.command.why)
+        elif line.command is not None:
+            yield from self._of_order(line.command)
+
+    def _of_event(self, event: ev.Event) -> Iterator[Event]:
+        common = self._common()
+        match event:
+            case ev.AgentJoined():
+                yield HostJoined(**common, host=event.agent)
+            case ev.AgentLost():
+                yield HostLost(**common, host=event.agent, evidence=event.evidence)
+            case ev.ProcessStarted():
+                rank, host = self._place(event.process)
+                yield ProcessStarted(**common, process=event.process, rank=rank, host=host, pid=event.pid)
+            case ev.ProcessExited():
+                rank, host = self._place(event.process)
+                yield ProcessEnded(
+                    **common,
+                    process=event.process,
+                    rank=rank,
+                    host=host,
+                    exit_status=event.exit_status,
+                    evidence=event.evidence,
+                )
+            case ev.StandbyReady():
+                yield StandbyReady(**common, process=event.process, host=self._place(event.process)[1])
+            case ev.FaultStruck():
+                yield FaultInjected(**common, process=event.process, fault=describe_fault(event.fault))
+            case ev.ControllerRestarted():
+                yield ControllerRestarted(**common)
+
+    def _place(self, name: str) -> tuple[int | None, str]:
+        process = self._core.members.processes.get(name)
+        return (None, "") if process is None else (process.rank, process.agent)
+
+    def _of_order(self, order: msgspec.Struct) -> Iterator[Event]:
+        common = self._common()
+        match order:
+            case Begin() if not self._begun:
+                self._begun = order.generation
+                yield TrainingStarted(**common, until=self._core.until)
+            case Stop():
+                yield RecoveryStarted(**common, reason=order.why)
+            case Restore():
+                yield RecoveryDecided(
+                    **common,
+                    target_version=order.target,
+                    sources=tuple(source.rank for source in order.sources) if order.targets else (),
+                    targets=order.targets,
+                    reason=order.why,
+                )
+            case Resume() if order.generation > self._begun:  # a successor of a dead controller says it again
+                self._begun = order.generation
+                yield TrainingResumed(**common)
+
+    def _of_ledger(self, *, is_over: bool = False) -> Iterator[Event]:
+        """Failures and recoveries that the account has by now and did not have before."""
+        ledger, common = self._core.ledger, self._common()
+        for failure in ledger.failures[self._failures :]:
+            self._failures += 1
+            if failure.kind == ENDED:
+                self._unexplained.append(failure)
+            yield Failure(
+                **{**common, "generation": failure.generation},
+                number=failure.number,
+                rank=failure.rank,
+                process=failure.process,
+                kind=failure.kind,
+                step=failure.step,
+                phase=failure.phase,
+                evidence=failure.evidence,
+                detect_seconds=failure.detect_seconds,
+            )
+        for told in list(self._unexplained):
+            failure = ledger.failures[told.number - 1]
+            if failure is not told:
+                self._unexplained.remove(told)
+                yield FailureExplained(**common, number=failure.number, kind=failure.kind, evidence=failure.evidence)
+        recoveries = self._core.report().recoveries if is_over else ledger.recoveries
+        for recovery in recoveries[self._recoveries :]:
+            self._recoveries += 1
+            yield self._finish(recovery)
+
+    def _finish(self, recovery: RecoveryReport) -> Event:
+        return RecoveryFinished(
+            **self._common(),
+            number=recovery.number,
+            failures=recovery.failures,
+            decision=recovery.decision,
+            target_version=recovery.target_version,
+            replaced=recovery.replaced,
+            replacement_kind=recovery.replacement_kind,
+            sources=recovery.sources,
+            steps_repeated=recovery.steps_repeated,
+            moved_bytes=recovery.moved_bytes,
+            restarts=recovery.restarts,
+            stages=recovery.stages,
+        )
+
+    def _end(self, command: EndJob) -> Event:
+        report = self._core.report()
+        return JobEnded(
+            **self._common(),
+            error=command.error,
+            steps=report.steps,
+            until=report.until,
+            failures=len(report.failures),
+            recoveries=len(report.recoveries),
+            steps_repeated=report.steps_repeated,
+            time_lost_seconds=report.time_lost_seconds,
+            state_digest=report.final_state_digest,
+        )

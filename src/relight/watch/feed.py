@@ -1,0 +1,50 @@
+"""Writes the events of a run, as far as they are known, or as they come."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from relight.dashboard.tail import Tail
+from relight.errors import UsageError
+from relight.watch.events import EventFeed
+from relight.watch.run import JOURNAL, SILENT_SECONDS
+
+POLL_SECONDS = 0.2
+
+
+def write_events(run_dir: Path, write: Callable[[bytes], object], *, follow: bool) -> bool:
+    """Give one line of JSON for each event to `write`. With `follow` until the job has ended.
+
+    Returns False if it was followed in vain: nobody runs the job any more. Raises UsageError if the journal is not
+    understood; OSError of `write` is passed on.
+    """
+    feed, tail, encoder = EventFeed(), Tail(run_dir / JOURNAL), msgspec.json.Encoder()
+    try:
+        while True:
+            lines = tail.read()
+            for line in lines:
+                for event in feed.take(line):
+                    write(encoder.encode(event) + b"\n")
+            if lines:
+                continue
+            if not follow or feed.ended:
+                return True
+            if _silent_seconds(run_dir) > SILENT_SECONDS:
+                return False
+            time.sleep(POLL_SECONDS)
+    except msgspec.DecodeError as error:
+        path = run_dir / JOURNAL
+        raise UsageError(f"{path} cannot be read further (written by another version of relight?): {error}") from error
+    finally:
+        tail.close()
+
+
+def _silent_seconds(run_dir: Path) -> float:
+    """Since a sign of life; a job whose journal is not there yet has not begun."""
+    try:
+        return time.time() - os.stat(run_dir / JOURNAL).st_mtime
+    except OSError:
+        return 0.0
