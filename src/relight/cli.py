@@ -181,12 +181,13 @@ def _timeline(arguments: argparse.Namespace) -> int:
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:
-    from relight.config import check_dashboard_address
+    from relight.config import check_dashboard_address, read_page_token
     from relight.dashboard.__main__ import serve
 
     _check_run_dir(arguments.run_dir)
     check_dashboard_address(arguments.address)
-    return serve(arguments.run_dir, arguments.address)
+    token = read_page_token(arguments.token_file) if arguments.token_file else ""
+    return serve(arguments.run_dir, arguments.address, token)
 
 
 def _check_run_dir(run_dir: Path) -> None:
@@ -266,6 +267,11 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     )
     dashboard.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory of the run")
     dashboard.add_argument("--address", default="", metavar="HOST:PORT", help=_ADDRESS_HELP)
+    dashboard.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the token for an address that others can reach, instead of a new one each time: for Prometheus",
+    )
     dashboard.set_defaults(call=_dashboard)
     commands: dict[str, argparse.ArgumentParser] = {
         "run": run,

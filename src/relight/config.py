@@ -10,6 +10,7 @@ import errno
 import importlib.util
 import math
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -155,6 +156,14 @@ def read_shared_token(asked: str | None) -> bytes:
         raise UsageError(f"--token-file {path} can be read by others; chmod 600 it")
     if len(token) < MIN_TOKEN_BYTES:
         raise UsageError(f"--token-file {path} holds {len(token)} bytes; at least {MIN_TOKEN_BYTES} are needed")
+    return token
+
+
+def read_page_token(path: str) -> str:
+    """The token of a dashboard, from a file. It becomes a part of an address and of a header. Raises UsageError."""
+    token = read_shared_token(path).decode(errors="replace")
+    if not re.fullmatch(r"[A-Za-z0-9+/=_.~-]+", token):
+        raise UsageError(f"--token-file {path}: use letters, digits and +/=_.~- in one line")
     return token
 
 

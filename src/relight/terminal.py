@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 
+from relight.transfer.progress import describe_publishing, describe_restores
 from relight.wire.messages import StatusUpdate
 
 PLAIN_SECONDS = 10.0  # between two progress lines where there is no live one
@@ -135,14 +136,13 @@ def progress_line(update: StatusUpdate) -> str:
         parts.append(f"{update.steps_per_second:.1f} steps/s")
     if update.stage not in ("training", "starting"):
         parts.append(update.stage)
-    if update.waiting:
-        parts.append(update.waiting)
+    parts += [describe_restores(update.restoring) or update.waiting, describe_publishing(update.publishing)]
     if update.failures:
         parts.append(f"{_count(update.failures, 'failure')} survived")
     parts.append(f"generation {update.generation}")
     if update.standbys_ready:
         parts.append(f"{_count(update.standbys_ready, 'standby')} ready")
-    return " · ".join(parts)
+    return " · ".join(part for part in parts if part)
 
 
 def fit_line(text: str) -> str:

@@ -18,7 +18,7 @@ Begin = Callable[..., Command]
 def url_of(command: Command, path: Path) -> tuple[str, int]:
     """Host and port of the page, once its URL was printed."""
     command.wait_for(lambda: "dashboard at http://" in path.read_text(), "the URL was printed")
-    found = re.search(r"dashboard at http://([\d.]+):(\d+)/", path.read_text())
+    found = re.search(r"dashboard at http://([\w.]+):(\d+)/", path.read_text())
     assert found is not None, path.read_text()
     return found[1], int(found[2])
 
@@ -99,3 +99,25 @@ def test_a_run_directory_that_is_not_there(relight: Relight) -> None:
     result = relight("dashboard", "nowhere")
     assert result.status == 2
     assert "no run directory nowhere" in result.errors
+
+
+def test_a_token_that_stays_the_same(begin: Begin, relight: Relight, tmp_path: Path) -> None:
+    """Where others can reach the page, Prometheus needs one that it can be told once."""
+    (tmp_path / "run").mkdir()
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef+/\n")
+    token.chmod(0o600)
+    page = begin("dashboard", "run", "--address", "0.0.0.0:0", "--token-file", str(token))
+    _, port = url_of(page, page.output_path)
+    assert page.output_path.read_text().strip().endswith("#token=0123456789abcdef%2B%2F")
+    assert status_of("127.0.0.1", port, "/metrics") == 401
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", "/metrics", headers={"Authorization": "Bearer 0123456789abcdef+/"})
+    assert connection.getresponse().status in (200, 503)
+    connection.close()
+    page.process.send_signal(signal.SIGINT)
+    page.finish()
+    token.write_text("not for an address: a b c\n")
+    result = relight("dashboard", "run", "--address", "0.0.0.0:0", "--token-file", str(token))
+    assert result.status == 2
+    assert "letters, digits" in result.errors

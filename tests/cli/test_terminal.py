@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from relight.core.position import Phase, Position
 from relight.terminal import fit_line, printable, progress_line
 from relight.wire.messages import RankStatus, StatusUpdate
+from relight.wire.status import PublishStatus, RestoreStatus
 from tests.cli.command import Command
 
 
@@ -93,3 +94,15 @@ def test_a_live_line_under_the_output_of_the_workers(
     assert b"\r\x1b[Kstarting" in shown
     assert any(line.endswith(b"\x1b[K[rank 0] up as rank 0") for line in shown.split(b"\r\n"))
     assert shown.rstrip().split(b"\r\n")[-1].endswith(b"relight: logs: " + bytes(tmp_path / "run"))
+
+
+def test_what_is_moved_is_shown_with_its_rate_and_the_time_left() -> None:
+    restoring = RestoreStatus(process="w3", rank=2, generation=3, copied_bytes=2**29, total_bytes=2**31, seconds=0.5)
+    line = progress_line(update(stage="restoring", waiting="waiting for rank 2", restoring=(restoring,)))
+    assert "restoring rank 2: 512.0 MiB of 2.0 GiB (1.0 GiB/s, 2 s left)" in line
+    assert "waiting" not in line
+    publishing = PublishStatus(process="w0", version=50, moved_bytes=2**20, total_bytes=2**22, update_seconds=1.0)
+    line = progress_line(update(publishing=publishing))
+    assert "publishing version 50: 1.0 MiB of 4.0 MiB (1.0 MiB/s, 3 s left)" in line
+    over = PublishStatus(process="w0", version=50, update_seconds=1.0)
+    assert "publishing" not in progress_line(update(publishing=over))

@@ -29,12 +29,15 @@ def main(arguments: list[str] | None = None) -> int:
     return serve(parsed.run_dir, parsed.address)
 
 
-def serve(run_dir: Path, address: str) -> int:
-    """Serve the page of `run_dir` at `address` ("HOST:PORT", either part may be missing) until a signal comes."""
+def serve(run_dir: Path, address: str, token: str = "") -> int:
+    """Serve the page of `run_dir` at `address` ("HOST:PORT", either part may be missing) until a signal comes.
+
+    `token` is what others than this machine must know; empty: a new one.
+    """
     os.nice(NICE)
     try:
         host, port = split_address(address)
-        return asyncio.run(_serve(run_dir, host, port))
+        return asyncio.run(_serve(run_dir, host, port, token))
     except ValueError as error:
         print(f"relight: {error}", file=sys.stderr, flush=True)
         return 2
@@ -45,8 +48,8 @@ def serve(run_dir: Path, address: str) -> int:
         return 1
 
 
-async def _serve(run_dir: Path, host: str, port: int | None) -> int:
-    token = "" if is_loopback(host) else secrets.token_urlsafe(24)
+async def _serve(run_dir: Path, host: str, port: int | None, token: str) -> int:
+    token = "" if is_loopback(host) else token or secrets.token_urlsafe(24)
     dashboard = Dashboard(run_dir, token)
     try:
         port = await dashboard.listen(host, DEFAULT_PORT if port is None else port)

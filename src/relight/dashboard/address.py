@@ -1,6 +1,7 @@
 """Where the page is served, as people write it and as they open it."""
 
 import socket
+from urllib.parse import quote
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 7117
 
@@ -28,4 +29,4 @@ def page_url(host: str, port: int, token: str) -> str:
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/" + (f"#token={token}" if token else "")
+    return f"http://{shown}:{port}/" + (f"#token={quote(token, safe='')}" if token else "")

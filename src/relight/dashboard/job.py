@@ -10,15 +10,17 @@ from collections import deque
 import msgspec
 
 from relight.core.commands import EndJob, Notice
-from relight.core.controller import Controller, ControllerSettings
+from relight.core.controller import Controller, ControllerSettings, Stage
 from relight.core.events import ProcessStarted, StandbyReady
 from relight.core.members import Process
 from relight.core.position import Phase
 from relight.core.report import FailureReport, JobReport, RecoveryReport
 from relight.dashboard.row import Row
 from relight.server.journal import JournalHeader, JournalLine, decode_line
+from relight.timeline.publications import Publications
 from relight.timeline.spans import Chunk
 from relight.wire.settings import JobSettings
+from relight.wire.status import PublishStatus, RestoreStatus, Status
 
 ROWS_KEPT = 2_000_000  # phase changes remembered exactly, shared by all rows
 ROW_KEPT = (1024, 65536)
@@ -45,8 +47,11 @@ class Job:
         self.journal_changes = 0  # goes up with everything that may change the report
         self.origin_ns = 0  # the job's start on the wall clock; 0: not known yet
         self.edge_ns = 0  # newest phase change of any rank
+        self.steps = 0  # newest version that any rank ever held
         self.unreadable_lines = 0
         self.unreadable_records = 0
+        self.publications = Publications()
+        self._restoring: dict[int, RestoreStatus] = {}  # by rank, the newest
         self._core: Controller | None = None
         self._offsets: dict[str, int] = {}  # by process: wall clock minus monotonic clock, as first heard
         self._early: list[Chunk] = []  # read before the journal said when the job started
@@ -129,7 +134,23 @@ class Job:
                 self.unreadable_records += 1  # words that somebody scribbled over a position page
                 continue
             row.add(chunk.process, at_ns, generation, step, phase, version)
+            if version > self.steps and (version <= self._until() or not self._until()):
+                self.steps = version
         self.edge_ns = max(self.edge_ns, row.last_ns)
+
+    # --- what is moved --------------------------------------------------------------------------------------------
+    def take_status(self, status: Status) -> None:
+        """One line of `status.jsonl`."""
+        if isinstance(status, PublishStatus):
+            self.publications.take(status)
+        elif isinstance(status, RestoreStatus):
+            self._restoring[status.rank] = status
+
+    def restoring(self) -> list[RestoreStatus]:
+        """Copies of the recovery under way."""
+        if self.stage != Stage.RESTORING:
+            return []
+        return [each for each in self._restoring.values() if each.generation == self.generation]
 
     # --- what follows ---------------------------------------------------------------------------------------------
     def report(self) -> JobReport:
@@ -137,6 +158,13 @@ class Job:
         if self._core is not None and self._report[0] != self.journal_changes:
             self._report = (self.journal_changes, self._core.report())
         return self._report[1]
+
+    def settled_recoveries(self) -> list[RecoveryReport]:
+        """Those whose account is closed: nothing of it will change."""
+        return [] if self._core is None else self._core.ledger.recoveries
+
+    def _until(self) -> int:
+        return 0 if self._core is None else self._core.until
 
     def now_ns(self, wall_ns: int) -> int:
         """Time since the job's start; of a job that has ended, how long it took."""

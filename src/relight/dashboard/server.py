@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from relight.dashboard.exposition import CONTENT_TYPE
 from relight.dashboard.follow import Follower
 from relight.dashboard.guard import refusal
 from relight.dashboard.http import MAX_HEAD_BYTES, BadRequest, Request, head, read_request
@@ -52,6 +53,7 @@ class Dashboard:
         self._calls: dict[str, Callable[[Request], tuple[str, bytes]]] = {
             "/api/tiles": self._tiles,
             "/api/log": self._log,
+            "/metrics": self._metrics,
         }
 
     async def listen(self, host: str, port: int) -> int:
@@ -196,6 +198,12 @@ class Dashboard:
         rank = _number(request, "rank", 0, 2**31)
         since = _number(request, "since", 0, 2**60) if "since" in request.query else None
         return "application/json", msgspec.json.encode(read_tail(self._run_dir, rank, since))
+
+    def _metrics(self, _: Request) -> tuple[str, bytes]:
+        """For Prometheus. Nothing before all is read: a counter that begins again at 0 would look like a new job."""
+        if not self._follower.has_caught_up:
+            raise BadRequest(503, "the run directory is still being read; ask again")
+        return CONTENT_TYPE, self._follower.metrics().encode()
 
 
 def _number(request: Request, name: str, low: int, high: int) -> int:

@@ -540,6 +540,7 @@ class Server:
                 self._refuse(f"ignored {type(message).__name__} of {message.process[:64]!r} that came from {process}")
             case PublishStatus() | RestoreStatus():
                 self._status.append(self._now(), message)
+                self._board.take(message)
                 if isinstance(message, PublishStatus):
                     self._publications.take(message)
             case _:

@@ -2,9 +2,10 @@
 
 from collections import deque
 
-from relight.core.controller import Controller
+from relight.core.controller import Controller, Stage
 from relight.core.position import Position
 from relight.wire.messages import RankStatus, Sample, StatusUpdate
+from relight.wire.status import PublishStatus, RestoreStatus, Status
 
 _RATE_WINDOW_SECONDS = 10.0
 
@@ -16,10 +17,19 @@ class StatusBoard:
         self._job = job
         self._controller = controller
         self._samples: dict[str, Sample] = {}
+        self._restoring: dict[int, RestoreStatus] = {}  # by rank
+        self._publishing: PublishStatus | None = None
         self._history: deque[tuple[float, int]] = deque()  # (now, newest version of any rank)
 
     def observe(self, sample: Sample) -> None:
         self._samples[sample.process] = sample
+
+    def take(self, status: Status) -> None:
+        """What a worker says of moving bytes."""
+        if isinstance(status, RestoreStatus):
+            self._restoring[status.rank] = status
+        else:
+            self._publishing = status
 
     def forget(self, process: str) -> None:
         self._samples.pop(process, None)
@@ -62,7 +72,12 @@ class StatusBoard:
             steps_per_second=self._rate(),
             ranks=tuple(ranks),
             waiting=core.waiting(now),
+            restoring=tuple(status for status in self._restoring.values() if self._is_now(status)),
+            publishing=self._publishing,
         )
+
+    def _is_now(self, status: RestoreStatus) -> bool:
+        return self._controller.stage is Stage.RESTORING and status.generation == self._controller.generation
 
     def _rate(self) -> float:
         (first_time, first), (last_time, last) = self._history[0], self._history[-1]

@@ -4,6 +4,7 @@ Files alone: it works on any host that sees the directory, such as a login node.
 few seconds; a journal without an end that nobody has touched for long is that of a job which was killed.
 """
 
+import contextlib
 import enum
 import os
 import time
@@ -15,6 +16,7 @@ from relight.dashboard.job import Job
 from relight.dashboard.tail import Tail
 from relight.errors import UsageError
 from relight.timeline.spans import Chunk
+from relight.wire.status import decode_line
 
 RUNS = Path("runs")
 JOURNAL = "journal.jsonl"
@@ -68,6 +70,7 @@ class Run:
         self.run_dir = run_dir
         self.job = Job()
         self._journal = Tail(run_dir / JOURNAL)
+        self._status = Tail(run_dir / "status.jsonl", run_dir / "status.1.jsonl")
         self._trace: Tail | None = None
         self._decode = msgspec.json.Decoder(Chunk).decode
 
@@ -76,6 +79,10 @@ class Run:
         while lines := self._journal.read():
             for line in lines:
                 self.job.take_journal(line)
+        while lines := self._status.read():
+            for line in lines:
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                    self.job.take_status(decode_line(line).status)
         if self._trace is None:
             self._trace = self._begin_trace()
         while lines := self._trace.read():
@@ -110,5 +117,6 @@ class Run:
 
     def close(self) -> None:
         self._journal.close()
+        self._status.close()
         if self._trace is not None:
             self._trace.close()

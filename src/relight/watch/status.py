@@ -9,6 +9,7 @@ from relight.core.report import FailureReport, RecoveryReport
 from relight.dashboard import view
 from relight.dashboard.job import Job
 from relight.watch.run import State, judge
+from relight.wire.status import PublishStatus, RestoreStatus
 
 FORMAT_VERSION = 1
 
@@ -59,6 +60,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     last_failure: FailureReport | None
     last_recovery: RecoveryReport | None
     stragglers: tuple[int, ...]
+    restoring: tuple[RestoreStatus, ...]  # copies of the recovery under way
+    publishing: PublishStatus | None  # the newest word of the process that publishes
     ranks: tuple[RankLine, ...]
 
 
@@ -105,6 +108,8 @@ def status_of(
         last_failure=report.failures[-1] if report.failures else None,
         last_recovery=report.recoveries[-1] if report.recoveries else None,
         stragglers=tuple(rank for rank, _, _ in job.stragglers()),
+        restoring=tuple(job.restoring()) if state is State.RUNNING else (),
+        publishing=job.publications.newest,
         ranks=ranks,
     )
 

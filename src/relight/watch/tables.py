@@ -9,6 +9,7 @@ from rich.text import Text
 from relight.timeline.report import plain
 from relight.timeline.terminal import duration
 from relight.transfer.manifest import describe_bytes
+from relight.transfer.progress import describe_publishing, describe_restores
 from relight.watch.run import State
 from relight.watch.status import RankLine, Status
 
@@ -44,6 +45,9 @@ def _facts(status: Status) -> list[tuple[str, str]]:
         found.append(("reserve", f"{ready}; {more}"))
     if status.waiting:
         found.append(("waiting", status.waiting.removeprefix("waiting ")))
+    if restoring := describe_restores(status.restoring):
+        found.append(("restoring", restoring.removeprefix("restoring ")))
+    found += _engines(status)
     if status.last_failure is not None:
         failure = status.last_failure
         who = f"rank {failure.rank}" if failure.rank >= 0 else failure.process or "the job"
@@ -73,6 +77,18 @@ def _facts(status: Status) -> list[tuple[str, str]]:
     if status.problem:
         found.append(("problem", status.problem))
     found.append(("files", status.run_dir))
+    return found
+
+
+def _engines(status: Status) -> list[tuple[str, str]]:
+    """The inference engines that get weights from this job, and what is on its way to them."""
+    publishing = status.publishing
+    if publishing is None:
+        return []
+    have = ", ".join(f"{engine.name} has {engine.version}" for engine in publishing.engines)
+    found = [("engines", have or "none is connected")]
+    if status.state is State.RUNNING and (moving := describe_publishing(publishing)):
+        found.append(("publishing", moving.removeprefix("publishing ")))
     return found
 
 

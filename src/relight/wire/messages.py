@@ -268,6 +268,8 @@ class StatusUpdate(_Message, frozen=True, kw_only=True):
     steps_per_second: float
     ranks: tuple[RankStatus, ...]
     waiting: str = ""  # whom the job waits for while it does not train, and why
+    restoring: tuple[RestoreStatus, ...] = ()  # copies of the recovery under way
+    publishing: PublishStatus | None = None  # the newest word about it
 
 
 class NoticeUpdate(_Message, frozen=True, kw_only=True):
