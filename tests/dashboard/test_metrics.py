@@ -147,7 +147,8 @@ def test_no_counter_ever_goes_back(tmp_path: Path, seed: int) -> None:
             journal.event(entry.now, entry.event)
         journal.commands(entry.now, entry.commands)
     journal.close()
-    job, before, text = Job(), {}, ""
+    job, text = Job(), ""
+    before: dict[str, float] = {}
     for line in (tmp_path / "journal.jsonl").read_bytes().splitlines():
         job.take_journal(line)
         text = exposition(job, 10**9, 0.0, {})
