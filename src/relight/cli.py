@@ -301,7 +301,9 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script_and_arguments", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help=argparse.SUPPRESS)
     _add_launch_flags(parser.add_argument_group("launch, as with torchrun"))
     _add_job_flags(parser.add_argument_group("the job"))
-    _add_detection_flags(parser.add_argument_group("noticing failures"))
+    detection = parser.add_argument_group("noticing failures")
+    _add_detection_flags(detection)
+    _add_verify_flag(detection)
     _add_retry_flags(parser.add_argument_group("giving up"))
     _add_chaos_flags(parser.add_argument_group("faults on purpose"))
 
@@ -390,6 +392,17 @@ def _add_detection_flags(group: argparse._ArgumentGroup) -> None:
         default = _DEFAULTS[name]
         flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, type=float, default=default, metavar="S", help=f"{text}; default {default:g}")
+
+
+def _add_verify_flag(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--verify-every",
+        type=int,
+        default=_DEFAULTS["verify_every"],
+        metavar="K",
+        help="every K steps compare the state of all ranks, bit for bit, before it is written; a rank that is outvoted "
+        "(3 or more ranks) is replaced, since its memory was corrupted; default 0: never",
+    )
 
 
 def _add_retry_flags(group: argparse._ArgumentGroup) -> None:

@@ -64,6 +64,7 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
         frozen_timeout_seconds=_positive(arguments.frozen_timeout_seconds, "--frozen-timeout-seconds"),
         controller_timeout_seconds=_positive(arguments.controller_timeout_seconds, "--controller-timeout-seconds"),
         stop_timeout_seconds=_positive(arguments.stop_timeout_seconds, "--stop-timeout-seconds"),
+        verify_every=_at_least(0, arguments.verify_every, "--verify-every"),
         restore_timeout_seconds=_positive(arguments.restore_timeout_seconds, "--restore-timeout-seconds"),
     )
     run_dir = make_run_dir(arguments.run_dir, script, now)  # last: a mistake above leaves nothing behind

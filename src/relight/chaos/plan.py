@@ -23,6 +23,9 @@ ACTION_WORDS = {
     Action.EXIT: "os._exit(0), as if it had finished",
     Action.LOOP: "busy for ever",
     Action.BLOCK: "waits for ever for something that never comes",
+    Action.FLIP_PARAMETER: "one bit of a parameter changes, and nobody notices (see --verify-every)",
+    Action.FLIP_OPTIMIZER: "the same in the optimizer's state",
+    Action.FLIP_BUFFER: "the same in a buffer that all ranks share",
     Action.CUT: "loses its side of the collective in flight, but lives",
 }
 POINT_WORDS = {
@@ -51,6 +54,7 @@ EXAMPLES = (
     "exit rank 0 between steps at step 7",
     "segfault rank 1 after step 7",
     "freeze rank 1 in STOP of recovery 2",
+    "flip-parameter rank 1 in FORWARD of step 9",
     "kill the restore source during the next restore",
     "block the restore target during restore 3",
     "kill the replacement when promoted in recovery 1",
@@ -66,7 +70,7 @@ _RECOVERY = re.compile(r"(?:rank (?P<rank>\d+)|any rank) in (?P<point>\w+) of re
 _RESTORE = re.compile(r"the restore (?P<end>source|target) during (?:the next restore|restore (?P<recovery>\d+))")
 _PROMOTED = re.compile(r"the replacement when promoted in recovery (?P<recovery>\d+)")
 _STANDBY = re.compile(r"standby (?P<standby>\d+) (?P<where>when idle|in warmup|in idle)", re.IGNORECASE)
-_ACTION = re.compile(r"(?P<verb>\w+)(?: in(?= (?:rank|the|any|standby)\b))? (?P<rest>.+)")
+_ACTION = re.compile(r"(?P<verb>[\w-]+)(?: in(?= (?:rank|the|any|standby)\b))? (?P<rest>.+)")
 _MAX_NUMBER = 2**62
 
 

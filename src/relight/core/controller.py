@@ -11,7 +11,7 @@ and carries out the commands in order. It journals each event and command first,
 
 import enum
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -33,11 +33,13 @@ from relight.core.commands import (
     Spawn,
     Stop,
 )
+from relight.core.corruption import describe_difference, outvoted
 from relight.core.decision import Decision, Halt, decide
 from relight.core.fault import Fault
 from relight.core.hosts import Hosts
 from relight.core.ledger import Ledger
 from relight.core.members import Members, Process
+from relight.core.position import Phase
 from relight.core.report import JobReport
 
 
@@ -73,6 +75,7 @@ COLLECTIVE_GRACE_SECONDS = 0.25
 STANDBY_PATIENCE_SECONDS = 30.0
 OVERSLEPT_SECONDS = 1.0  # a deadline that is noticed later than this passed while the controller was stopped
 MAX_RESTORE_FAILURES = 5
+MAX_CORRUPTIONS = 3  # of the same ranks
 ENDED = "ended"  # kind of a failure whose process is still being torn down
 MAX_STANDBY_FAILURES = 3  # in a row
 STANDBY_PROVEN_SECONDS = 60.0
@@ -195,6 +198,8 @@ class Controller:
                 out = self._on_worker_failed(event, now)
             case ev.CollectiveFailed():
                 out = self._on_collective_failed(event, now)
+            case ev.StateDiffers():
+                out = self._on_state_differs(event, now)
             case ev.CommunicationStalled():
                 out = self._on_stalled(event, now)
             case ev.AgentLost():
@@ -529,6 +534,31 @@ class Controller:
         )
         return self._fail([], event.step, ("stall", event.step), now)
 
+    def _on_state_differs(self, event: ev.StateDiffers, now: float) -> list[Command]:
+        if self.stage is not Stage.TRAINING or event.generation != self.generation:
+            return []  # every rank says it; once is enough
+        digests = dict(enumerate(event.digests))
+        return self._on_corruption(digests, digests, event.step, event.noticed_ns, now)
+
+    def _on_corruption(
+        self, digests: Mapping[int, int | str], voters: Collection[int], version: int, noticed_ns: int, now: float
+    ) -> list[Command]:
+        """Replicas of a version differ: those that are outvoted have failed. Nothing of theirs is copied from."""
+        wrong = outvoted(digests, voters)
+        if wrong is None:
+            what = describe_difference(digests, version)
+            return self._end(f"{what}. Resume from your last checkpoint", now)
+        out: list[Command] = []
+        processes = [self.members.by_rank()[rank] for rank in wrong]
+        right = len(digests) - len(wrong)
+        evidence = f"its state of version {version} is not that of the other {right} ranks: memory was corrupted"
+        for process in processes:
+            position = msgspec.structs.replace(process.final_position, step=version, phase=Phase.BARRIER)
+            self.ledger.failure(process, "corruption", evidence, position, noticed_ns, self.generation, now)
+            out.append(Kill(process=process.name, why=evidence))
+        # Again and again the same ranks: not memory, but a script whose ranks do not compute the same.
+        return out + self._fail(processes, version, ("corruption", wrong), now, limit=MAX_CORRUPTIONS)
+
     def _on_agent_lost(self, event: ev.AgentLost, now: float) -> list[Command]:
         """A host is gone, or cut off for so long: all that ran there has failed at once, and is answered at once.
 
@@ -764,8 +794,14 @@ class Controller:
         self.ledger.restored(event, now)
         if len(self._restored) < self.settings.world_size:
             return []
-        problem = _handshake_mismatch(sorted(self._restored.values(), key=lambda e: e.rank), self._decision.target)
+        reports = sorted(self._restored.values(), key=lambda e: e.rank)
+        problem = _handshake_mismatch(reports, self._decision.target)
         if problem:
+            digests = {report.rank: report.state_digest for report in reports}
+            voters = [rank for rank in digests if rank not in self._decision.targets]
+            alike = len({(r.version, r.lineage, r.layout_digest) for r in reports}) == 1
+            if alike and len({digests[rank] for rank in voters}) > 1:
+                return self._on_corruption(digests, voters, self._decision.target, 0, now)
             return self._end(problem, now)
         self.stage, self._deadline, self._restore_failures = Stage.TRAINING, None, 0
         for process in self.members.by_rank().values():
@@ -895,12 +931,9 @@ class Controller:
                 return self._end(
                     f"rank {report.rank} finished at version {report.version}, rank 0 at {reports[0].version}", now
                 )
-            if report.state_digest != reports[0].state_digest:
-                return self._end(
-                    f"the final state of rank {report.rank} ({report.state_digest}) is not that of rank 0 "
-                    f"({reports[0].state_digest}): replicas diverged",
-                    now,
-                )
+        digests = {report.rank: report.state_digest for report in reports}
+        if len(set(digests.values())) > 1:
+            return self._on_corruption(digests, digests, reports[0].version, 0, now)
         self.stage, self._deadline = Stage.FINISHING, None
         self.ledger.finished(reports, now)
         out: list[Command] = [

@@ -129,6 +129,17 @@ class Restored(_Event, frozen=True, kw_only=True):
     progress: RestoreProgress
 
 
+class StateDiffers(_Event, frozen=True, kw_only=True):
+    """At the barrier of a step every rank saw that their states of its version are not the same."""
+
+    process: str
+    rank: int
+    generation: int
+    step: int
+    digests: tuple[int, ...]  # by rank
+    noticed_ns: int
+
+
 class RestoreFailed(_Event, frozen=True, kw_only=True):
     """A transfer or the forming of the new group failed; the worker itself lives."""
 
@@ -233,6 +244,7 @@ Event = (
     | StepResumed
     | WorkerFailed
     | CollectiveFailed
+    | StateDiffers
     | TrainingDone
     | WorkerReleased
     | WorkerNotice
@@ -251,6 +263,7 @@ WorkerEvent = (
     | StepResumed
     | WorkerFailed
     | CollectiveFailed
+    | StateDiffers
     | TrainingDone
     | WorkerReleased
     | WorkerNotice

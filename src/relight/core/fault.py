@@ -13,6 +13,9 @@ class Action(enum.StrEnum):
     EXIT = "exit"  # os._exit(0), too early
     LOOP = "loop"  # busy for ever
     BLOCK = "block"  # waits for ever for I/O that never comes
+    FLIP_PARAMETER = "flip-parameter"  # one bit of a parameter changes, and nobody notices
+    FLIP_OPTIMIZER = "flip-optimizer"  # the same in the optimizer's state
+    FLIP_BUFFER = "flip-buffer"  # the same in a buffer that all replicas share
     CUT = "cut"  # loses this rank's side of the collective in flight; the process itself lives
 
 

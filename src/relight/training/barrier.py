@@ -8,6 +8,7 @@ import torch
 from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
+from relight.training.corruption import Ballot
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 
@@ -16,13 +17,19 @@ class Barrier:
     """Called in front of every write; only the first one of a step waits."""
 
     def __init__(
-        self, runtime: Runtime, progress: Progress, prepare: Callable[[], None], passed: Callable[[], None]
+        self,
+        runtime: Runtime,
+        progress: Progress,
+        prepare: Callable[[], None],
+        passed: Callable[[], None],
+        digest: Callable[[], str],
     ) -> None:
-        """`prepare` is called in front of the barrier, `passed` between it and the write."""
+        """`prepare` is called in front of the barrier, `passed` between it and the write; `digest`: of the state."""
         self._runtime = runtime
         self._progress = progress
         self._prepare = prepare
         self._passed = passed
+        self._ballot = Ballot(runtime.settings.verify_every, digest)
         self._fence = torch.zeros(2, dtype=torch.int64)
 
     def before_write(self) -> None:
@@ -55,7 +62,11 @@ class Barrier:
     def _complete_fence(self, runtime: Runtime) -> bool:
         """One small all-reduce: it completes only once every rank has entered it, prepared. False if it broke."""
         fence, version = self._fence, self._progress.version
-        fence[0], fence[1] = 1, version
+        entries = self._ballot.entries(version, runtime.rank, runtime.world_size)
+        if entries:
+            fence = torch.tensor([1, version, *entries], dtype=torch.int64)
+        else:
+            fence[0], fence[1] = 1, version
         inner = runtime.groups[0].inner
         if runtime.closed or inner is None:
             return False
@@ -69,12 +80,16 @@ class Barrier:
                 raise
             self._fence = torch.zeros_like(fence)  # the broken operation may still hold the old one
             return False
-        ranks, versions = fence.tolist()
+        ranks, versions, *digests = fence.tolist()
         if (ranks, versions) != (runtime.world_size, runtime.world_size * version):
             raise UsageError(
                 f"rank {runtime.rank} is at step {version}, but the step numbers of all ranks add up to {versions} "
                 f"instead of {runtime.world_size * version}: some rank runs another number of steps or collectives"
             )
+        if len(set(digests)) > 1:
+            runtime.page.put("prepared", -1)  # these gradients come from a state that is wrong somewhere
+            runtime.await_replacement(version, digests)
+            raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
         return True
 
     def _await_decision(self, runtime: Runtime) -> None:

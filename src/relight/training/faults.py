@@ -31,6 +31,7 @@ class Faults:
         self._standby = standby
         self._cut = cut
         self._announce = announce
+        self.flip: Callable[[Action], None] | None = None  # set once there is a state
         self.rank = -1
         self.step = 0
         self.attempt = 0
@@ -71,3 +72,5 @@ class Faults:
             self._cut()
         elif fault.action is Action.RAISE:
             raise PlannedFault(f"planned fault in {fault.point} of step {self.step}")
+        elif self.flip is not None:
+            self.flip(fault.action)

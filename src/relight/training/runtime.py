@@ -8,7 +8,7 @@ it calls `stand_still`, and everything a recovery does to the state is done ther
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from relight.core.commands import Assign, Begin, Release, Restore, Resume, Stop
-from relight.core.events import CollectiveFailed, FaultStruck, RestoreFailed, Stopped, WorkerNotice
+from relight.core.events import CollectiveFailed, FaultStruck, RestoreFailed, StateDiffers, Stopped, WorkerNotice
 from relight.core.fault import Fault, Point
 from relight.core.position import Phase
 from relight.errors import RestoreError, StepInterrupted
@@ -201,6 +201,21 @@ class Runtime:
                 noticed_ns=time.monotonic_ns(),
             )
         )
+
+    def await_replacement(self, version: int, digests: Sequence[int]) -> None:
+        """The ranks' states differ: say so, and wait until the controller has decided who is wrong."""
+        self.link.send(
+            StateDiffers(
+                process=self.process,
+                rank=self.rank,
+                generation=self.generation,
+                step=version,
+                digests=tuple(digests),
+                noticed_ns=time.monotonic_ns(),
+            )
+        )
+        with self._condition:
+            self._condition.wait_for(lambda: self.closed)
 
     def _announce(self, fault: Fault) -> None:
         self.link.send(FaultStruck(process=self.process, fault=fault))

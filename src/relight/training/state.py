@@ -13,7 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from relight.core.fault import Action
 from relight.errors import UsageError
+from relight.training.corruption import flip_bit
 from relight.training.torch_private import reset_scaler
 from relight.transfer.codec import Flat, digest_of, tensor_digests
 from relight.transfer.offer import plan_state
@@ -102,6 +104,16 @@ class TrackedState:
             if bucket.index not in known:
                 known[bucket.index] = reader.digest(bucket)
         return digest_of(flat, [known[bucket.index] for bucket in buckets])
+
+    def flip(self, action: Action) -> None:
+        """A planned fault: one bit of the state changes behind everybody's back."""
+        if action is Action.FLIP_PARAMETER:
+            flip_bit(self.parameters)
+        elif action is Action.FLIP_OPTIMIZER:
+            values = [value for o in self.optimizers.values() for state in o.state.values() for value in state.values()]
+            flip_bit([value for value in values if isinstance(value, torch.Tensor)])
+        else:
+            flip_bit([buffer for key, buffer in self._buffers.items() if key not in self.private_buffers])
 
     def layout(self) -> str:
         """Digest of names, shapes and dtypes: equal on ranks that built the same model and optimizer."""

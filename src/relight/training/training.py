@@ -93,11 +93,12 @@ class Training:
         birth = f"{seed}/{runtime.world_size}/{self._state.layout()}"
         self._progress = Progress(lineage=xxhash.xxh3_64_hexdigest(birth.encode()))
         self._publishing = Publishing(runtime, self._state, self._progress)
-        self._barrier = Barrier(runtime, self._progress, self._prepare, self._passed)
+        self._barrier = Barrier(runtime, self._progress, self._prepare, self._passed, self._state.digest)
         self._recovery = Recovery(runtime, self._state, self._progress, self._batches)
         self._phases = PhaseHooks(runtime, self._state, self._progress)
         self._writes = WriteWatch(self._state.is_tracked, self._barrier.before_write, lambda: runtime.in_step)
         self._fingerprint: tuple[Any, ...] | None = None
+        runtime.faults.flip = self._state.flip
         runtime.derivable = lambda: self._batches.derivable and not self._state.has_private
 
     @property

@@ -17,6 +17,7 @@ from relight.core.events import (
     Restored,
     RestoreFailed,
     StandbyReady,
+    StateDiffers,
     StepResumed,
     Stopped,
     TrainingDone,
@@ -142,6 +143,7 @@ WorkerUp = (
     | StepResumed
     | WorkerFailed
     | CollectiveFailed
+    | StateDiffers
     | TrainingDone
     | WorkerReleased
     | WorkerNotice

@@ -49,6 +49,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     restore_timeout_seconds: float = 120.0
     agent_timeout_seconds: float = 15.0  # a lost agent may come back for so long
     controller_timeout_seconds: float = 300.0  # training goes on without a controller for so long
+    verify_every: int = 0  # steps from one comparison of the replicas' state to the next; 0: never
     # retries
     max_failures: int | None = None  # None: as many as happen
     max_failures_per_step: int = 10  # a step that fails more often ends the job

@@ -1,0 +1,39 @@
+"""Silent corruption: replicas of one version hold different bits, and no device has noticed anything.
+
+Which of them is right nobody can tell but by a majority, as in the replicated state machines of Schneider (1990,
+section 4): with three replicas one may be wrong, with two it is only known that one is.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+
+def outvoted(digests: Mapping[int, int | str], voters: Collection[int]) -> tuple[int, ...] | None:
+    """Ranks whose state is not that of the majority.
+
+    Args:
+        digests: of the same version of the same state, by rank.
+        voters: ranks that came to their state by themselves. One that was copied from others says nothing new.
+
+    Returns:
+        The ranks, none if all agree; None if no state is held by more than half of the voters.
+    """
+    if len(set(digests.values())) == 1:
+        return ()
+    votes = Counter(digests[rank] for rank in voters)
+    digest, count = max(votes.items(), key=lambda vote: vote[1], default=("", 0))
+    if 2 * count <= len(voters):
+        return None
+    return tuple(rank for rank in sorted(digests) if digests[rank] != digest)
+
+
+def describe_difference(digests: Mapping[int, int | str], version: int) -> str:
+    """Who holds what, in words, for a job that must end because nobody can tell which is right."""
+    holders: dict[int | str, list[int]] = {}
+    for rank, digest in sorted(digests.items()):
+        holders.setdefault(digest, []).append(rank)
+    groups = [f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" for ranks in holders.values()]
+    return (
+        f"the state of version {version} differs between {'; '.join(groups)}, and no majority tells which is right: "
+        "memory of a device was corrupted, or something that was handed over as equal on all ranks is not"
+    )
