@@ -71,6 +71,14 @@ BENCHMARKS = (
         quick=("--quick", "--budget-s", "4"),
     ),
     Benchmark(
+        "verify",
+        "benchmarks.verify",
+        "comparing the replicas' state",
+        full_s=100,
+        quick_s=25,
+        quick=("--quick", "--budget-s", "4"),
+    ),
+    Benchmark(
         "scaling",
         "benchmarks.scaling",
         "recovery against the number of workers",

@@ -69,6 +69,7 @@ SHAPES = {
 SIZES = {2: tuple(SHAPES), 4: (10, 50, 100, 250)}  # by number of workers
 CONTROL = (2, 100)  # workers, nominal milliseconds
 RELIGHT, TORCHRUN, TORCHRUN_WITH_FENCE = "relight", "torchrun", "torchrun with a fence"
+VERIFYING = "relight that compares the ranks' state in every step"  # beside relight that does not
 
 
 @dataclass(frozen=True)
@@ -108,19 +109,24 @@ class Side:
 
 @contextlib.contextmanager
 def two_jobs(workers: int, shape: Sequence[int], directory: Path, name: str) -> Iterator[tuple[Side, Side, Any]]:
-    """Two jobs at the gate: relight (or, by its `name`, a control) and torchrun, and the jobs themselves."""
+    """Two jobs at the gate, and the jobs themselves: what `name` says, and what it is compared with."""
     gate = directory / "gate.sock"
     common = ("--gate", str(gate), "--shape", *map(str, shape))
     first: RelightJob | PlainJob
+    second: RelightJob | PlainJob
     folders = [directory / "a", directory / "b"]
     for folder in folders:
         (folder / "events").mkdir(parents=True)
-    if name != RELIGHT:
+    second = PlainJob(folders[1], SCRIPT, *common, "--name", "b", "--plain", world_size=workers)
+    if name == VERIFYING:
+        flags = ("--verify-every", "1")
+        first = RelightJob(folders[0], SCRIPT, *common, "--name", "a", world_size=workers, standbys=0, flags=flags)
+        second = RelightJob(folders[1], SCRIPT, *common, "--name", "b", world_size=workers, standbys=0)
+    elif name != RELIGHT:
         fence = ("--fence",) if name == TORCHRUN_WITH_FENCE else ()
         first = PlainJob(folders[0], SCRIPT, *common, "--name", "a", "--plain", *fence, world_size=workers)
     else:
         first = RelightJob(folders[0], SCRIPT, *common, "--name", "a", world_size=workers, standbys=0)
-    second = PlainJob(folders[1], SCRIPT, *common, "--name", "b", "--plain", world_size=workers)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(gate))
