@@ -4,7 +4,8 @@ import pytest
 
 from relight.sim.contents import Violation
 from relight.sim.exhaustive import Script, Searched, explore, situation
-from relight.sim.mutations import find_mutation
+from relight.sim.mutations import MUTATIONS, find_mutation
+from relight.sim.timed import PRODUCTION, Parts
 
 
 def search(ranks: int, faults: int, kinds: tuple[str, ...] = ("kill",), *, fine: bool = False) -> Searched:
@@ -48,7 +49,81 @@ def test_one_death_anywhere_with_all_that_can_be_told_apart() -> None:
 @pytest.mark.all
 @pytest.mark.timeout(3600)
 def test_two_deaths_of_three_ranks() -> None:
-    assert search(3, 2).situations > 100_000
+    assert search(3, 2).situations > 40_000
+
+
+@pytest.mark.all
+@pytest.mark.timeout(3600)
+def test_two_deaths_of_four_ranks() -> None:
+    assert search(4, 2).situations > 200_000
+
+
+# --- situations that differ in names only are followed once -------------------------------------------------------
+ALL_KINDS = ("kill", "freeze", "cut")
+
+
+def check_renaming_changes_nothing(ranks: int, faults: int, kinds: tuple[str, ...], *, fine: bool = False) -> None:
+    """Follow situations apart that differ in names: those with one key must lead to situations with the same keys."""
+    start = situation(ranks, 2, faults, kinds, fine=fine)
+    seen, stack = {start.exact_key()}, [start]
+    follow: dict[int, frozenset[int]] = {}
+    while stack:
+        here = stack.pop()
+        if here.end is not None:
+            continue
+        keys = set()
+        for choice in here.choices():
+            there = here.copy()
+            there.happen(choice)
+            keys.add(0 if there.end is not None else there.key())
+            exact = there.exact_key()
+            if exact not in seen:
+                seen.add(exact)
+                stack.append(there)
+        assert follow.setdefault(here.key(), frozenset(keys)) == frozenset(keys)
+    reduced = explore(situation(ranks, 2, faults, kinds, fine=fine))
+    assert set(follow) == reduced.keys
+    assert len(follow) < 0.7 * len(seen)
+
+
+@pytest.mark.parametrize(("ranks", "faults", "kinds"), [(2, 1, ALL_KINDS), (3, 1, ("kill",))])
+def test_renaming_changes_nothing(ranks: int, faults: int, kinds: tuple[str, ...]) -> None:
+    check_renaming_changes_nothing(ranks, faults, kinds)
+
+
+@pytest.mark.all
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("ranks", "faults", "kinds", "fine"),
+    [(2, 2, ALL_KINDS, False), (3, 1, ALL_KINDS, False), (4, 1, ("kill",), False), (2, 1, ("kill",), True)],
+)
+def test_renaming_changes_nothing_in_larger_jobs(ranks: int, faults: int, kinds: tuple[str, ...], fine: bool) -> None:
+    check_renaming_changes_nothing(ranks, faults, kinds, fine=fine)
+
+
+def ends(ranks: int, faults: int, parts: Parts = PRODUCTION, *, exact: bool) -> set[str]:
+    """In which ways jobs end, where all ranks but 0 are called alike; or that an invariant breaks."""
+    found = explore(situation(ranks, 2, faults, ("kill",), parts), exact=exact)
+    if found.violation:
+        return {"an invariant breaks"}
+    assert found.complete
+    texts = set(found.ends)
+    for rank in range(1, ranks):
+        texts = {text.replace(f"rank {rank} ", "another rank ") for text in texts}
+    return texts
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.all)])
+def test_jobs_end_in_the_same_ways_whether_names_are_told_apart_or_not(ranks: int) -> None:
+    assert ends(ranks, 1, exact=False) == ends(ranks, 1, exact=True)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("name", [mutation.name for mutation in MUTATIONS])
+def test_the_same_planted_bugs_are_found_whether_names_are_told_apart_or_not(name: str) -> None:
+    for ranks, faults in ((2, 1), (2, 2), (3, 1)):
+        with find_mutation(name).planted() as parts:
+            assert ends(ranks, faults, parts, exact=False) == ends(ranks, faults, parts, exact=True)
 
 
 @pytest.mark.parametrize(

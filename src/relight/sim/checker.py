@@ -53,6 +53,15 @@ class Checker:
         struck = tuple([(action, name) for action, name, _ in self._struck])
         return self._finished, self._begun, self._shown, self._generation, struck
 
+    def key_of_all(self) -> Hashable:
+        """The same, as far as it is not about one rank."""
+        return self._finished, self._begun, self._shown, self._generation
+
+    def struck_late(self) -> set[int]:
+        """Ranks of which a fault struck a process that had done its last step: that excuses a late failure."""
+        workers = [self.workers[name] for _, name, _ in self._struck]
+        return {worker.rank for worker in workers if worker.state.version == self._until}
+
     # --- what happens -------------------------------------------------------------------------------------------
     def struck(self, action: Action, worker: Worker) -> None:
         """A fault is about to strike."""

@@ -2,7 +2,8 @@
 
 A job begins where all ranks have entered training and all standbys are warm. From each situation the search follows
 everything that may happen next: a message arrives, a main thread moves on, a collective completes on one rank or
-breaks on it, a process is struck by a fault. Two orders that lead to the same situation are followed once.
+breaks on it, a process is struck by a fault. Two orders that lead to the same situation are followed once; the same is
+what differs in names only (sameness.py).
 
 Time stands still; a deadline passes when nothing else can happen, and a fresh process gets warm only then. Deadlines
 that pass early, and repeated or lost messages, are the random search's part.
@@ -21,7 +22,7 @@ the write. Without, what nobody can tell apart happens at once, so that larger j
 
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ from relight.core.fault import Action as Fault
 from relight.core.ledger import Ledger
 from relight.core.members import Members
 from relight.core.position import Phase, Position
+from relight.sim import sameness
 from relight.sim.contents import Violation
 from relight.sim.mutations import Mutation
 from relight.sim.network import Group
@@ -70,9 +72,10 @@ class Situation(World):
         self.faults_left = faults
         self._moving: deque[tuple[str, int]] = deque()  # main threads that leave a point at once
         self._shared: set[str] = set()  # workers that belong to an older situation too
-        self._keys: dict[str, Hashable] = {}  # of workers that have not changed since
+        self._keys: dict[str, int] = {}  # of workers that have not changed since
         self._controller_is_shared = False
-        self._controller_key: Hashable = None
+        self._books: sameness.Books | None = None
+        self.describer = sameness.Describer(ranks, steps)
 
     # --- to its beginning -----------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -124,7 +127,7 @@ class Situation(World):
         return worker
 
     def _own_controller(self) -> None:
-        self._controller_key = None
+        self._books = None
         if self._controller_is_shared:
             self._controller_is_shared = False
             self.controller = _copy_controller(self.controller)
@@ -137,43 +140,49 @@ class Situation(World):
         self._own_controller()
         super().expire()
 
-    def _worker_key(self, name: str) -> Hashable:
+    def worker_key(self, name: str) -> int:
+        """Of what a process's future depends on, but for names and ranks."""
         key = self._keys.get(name)
         if key is None:
-            key = self._keys[name] = hash(self.workers[name].key())
+            key = self._keys[name] = self.describer.worker(self.workers[name])
         return key
 
+    def books(self) -> sameness.Books:
+        """What the controller knows."""
+        if self._books is None:
+            self._books = sameness.Books(self.controller, self.now)
+        return self._books
+
     def key(self) -> int:
-        """Equal for situations from which the same can follow."""
+        """Equal for situations from which the same can follow, up to names."""
+        return sameness.key(self)
+
+    def exact_key(self) -> int:
+        """Equal only for situations in which the same processes are in the same state."""
         if self.end is not None:
             return hash(self.end.error)
-        awaited = {name for names in self.controller.predecessors.values() for name in names}
-        awaited |= {process.name for process in self.controller.members.processes.values() if process.alive}
-        if self._controller_key is None:
-            self._controller_key = hash(_controller_key(self.controller))
-        newest = max(self.meetings, default=0)
-        attached = {w.group_generation for w in self.workers.values() if w.alive}
-        groups = [g.key() for generation, g in self.groups.items() if generation in attached]
-        meetings = [
-            m.key() for generation, m in self.meetings.items() if generation in attached or generation == newest
-        ]
         return hash(
             (
-                tuple([self._worker_key(name) for name in self.workers if name in awaited]),
-                tuple(groups),
-                tuple(meetings),
+                tuple([(name, worker.key()) for name, worker in self.workers.items()]),
+                tuple([group.key() for group in self.groups.values()]),
+                tuple([meeting.key() for meeting in self.meetings.values()]),
                 tuple([(name, tuple(queue)) for name, queue in sorted(self.up.items()) if queue]),
                 tuple([(name, tuple(queue)) for name, queue in sorted(self.down.items()) if queue]),
                 self.store_generation,
                 self.faults_left,
+                self.suspected,
                 self.checker.key(),
-                self._controller_key,
+                _controller_key(self.controller, self.now),
             )
         )
 
     # --- what may happen --------------------------------------------------------------------------------------------
     def choices(self) -> list[Action]:
         """Everything that may happen next, in an order that is always the same."""
+        for worker in self.workers.values():  # whom to ask is chosen at once, and may be any source
+            if worker.alive and worker.copying is not None and not (worker.copying.source or worker.copying.over):
+                assert worker.restore is not None
+                return [("ask", worker.name, source.address) for source in worker.restore.sources]
         out: list[Action] = [("up", name) for name, queue in sorted(self.up.items()) if queue]
         out += [("down", name) for name, queue in sorted(self.down.items()) if queue]
         groups = [*self.groups.values(), *(meeting.group for meeting in self.meetings.values())]
@@ -240,6 +249,8 @@ class Situation(World):
                         process=action[1], kind="frozen", evidence="it is frozen", position=position, noticed_ns=1
                     )
                 )
+            case "ask":
+                self._ask(action[1], action[2])
             case _:
                 self.perform(action)
         self._settle_down()
@@ -301,6 +312,19 @@ class Situation(World):
         if action[0] == "dead":
             self._dead(action[1], action[2])
 
+    def choose_source(self, target: Worker, restore: Restore) -> str:  # noqa: ARG002 (any of them: see `choices`)
+        return ""
+
+    def asked(self, target: Worker) -> None:
+        if target.copying is not None and target.copying.source:
+            super().asked(target)
+
+    def _ask(self, process: str, source: str) -> None:
+        target = self.own(process)
+        assert target.copying is not None
+        target.copying.source = source
+        self.asked(target)
+
     def plan_step(self, worker: Worker) -> None:
         if worker.point not in _IDLE_WAITS and (not self.fine or worker.point not in _SEEN):
             self._moving.append((worker.name, worker.ticket))
@@ -311,15 +335,18 @@ class Situation(World):
 
 def _copy_controller(controller: Controller) -> Controller:
     twin = type(controller).__new__(type(controller))
-    for name, value in vars(controller).items():
-        if isinstance(value, dict | set):
-            vars(twin)[name] = value.copy()
+    mine = vars(twin)
+    mine.update(vars(controller))
+    for name, value in mine.items():
+        if isinstance(value, Counter):  # whose own `copy` takes ten times as long
+            mine[name] = counts = Counter.__new__(Counter)
+            dict.update(counts, value)
+        elif isinstance(value, dict | set):
+            mine[name] = value.copy()
         elif isinstance(value, Members):
-            vars(twin)[name] = _copy_members(value)
+            mine[name] = _copy_members(value)
         elif isinstance(value, Ledger):
-            vars(twin)[name] = _copy_ledger(value)
-        else:
-            vars(twin)[name] = value
+            mine[name] = _copy_ledger(value)
     return twin
 
 
@@ -345,59 +372,37 @@ def _copy_ledger(ledger: Ledger) -> Ledger:
     return twin
 
 
-# Of the controller: what it writes down for people does not change what it decides, nor do times where time stands
-# still, nor counts of failures that are far below their limits.
+# Of the controller: what it writes down for people does not change what it decides, nor do counts of failures that are
+# far below their limits.
 _ACCOUNTS = frozenset(
-    "settings ledger _slowest_start_seconds _tracebacks _entered _attempts _failures_at_step _identical "
-    "_recovery_step _standing_order _stop_limit_seconds".split()
+    "settings hosts ledger _slowest_start_seconds _tracebacks _entered _attempts _failures_at_step _identical "
+    "_recovery_step _standing_order".split()
 )
-_OF_A_RECOVERY = frozenset({"_stopped", "_restored", "_decision"})  # forgotten when the next one begins
-_TIMES = frozenset({"spawned_at", "ready_at", "asked_at", "pid"})
 
 
-def _controller_key(controller: Controller) -> Hashable:
-    newest = controller.ledger.failures[-1:]
-    trains = controller.stage is Stage.TRAINING
+def _controller_key(controller: Controller, now: float) -> Hashable:
     return (
-        tuple(
-            [
-                _key(value)
-                for name, value in vars(controller).items()
-                if name not in _ACCOUNTS and not (trains and name in _OF_A_RECOVERY)
-            ]
-        ),
+        tuple([_key(value, now) for name, value in vars(controller).items() if name not in _ACCOUNTS]),
+        controller._patience_seconds,
         len(controller.ledger.failures),
-        tuple([(failure.process, failure.kind) for failure in newest]),
     )
 
 
-def _key(value: Any) -> Hashable:
-    """Of a part of the controller."""
+def _key(value: Any, now: float) -> Hashable:
+    """Of a part of the controller, by name; times from now on."""
     if isinstance(value, Members):
-        return (
-            tuple([_process_key(process) for process in value.processes.values()]),
-            tuple(sorted(value.predecessors.items())),
-        )
+        processes = [tuple([_key(v, now) for v in vars(process).values()]) for process in value.processes.values()]
+        return tuple(processes), tuple(sorted(value.predecessors.items()))
+    if isinstance(value, Position):
+        return value.step, value.phase, value.version, value.private_versions
     if isinstance(value, dict):
-        return tuple(sorted((repr(key), _key(item)) for key, item in value.items()))
+        return tuple(sorted((repr(key), _key(item, now)) for key, item in value.items()))
     if isinstance(value, set):
         return tuple(sorted(map(repr, value)))
     if isinstance(value, float):
-        return None  # a time
+        return value - now
     other: Hashable = value
     return other
-
-
-def _process_key(process: Any) -> Hashable:
-    if not process.alive:
-        return process.name, process.rank, process.gone, process.final_position.private_versions
-    return tuple(
-        [_key(v) if k != "final_position" else _position_key(v) for k, v in vars(process).items() if k not in _TIMES]
-    )
-
-
-def _position_key(position: Position) -> Hashable:
-    return position.step, position.phase, position.version, position.private_versions
 
 
 # --- the search ---------------------------------------------------------------------------------------------------
@@ -412,6 +417,7 @@ class Searched:
     violation: str = ""
     script: tuple[int, ...] = ()  # that leads to it: which of the choices, each time
     complete: bool = False
+    keys: set[int] = field(default_factory=set, repr=False)  # of the situations from which something follows
 
 
 @dataclass
@@ -456,11 +462,18 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
-def explore(start: Situation, *, seconds: float | None = None) -> Searched:
-    """Follow everything from `start`. Stops at the first violation."""
+def explore(start: Situation, *, seconds: float | None = None, exact: bool = False) -> Searched:
+    """Follow everything from `start`. Stops at the first violation.
+
+    Args:
+        start: is not changed.
+        seconds: give up after so long.
+        exact: follow situations that differ only in names, too. For tests: it finds nothing else, in a longer time.
+    """
     found = Searched()
     begun = time.monotonic()
-    root = _Node(start, start.key(), None, -1)
+    key = Situation.exact_key if exact else Situation.key
+    root = _Node(start, key(start), None, -1)
     seen = {root.key}
     onward: dict[int, int] = {}  # where the first choice leads: following it, every job must end
     stack = [root]
@@ -472,7 +485,7 @@ def explore(start: Situation, *, seconds: float | None = None) -> Searched:
             found.ends[kind] = found.ends.get(kind, 0) + 1
             continue
         try:
-            new = list(_follow(node, found, onward))
+            new = list(_follow(node, found, onward, key))
         except _Broken as broken:
             found.violation, found.script = str(broken.violation), (*node.script(), *broken.choice)
             break
@@ -484,6 +497,7 @@ def explore(start: Situation, *, seconds: float | None = None) -> Searched:
             break
     else:
         found.complete = True
+        found.keys = set(onward)
         if _has_circle(onward):
             found.violation = "L2: some job goes round in circles and never ends"
     found.seconds = time.monotonic() - begun
@@ -499,7 +513,9 @@ class _Broken(Exception):
         self.choice = choice
 
 
-def _follow(node: _Node, found: Searched, onward: dict[int, int]) -> Iterator[_Node]:
+def _follow(
+    node: _Node, found: Searched, onward: dict[int, int], key_of: Callable[[Situation], int]
+) -> Iterator[_Node]:
     choices = node.situation.choices()
     if not choices:
         stage = node.situation.controller.stage
@@ -511,7 +527,7 @@ def _follow(node: _Node, found: Searched, onward: dict[int, int]) -> Iterator[_N
             child.happen(choice)
         except Violation as violation:
             raise _Broken(violation, (number,)) from None
-        key = child.key()
+        key = key_of(child)
         if number == 0:
             onward[node.key] = key
         yield _Node(child, key, node, number)

@@ -164,6 +164,7 @@ class World(Protocol):
     def entered(self, group: Group, number: int) -> None: ...
     def left(self, group: Group, rank: int) -> None: ...
     def joined(self, meeting: Rendezvous) -> None: ...
+    def choose_source(self, target: "Worker", restore: Restore) -> str: ...
     def asked(self, target: "Worker") -> None: ...
     def offered(self, source: "Worker") -> None: ...
     def ended(self, worker: "Worker", status: int) -> None: ...
@@ -296,8 +297,10 @@ class Worker:
             self.state,
             self.private,
             self.blank,
+            self.is_standby,
             self.frozen,
             self.hung,
+            self.struck,
             self.generation,
             self.standing_in,
             self.stop_seen,
@@ -824,7 +827,7 @@ class Worker:
         if self.newest > restore.generation or not restore.sources:
             self._fail_restore("cancelled")
             return
-        source = restore.sources[self.rank % len(restore.sources)].address
+        source = self.world.choose_source(self, restore)
         self.copying = Copying(source, restore.generation, restore.target)
         self.world.asked(self)
         self._go_to("COPY")

@@ -302,6 +302,10 @@ class World:
             for rank in sorted(meeting.present):
                 self.plan(("connect", meeting.group.generation, rank))
 
+    def choose_source(self, target: Worker, restore: Restore) -> str:
+        """As transfer/fabric.py, `choose_sources`, spreads targets over sources."""
+        return restore.sources[target.rank % len(restore.sources)].address
+
     def asked(self, target: Worker) -> None:
         assert target.copying is not None
         self._proceed(target, target.copying)

@@ -1,0 +1,328 @@
+"""When two situations of the exhaustive search are the same: what follows from one follows from the other.
+
+`key` describes a situation by roles instead of names: what is true of each rank, of each process in reserve, and of all
+of them together. Two situations with equal keys differ by a *renaming* of processes and by a permutation of the ranks
+from 1 on, and by facts that nothing reads any more. That loses nothing, because no rule asks for a name or compares
+two ranks:
+
+- Rank 0 is told apart: it alone publishes.
+- What ranks compute differs by rank. It is described as "what an undisturbed run has at this place", or by its value if
+  it is something else, so two ranks are alike if both are right.
+- Reports are taken in as they come, and every rule looks at all of them together; audiences, sources and targets are
+  sets. Where the code goes through ranks in their order (`Members.by_rank`), order shows in sentences for people only.
+- A vacant rank gets the oldest warm standby, the next vacant rank the next one. Warm standbys are alike but for their
+  age, and the reserve is described in the order of age.
+- Which source a target asks depends on its number (`choose_sources`), so the search lets it ask any of them.
+- Dead processes count as long as their rank's private state may be asked of them (`Members.predecessors`).
+
+That this is so is tested, not only argued: tests/sim/test_exhaustive.py follows every order of small jobs by
+`exact_key`, and finds that situations with equal keys have successors with equal keys (a bisimulation).
+"""
+
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from relight.core.commands import Assign, Begin, Release, Restore, Resume
+from relight.core.controller import Controller, Stage
+from relight.core.members import Process
+from relight.core.position import Position
+from relight.sim.contents import contribution, reference
+from relight.sim.network import Group
+from relight.sim.worker import Copying, Page, Worker
+from relight.sim.world import CopyPrivate
+
+if TYPE_CHECKING:
+    from relight.sim.exhaustive import Situation
+
+# Points at which the reduced gradient in hand is still needed; elsewhere only if the rank is prepared.
+_HOLDS_GRADIENT = frozenset({"PREPARE", "READY", "BARRIER", "FINISH", "OPTIMIZER", "AFTER_WRITE"})
+# Of a message: who says it (the queue tells), and what only people and reports read.
+_UNREAD_FIELDS = frozenset(
+    "process rank restore_address restore_endpoint evidence summary traceback why noticed_ns step pid slot agent "
+    "stop_seconds progress attempt sources targets derived culprit".split()
+)
+
+
+@lru_cache(maxsize=64)
+def _known(world_size: int, until: int) -> tuple[tuple[dict[int, int], dict[int, int]], ...]:
+    """By rank: the version of each right private state, and of each right contribution."""
+    states, privates = reference(world_size, until)
+    return tuple(
+        (
+            {privates[version][rank]: version for version in range(until + 1)},
+            {contribution(states[version], privates[version][rank], rank): version for version in range(until + 1)},
+        )
+        for rank in range(world_size)
+    )
+
+
+class Describer:
+    """Of the situations of one search. It knows what an undisturbed run has."""
+
+    def __init__(self, world_size: int, until: int) -> None:
+        self._known = _known(world_size, until)
+
+    # --- one process ----------------------------------------------------------------------------------------------
+    def worker(self, worker: Worker) -> int:
+        """What the future of this process depends on, but for its name, its rank and whom it copies from."""
+        if not worker.alive:
+            return hash((False, self._page_of_the_dead(worker)))
+        prepared = worker.prepared == worker.state.version
+        copying = worker.copying
+        orders: tuple[Hashable, ...] = ()
+        if worker.closed:  # what is older than the newest Stop is not obeyed any more
+            pending = (worker.orders.get(Restore), worker.orders.get(Resume))
+            orders = tuple([self._order(o, worker) for o in pending if o is not None and worker._is_new(o)])
+        page = worker.page
+        return hash(
+            (
+                worker.point,
+                worker.state,
+                self._private(worker.private, worker.rank),
+                worker.blank,
+                worker.is_standby,
+                worker.frozen,
+                worker.hung,
+                worker.generation,
+                worker.standing_in,
+                worker.stop_seen,
+                worker.started,
+                worker.prepared,
+                worker.gradient if prepared or worker.point in _HOLDS_GRADIENT else 0,
+                self._order(worker.restore, worker),
+                worker.first_after_recovery,
+                worker.group_generation,
+                worker.operation,
+                worker.staged,
+                worker.newest,
+                worker.closed,
+                worker.meeting_generation,
+                worker.offer,
+                worker.awake,
+                None if copying is None else self._copying(copying),
+                orders,
+                Begin in worker.orders,
+                Assign in worker.orders,
+                Release in worker.orders,
+                tuple([self._order(order, worker) for order in worker.unread]),
+                (page.phase, page.version, page.torn),
+                self._kept(page, worker.rank),
+            )
+        )
+
+    def _copying(self, copying: Copying) -> Hashable:
+        asked, failed = bool(copying.source), bool(copying.failed)
+        return asked, copying.generation, copying.version, copying.sending, copying.state, failed
+
+    def _page_of_the_dead(self, worker: Worker) -> Hashable:
+        return worker.page.phase, worker.page.version, self._kept(worker.page, worker.rank)
+
+    def _kept(self, page: Page, rank: int) -> Hashable:
+        """The private states beside a page."""
+        kept = [None if slot is None else (slot[0], self._private(slot[1], rank)) for slot in page.slots]
+        return (*page.words, *kept)
+
+    def _private(self, private: int, rank: int) -> Hashable:
+        version = self._known[rank][0].get(private) if rank >= 0 else None
+        return ("wrong", private) if version is None else version
+
+    def _order(self, order: Any, worker: Worker) -> Hashable:
+        if order is None:
+            return None
+        if isinstance(order, Restore):
+            return "Restore", order.generation, order.target, bool(order.targets), worker.rank in order.targets
+        return type(order).__name__, getattr(order, "generation", 0)
+
+    # --- the network ----------------------------------------------------------------------------------------------
+    def group(self, group: Group, rank: int) -> Hashable:
+        """A rank's part in a process group."""
+        operations = []
+        for number, operation in group.operations.items():
+            if len(operation.outcome) < group.size:
+                value = operation.entered.get(rank)
+                version = None if value is None else self._known[rank][1].get(value)
+                brought = value if version is None else ("right", version)
+                operations.append((number, operation.what, brought, operation.outcome.get(rank)))
+        gone, lost = group.gone >> rank & 1, group.lost >> rank & 1
+        return group.generation, gone, lost, group.count[rank], tuple(operations)
+
+
+# --- what is said -------------------------------------------------------------------------------------------------
+def _said(message: Any) -> Hashable:
+    fields = message.__struct_fields__
+    return type(message).__name__, *(
+        value.private_versions if isinstance(value := getattr(message, name), Position) else value
+        for name in fields
+        if name not in _UNREAD_FIELDS
+    )
+
+
+def _told(message: Any, rank: int, predecessors: tuple[str, ...]) -> Hashable:
+    """An order or a request on its way to a process of this rank."""
+    if isinstance(message, CopyPrivate):
+        known = message.source in predecessors
+        return "CopyPrivate", predecessors.index(message.source) if known else message.source, message.version
+    if isinstance(message, Restore):
+        return "Restore", message.generation, message.target, rank in message.targets
+    if isinstance(message, Assign):
+        return "Assign", message.generation
+    return _said(message)
+
+
+# --- the controller -----------------------------------------------------------------------------------------------
+class Books:
+    """What a controller knows, sorted by process. Made anew when the controller has changed."""
+
+    def __init__(self, controller: Controller, now: float) -> None:
+        members = controller.members
+        recovers = controller.stage in (Stage.STOPPING, Stage.RESTORING)
+        reports = [controller._done]
+        if recovers:  # what was said in one is forgotten when the next one begins
+            reports += [controller._stopped, controller._restored]  # type: ignore[list-item]
+        self.of: dict[str, int] = {}  # each process that counts
+        self.holders = members._holders
+        self.predecessors = members.predecessors
+        self.reserve = tuple(members._reserve)
+        self.others: list[Process] = []  # declared failed, not known to have ended, nobody's predecessor
+        counted = {name for names in members.predecessors.values() for name in names}
+        self.awaited: dict[str, None] = {}
+        for process in members.processes.values():
+            name = process.name
+            if not process.alive and name not in counted:
+                continue
+            said = tuple([_said(kept[name]) if name in kept else None for kept in reports])
+            ends = process.final_position.private_versions
+            times = (process.spawned_at - now, process.asked_at - now, process.ready_at - now)
+            state = (process.alive, process.failed, process.gone, process.ready, process.replacement)
+            resumes, released = name in controller._to_resume, name in controller._released
+            self.of[name] = hash((state, process.may_hold_state, ends, times, said, resumes, released))
+            if process.alive and process.failed and name not in counted:
+                self.others.append(process)
+        suspected, decision = controller._suspected_collective, controller._decision
+        self.all = hash(
+            (
+                controller.stage,
+                controller.generation,
+                None if controller._deadline is None else controller._deadline - now,
+                None if suspected is None else suspected.step,
+                controller._suspected_restore is None,
+                None if not recovers or decision is None else (decision.target, bool(decision.targets)),
+                controller._patience_seconds,
+                controller._stop_limit_seconds if recovers else None,
+                controller._restore_failures,
+                controller._standby_failures,
+                len(controller.ledger.failures),
+                tuple([sum(name not in self.of for name in kept) for kept in (*reports, controller._to_resume)]),
+            )
+        )
+
+
+# --- a situation --------------------------------------------------------------------------------------------------
+def key(here: "Situation") -> int:
+    """Equal for situations from which the same can follow, up to names."""
+    if here.end is not None:
+        return hash(here.end.error)
+    books, workers, generation = here.books(), here.workers, here.controller.generation
+    attached = {w.group_generation for w in workers.values() if w.alive}
+    newest = max(here.meetings, default=0)
+    groups = [g for number, g in here.groups.items() if number in attached]
+    meetings = [m for number, m in here.meetings.items() if number in attached or number == newest]
+    restores, late = _outstanding(here), here.checker.struck_late()
+
+    def process(name: str, rank: int, predecessors: tuple[str, ...]) -> Hashable:
+        worker = workers.get(name)
+        return (
+            books.of.get(name),
+            None if worker is None else here.worker_key(name),
+            name in here.suspected,
+            worker is not None and worker.alive and worker.struck,
+            tuple([_said(message) for message in here.up.get(name, ())]),
+            tuple([_told(message, rank, predecessors) for message in here.down.get(name, ())]),
+        )
+
+    place = {name: rank for rank, name in books.holders.items()}
+    ranks: list[tuple[Hashable, ...]] = []
+    for rank in range(here.world_size):
+        holder, predecessors = books.holders.get(rank), books.predecessors.get(rank, ())
+        others = [p.name for p in books.others if p.rank == rank]
+        ranks.append(
+            (
+                None if holder is None else process(holder, rank, predecessors),
+                tuple([process(name, rank, ()) for name in predecessors]),
+                _as_set([process(name, rank, ()) for name in others]),
+                tuple([here.describer.group(group, rank) for group in groups]),
+                tuple(
+                    [
+                        (rank in m.present, rank in m.absent, rank in m.connected, here.describer.group(m.group, rank))
+                        for m in meetings
+                    ]
+                ),
+                tuple(
+                    [
+                        (rank in restore.targets, any(source.address == holder for source in restore.sources))
+                        for restore in restores
+                    ]
+                ),
+                rank in late,
+            )
+        )
+    return hash(
+        (
+            _with_copies(ranks, _copies(here, place)),
+            tuple([process(name, -1, ()) for name in books.reserve]),
+            _as_set([process(p.name, -1, ()) for p in books.others if p.rank is None]),
+            tuple([(r.generation, r.target) for r in restores]),
+            books.all,
+            generation,
+            here.store_generation,
+            here.faults_left,
+            here.checker.key_of_all(),
+        )
+    )
+
+
+def _as_set(things: list[Hashable]) -> Hashable:
+    return tuple(sorted([hash(thing) for thing in things])) if things else ()
+
+
+def _outstanding(here: "Situation") -> list[Restore]:
+    """Restore orders that some rank has yet to obey, and to copy for."""
+    found: dict[int, Restore] = {}
+    for name, worker in here.workers.items():
+        if not worker.alive or not worker.blank:
+            continue
+        for order in (worker.orders.get(Restore), worker.restore, *worker.unread, *here.down.get(name, ())):
+            if isinstance(order, Restore) and order.generation >= worker.newest:
+                found[order.generation] = order
+    return [found[generation] for generation in sorted(found)]
+
+
+def _copies(here: "Situation", place: dict[str, int]) -> dict[int, Hashable]:
+    """Which rank copies from which, or from which process if that holds no rank."""
+    copies: dict[int, Hashable] = {}
+    for worker in here.workers.values():
+        copying = worker.copying
+        if worker.alive and copying is not None and copying.source and not copying.over:
+            copies[worker.rank] = place.get(copying.source, copying.source)
+    return copies
+
+
+def _with_copies(ranks: list[tuple[Hashable, ...]], copies: dict[int, Hashable]) -> Hashable:
+    """Rank 0, and the others in no order. Who copies is told apart by whom it copies from.
+
+    A source does not copy itself, so to know of each rank what copies from it is to know all.
+    """
+    if not copies:
+        return hash(ranks[0]), _as_set(list(ranks[1:]))
+    if any(source in copies or not isinstance(source, int) for source in copies.values()):
+        return tuple(ranks), tuple(sorted(copies.items()))  # never, in production: then told apart by number
+    told = [
+        (
+            one,
+            _as_set([(ranks[target], target == 0) for target, source in copies.items() if source == rank]),
+            rank in copies,
+        )
+        for rank, one in enumerate(ranks)
+    ]
+    return hash(told[0]), _as_set(list(told[1:]))
