@@ -27,6 +27,7 @@ from relight.core.position import Phase, Position
 from relight.server.journal import JournalHeader, JournalLine
 from relight.timeline.spans import Chunk, Record
 from relight.wire.settings import JobSettings
+from relight.wire.status import Status, StatusLine, encode_line
 
 NS = 10**9
 MONOTONIC_NS = 5 * NS  # the host's monotonic clock at the job's start
@@ -59,6 +60,7 @@ class MadeUpJob:
         self.ranks, self.wall, self.step_seconds, self.until, self.agent = ranks, wall, step_seconds, until, agent
         self._journal = run_dir / "journal.jsonl"
         self._trace = run_dir / "trace.jsonl"
+        self._status = run_dir / "status.jsonl"
         self.settings = JobSettings(
             job=job, script="train.py", world_size=ranks, standbys=standbys, run_dir=str(run_dir)
         )
@@ -85,6 +87,11 @@ class MadeUpJob:
             lines += [JournalLine(now=now, command=command) for command in self.core.handle(event, now)]
         with self._journal.open("ab") as file:
             file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+    def say(self, now: float, *statuses: Status) -> None:
+        """What workers tell besides phases."""
+        with self._status.open("ab") as file:
+            file.writelines(encode_line(StatusLine(now=now, status=status)) for status in statuses)
 
     def note(self, now: float, text: str) -> None:
         with self._journal.open("ab") as file:
@@ -145,7 +152,7 @@ class MadeUpJob:
     def fail(self, rank: int, *, evidence: str = "was killed by SIGKILL", recovery_seconds: float = 0.3) -> None:
         """A rank dies in backward; a standby takes it over, and everyone takes the step again."""
         self.die(rank, evidence=evidence)
-        self.recover(rank, recovery_seconds=recovery_seconds)
+        self.recover(recovery_seconds=recovery_seconds)
 
     def die(self, rank: int, *, evidence: str = "was killed by SIGKILL", noticed_after: float = 0.002) -> None:
         """The first half of `fail`."""
@@ -181,11 +188,19 @@ class MadeUpJob:
         )
         self.at = now
 
-    def recover(self, rank: int, *, recovery_seconds: float = 0.3) -> None:
+    def recover(self, *, recovery_seconds: float = 0.3) -> None:
         """The second half of `fail`: needs a warm standby."""
-        self.holders = dict(self.core.rank_processes())
+        resumed = self.at + recovery_seconds
+        self.stop()
+        self.restore(resumed)
+
+    def stop(self) -> None:
+        """Every rank stands still, and has a process."""
+        holders = dict(self.core.rank_processes())
+        blank = {rank for rank, name in holders.items() if self.holders[rank] != name}
+        self.holders = holders
         self.generation = self.core.generation
-        stopped, resumed = self.at + 0.02, self.at + recovery_seconds
+        stopped = self.at = self.at + 0.02
         version = self.step
         self.trace(
             {each: [self._record(stopped, self.generation, self.step, Phase.PARKED, version)] for each in self.holders}
@@ -197,18 +212,23 @@ class MadeUpJob:
                     process=name,
                     rank=each,
                     generation=self.generation,
-                    step=-1 if each == rank else self.step,
-                    version=0 if each == rank else version,
-                    lineage="" if each == rank else f"lineage {version}",
+                    step=-1 if each in blank else self.step,
+                    version=0 if each in blank else version,
+                    lineage="" if each in blank else f"lineage {version}",
                     prepared=-1,
                     torn=False,
-                    blank=each == rank,
+                    blank=each in blank,
                     stop_seconds=0.01,
                     restore_address="/tmp/none",
                 )
                 for each, name in self.holders.items()
             ),
         )
+
+    def restore(self, resumed: float | None = None) -> None:
+        """Every rank holds the state again, at `resumed`, and takes the step again."""
+        resumed = self.at + 0.28 if resumed is None else resumed
+        version = self.step
         progress = RestoreProgress(reform_seconds=0.05, copy_seconds=0.1, copied_bytes=2**20, digest_seconds=0.01)
         self.tell(
             resumed,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from relight.wire.status import EngineVersion, PublishStatus, RestoreStatus
 from tests.dashboard.conftest import Serve
 from tests.dashboard.made_up import MadeUpJob
 from tests.dashboard.webdriver import MISSING, Browser, is_there
@@ -61,6 +62,10 @@ def test_every_view_of_a_job_with_a_failure(made: MadeUpJob, tmp_path: Path, ser
     made.steps(2)
     (tmp_path / "run" / "logs").mkdir()
     (tmp_path / "run" / "logs" / "rank-2.log").write_text("epoch 1\nepoch 2\n")
+    engines = (EngineVersion(name="vllm-0", pid=41, version=10), EngineVersion(name="vllm-1", pid=42, version=13))
+    moving = {"version": 13, "moved_bytes": 3 * 2**30, "total_bytes": 4 * 2**30, "update_seconds": 1.5}
+    totals = {"updates": 6, "updates_bytes": 24 * 2**30, "updates_seconds": 12.0}
+    made.say(made.at, PublishStatus(process="w0", engines=engines, dropped={"sglang-0": "it hung"}, **moving, **totals))  # type: ignore[arg-type]
     served = serve(tmp_path / "run")
     browser.open(served.url)
     shows(browser, "job", "made-up")
@@ -71,7 +76,13 @@ def test_every_view_of_a_job_with_a_failure(made: MadeUpJob, tmp_path: Path, ser
     browser.run("document.querySelector('#failures tr.pick').click()")
     browser.wait_for("!relightTimeline.follow && relightTimeline.tiles.asked.size === 0", "the failure is in view")
     keep(browser, "failure")
-    for tab, text in (("recoveries", "back to 10"), ("spares", "copies of all parameters"), ("stragglers", "rank")):
+    views = {
+        "recoveries": "back to 10",
+        "spares": "copies of all parameters",
+        "engines": "vllm-041103 steps behind",
+        "stragglers": "rank",
+    }
+    for tab, text in views.items():
         browser.run(f"document.getElementById('tab-{tab}').click()")
         shows(browser, tab, text)
         assert browser.run(f"return document.getElementById('{tab}').hidden") is False
@@ -95,6 +106,36 @@ def test_a_failure_appears_by_itself(made: MadeUpJob, tmp_path: Path, serve: Ser
     browser.wait_for("document.querySelector('#failures tr.pick') !== null", "the failure is listed")
     shows(browser, "announce", "rank 1 killed")  # for those who do not see it
     assert browser.run("return relightTimeline.failures.length") == 1
+
+
+def test_a_recovery_says_whom_it_waits_for_and_how_far_the_copy_is(
+    made: MadeUpJob, tmp_path: Path, serve: Serve, browser: Browser
+) -> None:
+    made.die(1)
+    served = serve(tmp_path / "run")
+    browser.open(served.url)
+    shows(browser, "waiting", "waiting for ranks 0, 1, 2, 3 to stand still")
+    made.stop()
+    shows(browser, "waiting", "to hold the agreed version")
+    half = {"rank": 1, "generation": made.generation, "copied_bytes": 2**30, "total_bytes": 2**31}
+    made.say(made.at, RestoreStatus(process="w4", seconds=2.0, **half))
+    shows(browser, "waiting", "Rank 1 copies the state: 1.0 GiB of 2.0 GiB, 512.0 MiB/s, about 2.00 s left")
+    keep(browser, "restoring")
+    made.restore()
+    browser.wait_for("document.getElementById('waiting').hidden", "the job trains on")
+
+
+def test_a_job_that_nobody_runs_any_more_is_said_to_be_silent(
+    made: MadeUpJob, tmp_path: Path, serve: Serve, browser: Browser
+) -> None:
+    long_ago = time.time() - 60
+    os.utime(tmp_path / "run" / "journal.jsonl", (long_ago, long_ago))
+    browser.open(serve(tmp_path / "run").url)
+    shows(browser, "waiting", "No sign of life from the job's controller")
+    keep(browser, "silent")
+    made.steps(1)
+    os.utime(tmp_path / "run" / "journal.jsonl")
+    browser.wait_for("document.getElementById('waiting').hidden", "it lives")
 
 
 def test_the_page_goes_on_after_its_server_was_restarted(

@@ -7,10 +7,12 @@ import msgspec
 import pytest
 
 from relight.core.position import Phase
+from relight.dashboard import follow
 from relight.dashboard.follow import Follower
 from relight.dashboard.job import Job
 from relight.dashboard.view import ranks, topics
 from relight.timeline.spans import Chunk
+from relight.wire.status import EngineVersion, PublishStatus, RestoreStatus
 from tests.dashboard.made_up import BEGUN_SECONDS, MadeUpJob
 
 WALL = 1_750_000_000.0
@@ -61,7 +63,7 @@ def test_a_rank_dies_and_is_replaced(tmp_path: Path) -> None:
     assert job.stage == "stopping"
     assert topics(job, now_ns)["summary"]["shards"][0]["may_fail"] == 1
 
-    made.recover(1, recovery_seconds=0.4)
+    made.recover(recovery_seconds=0.4)
     made.steps(3)
     job = read(tmp_path)
     said = topics(job, job.now_ns(round((WALL + made.at) * NS)))
@@ -147,5 +149,90 @@ def test_scribbled_words_harm_nobody(tmp_path: Path, record: tuple[int, int, int
     )
     row = job.rows[0]
     assert len({len(row._times), len(row._codes), len(row._steps), len(row._versions)}) == 1
-    assert job.unreadable_records == 1
+    assert job.phases.unreadable_records == 1
     assert [line["step"] for line in ranks(job, {}).values()] == [1, 1]
+
+
+def test_the_end_of_a_long_trace_is_known_first_and_all_of_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MadeUpJob(tmp_path, ranks=4, wall=WALL, step_seconds=0.5)
+    for rank in (1, 3):
+        made.steps(100, chunk_steps=2)  # agents report once a second
+        made.fail(rank)
+    made.steps(100, chunk_steps=2)
+    whole = read(tmp_path)
+    monkeypatch.setattr(follow, "NEWEST_BYTES", 8_000)
+    monkeypatch.setattr(follow, "NEWEST_BYTES_PER_RANK", 0)
+    monkeypatch.setattr(follow, "SLICE_BYTES", 8_000)
+    follower = Follower(tmp_path)
+    rounds = 0
+    gaps = []
+
+    async def step() -> None:
+        await follower.read()
+
+    while follower.is_behind:
+        asyncio.run(step())
+        rounds += 1
+        gap = follower.job.gap_ns()
+        if gap is not None:
+            gaps.append(gap)
+        # What is known already, at any time, is what is known in the end; what is not known is left open.
+        for rank, row in whole.rows.items():
+            for tile in range((whole.edge_ns >> 36) + 1):
+                partial = follower.job.row(rank)
+                assert partial is not None
+                now, then = partial.cells(28, tile, whole.edge_ns), row.cells(28, tile, whole.edge_ns)
+                outside = [
+                    (a, b)
+                    for at, (a, b) in enumerate(zip(now, then, strict=True))
+                    if gap is None or not gap[0] - 3 * NS <= (tile * 256 + at) << 28 <= gap[1] + 3 * NS
+                ]
+                assert [n for n, (a, b) in enumerate(outside) if a != b] == [], (rank, tile, gap, outside)
+        assert [line["version"] for line in ranks(follower.job, {}).values()] == [302] * 4
+        assert [failure["until_ns"] is not None for failure in topics(follower.job, 0)["failures"]] == [True, True]
+        assert topics(follower.job, 0)["summary"]["version"] == 302
+    follower.close()
+    assert rounds > 5
+    assert gaps == sorted(gaps)  # it only shrinks
+    assert {until for _, until in gaps} == {gaps[0][1]}
+    assert gaps[0][1] > 0.8 * whole.edge_ns
+    assert follower.job.gap_ns() is None
+    assert [f["until_ns"] for f in topics(follower.job, 0)["failures"]] == [
+        f["until_ns"] for f in topics(whole, 0)["failures"]
+    ]
+
+
+def test_what_engines_get_is_told(tmp_path: Path) -> None:
+    made = MadeUpJob(tmp_path, ranks=2, wall=WALL, step_seconds=0.5)
+    made.steps(10)
+    assert topics(read(tmp_path), 0)["publishing"] is None
+    engines = (EngineVersion(name="a", pid=7, version=8), EngineVersion(name="b", pid=8, version=-1))
+    moving = PublishStatus(
+        process="w0", engines=engines, version=10, moved_bytes=2**20, total_bytes=2**22, update_seconds=0.5, updates=4
+    )
+    made.say(made.at, moving)
+    said = topics(read(tmp_path), 0)["publishing"]
+    assert (said["version"], said["moved_bytes"], said["total_bytes"], said["updates"]) == (10, 2**20, 2**22, 4)
+    assert [(each["name"], each["version"], each["behind"]) for each in said["engines"]] == [("a", 8, 2), ("b", -1, 11)]
+    assert said["gone"] == ""
+    made.fail(0)  # the publisher
+    assert topics(read(tmp_path), 0)["publishing"]["gone"] == "w0"
+    made.say(made.at, PublishStatus(process="w2", engines=engines[:1], version=10, updates=1, dropped={"b": "slow"}))
+    said = topics(read(tmp_path), 0)["publishing"]
+    assert (said["gone"], said["updates"], said["dropped"]) == ("", 5, [{"name": "b", "why": "slow"}])
+
+
+def test_a_copy_is_told_of_while_it_lasts(tmp_path: Path) -> None:
+    made = MadeUpJob(tmp_path, ranks=2, wall=WALL, step_seconds=0.5)
+    made.steps(10)
+    made.die(1)
+    made.stop()
+    half = RestoreStatus(process="w2", rank=1, generation=2, copied_bytes=5, total_bytes=10, seconds=0.5)
+    made.say(made.at, RestoreStatus(process="w9", rank=1, generation=1, copied_bytes=1, total_bytes=1, seconds=9), half)
+    (said,) = topics(read(tmp_path), 0)["restores"]
+    assert said == {"rank": 1, "copied_bytes": 5, "total_bytes": 10, "seconds": 0.5}
+    assert topics(read(tmp_path), round(made.at * NS))["summary"]["waiting"].startswith("waiting for ")
+    made.restore()
+    assert topics(read(tmp_path), 0)["restores"] == []

@@ -20,7 +20,7 @@ class Level:
         self._has_forgotten = False
         self._cells = bytearray()
         self._open = -1  # number of the stretch that is being filled
-        self._spent = [0] * CODES  # ns, by activity, in that stretch
+        self._spent: dict[int, int] = {}  # ns, by activity, in that stretch
         self._above: Level | None = None
 
     def stack(self, above: "Level") -> "Level":
@@ -30,18 +30,21 @@ class Level:
 
     def add(self, code: int, start_ns: int, end_ns: int) -> None:
         """`code` lasted from `start_ns` to `end_ns`; times never go back."""
-        number, last = start_ns >> self.shift, end_ns >> self.shift
+        shift = self.shift
+        number, last = start_ns >> shift, end_ns >> shift
         if number != self._open:
             self._turn(number)
+        spent = self._spent
         if number == last:
-            self._spent[code] += end_ns - start_ns
+            spent[code] = spent.get(code, 0) + end_ns - start_ns
             return
         whole = number + 1  # the first stretch that `code` fills from its beginning
-        self._spent[code] += (whole << self.shift) - start_ns
+        spent[code] = spent.get(code, 0) + (whole << shift) - start_ns
         if whole < last:  # many at once: a phase of minutes must not cost a loop of thousands
             self._fill(code, whole, last)
         self._turn(last)
-        self._spent[code] += end_ns - (last << self.shift)
+        if rest := end_ns - (last << shift):
+            self._spent[code] = rest
 
     def _fill(self, code: int, first: int, end: int) -> None:
         """`code` filled the stretches from `first` up to but not including `end`; the one before `first` is open."""
@@ -97,19 +100,26 @@ class Level:
             self._first, self._has_forgotten = self._first + surplus, True
 
     def _close(self) -> None:
-        self._cells.append(_most(self._spent))
+        spent = self._spent
+        if len(spent) == 1:  # the usual case: one activity, and mostly all of the stretch
+            ((code, length),) = spent.items()
+            self._cells.append(code)
+            if self._above is not None:
+                at = self._open << self.shift
+                self._above.add(code, at, at + length)
+            spent.clear()
+            return
+        self._cells.append(_most(spent))
         if self._above is not None:
             at = self._open << self.shift
-            for code, spent in enumerate(self._spent):
-                if spent:
-                    self._above.add(code, at, at + spent)
-                    at += spent
-        self._spent = [0] * CODES
+            for code, length in spent.items():
+                self._above.add(code, at, at + length)
+                at += length
+        spent.clear()
 
 
-def _most(spent: list[int]) -> int:
-    most = max(spent)
-    return spent.index(most) if most else NOTHING
+def _most(spent: dict[int, int]) -> int:
+    return max(spent, key=spent.__getitem__) if spent else NOTHING
 
 
 def halve(cells: bytes) -> bytes:

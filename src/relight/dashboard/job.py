@@ -13,21 +13,19 @@ from relight.core.commands import EndJob, Notice
 from relight.core.controller import Controller, ControllerSettings, Stage
 from relight.core.events import ProcessStarted, StandbyReady
 from relight.core.members import Process
-from relight.core.position import Phase
 from relight.core.report import FailureReport, JobReport, RecoveryReport
-from relight.dashboard.row import Row
+from relight.dashboard.phases import Phases
+from relight.dashboard.row import Joined, Row
 from relight.server.journal import JournalHeader, JournalLine, decode_line
 from relight.timeline.publications import Publications
 from relight.timeline.spans import Chunk
 from relight.wire.settings import JobSettings
 from relight.wire.status import PublishStatus, RestoreStatus, Status
 
-ROWS_KEPT = 2_000_000  # phase changes remembered exactly, shared by all rows
-ROW_KEPT = (1024, 65536)
 LISTED = 300  # failures, recoveries and notices that are shown; older ones are only counted
 RATE_SECONDS = 10.0
 REPORT_DELAY_NS = 1_500_000_000  # agents report phases once a second; what is older than this is known
-CLOCKS_DIFFER_NS = 60 * 10**9  # at most, from host to host; a stamp further in the future is none
+CHUNK_NS = 3 * 10**9  # agents report once a second, so lines of different ranks overlap by about as much
 LATEST_NS = 10**18
 STRAGGLERS = 8
 STRAGGLES = 1.25  # a rank whose forward takes so many times the median
@@ -40,22 +38,20 @@ class Job:
     def __init__(self) -> None:
         self.settings: JobSettings | None = None
         self.problem = ""  # why the journal cannot be followed further
-        self.rows: dict[int, Row] = {}
         self.notices: deque[tuple[float, str, str]] = deque(maxlen=LISTED)  # seconds since the start, level, text
         self.ended: EndJob | None = None
         self.ended_seconds = 0.0
         self.journal_changes = 0  # goes up with everything that may change the report
+        self.status_changes = 0
         self.origin_ns = 0  # the job's start on the wall clock; 0: not known yet
-        self.edge_ns = 0  # newest phase change of any rank
-        self.steps = 0  # newest version that any rank ever held
         self.unreadable_lines = 0
-        self.unreadable_records = 0
-        self.publications = Publications()
-        self._restoring: dict[int, RestoreStatus] = {}  # by rank, the newest
         self._core: Controller | None = None
-        self._offsets: dict[str, int] = {}  # by process: wall clock minus monotonic clock, as first heard
+        self.publications = Publications()
+        self._restores: dict[int, RestoreStatus] = {}  # by rank: the newest of each
         self._early: list[Chunk] = []  # read before the journal said when the job started
-        self._standbys: dict[str, bool] = {}  # processes that began without a rank; whether they have reported one
+        self._standbys: set[str] = set()  # processes that began without a rank
+        self.phases = Phases(0, self._standbys)
+        self._older: Phases | None = None
         self._report: tuple[int, JobReport] = (-1, JobReport(job=""))
         self._rate: deque[tuple[float, int]] = deque()
 
@@ -79,8 +75,7 @@ class Job:
         self.settings = settings
         names = ControllerSettings.__struct_fields__
         self._core = Controller(ControllerSettings(**{name: getattr(settings, name) for name in names}))
-        kept = max(ROW_KEPT[0], min(ROW_KEPT[1], ROWS_KEPT // max(1, settings.world_size)))
-        self.rows = {rank: Row(kept) for rank in range(settings.world_size)}
+        self.phases = Phases(settings.world_size, self._standbys)
 
     def _take(self, line: JournalLine) -> None:
         assert self._core is not None
@@ -95,7 +90,7 @@ class Job:
             if isinstance(line.event, ProcessStarted | StandbyReady):
                 process = self._core.members.processes.get(line.event.process)
                 if process is not None and process.rank is None:
-                    self._standbys.setdefault(process.name, False)
+                    self._standbys.add(process.name)
         elif line.expired:
             self._core.expire(line.now)
         elif isinstance(line.command, Notice):
@@ -114,43 +109,65 @@ class Job:
             self._early.append(chunk)
 
     def _take_chunk(self, chunk: Chunk, wall_ns: int) -> None:
-        # One offset per process: a wall clock that is set anew must not bend a worker's monotonic time.
-        offset = self._offsets.setdefault(chunk.process, chunk.clock_offset_ns - self.origin_ns)
-        row = self.rows.get(chunk.rank)
-        if row is None:
-            return
-        records = chunk.records
-        if chunk.process in self._standbys and not self._standbys[chunk.process]:
-            # All up to its waiting was warm-up, on behalf of no rank.
-            waits = [index for index, record in enumerate(records) if record[3] == Phase.STANDBY]
-            records = records[waits[-1] + 1 :] if waits else records
-            self._standbys[chunk.process] = True
-        latest_ns = wall_ns - self.origin_ns + CLOCKS_DIFFER_NS
-        for stamp_ns, generation, step, phase, version in records:
-            at_ns = stamp_ns + offset
-            if phase == Phase.STANDBY:
-                continue
-            if at_ns > latest_ns or not 0 <= phase <= Phase.DONE or not (_is_count(step) and _is_count(version)):
-                self.unreadable_records += 1  # words that somebody scribbled over a position page
-                continue
-            row.add(chunk.process, at_ns, generation, step, phase, version)
-            if version > self.steps and (version <= self._until() or not self._until()):
-                self.steps = version
-        self.edge_ns = max(self.edge_ns, row.last_ns)
+        self.phases.take(chunk, self.origin_ns, wall_ns, self.until)
 
-    # --- what is moved --------------------------------------------------------------------------------------------
+    def begin_older(self) -> Phases:
+        """The end of the trace was taken first: rows for a pass from its beginning, until `finish_older`."""
+        assert self.settings is not None
+        self._older = Phases(self.settings.world_size, self._standbys)
+        return self._older
+
+    def finish_older(self) -> None:
+        """That pass has caught up: its rows know everything, and take over."""
+        assert self._older is not None
+        self.phases, self._older = self._older, None
+
+    @property
+    def rows(self) -> dict[int, Row]:
+        return self.phases.rows
+
+    @property
+    def edge_ns(self) -> int:
+        """Newest phase change of any rank."""
+        return self.phases.edge_ns
+
+    @property
+    def steps(self) -> int:
+        """Newest version that any rank ever held."""
+        return self.phases.steps
+
+    def row(self, rank: int) -> Row | Joined | None:
+        """What is known of a rank's past, from both passes while there are two."""
+        row = self.rows.get(rank)
+        return row if row is None or self._older is None else Joined(row, self._older.rows[rank])
+
+    def newest_row(self, rank: int) -> Row:
+        """The one that knows what a rank did last: one that has been silent for long is not in the end of a trace."""
+        row = self.rows[rank]
+        return row if self._older is None or row.last_ns >= 0 else self._older.rows[rank]
+
+    def gap_ns(self) -> tuple[int, int] | None:
+        """From when to when it is not known yet what ranks did, because it is still being read."""
+        if self._older is None:
+            return None
+        since_ns = self.phases.since_ns
+        return min(since_ns, max(0, self._older.edge_ns - CHUNK_NS)), since_ns
+
+    # --- what workers say besides ---------------------------------------------------------------------------------
     def take_status(self, status: Status) -> None:
         """One line of `status.jsonl`."""
+        self.status_changes += 1
         if isinstance(status, PublishStatus):
             self.publications.take(status)
         elif isinstance(status, RestoreStatus):
-            self._restoring[status.rank] = status
+            self._restores[status.rank] = status
 
     def restoring(self) -> list[RestoreStatus]:
-        """Copies of the recovery under way."""
+        """Copies of the recovery under way, as far as they are long enough to be spoken of."""
         if self.stage != Stage.RESTORING:
             return []
-        return [each for each in self._restoring.values() if each.generation == self.generation]
+        newest = (self._restores[rank] for rank in sorted(self._restores))
+        return [status for status in newest if status.generation == self.generation]
 
     # --- what follows ---------------------------------------------------------------------------------------------
     def report(self) -> JobReport:
@@ -163,7 +180,9 @@ class Job:
         """Those whose account is closed: nothing of it will change."""
         return [] if self._core is None else self._core.ledger.recoveries
 
-    def _until(self) -> int:
+    @property
+    def until(self) -> int:
+        """Steps that were asked for; 0: not known yet."""
         return 0 if self._core is None else self._core.until
 
     def now_ns(self, wall_ns: int) -> int:
@@ -215,8 +234,16 @@ class Job:
 
     def dead_until_ns(self, failure: FailureReport) -> int | None:
         """When another process took the rank that this failure left; None: nobody has so far."""
-        row = self.rows.get(failure.rank)
-        return None if row is None or not failure.process else row.taken_over_ns(failure.process)
+        row = self.row(failure.rank)
+        if row is None or not failure.process:
+            return None
+        stamped_ns = row.taken_over_ns(failure.process)
+        if stamped_ns is None:  # forgotten, or not read yet: then the time by which every rank had a process
+            for recovery in self.report().recoveries:
+                if failure.number in recovery.failures and failure.rank in recovery.replaced:
+                    seconds = recovery.stages.stop_seconds + recovery.stages.replace_seconds
+                    return round((failure.noticed_seconds + seconds) * 1e9)
+        return stamped_ns
 
     def stragglers(self) -> list[tuple[int, float, float]]:
         """Ranks whose forward takes longer than the others': rank, seconds, seconds of the median rank.
@@ -239,7 +266,3 @@ class Job:
 
     def recoveries(self) -> tuple[RecoveryReport, ...]:
         return self.report().recoveries[-LISTED:]
-
-
-def _is_count(number: int) -> bool:
-    return -1 <= number < 2**62

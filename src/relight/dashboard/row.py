@@ -7,6 +7,7 @@ died is not in it, but in the list of failures.
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Callable
 
 from relight.core.position import Phase
 from relight.dashboard.cells import NOTHING, SHIFTS, Level, halve
@@ -38,6 +39,10 @@ class Row:
         self.forward_seconds = 0.0  # of which in FORWARD
         self._forward_ns = -1  # when the last forward began
         self._forward_step = -1
+
+    @property
+    def first_ns(self) -> int:
+        return self._times[0] if self._times else -1
 
     @property
     def last_ns(self) -> int:
@@ -118,18 +123,7 @@ class Row:
 
     def runs(self, shift: int, tile: int, end_ns: int) -> list[int]:
         """The same as runs of equal cells: first cell, activity, step, version of each; steps only where exact."""
-        cells = self.cells(shift, tile, end_ns)
-        start_ns = tile * TILE_CELLS << shift
-        flat: list[int] = []
-        before: tuple[int, int, int] | None = None
-        for at, code in enumerate(cells):
-            if before is not None and before[0] == NOTHING == code:
-                continue
-            step, version = (-1, -1) if code == NOTHING else self._at(start_ns + (at + 1 << shift) - 1, code)
-            if (code, step, version) != before:
-                before = (code, step, version)
-                flat += (at, code, step, version)
-        return flat
+        return _runs(self.cells(shift, tile, end_ns), shift, tile, self.at)
 
     def _level(self, shift: int, start_ns: int) -> Level:
         """The coarsest one that is fine enough, or the finest that still knows `start_ns`."""
@@ -181,13 +175,53 @@ class Row:
                 found[at] = self._codes[-1]
         return bytes(found)
 
-    def _at(self, at_ns: int, code: int) -> tuple[int, int]:
+    def at(self, at_ns: int, code: int) -> tuple[int, int]:
         """Step and version at a time, of the newest change to `code` before it, if that is near and still known."""
         index = bisect_right(self._times, at_ns) - 1
         for earlier in range(index, max(-1, index - 8), -1):
             if self._codes[earlier] == code:
                 return self._steps[earlier], self._versions[earlier]
         return -1, -1
+
+
+class Joined:
+    """One rank's past from two rows: what the newer one does not know, the older one may."""
+
+    def __init__(self, newer: Row, older: Row) -> None:
+        self._newer = newer
+        self._older = older
+
+    def cells(self, shift: int, tile: int, end_ns: int) -> bytes:
+        newer = self._newer.cells(shift, tile, end_ns)
+        if NOTHING not in newer:
+            return newer
+        older = self._older.cells(shift, tile, min(end_ns, self._older.last_ns))
+        return bytes(b if a == NOTHING else a for a, b in zip(newer, older, strict=True))
+
+    def runs(self, shift: int, tile: int, end_ns: int) -> list[int]:
+        return _runs(self.cells(shift, tile, end_ns), shift, tile, self._at)
+
+    def taken_over_ns(self, process: str) -> int | None:
+        found = self._newer.taken_over_ns(process)
+        return self._older.taken_over_ns(process) if found is None else found
+
+    def _at(self, at_ns: int, code: int) -> tuple[int, int]:
+        row = self._newer if 0 <= self._newer.first_ns <= at_ns else self._older
+        return row.at(at_ns, code)
+
+
+def _runs(cells: bytes, shift: int, tile: int, find: Callable[[int, int], tuple[int, int]]) -> list[int]:
+    start_ns = tile * TILE_CELLS << shift
+    flat: list[int] = []
+    before: tuple[int, int, int] | None = None
+    for at, code in enumerate(cells):
+        if before is not None and before[0] == NOTHING == code:
+            continue
+        step, version = (-1, -1) if code == NOTHING else find(start_ns + (at + 1 << shift) - 1, code)
+        if (code, step, version) != before:
+            before = (code, step, version)
+            flat += (at, code, step, version)
+    return flat
 
 
 def _mean(before: float, value: float) -> float:

@@ -87,7 +87,7 @@ class Dashboard:
     async def _publish(self) -> None:
         """Work out what is new; not for nothing, since with a thousand ranks it takes milliseconds."""
         job, now = self._follower.job, time.monotonic()
-        state = (job.journal_changes, job.edge_ns)
+        state = (job.journal_changes + job.status_changes, job.edge_ns)
         if state == self._published and now - self._published_at < CLOCK_SECONDS:
             return
         if state[0] == self._published[0] and now - self._published_at < EVENT_SECONDS:
@@ -180,7 +180,7 @@ class Dashboard:
         count = _number(request, "rows", 1, MAX_TILE_ROWS)
         as_runs = _number(request, "runs", 0, 1)
         known_ns = self._clock[1]
-        rows = [self._follower.job.rows.get(rank) for rank in range(first, first + count)]
+        rows = [self._follower.job.row(rank) for rank in range(first, first + count)]
         found = [row for row in rows if row is not None]
         if not as_runs:
             return "application/octet-stream", b"".join(row.cells(shift, tile, known_ns) for row in found)

@@ -1,5 +1,6 @@
 """What the page is told about a job: a few topics, each a value for JSON. Pure."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,16 +10,18 @@ from relight.core.position import Phase
 from relight.core.report import FailureReport, RecoveryReport
 from relight.dashboard.job import Job
 from relight.dashboard.row import Row
+from relight.wire.status import RestoreStatus
 
 Value = Any  # what JSON can say
+SILENT_SECONDS = 15.0  # a controller touches its journal every five; then the page says that it is silent
 _PHASES = {int(phase): phase.name for phase in Phase}
 
 
-def summary(job: Job, now_ns: int) -> Value:
+def summary(job: Job, now_ns: int, silent_seconds: float) -> Value:
     """The head of the page."""
     settings, report = job.settings, job.report()
     if settings is None:
-        return {"job": "", "problem": job.problem, "stage": "", "ended": False}
+        return {"job": "", "problem": job.problem, "stage": "", "ended": False, "gap_ns": None}
     seconds = now_ns / 1e9
     lost = report.time_lost_seconds
     waiting = job.standbys()
@@ -29,6 +32,11 @@ def summary(job: Job, now_ns: int) -> Value:
         "run_dir": settings.run_dir,
         "problem": job.problem,
         "stage": job.stage,
+        "waiting": job.waiting(now_ns),
+        "silent_seconds": round(silent_seconds)
+        if job.ended is None and SILENT_SECONDS < silent_seconds < math.inf
+        else 0,
+        "gap_ns": job.gap_ns(),
         "generation": job.generation,
         "world_size": settings.world_size,
         "until": report.until,
@@ -74,7 +82,8 @@ def ranks(job: Job, rss_bytes: Mapping[str, int]) -> dict[int, Value]:
     holders = job.processes()
     starting = job.stage in ("", "starting")
     lines = {}
-    for number, row in job.rows.items():
+    for number in job.rows:
+        row = job.newest_row(number)
         process = holders.get(number)
         dead = job.ended is None and not starting and (process is None or process.gone)
         name, host, pid = ("", "", 0) if process is None else (process.name, process.agent, process.pid)
@@ -129,12 +138,55 @@ def recovery(found: RecoveryReport, failures: Mapping[int, FailureReport]) -> Va
     }
 
 
-def topics(job: Job, now_ns: int) -> dict[str, Value]:
-    """Everything but the ranks."""
+def publishing(job: Job) -> Value:
+    """What inference engines get; None if the job publishes nothing."""
+    status, report = job.publications.newest, job.publications.report()
+    if status is None or report is None:
+        return None
+    holder = job.processes().get(0)
+    newest = job.version()
+    gone = holder is None or holder.gone or holder.name != status.process
+    return {
+        "version": status.version,
+        "moved_bytes": status.moved_bytes,
+        "total_bytes": status.total_bytes,
+        "seconds": round(status.update_seconds, 3),
+        "updates": report.updates,
+        "updates_bytes": report.updates_bytes,
+        "updates_seconds": round(report.updates_seconds, 3),
+        "error": status.error,
+        "gone": status.process if gone and job.ended is None else "",  # the publisher, whose successor is yet to speak
+        "engines": [
+            {
+                "name": each.name,
+                "pid": each.pid,
+                "version": each.version,
+                "behind": max(0, newest - each.version),
+            }
+            for each in status.engines
+        ],
+        "dropped": [{"name": name, "why": why} for name, why in sorted(status.dropped.items())],
+    }
+
+
+def restore(status: RestoreStatus) -> Value:
+    """A copy that is under way."""
+    return {
+        "rank": status.rank,
+        "copied_bytes": status.copied_bytes,
+        "total_bytes": status.total_bytes,
+        "seconds": round(status.seconds, 2),
+    }
+
+
+def topics(job: Job, now_ns: int, silent_seconds: float = 0.0) -> dict[str, Value]:
+    """Everything but the ranks. `silent_seconds`: since the controller last gave a sign of life."""
     report = job.report()
     by_number = {each.number: each for each in report.failures}
     return {
-        "summary": summary(job, now_ns),
+        "summary": summary(job, now_ns, silent_seconds),
+        "publishing": publishing(job),
+        "restores": [restore(each) for each in job.restoring()],
         "failures": [failure(job, each) for each in job.failures()],
         "recoveries": [recovery(each, by_number) for each in job.recoveries()],
         "notices": [{"seconds": round(at, 3), "level": level, "text": text} for at, level, text in job.notices],

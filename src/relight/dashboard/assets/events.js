@@ -74,7 +74,7 @@ export function showRecoveries(element, recoveries, total, onShow) {
   return undefined;
 }
 
-export function showSpares(element, summary, engines) {
+export function showSpares(element, summary) {
   const facts = make("dl", { class: "facts" });
   const add = (name, text) => facts.append(make("dt", { class: "dim", text: name }), make("dd", { text }));
   add("standbys ready", `${summary.standbys_ready} of ${summary.standbys_asked}${summary.standbys_starting ? `, ${summary.standbys_starting} starting` : ""}`);
@@ -83,9 +83,34 @@ export function showSpares(element, summary, engines) {
   }
   add("state moved", bytes(summary.moved_bytes));
   add("controller restarts", `${summary.controller_restarts}`);
-  const names = Object.keys(engines).sort();
-  const rows = names.map((name) => make("tr", {}, cell(name), cell(`${engines[name].version}`, "n"), cell(engines[name].note ?? "")));
-  element.replaceChildren(facts, ...(names.length ? [table([["engine"], ["version", "n"], [""]], rows)] : []));
+  element.replaceChildren(facts);
+}
+
+// The newest version of each engine, and the update under way.
+export function showEngines(element, publishing) {
+  if (!publishing) return element.replaceChildren(empty("This job publishes no weights. (training.publish(every=...) does.)"));
+  const p = publishing;
+  const facts = make("dl", { class: "facts" });
+  const add = (name, ...what) => facts.append(make("dt", { class: "dim", text: name }), make("dd", {}, ...what));
+  if (p.gone) add("publisher", `${p.gone} is gone; what follows is what it said last. Rank 0's successor goes on with the next version.`);
+  if (p.version < 0) add("published", p.engines.length ? "nothing so far" : "nothing so far: no engine is connected");
+  else if (p.total_bytes) {
+    const bar = make("progress", { max: String(p.total_bytes), value: String(p.moved_bytes), "aria-label": `version ${p.version}` });
+    add(`version ${count(p.version)}`, bar, ` ${share(p.moved_bytes, p.total_bytes, p.seconds)}`);
+  } else add(`version ${count(p.version)}`, p.error || `done in ${seconds(p.seconds)}`);
+  if (p.updates) add("in all", `${count(p.updates)} ${p.updates === 1 ? "version" : "versions"}, ${bytes(p.updates_bytes)}${p.updates_seconds > 0 ? `, ${bytes(p.updates_bytes / p.updates_seconds)}/s while one moved` : ""}`);
+  const behind = (e) => (e.version < 0 ? "–" : e.behind ? `${count(e.behind)} ${e.behind === 1 ? "step" : "steps"} behind` : "newest");
+  const rows = p.engines.map((e) => make("tr", {}, cell(e.name), cell(`${e.pid}`, "n"), cell(e.version < 0 ? "none yet" : count(e.version), "n"), cell(behind(e), "n")));
+  const lost = p.dropped.map((d) => make("tr", { class: "warning" }, cell(d.name), make("td", { colspan: "3", class: "evidence", text: `did not get version ${count(p.version)}: ${d.why}` })));
+  element.replaceChildren(facts, ...(rows.length || lost.length ? [table([["engine"], ["pid", "n"], ["answers with version", "n"], ["", "n"]], [...rows, ...lost])] : []));
+  return undefined;
+}
+
+// "1.2 GiB of 4.0 GiB, 820 MiB/s, about 3 s left"
+export function share(done, total, spent) {
+  const rate = spent > 0 ? done / spent : 0;
+  const left = rate > 0 && done < total ? `, about ${seconds((total - done) / rate)} left` : "";
+  return `${bytes(done)} of ${bytes(total)}${rate > 0 ? `, ${bytes(rate)}/s` : ""}${left}`;
 }
 
 export function showStragglers(element, stragglers, onRank) {

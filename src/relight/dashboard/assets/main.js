@@ -1,7 +1,7 @@
 // Brings the parts of the page together: the link's events go in, views are drawn.
 
 import { find, make, setText } from "./dom.js";
-import { showFailures, showNotices, showRecoveries, showSpares, showStragglers } from "./events.js";
+import { share, showEngines, showFailures, showNotices, showRecoveries, showSpares, showStragglers } from "./events.js";
 import { count, moment, ns, percent, seconds } from "./format.js";
 import { listen } from "./link.js";
 import { LEGEND } from "./phases.js";
@@ -9,7 +9,7 @@ import { RankWindow } from "./rank.js";
 import { Ranks } from "./ranks.js";
 import { Timeline } from "./timeline.js";
 
-const job = { summary: null, failures: [], recoveries: [], notices: [], stragglers: [], engines: {}, ranks: [] };
+const job = { summary: null, failures: [], recoveries: [], notices: [], stragglers: [], publishing: null, restores: [], ranks: [] };
 const tip = find("tip");
 const rankWindow = new RankWindow();
 const openRank = (rank) => { rankWindow.open(rank); rankWindow.update(job.ranks); };
@@ -42,19 +42,22 @@ function take(event) {
     job.ranks = [];
     told = -1; // failures of before this page was opened are not announced
   }
-  for (const topic of ["summary", "failures", "recoveries", "notices", "stragglers", "engines"]) {
+  for (const topic of ["summary", "failures", "recoveries", "notices", "stragglers", "publishing", "restores"]) {
     if (topic in event) job[topic] = event[topic];
   }
   for (const line of event.ranks) job.ranks[line.rank] = line;
   job.ranks.length = job.ranks.findLastIndex((line) => line !== undefined) + 1;
   const ended = job.summary?.ended ?? false;
-  timeline.update({ ranks: job.ranks, failures: job.failures, recoveries: job.recoveries, nowNs: event.now_ns, knownNs: event.known_ns, ended });
+  timeline.update({ ranks: job.ranks, failures: job.failures, recoveries: job.recoveries, nowNs: event.now_ns, knownNs: event.known_ns, gap: job.summary?.gap_ns ?? null, ended });
   if ("summary" in event) showSummary(job.summary);
+  showWaiting();
   if (event.ranks.length) ranks.update(job.ranks);
   rankWindow.update(job.ranks);
   if ("failures" in event) announce();
   show(event);
 }
+
+const TOPICS = { spares: "summary", engines: "publishing" }; // of pages that are not called as theirs
 
 function show(event) {
   const total = job.summary ?? {};
@@ -64,13 +67,13 @@ function show(event) {
       const failure = job.failures.find((f) => r.failures.includes(f.number));
       if (failure) timeline.showFailure(failure);
     }),
-    spares: () => { if (total.job) showSpares(find("spares"), total, job.engines); },
+    spares: () => { if (total.job) showSpares(find("spares"), total); },
+    engines: () => showEngines(find("engines"), job.publishing),
     stragglers: () => showStragglers(find("stragglers"), job.stragglers, openRank),
     notices: () => showNotices(find("notices"), job.notices),
   };
   for (const [page, render] of Object.entries(pages)) {
-    const topics = page === "spares" ? ["summary", "engines"] : [page];
-    if (topics.some((topic) => topic in event)) render();
+    if ((TOPICS[page] ?? page) in event) render();
   }
 }
 
@@ -79,6 +82,18 @@ function announce() {
   const number = newest?.number ?? 0;
   if (told >= 0 && number > told) setText(find("announce"), `Failure ${number}: rank ${newest.rank} ${newest.kind} in ${newest.phase} of step ${newest.step}`);
   told = number;
+}
+
+// What the job waits for, if it does not train: said below the head of the page.
+function showWaiting() {
+  const { summary } = job;
+  const said = [];
+  if (summary?.silent_seconds) said.push(`No sign of life from the job's controller for ${seconds(summary.silent_seconds)}: it was killed with relight run, or its host or the file system is gone. What you see is what was known last.`);
+  else if (summary?.waiting) said.push(`${summary.stage}: ${summary.waiting}.`);
+  for (const r of job.restores) said.push(`Rank ${r.rank} copies the state: ${share(r.copied_bytes, r.total_bytes, r.seconds)}.`);
+  find("waiting").hidden = !said.length;
+  find("waiting").classList.toggle("bad", Boolean(summary?.silent_seconds));
+  setText(find("waiting"), said.join(" "));
 }
 
 function showSummary(summary) {

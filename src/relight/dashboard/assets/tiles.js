@@ -21,6 +21,7 @@ export class Tiles {
     this.knownNs = 0;
     this.worldSize = 0;
     this.life = 0;
+    this.gap = null; // from when to when it is not known yet what ranks did: the server is still reading it
   }
 
   clear() {
@@ -42,7 +43,10 @@ export class Tiles {
       this.tiles.set(key, found);
     }
     const startNs = tile * CELLS * 2 ** shift;
-    const stale = !found || (found.knownNs < startNs + CELLS * 2 ** shift && this.knownNs > found.knownNs && performance.now() - found.at > AGAIN_MS);
+    const endNs = startNs + CELLS * 2 ** shift;
+    const isOld = found && performance.now() - found.at > AGAIN_MS;
+    const isFilling = found?.gap && (!this.gap || (isOld && startNs < found.gap[1] && endNs > found.gap[0]));
+    const stale = !found || isFilling || (isOld && found.knownNs < endNs && this.knownNs > found.knownNs);
     if (stale && startNs <= this.knownNs && !this.asked.has(key)) this.wanted.push({ key, kind, shift, tile, block });
     return found;
   }
@@ -74,14 +78,14 @@ export class Tiles {
   async fetch({ key, kind, shift, tile, block }) {
     const rows = BLOCK[kind];
     const life = this.life;
-    const knownNs = this.knownNs;
+    const { knownNs, gap } = this;
     this.asked.add(key);
     try {
       const query = `shift=${shift}&tile=${tile}&first=${block * rows}&rows=${rows}&runs=${kind === "runs" ? 1 : 0}`;
       const data = await getBytes(`/api/tiles?${query}`);
       if (life !== this.life) return;
       const made = kind === "runs" ? decodeRuns(data) : { cells: new Uint8Array(data), rows: data.byteLength / CELLS };
-      this.keep(key, { ...made, knownNs, at: performance.now(), bytes: data.byteLength * 3 + 1000 });
+      this.keep(key, { ...made, knownNs, gap, at: performance.now(), bytes: data.byteLength * 3 + 1000 });
     } catch {
       await new Promise((done) => setTimeout(done, 300)); // the link says so
     } finally {

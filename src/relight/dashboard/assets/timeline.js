@@ -51,7 +51,7 @@ export class Timeline {
   }
 
   // --- what is known -----------------------------------------------------------------------------------------------
-  update({ ranks, failures, recoveries, nowNs, knownNs, ended }) {
+  update({ ranks, failures, recoveries, nowNs, knownNs, gap, ended }) {
     const first = this.ranks.length === 0;
     this.ranks = ranks;
     this.failures = failures;
@@ -62,6 +62,7 @@ export class Timeline {
       this.nowAt = performance.now();
     }
     this.tiles.knownNs = knownNs;
+    this.tiles.gap = gap;
     this.ended = ended;
     if (!this.scaled && ranks.some((rank) => rank.step_ms > 0)) { // some two dozen steps to begin with
       this.scaled = true;
@@ -540,18 +541,27 @@ export class Timeline {
     }
   }
 
-  // What agents have not reported yet is neither work nor idleness: it is left open.
+  // What agents have not reported yet is neither work nor idleness: it is left open. So is what is still being read.
   drawUnknown() {
-    if (this.ended) return;
+    if (!this.ended) this.drawOpen(this.tiles.knownNs, this.now());
+    if (this.tiles.gap) this.drawOpen(...this.tiles.gap, "older history is being read");
+  }
+
+  drawOpen(fromNs, toNs, words) {
     const { context: c, colours } = this;
-    const x = Math.max(LEFT, this.x(this.tiles.knownNs));
-    const end = Math.min(this.width, this.x(this.now()));
+    const x = Math.max(LEFT, this.x(fromNs));
+    const end = Math.min(this.width, this.x(toNs));
     if (end - x < 1) return;
     const bottom = Math.min(this.rowsTop + this.rowsHeight, this.rowY(this.ranks.length));
     c.fillStyle = colours.soft;
     c.globalAlpha = 0.55;
     c.fillRect(x, this.rowsTop, end - x, bottom - this.rowsTop);
     c.globalAlpha = 1;
+    c.font = "12px system-ui, sans-serif";
+    if (!words || c.measureText(words).width + 16 > end - x) return;
+    c.fillStyle = colours.dim;
+    c.textBaseline = "middle";
+    c.fillText(words, x + 8, this.rowsTop + 14);
   }
 
   drawBarriers(barriers) {
