@@ -76,11 +76,11 @@ def main() -> None:
             logits = model(tokens[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             loss.backward()
+            step.report(loss)
             nn.utils.clip_grad_norm_(model.parameters(), options.clip)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            step.report(loss)
 
         if job.rank == 0 and step.committed and (step.number + 1) % options.evaluate_every == 0:
             print(f"step {step.number + 1}: loss {evaluate(model.module, held_out):.3f} on held-out files; a sample:")

@@ -130,14 +130,18 @@ def _explain_run(arguments: argparse.Namespace) -> int:
 
     from relight.timeline.explain import explain
     from relight.timeline.load import load_report
+    from relight.watch.run import JOURNAL, report_so_far
 
-    _check_run_dir(arguments.run_dir)
-    loaded = load_report(arguments.run_dir)
+    run_dir = arguments.run_dir
+    _check_run_dir(run_dir)
+    loaded, unfinished = load_report(run_dir), ""
     if isinstance(loaded, str):
-        print(loaded)
-        return 1
+        if (run_dir / "report.json").exists() or not (run_dir / JOURNAL).exists():
+            print(loaded)
+            return 1
+        loaded, unfinished = report_so_far(run_dir)
     console = Console()
-    for number, paragraph in enumerate(explain(loaded)):
+    for number, paragraph in enumerate(explain(loaded, unfinished)):
         console.print(Text(("\n" if number else "") + paragraph), highlight=False)
     return 0
 

@@ -111,3 +111,14 @@ def test_top_without_a_terminal_says_it_once(relight: Relight, tmp_path: Path) -
     assert result.status == 0
     assert "\x1b" not in result.output
     assert result.output.count("node-0") == 3
+
+
+def test_a_job_without_a_report_is_explained_by_its_journal(relight: Relight, tmp_path: Path) -> None:
+    made = make(tmp_path)
+    made.fail(1)
+    result = relight("explain", "run")
+    assert result.status == 0
+    assert result.output.startswith("The job is still running, after 4 of 100 steps")
+    assert "Recovery 1: rank 1 was lost in BACKWARD of step 3" in " ".join(result.output.split())
+    (tmp_path / "empty").mkdir()
+    assert relight("explain", "empty").status == 1

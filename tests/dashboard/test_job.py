@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relight.core.position import Phase
+from relight.core.events import ProcessSuspected
+from relight.core.position import Phase, Position
 from relight.dashboard import follow
 from relight.dashboard.follow import Follower
 from relight.dashboard.job import Job
@@ -236,3 +237,15 @@ def test_a_copy_is_told_of_while_it_lasts(tmp_path: Path) -> None:
     assert topics(read(tmp_path), round(made.at * NS))["summary"]["waiting"].startswith("waiting for ")
     made.restore()
     assert topics(read(tmp_path), 0)["restores"] == []
+
+
+def test_how_long_a_hang_had_lasted_is_known_from_the_last_sign_of_progress(tmp_path: Path) -> None:
+    made = MadeUpJob(tmp_path, ranks=2, wall=WALL)
+    made.steps(2)
+    position = Position(step=2, phase=Phase.BACKWARD, stamp_ns=7 * NS)
+    made.tell(
+        made.at + 30,
+        ProcessSuspected(process="w1", kind="hang", evidence="no progress", position=position, noticed_ns=38 * NS),
+    )
+    (found,) = read(tmp_path).failures()
+    assert (found.kind, found.idle_seconds, found.detect_seconds) == ("hang", 31.0, None)

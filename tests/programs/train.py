@@ -47,6 +47,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
     parser.add_argument("--tell", action="store_true", help="print each committed step")
+    parser.add_argument("--log", default="", help="report, early in the step, to: lines (of JSON), tensorboard, wandb")
     parser.add_argument("--save", default="", help="write digests of what this rank ends with to SAVE.RANK")
     return parser.parse_args()
 
@@ -67,6 +68,17 @@ class Net(nn.Module):
         x = torch.relu(self.norm(self.first(x))) * self.mask
         logits: torch.Tensor = self.last(self.dropout(torch.relu(self.middle(x))))
         return logits
+
+
+class Lines:
+    """A logger of the script's own."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def log(self, values: dict[str, float], *, step: int) -> None:
+        with open(self._path, "a") as file:
+            file.write(json.dumps({"step": step, "pid": os.getpid(), **values}) + "\n")
 
 
 def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -154,6 +166,8 @@ def main() -> None:
     )
     if options.publish:
         training.publish(every=options.publish)
+    if options.log:
+        training.log_to((lambda: Lines("logged.jsonl")) if options.log == "lines" else options.log)
     for step in training.steps(until=options.steps):
         with step as batch:
             if options.zero_first:
@@ -170,6 +184,8 @@ def main() -> None:
                     if step.number == options.overflow_at:
                         loss = loss * float("inf")
                     (scaler.scale(loss) if scaler else loss).backward()
+            if options.log:
+                step.report(loss, number=step.number, half=loss / 2)
             if options.clip:
                 if scaler:
                     scaler.unscale_(optimizer)
@@ -185,7 +201,8 @@ def main() -> None:
                 scheduler.step()
             if not options.zero_first:
                 optimizer.zero_grad()
-            step.report(loss)
+            if not options.log:
+                step.report(loss)
         if options.tell and step.committed:
             print(f"committed {step.number}", flush=True)
         while step.number == options.hold_at and not os.path.exists(options.hold):

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from relight.core.report import FailureReport, JobReport, RecoveryReport, RecoveryStages
+from relight.core.report import FailureReport, JobReport, RecoveryReport, RecoveryStages, StorageWait
 from relight.timeline.explain import explain
 
 
@@ -104,3 +104,57 @@ def test_a_job_that_ended_early() -> None:
 def test_what_a_script_printed_cannot_move_the_cursor() -> None:
     said = explain(job([failure(evidence="\x1b[2J")], [recovery(total_seconds=0.1)]))
     assert "\x1b" not in "".join(said)
+
+
+def test_slow_storage_is_named_where_it_held_a_recovery_up() -> None:
+    waits = (StorageWait(at_seconds=1.0, seconds=1.8), StorageWait(at_seconds=50.0, seconds=9.0))
+    stages = recovery(stop_seconds=2.0, total_seconds=2.1)
+    said = explain(job([failure()], [stages], storage_waits=waits))[1]
+    assert "1.80 s of it passed until the journal was safe on the disk" in said
+    assert "--run-dir on a local disk" in said
+    assert "stands still" not in said
+    assert "stands still" in explain(job([failure()], [stages], storage_waits=waits[1:]))[1]
+
+
+def test_a_hang_whose_begin_nobody_knows_is_told_by_its_last_sign_of_progress() -> None:
+    hung = msgspec.structs.replace(failure(kind="hang"), idle_seconds=31.5)
+    said = explain(job([hung], [recovery(total_seconds=0.2)]))[1]
+    assert "31.5 s had passed since the last sign of progress" in said
+    assert "--hang-timeout-seconds" in said
+    known = explain(job([hung], [recovery(detect_seconds=31.0, total_seconds=31.2)]))[1]
+    assert known.count("--hang-timeout-seconds") == 1
+    assert "last sign of progress" not in known
+    frozen = msgspec.structs.replace(failure(kind="frozen"), idle_seconds=1.2)
+    assert "--frozen-timeout-seconds" in explain(job([frozen], [recovery(total_seconds=0.2)]))[1]
+
+
+def test_what_else_would_have_helped() -> None:
+    lost = explain(job([failure(kind="host lost")], [recovery(total_seconds=0.2)]))[-1]
+    assert "--agent-timeout-seconds" in lost
+    hungry = explain(job([failure(kind="out of memory", rank=3)], [recovery(total_seconds=0.2)]))[-1]
+    assert "Memory ran out on rank 3" in hungry
+    cut = explain(job([failure()], [recovery(total_seconds=0.2)], cut_collectives=2))[-1]
+    assert "2 collectives" in cut
+    assert "before optimizer.step()" in cut
+
+
+def test_where_several_recoveries_lost_most() -> None:
+    failures = [failure(number, rank=number) for number in range(1, 4)]
+    cold = [recovery(number, kind="fresh process", replace_seconds=4.0, total_seconds=4.2) for number in range(1, 4)]
+    said = explain(job(failures, cold, time_lost_seconds=12.6))[-1]
+    assert said == (
+        "Over all 3 recoveries most of the time, 12.0 s of 12.6 s, went into finding somebody for the lost rank."
+    )
+    again = [
+        msgspec.structs.replace(recovery(number, total_seconds=0.1, redo_seconds=9.0), steps_repeated=1)
+        for number in range(1, 4)
+    ]
+    assert "only shorter steps lose less" in explain(job(failures, again, time_lost_seconds=27.3))[-1]
+
+
+def test_a_job_that_has_no_end_yet() -> None:
+    first, _ = explain(job([failure()], [recovery(total_seconds=0.1)], steps=4), "is still running")
+    assert first == (
+        "The job is still running, after 4 of 10 steps and 1 min 40 s. So far 1 failure cost 5.00 s and 0 steps "
+        "computed again."
+    )

@@ -93,6 +93,7 @@ class Ledger:
         phase = phase or (position.phase.name if position else "")
         position = position or Position(step=step)
         known = 0 < position.fault_ns < noticed_ns
+        idle = kind in ("hang", "frozen") and 0 < position.stamp_ns < noticed_ns
         self.failures.append(
             FailureReport(
                 number=len(self.failures) + 1,
@@ -105,6 +106,7 @@ class Ledger:
                 generation=generation,
                 noticed_seconds=now - self._start,
                 detect_seconds=(noticed_ns - position.fault_ns) / 1e9 if known else None,
+                idle_seconds=(noticed_ns - position.stamp_ns) / 1e9 if idle else None,
             )
         )
 

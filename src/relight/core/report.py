@@ -20,6 +20,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     generation: int  # the one it happened in
     noticed_seconds: float  # moment, since the job's start
     detect_seconds: float | None = None  # fault to notice; None if the time of the fault is not known
+    idle_seconds: float | None = None  # of a hang or a freeze: from its last sign of progress to the notice
 
     @property
     def struck_seconds(self) -> float:
@@ -67,6 +68,13 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0  # failures that struck during it
 
 
+class StorageWait(msgspec.Struct, frozen=True, kw_only=True):
+    """Orders that waited until the journal was safe on the disk."""
+
+    at_seconds: float  # moment, since the job's start
+    seconds: float
+
+
 class PublishReport(msgspec.Struct, frozen=True, kw_only=True):
     """Weights that were put into inference engines while the job trained."""
 
@@ -97,6 +105,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     time_lost_seconds: float = 0.0
     cut_collectives: int = 0  # collectives outside the protected part of a step that a recovery cut short
     controller_restarts: int = 0
+    storage_waits: tuple[StorageWait, ...] = ()  # long ones
     published: PublishReport | None = None  # None: nothing was to be published
     error: str = ""  # empty: training finished
     versions: dict[str, str] = {}  # of relight, Python, torch, ...

@@ -43,7 +43,7 @@ from relight.core.events import (
 )
 from relight.core.position import Position
 from relight.core.replay import replay
-from relight.core.report import encode_report
+from relight.core.report import StorageWait, encode_report
 from relight.errors import ProtocolError
 from relight.server.agents import Agent, Agents
 from relight.server.connection import Connection, Gate
@@ -80,6 +80,8 @@ from relight.wire.status import PublishStatus, RestoreStatus
 
 STATUS_SECONDS = 0.5
 LIFE_SECONDS = 5.0  # between two signs of life to people who see only the files
+LONG_WRITE_SECONDS = 0.02  # for the journal: worth a word in the report
+MAX_LONG_WRITES = 1000
 AGENT_STOP_SECONDS = 10.0  # for the agents to end their processes once the job is over
 FLUSH_SECONDS = 2.0
 Part = TypeVar("Part", bound=msgspec.Struct)
@@ -103,6 +105,7 @@ class Server:
         self._trace = TraceFile(self._run_dir, self._observers.alarm)
         self._status = StatusFile(self._run_dir, self._observers.alarm)
         self._publications = Publications()
+        self._storage_waits: list[StorageWait] = []  # under this controller
         self._away: dict[str, asyncio.TimerHandle] = {}  # agents that may come back
         self._timer: asyncio.TimerHandle | None = None  # for the core's next deadline
         self._started = time.monotonic()
@@ -235,7 +238,7 @@ class Server:
     def _obey(self, decide: Callable[[], Sequence[Command]], now: float) -> None:
         try:
             commands = decide()
-            refused = self._journal.commands(now, commands)
+            refused = self._record(now, commands)
             if refused:
                 commands = (EndJob(error=refused, details="", why=refused),)
             for command in commands:
@@ -247,6 +250,15 @@ class Server:
             text = f"the controller failed ({error!r}); this is a defect in relight"
             self._end_job(EndJob(error=text, details=traceback.format_exc(), why=text))
         self._arm_timer(now)
+
+    def _record(self, now: float, commands: Sequence[Command]) -> str:
+        """Into the journal; returns why they must not be given, or nothing."""
+        since = time.monotonic()
+        refused = self._journal.commands(now, commands)
+        waited = time.monotonic() - since
+        if waited >= LONG_WRITE_SECONDS and len(self._storage_waits) < MAX_LONG_WRITES:
+            self._storage_waits.append(StorageWait(at_seconds=now, seconds=waited))
+        return refused
 
     def _arm_timer(self, now: float) -> None:
         if self._timer is not None:
@@ -316,6 +328,7 @@ class Server:
             final_version=max(report.final_version, self._board.newest_version if failed else 0),
             final_state_digest="" if failed else report.final_state_digest,
             published=self._publications.report(),
+            storage_waits=tuple(self._storage_waits),
             notices=(*report.notices, *(f'planned, but did not happen: "{describe_fault(f)}"' for f in idle)),
             error=self._ended.error if self._ended else "",
             versions={"python": platform.python_version(), **report.versions},

@@ -11,6 +11,7 @@ from relight.timeline.terminal import duration
 _SHARE = 0.3
 _WORTH_SECONDS = 0.05
 _SLOW_COPY_BYTES_PER_SECOND = 200e6  # below a slow disk: something else held the copy up
+_SEVERAL = 3  # recoveries of which something can be said together
 _REPEATED = 3  # failures of one rank that no longer look like chance
 
 _STAGES = {
@@ -26,9 +27,9 @@ _STAGES = {
 }
 
 
-def explain(report: JobReport) -> list[str]:
-    """Paragraphs, most important first."""
-    found = [_outcome(report)]
+def explain(report: JobReport, unfinished: str = "") -> list[str]:
+    """Paragraphs, most important first. `unfinished`: how a job without an end stands, such as "is still running"."""
+    found = [_so_far(report, unfinished) if unfinished else _outcome(report)]
     found += [_recovery(report, recovery) for recovery in report.recoveries]
     unanswered = _unanswered(report)
     if unanswered:
@@ -53,6 +54,17 @@ def _outcome(report: JobReport) -> str:
     )
 
 
+def _so_far(report: JobReport, unfinished: str) -> str:
+    of = f" of {report.until:,}" if report.until else ""
+    said = f"The job {unfinished}, after {report.steps:,}{of} steps and {duration(report.wall_seconds)}"
+    if not report.failures:
+        return f"{said}; nothing has failed."
+    return (
+        f"{said}. So far {_count(len(report.failures), 'failure')} cost {duration(report.time_lost_seconds)} and "
+        f"{_count(report.steps_repeated, 'step')} computed again."
+    )
+
+
 def _recovery(report: JobReport, recovery: RecoveryReport) -> str:
     failures = [failure for failure in report.failures if failure.number in recovery.failures]
     said = [f"Recovery {recovery.number}: {_list(_failure(failure) for failure in failures) or 'something failed'}."]
@@ -61,8 +73,30 @@ def _recovery(report: JobReport, recovery: RecoveryReport) -> str:
         said.append(
             f"{_count(recovery.restarts, 'more failure')} struck while it recovered, and each began the recovery again."
         )
+    said += _unnoticed(recovery, failures)
     said += _slow_stages(report, recovery, failures)
     return " ".join(said)
+
+
+def _unnoticed(recovery: RecoveryReport, failures: list[FailureReport]) -> list[str]:
+    """Of a hang nobody knows when it began; its last sign of progress is known."""
+    idle = [f for f in failures if f.idle_seconds is not None and f.idle_seconds >= _WORTH_SECONDS]
+    if recovery.stages.detect_seconds is not None or not idle:
+        return []  # the time of the fault is known, and the time to its notice is one of the stages
+    longest = max(idle, key=lambda failure: failure.idle_seconds or 0.0)
+    return [
+        f"Before that, {duration(longest.idle_seconds or 0.0)} had passed since the last sign of progress: "
+        f"{_patience(longest.kind)}."
+    ]
+
+
+def _patience(kind: str) -> str:
+    if kind == "frozen":
+        return "a process that was stopped is given --frozen-timeout-seconds"
+    return (
+        "a rank without progress is given --hang-timeout-seconds (and --outside-hang-timeout-seconds between two "
+        "steps) before it is replaced; if your steps are short, shorter ones are safe"
+    )
 
 
 def _failure(failure: FailureReport) -> str:
@@ -79,22 +113,33 @@ def _slow_stages(report: JobReport, recovery: RecoveryReport, failures: list[Fai
         seconds = getattr(stages, f"{stage}_seconds") or 0.0
         if seconds < _WORTH_SECONDS or seconds < _SHARE * stages.total_seconds:
             continue
+        if stage == "stop" and (waited := _storage_seconds(report, failures, seconds)) >= _SHARE * seconds:
+            said.append(
+                f"{duration(waited)} of it passed until the journal was safe on the disk: the run directory lies on "
+                f"slow storage; --run-dir on a local disk is faster."
+            )
+            continue
         advice = _advice(stage, report, recovery, failures, seconds)
         said.append(f"{duration(seconds)} of it went into {doing}{': ' + advice if advice else ''}.")
     return said
+
+
+def _storage_seconds(report: JobReport, failures: list[FailureReport], stop_seconds: float) -> float:
+    """How long the order to stop waited for the disk. It was written when the failures were noticed."""
+    noticed = [failure.noticed_seconds for failure in failures]
+    if not noticed:
+        return 0.0
+    begin, end = min(noticed) - 0.001, max(noticed) + stop_seconds
+    return sum(wait.seconds for wait in report.storage_waits if begin <= wait.at_seconds <= end)
 
 
 def _advice(
     stage: str, report: JobReport, recovery: RecoveryReport, failures: list[FailureReport], seconds: float
 ) -> str:
     kinds = {failure.kind for failure in failures}
-    if stage == "detect" and "hang" in kinds:
-        return (
-            "a rank without progress is given --hang-timeout-seconds (and --outside-hang-timeout-seconds between two "
-            "steps) before it is replaced; if your steps are short, shorter ones are safe"
-        )
-    if stage == "detect" and "frozen" in kinds:
-        return "a process that was stopped is given --frozen-timeout-seconds"
+    for kind in ("hang", "frozen"):
+        if stage == "detect" and kind in kinds:
+            return _patience(kind)
     if stage == "replace" and "fresh process" in recovery.replacement_kind:
         more = max(report.standbys + 1, len(recovery.replaced))
         return (
@@ -153,9 +198,48 @@ def _patterns(report: JobReport) -> list[str]:
                 f"{_count(len(cold), 'recovery', 'recoveries')} without a warm standby took {duration(slower)} longer "
                 f"than those with one, on average."
             )
+    hosts = [f for f in report.failures if f.kind == "host lost"]
+    if hosts:
+        said.append(
+            "A host that cannot be reached is given --agent-timeout-seconds to come back before its ranks are "
+            "replaced; if your network has no such gaps, less is safe."
+        )
+    hungry = sorted({failure.rank for failure in report.failures if failure.kind == "out of memory"})
+    if hungry:
+        ranks = ", ".join(map(str, hungry))
+        said.append(
+            f"Memory ran out on rank {ranks}: a smaller batch, or fewer processes on that host (a standby needs as "
+            "much as a worker), would have prevented it."
+        )
+    said += _most(report)
+    if report.cut_collectives:
+        said.append(
+            f"Outside the protected part of a step, {_count(report.cut_collectives, 'collective')} of a rank got cut "
+            "short, which gave each rank its own value: put collectives into the block, before optimizer.step()."
+        )
     if report.controller_restarts:
         said.append(f"The controller died and was started again {_count(report.controller_restarts, 'time')}.")
     return said
+
+
+def _most(report: JobReport) -> list[str]:
+    """Over several recoveries: what took most of the time, and whether it was rather the repeated work."""
+    if len(report.recoveries) < _SEVERAL or report.time_lost_seconds < _WORTH_SECONDS:
+        return []
+    redo = sum(r.stages.redo_seconds for r in report.recoveries if r.steps_repeated)
+    if redo > report.time_lost_seconds / 2:
+        return [
+            f"Most of what the failures cost, {duration(redo)} of {duration(report.time_lost_seconds)}, was computing "
+            "the interrupted steps again: only shorter steps lose less."
+        ]
+    spent = {s: sum(getattr(r.stages, f"{s}_seconds") or 0.0 for r in report.recoveries) for s in _STAGES}
+    stage = max(spent, key=spent.__getitem__)
+    if spent[stage] < report.time_lost_seconds / 2:
+        return []
+    return [
+        f"Over all {len(report.recoveries)} recoveries most of the time, {duration(spent[stage])} of "
+        f"{duration(report.time_lost_seconds)}, went into {_STAGES[stage]}."
+    ]
 
 
 def _mean(recoveries: list[RecoveryReport]) -> float:

@@ -15,7 +15,7 @@ class Loop(Protocol):
 
     def epoch_of(self, step: int) -> int: ...
 
-    def report_loss(self, loss: torch.Tensor | float) -> None: ...
+    def report(self, loss: torch.Tensor | float | None, values: dict[str, torch.Tensor | float]) -> None: ...
 
 
 class Step:
@@ -38,9 +38,16 @@ class Step:
         """The epoch that this step's batch lies in."""
         return self._loop.epoch_of(self.number)
 
-    def report(self, loss: torch.Tensor | float) -> None:
-        """Show `loss` in the progress line. A tensor is read only if that costs no wait (host memory)."""
-        self._loop.report_loss(loss)
+    def report(self, loss: torch.Tensor | float | None = None, **values: torch.Tensor | float) -> None:
+        """Show `loss` in the progress line, and give it and other values to the loggers of `Training.log_to`.
+
+        Tensors have one element; one on a device is read at the barrier, where it costs no wait, and is not shown in
+        the progress line. Report inside the block and before `optimizer.step()`: then a step's values are logged even
+        if rank 0 dies after the barrier. What an interrupted attempt of a step reported is forgotten.
+
+        Raises UsageError for what is no number.
+        """
+        self._loop.report(loss, values)
 
     def __enter__(self) -> Any:
         self.entered = True

@@ -35,11 +35,13 @@ from relight.training.phases import PhaseHooks
 from relight.training.progress import Progress
 from relight.training.publishing import Publishing
 from relight.training.recovery import Recovery
+from relight.training.scalars import Scalars
 from relight.training.state import TrackedState
 from relight.training.step import Step
 from relight.training.writes import WriteWatch
 from relight.transfer.codec import encode_tree
 
+LOGGERS_SECONDS = 60.0  # to take what is left before the job ends
 _NOT_ENTERED = "the loop took a step but did not enter it: write `with step as batch:` in its body"
 
 
@@ -93,6 +95,7 @@ class Training:
         birth = f"{seed}/{runtime.world_size}/{self._state.layout()}"
         self._progress = Progress(lineage=xxhash.xxh3_64_hexdigest(birth.encode()))
         self._publishing = Publishing(runtime, self._state, self._progress)
+        self._scalars = Scalars(runtime, self._progress)
         self._barrier = Barrier(runtime, self._progress, self._prepare, self._passed, self._state.digest)
         self._recovery = Recovery(runtime, self._state, self._progress, self._batches)
         self._phases = PhaseHooks(runtime, self._state, self._progress)
@@ -124,6 +127,24 @@ class Training:
             UsageError: no such model, or every < 1.
         """
         self._publishing.ask(every, model, stall_timeout_seconds)
+
+    def log_to(self, logger: Any) -> None:
+        """Log what `step.report` is given, on rank 0: each committed step once, also when rank 0 is replaced.
+
+        Call it before the loop, on every rank. Values are also written to `scalars.jsonl` in the run directory. Loggers
+        work in a thread: a slow one delays no step, and one that fails is named and left out.
+
+        Args:
+            logger: "tensorboard" (into the run directory), "wandb" (a run with the job's name, in the project that
+                WANDB_PROJECT names), or a function that makes a logger, called on rank 0 alone:
+                `lambda: SummaryWriter("logs")`, `lambda: wandb.init(project="p", id="x", resume="allow")`. A logger has
+                `add_scalar(name, value, step)`, `log_metrics(values, step)` or `log(values, step=...)`. One that is
+                made already will do, but then every rank and every standby makes one.
+
+        Raises:
+            UsageError: it is none of these, or not installed.
+        """
+        self._scalars.log_to(logger)
 
     def steps(self, until: int) -> Iterator[Step]:
         """Offer steps until `until` of them are committed, in total, on every rank.
@@ -178,6 +199,7 @@ class Training:
         runtime.in_step = True
         runtime.page.stamp(Phase.FORWARD)
         progress.forward_ns = time.monotonic_ns()
+        self._scalars.begin_step()
         self._recovery.begin_step()
         if progress.warming:
             return self._batches.rehearse(runtime.rank)
@@ -221,6 +243,7 @@ class Training:
         self._state.commit_step()
         self._fingerprint = self._state.fingerprint()
         runtime.page.stamp(Phase.OUTSIDE)
+        self._scalars.commit(step.number)
         self._report_first_commit(step)
         runtime.faults.strike(Point.AFTER_STEP)
         progress.attempt = 0
@@ -230,6 +253,7 @@ class Training:
     def _recover(self, *, blank: bool = False) -> None:
         self._recovery.run(blank=blank)
         self._publishing.confirm(self._progress.version)
+        self._scalars.catch_up()
         self._fingerprint = self._state.fingerprint()
         self._show_position()
 
@@ -258,7 +282,7 @@ class Training:
         self._publishing.before_write()
 
     def _keep_private(self, version: int) -> None:
-        tree = {**self._state.private(), **self._batches.private()}
+        tree = {**self._state.private(), **self._batches.private(), **self._scalars.private()}
         self._runtime.page.write_private(version, encode_tree(tree, "rank-private state"))
 
     # --- entering and leaving ---------------------------------------------------------------------------------
@@ -324,6 +348,7 @@ class Training:
         )
         if runtime.await_release():
             self._publishing.finish()
+            self._scalars.finish(LOGGERS_SECONDS)
             runtime.started = False
             return True
         self._recover()
@@ -348,10 +373,15 @@ class Training:
     def epoch_of(self, step: int) -> int:
         return self._batches.epoch(step)
 
-    def report_loss(self, loss: torch.Tensor | float) -> None:
-        runtime = self._runtime
+    def report(self, loss: torch.Tensor | float | None, values: dict[str, torch.Tensor | float]) -> None:
         if self._progress.warming:
             return
+        self._scalars.report(values if loss is None else {"loss": loss, **values})
+        if loss is not None:
+            self._show_loss(loss)
+
+    def _show_loss(self, loss: torch.Tensor | float) -> None:
+        runtime = self._runtime
         if isinstance(loss, torch.Tensor):
             if loss.device.type != "cpu":
                 return

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from relight.core.report import JobReport
 from relight.dashboard.job import Job
 from relight.dashboard.tail import Tail
 from relight.errors import UsageError
@@ -120,3 +121,22 @@ class Run:
         self._status.close()
         if self._trace is not None:
             self._trace.close()
+
+
+def report_so_far(run_dir: Path) -> tuple[JobReport, str]:
+    """What the report of a job without one would say now, by its journal; and how the job stands, in words."""
+    run = Run(run_dir)
+    run.read()
+    run.close()
+    job, silent_seconds = run.job, run.silent_seconds()
+    is_running = judge(job, silent_seconds) is State.RUNNING
+    seconds = job.now_ns(time.time_ns()) / 1e9 - (0.0 if is_running else silent_seconds)
+    report = msgspec.structs.replace(
+        job.report(),
+        job=job.settings.job if job.settings else "",
+        wall_seconds=max(0.0, seconds),
+        steps=max(job.steps, job.report().steps),
+    )
+    if job.ended is not None:
+        return report, "is over, but left no report"
+    return report, "is still running" if is_running else "was killed: nobody runs it any more, and it has no end"
