@@ -109,7 +109,7 @@ def _wandb_steps(run_dir: Path) -> list[int]:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """Of LevelDB's log format: blocks of 32 KiB; each piece has a checksum, a length and a kind. A header comes first."""
+    """Of LevelDB's log format: a header, then pieces with checksum, length and kind, in blocks of 32 KiB."""
     at, found = 7, b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:  # no piece begins so late in a block
