@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from relight.core.report import JobReport
 from relight.errors import UsageError
 from relight.goodput import command as goodput_command
 from relight.watch import command as watch_command
@@ -171,7 +172,12 @@ def _timeline(arguments: argparse.Namespace) -> int:
     from relight.timeline.show import print_timeline
 
     _check_run_dir(arguments.run_dir)
-    files = {kind: getattr(arguments, kind) for kind in ("svg", "html", "trace")}
+    if arguments.otlp:
+        from relight.timeline.otel import send
+
+        print(send(_report_of(arguments.run_dir), arguments.otlp))
+        return 0
+    files = {kind: getattr(arguments, kind) for kind in ("svg", "png", "html", "trace")}
     if any(files.values()):
         from relight.timeline.export import write_timeline
 
@@ -182,6 +188,19 @@ def _timeline(arguments: argparse.Namespace) -> int:
         return 0
     shown = print_timeline(arguments.run_dir, Console(), step=arguments.step, recoveries=arguments.recoveries)
     return 0 if shown else 1
+
+
+def _report_of(run_dir: Path) -> JobReport:
+    """The report of a job, or what it would say by now. Raises UsageError."""
+    from relight.timeline.load import load_report
+    from relight.watch.run import JOURNAL, report_so_far
+
+    loaded = load_report(run_dir)
+    if not isinstance(loaded, str):
+        return loaded
+    if (run_dir / "report.json").exists() or not (run_dir / JOURNAL).exists():
+        raise UsageError(loaded)
+    return report_so_far(run_dir)[0]
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:
@@ -250,10 +269,17 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     )
     for flag, text in (
         ("--svg", "write figures for papers instead, one file for each: FILE.svg, FILE-2.svg, ..."),
+        ("--png", "the same as pictures of 3300 pixels' width; needs relight[png]"),
         ("--html", "write a page that needs nothing else, with all figures and failures"),
         ("--trace", "write the whole job as a trace for https://ui.perfetto.dev or chrome://tracing"),
     ):
         timeline.add_argument(flag, metavar="FILE", type=Path, help=text)
+    timeline.add_argument(
+        "--otlp",
+        metavar="URL",
+        help="send the job, its recoveries and their stages as spans to an OpenTelemetry collector, such as "
+        "http://localhost:4318; needs relight[otel]",
+    )
     timeline.set_defaults(call=_timeline)
     agent = choices.add_parser(
         "agent",

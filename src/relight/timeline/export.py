@@ -1,6 +1,6 @@
-"""A job's timeline as files: SVG for papers, a page that needs nothing else, a trace for Perfetto."""
+"""A job's timeline as files: SVG and PNG for papers, a page that needs nothing else, a trace for Perfetto."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from relight.core.report import JobReport
 from relight.errors import UsageError
 from relight.timeline.load import load_report, no_trace, read_history
 from relight.timeline.perfetto import Slice, encode_trace
+from relight.timeline.png import to_png
 from relight.timeline.report import describe_recovery
 from relight.timeline.spans import Activity, History
 from relight.timeline.svg import NAMES, draw_svg, legend_svg
@@ -38,6 +39,7 @@ def write_timeline(
     run_dir: Path,
     *,
     svg: Path | None = None,
+    png: Path | None = None,
     html: Path | None = None,
     trace: Path | None = None,
     step: int | None = None,
@@ -52,10 +54,12 @@ def write_timeline(
     if isinstance(loaded, str):
         said.append(f"{loaded} What failed is not known; the figure comes from the trace alone.")
         loaded = JobReport(job=run_dir.name, started_wall=first_stamp_ns(reader) / 1e9)
-    if svg is not None or html is not None:
+    if svg is not None or png is not None or html is not None:
         figures = _figures(reader, loaded, step, recoveries)
         if svg is not None:
-            said += _write_svgs(figures, svg)
+            said += _write_figures(figures, svg, str.encode)
+        if png is not None:
+            said += _write_figures(figures, png, to_png)
         if html is not None:
             said.append(_write(html, _page(loaded, figures).encode()))
     if trace is not None:
@@ -83,12 +87,12 @@ def _figures(reader: TraceReader, report: JobReport, step: int | None, recoverie
     return figures
 
 
-def _write_svgs(figures: Sequence[tuple[str, Window]], path: Path) -> list[str]:
+def _write_figures(figures: Sequence[tuple[str, Window]], path: Path, encode: Callable[[str], bytes]) -> list[str]:
     """One file for each figure: NAME.svg, NAME-2.svg, ..."""
     said = []
     for number, (title, window) in enumerate(figures, start=1):
         place = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
-        said.append(_write(place, draw_svg(window, title).encode()))
+        said.append(_write(place, encode(draw_svg(window, title))))
     return said
 
 

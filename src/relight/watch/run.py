@@ -134,6 +134,7 @@ def report_so_far(run_dir: Path) -> tuple[JobReport, str]:
     report = msgspec.structs.replace(
         job.report(),
         job=job.settings.job if job.settings else "",
+        started_wall=job.origin_ns / 1e9,
         wall_seconds=max(0.0, seconds),
         steps=max(job.steps, job.report().steps),
     )

@@ -1,0 +1,50 @@
+"""Figures as pictures."""
+
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from relight.errors import UsageError
+from relight.timeline import png
+from relight.timeline.export import write_timeline
+from tests.timeline.jobs import rolled_back, write_run
+
+
+def size(data: bytes) -> tuple[int, int]:
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_a_figure_as_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("resvg_py")
+    run_dir = write_run(tmp_path / "run", *rolled_back())
+    said = write_timeline(run_dir, png=tmp_path / "a.png", svg=tmp_path / "a.svg")
+    assert len(said) == 2
+    width, height = size((tmp_path / "a.png").read_bytes())
+    assert width == 3300
+    assert 300 < height < 3000
+    assert (tmp_path / "a.svg").read_bytes().startswith(b"<svg")
+
+
+def test_without_resvg_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    png._check.cache_clear()
+    with pytest.raises(UsageError, match=r"pip install 'relight\[png\]'"):
+        png.to_png("<svg/>")
+    png._check.cache_clear()
+
+
+def test_without_fonts_there_is_no_picture_that_lacks_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("resvg_py")
+    monkeypatch.setattr(png, "_TEXT", _TEXT_WITHOUT_A_FONT)
+    png._check.cache_clear()
+    with pytest.raises(UsageError, match="no fonts"):
+        png.to_png("<svg/>")
+    png._check.cache_clear()
+
+
+# Nothing is drawn of it, as of any text where there is no font.
+_TEXT_WITHOUT_A_FONT = '<text x="2" y="15" font-size="12"></text>'
