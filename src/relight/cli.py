@@ -90,25 +90,29 @@ def _run(arguments: argparse.Namespace) -> int:
     nodes = config.count_nodes(arguments.nnodes)
     endpoint = config.find_endpoint(arguments, nodes)
     if endpoint is None:
+        tls = config.find_tls(arguments, (config.LOOPBACK, 0), is_first=True)
         settings = config.build_settings(arguments, datetime.datetime.now())
-        return launch(settings, quiet=arguments.quiet, dashboard=dashboard)
+        return launch(settings, quiet=arguments.quiet, dashboard=dashboard, tls=tls)
     token = config.read_shared_token(arguments.token_file)
-    if not config.is_first_node(arguments, endpoint):
+    is_first = config.is_first_node(arguments, endpoint)
+    tls = config.find_tls(arguments, endpoint, is_first=is_first)
+    if not is_first:
         name = f"node-{arguments.node_rank}" if arguments.node_rank is not None else _host_name()
-        return join(endpoint, token, name, quiet=arguments.quiet)
+        return join(endpoint, token, name, quiet=arguments.quiet, tls=tls)
     settings = config.build_settings(arguments, datetime.datetime.now())
-    return launch(settings, token, quiet=arguments.quiet, dashboard=dashboard)
+    return launch(settings, token, quiet=arguments.quiet, dashboard=dashboard, tls=tls)
 
 
 def _agent(arguments: argparse.Namespace) -> int:
-    from relight.config import parse_endpoint, read_shared_token
+    from relight.config import find_tls, parse_endpoint, read_shared_token
     from relight.launch import join
 
     endpoint = parse_endpoint(arguments.controller, "--controller")
     name = arguments.name or _host_name()
     if not NAME.fullmatch(name):
         raise UsageError(f"--name {name}: use a-z, 0-9 and '-', at most 64 of them")
-    return join(endpoint, read_shared_token(arguments.token_file), name, quiet=arguments.quiet)
+    token = read_shared_token(arguments.token_file)
+    return join(endpoint, token, name, quiet=arguments.quiet, tls=find_tls(arguments, endpoint, is_first=False))
 
 
 def _host_name() -> str:
@@ -291,6 +295,7 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     agent.add_argument("--name", help="this host's name in the job; default: its host name")
     agent.add_argument("--quiet", action="store_true", help="show only the workers' output, warnings and errors")
     _add_token_file(agent)
+    _add_tls(agent)
     agent.set_defaults(call=_agent)
     dashboard = choices.add_parser(
         "dashboard", help="a live page about a run, or about one that is over", allow_abbrev=False
@@ -362,6 +367,7 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
     add(*("--rdzv-backend", "--rdzv_backend"), metavar="NAME", help="accepted and needless")
     add(*("--rdzv-id", "--rdzv_id"), metavar="ID", help="accepted and needless")
     _add_token_file(group)
+    _add_tls(group)
     add("--standalone", action="store_true", help="accepted and needless: a job on one node always stands alone")
     add("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as with python -m")
     add(
@@ -385,6 +391,18 @@ def _add_token_file(group: argparse._ActionsContainer) -> None:
         metavar="FILE",
         help="the secret that the hosts of a job share, the same file on each; default: RELIGHT_TOKEN_FILE",
     )
+
+
+def _add_tls(group: argparse._ActionsContainer) -> None:
+    """The names of `wire.tls.FLAGS`."""
+    texts = {
+        "--tls-ca": "speak TLS, and only with hosts whose certificate this authority has signed",
+        "--tls-cert": "this host's certificate, for the name or address by which the others reach it",
+        "--tls-key": "the key of --tls-cert",
+    }
+    for flag, text in texts.items():
+        variable = f"RELIGHT_{flag.removeprefix('--').replace('-', '_').upper()}"
+        group.add_argument(flag, metavar="PEM", help=f"{text}; default: {variable}")
 
 
 def _add_job_flags(group: argparse._ArgumentGroup) -> None:

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import msgspec
 
+from relight.agent.join import address_towards, resolve
 from relight.chaos.plan import check_fault, parse_fault
 from relight.core.fault import Plan
 from relight.dashboard.address import split_address
 from relight.errors import UsageError
-from relight.wire.settings import JobSettings
+from relight.wire.settings import JobSettings, host_address
+from relight.wire.tls import FLAGS, VARIABLES, Tls, TlsFiles, prove_certificate
 
 MAX_WORKERS_PER_CORE = 16
 LOOPBACK = "127.0.0.1"
@@ -166,6 +168,27 @@ def read_page_token(path: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9+/=_.~-]+", token):
         raise UsageError(f"--token-file {path}: use letters, digits and +/=_.~- in one line")
     return token
+
+
+def find_tls(arguments: argparse.Namespace, endpoint: tuple[str, int], *, is_first: bool) -> Tls | None:
+    """This host's part in TLS, from flags or the environment; None if there is to be none. Raises UsageError.
+
+    Its certificate must be good for the names by which the others reach it: of the endpoint, if the controller is here,
+    and of the address at which its workers serve their state.
+    """
+    given = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+    paths = [asked or os.environ.get(variable, "") for asked, variable in zip(given, VARIABLES, strict=True)]
+    missing = [flag for flag, path in zip(FLAGS, paths, strict=True) if not path]
+    if len(missing) == len(FLAGS):
+        return None
+    if missing:
+        raise UsageError(f"TLS needs --tls-ca, --tls-cert and --tls-key together; {' and '.join(missing)} is missing")
+    files = TlsFiles(authority=paths[0], certificate=paths[1], key=paths[2])
+    try:
+        address = host_address() or (resolve(endpoint[0]) if is_first else address_towards(*endpoint))
+    except OSError as error:
+        raise UsageError(f"there is no way to {endpoint[0]}: {error.strerror or error}") from error
+    return prove_certificate(files, *([endpoint[0]] if is_first else []), address)
 
 
 def check_fit(processes: int, oversubscribe: bool) -> None:

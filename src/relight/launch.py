@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -23,29 +22,26 @@ from typing import Any
 import msgspec
 
 from relight.agent.agent import CONTROLLER_LOST
-from relight.agent.join import address_towards, fetch_settings
+from relight.agent.join import address_towards, fetch_settings, resolve
+from relight.agent.uplink import Uplink
 from relight.children import Child, describe_exit, end_children, is_stopped, kill_listed, start_module
 from relight.core.report import decode_report
 from relight.errors import ProtocolError
 from relight.terminal import Screen
 from relight.transfer.channel import SOCKET_NAME
 from relight.wire.address import Address, find_address
-from relight.wire.framing import decode, encode_frame, make_decoder, read_payload
-from relight.wire.handshake import hello_mac
-from relight.wire.keepalive import notice_silence
+from relight.wire.framing import encode_frame, make_decoder
 from relight.wire.messages import (
     PROTOCOL_VERSION,
-    Challenge,
     Hello,
     JobEnded,
     NoticeUpdate,
     ObserverDown,
-    Refused,
     StatusUpdate,
     StopAgent,
-    Welcome,
 )
 from relight.wire.settings import HOST_ADDRESS, JobSettings, encode_settings
+from relight.wire.tls import Tls, leave_to_children
 
 JOIN_SECONDS = 300.0  # for a controller on another host to be there
 CONTROLLER_START_SECONDS = 30.0
@@ -61,17 +57,26 @@ LAST_WORDS_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def launch(settings: JobSettings, token: bytes | None = None, *, quiet: bool, dashboard: str | None = None) -> int:
+def launch(
+    settings: JobSettings,
+    token: bytes | None = None,
+    *,
+    quiet: bool,
+    dashboard: str | None = None,
+    tls: Tls | None = None,
+) -> int:
     """Run one job to its end, with its controller here; returns the exit status of `relight run`.
 
     `token` is the one that the job's hosts share; a job that keeps to this host makes its own.
-    `dashboard`: where to serve the live page, as "HOST:PORT"; None: nowhere.
+    `dashboard`: where to serve the live page, as "HOST:PORT"; None: nowhere. `tls`: None for none.
     """
     screen = Screen(quiet=quiet)
     if settings.controller_address != "127.0.0.1":
-        os.environ.setdefault(HOST_ADDRESS, _resolve(settings.controller_address))
+        os.environ.setdefault(HOST_ADDRESS, resolve(settings.controller_address))
     try:
-        launcher = Launcher(settings, screen, "node-0", dashboard=dashboard)
+        if tls is not None:
+            leave_to_children(tls.files)
+        launcher = Launcher(settings, screen, "node-0", dashboard=dashboard, tls=tls)
         return asyncio.run(_launch(launcher, token or secrets.token_bytes(32), quiet=quiet))
     except OSError as error:
         screen.say(f"the job could not be started: {error}", "error")
@@ -80,25 +85,23 @@ def launch(settings: JobSettings, token: bytes | None = None, *, quiet: bool, da
         screen.close(OUTPUT_SECONDS)
 
 
-def join(controller: tuple[str, int], token: bytes, name: str, *, quiet: bool) -> int:
+def join(controller: tuple[str, int], token: bytes, name: str, *, quiet: bool, tls: Tls | None = None) -> int:
     """Run what a job's controller on another host orders, until the job ends; returns the exit status."""
     screen = Screen(quiet=quiet)
     where = f"{controller[0]}:{controller[1]}"
     screen.say(f"{name}: looking for the job's controller at {where}")
     try:
-        settings = asyncio.run(fetch_settings(controller, token, JOIN_SECONDS))
+        if tls is not None:
+            leave_to_children(tls.files)
+        settings = asyncio.run(fetch_settings(controller, token, JOIN_SECONDS, tls))
         os.environ.setdefault(HOST_ADDRESS, address_towards(*controller))
-        launcher = Launcher(settings, screen, name, Address(host=controller[0], port=controller[1], pid=0))
+        launcher = Launcher(settings, screen, name, Address(host=controller[0], port=controller[1], pid=0), tls=tls)
         return asyncio.run(_launch(launcher, token, quiet=True))
     except (OSError, ProtocolError) as error:
         screen.say(f"cannot join the job at {where}: {error}", "error")
         return 1
     finally:
         screen.close(OUTPUT_SECONDS)
-
-
-def _resolve(host: str) -> str:
-    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
 async def _launch(launcher: "Launcher", token: bytes, *, quiet: bool) -> int:
@@ -145,18 +148,21 @@ class Launcher:
         name: str,
         controller: Address | None = None,
         dashboard: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """`name` is that of the agent. `controller`: one on another host; None: it is to be started here."""
         self.private_dir: Path  # set before `run`
         self.settings = settings
         self._name = name
         self._remote = controller
+        self._tls = tls
         self._dashboard_address = dashboard
         self._dashboard: Child | None = None
         self._screen = screen
         self._controller: Child | None = None
         self._agent: Child | None = None
-        self._observer: asyncio.StreamWriter | None = None
+        self._observer: Uplink | None = None
+        self._lost = ""  # why there was no observer's connection the last time
         self._ended: JobEnded | None = None
         self._ending = asyncio.Event()  # the job is over, or is being ended
         self._at_once = asyncio.Event()  # no more patience
@@ -182,8 +188,8 @@ class Launcher:
             asyncio.get_running_loop().call_later(INTERRUPT_SECONDS, self._at_once.set)
 
     def _ask_to_end(self, why: str) -> None:
-        if self._observer is not None and not self._observer.is_closing():
-            self._observer.write(encode_frame(StopAgent(why=why)))
+        if self._observer is not None:
+            self._observer.send(encode_frame(StopAgent(why=why)))
 
     # --- the job ------------------------------------------------------------------------------------------------
     async def run(self) -> int:
@@ -294,7 +300,7 @@ class Launcher:
         if self._pumps:
             await asyncio.wait(self._pumps, timeout=OUTPUT_SECONDS)
         if self._observer is not None:
-            self._observer.close()
+            self._observer.abort()
 
     def sum_up(self, *, show_report: bool) -> None:
         """The last lines: what the run went through, and why it failed if it did."""
@@ -345,46 +351,47 @@ class Launcher:
         """Show what the controller says, until it says that the job has ended."""
         while True:
             try:
-                reader, writer = await asyncio.open_connection(address.host, address.port)
-                notice_silence(writer.get_extra_info("socket"))
-                self._observer = writer
+                uplink = await self._connect(address)
                 try:
-                    while (payload := await read_payload(reader)) is not None:
-                        self._on_update(decode(self._decode, payload))
+                    while (update := await uplink.receive()) is not None:
+                        self._on_update(update)
                         if self._ended is not None:
                             return
                 finally:
-                    self._observer = None if self._ended is None else writer
-                    writer.close()
+                    self._observer = None
+                    uplink.abort()
             except OSError:
                 pass
             except ProtocolError as error:
-                self._screen.say(f"lost the controller's updates: {error}", "warning")
+                if str(error) != self._lost:  # once: it is tried again and again
+                    self._lost = str(error)
+                    self._screen.say(f"lost the controller's updates: {error}", "warning")
             await asyncio.sleep(REOBSERVE_SECONDS)
+
+    async def _connect(self, address: Address) -> Uplink:
+        token = (self.private_dir / "token").read_bytes()
+        hello = Hello(protocol_version=PROTOCOL_VERSION, role="observer", name=f"launcher-{os.getpid()}", mac=b"")
+        uplink, _ = await Uplink.connect(
+            (address.host, address.port),
+            token,
+            hello,
+            tls=self._tls,
+            server_name=self.settings.controller_address if self._remote is None else self._remote.host,
+            decoder=self._decode,
+        )
+        self._observer, self._lost = uplink, ""
+        if self._signal:  # asked for while nobody could hear it
+            self._ask_to_end(signal.Signals(self._signal).name)
+        return uplink
 
     def _on_update(self, update: ObserverDown) -> None:
         match update:
-            case Challenge():
-                self._answer(update)
-            case Welcome():
-                if self._signal:  # asked for while nobody could hear it
-                    self._ask_to_end(signal.Signals(self._signal).name)
             case StatusUpdate():
                 self._screen.progress(update)
             case NoticeUpdate():
                 self._screen.say(update.text, update.level)
             case JobEnded():
                 self._ended = update
-            case Refused():
-                self._screen.say(f"the controller refused us: {update.reason}", "error")
-
-    def _answer(self, challenge: Challenge) -> None:
-        assert self._observer is not None
-        token = (self.private_dir / "token").read_bytes()
-        name = f"launcher-{os.getpid()}"
-        mac = hello_mac(token, challenge.nonce, "observer", name)
-        hello = Hello(protocol_version=PROTOCOL_VERSION, role="observer", name=name, mac=mac)
-        self._observer.write(encode_frame(hello))
 
     # --- the agent ----------------------------------------------------------------------------------------------
     async def _keep_agent(self, address: Address) -> None:

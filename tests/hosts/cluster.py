@@ -23,6 +23,7 @@ import psutil
 
 from benchmarks.namespaces import Network
 from relight.core.report import JobReport, decode_report
+from tests.certificates import Authority, flags
 from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Outcome, Training, plain_environment
 
 PORT = 29400
@@ -33,7 +34,9 @@ _OWN_FILES = 'mount -t tmpfs none "$TMPDIR" && exec "$@"'
 class Cluster:
     """Hosts and the job on them. Use it as a context: nothing of either survives its end."""
 
-    def __init__(self, directory: Path, training: Training, hosts: int, *, standbys: int, spare: int = 0) -> None:
+    def __init__(
+        self, directory: Path, training: Training, hosts: int, *, standbys: int, spare: int = 0, tls: bool = False
+    ) -> None:
         """`hosts` share the ranks; `spare` more have an address, and join when they are told to."""
         self.training = training
         self.directory = directory
@@ -50,6 +53,11 @@ class Cluster:
         directory.mkdir(parents=True, exist_ok=True)
         self._token.write_text("a secret of this test's hosts")
         self._token.chmod(0o600)
+        authority = Authority(directory / "tls") if tls else None
+        self._certificates = {
+            name: () if authority is None else flags(authority.issue(name, address))
+            for name, address in self._network.addresses.items()
+        }
         self.launchers: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -58,7 +66,7 @@ class Cluster:
         return f"{self._network.addresses[self._names[0]]}:{PORT}"
 
     # --- the job ----------------------------------------------------------------------------------------------------
-    def start(self, *flags: str) -> None:
+    def start(self, *more: str) -> None:
         """`relight run` on every host that shares the ranks, as a user would start it."""
         for number in range(self._nodes):
             self.run_on(
@@ -68,7 +76,8 @@ class Cluster:
                 *("--run-dir", str(self.run_dir), "--token-file", str(self._token), "--oversubscribe"),
                 *("--hang-timeout-seconds", "20", "--outside-hang-timeout-seconds", "60"),
                 *("--agent-timeout-seconds", "2"),
-                *flags,
+                *self._certificates[self._names[number]],
+                *more,
                 *(str(PROGRAMS / self.training.program), "--steps", str(self.training.steps)),
                 *self.training.arguments,
                 *("--save", str(self._final), "--hold", str(self._hold)),
@@ -79,6 +88,7 @@ class Cluster:
         self.run_on(
             number,
             *("agent", "--controller", self.endpoint, "--name", f"spare-{number}", "--token-file", str(self._token)),
+            *self._certificates[self._names[number]],
         )
 
     def run_on(self, number: int, *arguments: str) -> None:

@@ -83,6 +83,25 @@ def test_a_rank_is_lost_whose_host_has_no_standby_left(tmp_path: Path, reference
 
 
 @pytest.mark.all
+def test_all_this_in_tls(tmp_path: Path, reference: Outcome) -> None:
+    """As above, and each host proves its address with a certificate; one without is told what to do, and leaves."""
+    with Cluster(tmp_path, TRAINING, 2, standbys=1, spare=1, tls=True) as cluster:
+        cluster.start()
+        cluster.wait_until(lambda: '"StandbyReady"' in cluster.journal(), "the standby is warm")
+        cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
+        cluster.run_on(2, "agent", "--controller", cluster.endpoint, "--token-file", str(tmp_path / "token"))
+        assert cluster.launchers.pop("h2").wait(30.0) == 1, cluster.messages(2)
+        assert "give --tls-ca, --tls-cert and --tls-key here too" in cluster.messages(2)
+        (standby,) = [number for number in (0, 1) if len(cluster.workers(number)) == 3]
+        victim = "w2" if standby == 0 else "w0"
+        send(cluster.workers(1 - standby)[victim], signal.SIGKILL)
+        cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on")
+        outcome = finish(cluster, reference)
+    assert [failure.rank for failure in outcome.report.failures] == [int(victim[1:])], outcome.describe()
+    assert outcome.report.recoveries[0].replacement_kind == "standby", outcome.describe()
+
+
+@pytest.mark.all
 def test_a_partition_that_heals_brings_back_nobody(cluster: Cluster, reference: Outcome) -> None:
     """The cut-off host's ranks live on, are replaced, and are killed when they can be heard again."""
     begin(cluster)

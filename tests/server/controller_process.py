@@ -33,6 +33,7 @@ from relight.wire.messages import (
 )
 from relight.wire.outbox import COUNTED
 from relight.wire.settings import JobSettings
+from relight.wire.tls import VARIABLES, TlsFiles
 
 DEADLINE_SECONDS = 20.0
 _decoder = msgspec.msgpack.Decoder(AgentDown | ObserverDown)
@@ -51,7 +52,8 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 class ControllerProcess:
     """`python -m relight.server` with a private directory of its own."""
 
-    def __init__(self, tmp_path: Path, **settings: Any) -> None:
+    def __init__(self, tmp_path: Path, *, tls: TlsFiles | None = None, **settings: Any) -> None:
+        self._environment = {} if tls is None else dict(zip(VARIABLES, msgspec.structs.astuple(tls), strict=True))
         self.run_dir = Path(settings.pop("run_dir", tmp_path / "run"))
         self.run_dir.mkdir(exist_ok=True)
         self.private_dir = Path(tempfile.mkdtemp(prefix="private-", dir=tmp_path))
@@ -64,7 +66,7 @@ class ControllerProcess:
     def _start(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "relight.server", "--private-dir", str(self.private_dir), *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -1,5 +1,6 @@
 """Strangers are told why they are refused; nobody else notices more than a line about it."""
 
+import socket
 import struct
 import time
 from collections.abc import Callable
@@ -8,7 +9,7 @@ import msgspec
 import pytest
 
 from relight.core.commands import Spawn
-from relight.server.connection import MAX_HELLO_BYTES, MAX_STRANGERS
+from relight.server.connection import HANDSHAKE_SECONDS, MAX_HELLO_BYTES, MAX_STRANGERS
 from relight.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -118,16 +119,36 @@ def test_half_a_hello_is_cut_off_too(controller: ControllerProcess) -> None:
     check_refused(controller, peer, bystander, "no valid Hello within 5 s")
 
 
-def test_too_many_strangers_do_not_keep_peers_out_for_long(controller: ControllerProcess) -> None:
+def test_strangers_that_hold_all_places_keep_nobody_out(controller: ControllerProcess) -> None:
+    """Who comes next takes the place of the one that has waited longest."""
     bystander = controller.observer()
     strangers = [controller.connect() for _ in range(MAX_STRANGERS)]
     for stranger in strangers:
         stranger.expect(Challenge)
-    one_more = controller.connect()
-    check_refused(controller, one_more, bystander, f"more than {MAX_STRANGERS} connections wait")
-    strangers[0].close()
-    strangers[1].expect_end()  # the deadline frees the places
-    controller.observer("another")
+    begun = time.monotonic()
+    peers = [controller.observer(f"peer-{number}") for number in range(3)]
+    assert time.monotonic() - begun < HANDSHAKE_SECONDS, "no place was free until the deadline had passed"
+    *_, refused = strangers[0].expect_end()
+    assert isinstance(refused, Refused)
+    assert refused.again
+    assert f"more than {MAX_STRANGERS} connections wait" in refused.reason
+    bystander.expect(NoticeUpdate, lambda notice: "connections wait to be authenticated" in notice.text)
+    for peer in peers:
+        peer.expect(StatusUpdate)
+
+
+def test_those_who_come_from_elsewhere_keep_their_places(start: Start) -> None:
+    """Many strangers of one address turn each other out, not the only one of another."""
+    controller = start(world_size=2, controller_address="0.0.0.0")
+    patient = Peer(controller, socket.create_connection(controller.address, 20.0, source_address=("127.0.0.2", 0)))
+    patient.expect(Challenge)
+    strangers = [controller.connect() for _ in range(2 * MAX_STRANGERS)]
+    for stranger in strangers[-MAX_STRANGERS + 1 :]:
+        stranger.expect(Challenge)
+    patient.socket.sendall(b"\x00\x00\x00\x01\xc1")
+    *_, refused = patient.expect_end()
+    assert isinstance(refused, Refused)
+    assert "malformed" in refused.reason  # it was heard, and not turned out
 
 
 def test_a_flood_of_refusals_is_not_a_flood_of_lines(controller: ControllerProcess) -> None:

@@ -10,11 +10,12 @@ import msgspec
 
 from relight.agent.agent import Agent
 from relight.agent.process import WORKER_COMMAND, Launch
-from relight.errors import UsageError
+from relight.errors import ProtocolError, UsageError
 from relight.parent import end_with_parent, tidy_up_for
 from relight.wire.address import read_address
 from relight.wire.handshake import NAME, read_token
 from relight.wire.settings import read_settings
+from relight.wire.tls import Tls
 
 _EPILOG = """\
 The private directory is the job's: settings.json says what to run, token proves to the controller that this agent
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None, command: tuple[str, ...] = WORK
     end_with_parent(options.parent)
     try:
         return asyncio.run(_run(options, command))
-    except (UsageError, OSError, msgspec.ValidationError) as error:
+    except (UsageError, ProtocolError, OSError, msgspec.ValidationError) as error:
         print(f"relight: agent {options.name}: {error}", file=sys.stderr, flush=True)
         return 2
     finally:
@@ -77,7 +78,15 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
     def find_controller() -> tuple[str, int]:
         return read_address(private_dir) or options.controller
 
-    agent = Agent(options.name, launch, read_token(private_dir), find_controller)
+    here = read_address(private_dir) is not None  # it is told where to find it, and knows it by the endpoint's name
+    agent = Agent(
+        options.name,
+        launch,
+        read_token(private_dir),
+        find_controller,
+        tls=Tls.from_environment(),
+        server_name=launch.settings.controller_address if here else options.controller[0],
+    )
     return await agent.run(take_over=options.adopt)
 
 

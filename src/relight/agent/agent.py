@@ -40,6 +40,7 @@ from relight.wire.messages import (
     WorkerHello,
 )
 from relight.wire.outbox import COUNTED, Outbox
+from relight.wire.tls import Tls
 
 LOOK_SECONDS = 0.1  # between two looks at every process
 SAMPLE_SECONDS = 0.25  # between samples that only tell of progress: they cost training more than they tell
@@ -67,12 +68,26 @@ class _Worker:
 class Agent:
     """Feed it with `run`; it returns the exit status."""
 
-    def __init__(self, name: str, launch: Launch, token: bytes, find_controller: Callable[[], tuple[str, int]]) -> None:
-        """`find_controller` gives the controller's address, which may change when it is restarted."""
+    def __init__(
+        self,
+        name: str,
+        launch: Launch,
+        token: bytes,
+        find_controller: Callable[[], tuple[str, int]],
+        *,
+        tls: Tls | None = None,
+        server_name: str = "",
+    ) -> None:
+        """`find_controller` gives the controller's address, which may change when it is restarted.
+
+        `tls`, `server_name`: see Uplink.connect.
+        """
         self._name = name
         self._launch = launch
         self._token = token
         self._find_controller = find_controller
+        self._tls = tls
+        self._server_name = server_name
         self._printer = Printer(launch.settings.run_dir)
         self._memory_kills = MemoryKills()
         self._roster: Roster  # opened by `run`, like the next
@@ -141,7 +156,9 @@ class Agent:
         while True:
             address = self._find_controller()
             try:
-                self._uplink, welcome = await Uplink.connect(address, self._token, self._hello())
+                self._uplink, welcome = await Uplink.connect(
+                    address, self._token, self._hello(), tls=self._tls, server_name=self._server_name
+                )
             except (OSError, ProtocolError) as error:
                 evidence = f"no connection to {address[0]}:{address[1]}: {str(error) or type(error).__name__}"
                 if isinstance(error, ProtocolError) and not self._controller_life:

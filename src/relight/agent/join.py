@@ -9,11 +9,14 @@ from relight.agent.uplink import Uplink
 from relight.errors import ProtocolError
 from relight.wire.messages import PROTOCOL_VERSION, Hello
 from relight.wire.settings import JobSettings, decode_settings
+from relight.wire.tls import Tls
 
 _RETRY_SECONDS = 0.2
 
 
-async def fetch_settings(address: tuple[str, int], token: bytes, patience_seconds: float) -> JobSettings:
+async def fetch_settings(
+    address: tuple[str, int], token: bytes, patience_seconds: float, tls: Tls | None = None
+) -> JobSettings:
     """Ask the controller for the job's settings; it may not be there yet.
 
     Raises ProtocolError if it refuses, OSError if it cannot be reached for so long.
@@ -22,7 +25,7 @@ async def fetch_settings(address: tuple[str, int], token: bytes, patience_second
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
-            uplink, welcome = await Uplink.connect(address, token, hello)
+            uplink, welcome = await Uplink.connect(address, token, hello, tls=tls)
         except OSError as error:
             if time.monotonic() > deadline:
                 raise OSError(
@@ -43,3 +46,8 @@ def address_towards(host: str, port: int) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
         probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def resolve(host: str) -> str:
+    """The address that `host` stands for. Raises OSError if there is none."""
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

@@ -1,4 +1,4 @@
-"""The agent's connection to the controller."""
+"""A connection to the controller, from an agent's side or an observer's."""
 
 import asyncio
 import hmac
@@ -11,7 +11,8 @@ from relight.errors import ProtocolError
 from relight.wire.framing import decode, encode_frame, make_decoder, read_payload
 from relight.wire.handshake import hello_mac, welcome_mac
 from relight.wire.keepalive import notice_silence
-from relight.wire.messages import PROTOCOL_VERSION, AgentDown, Challenge, Hello, Refused, Welcome
+from relight.wire.messages import PROTOCOL_VERSION, AgentDown, Challenge, Hello, Refused, StartTls, Welcome
+from relight.wire.tls import BROKEN_OFF, NO_TLS_HERE, NO_TLS_THERE, Tls, explain, start_tls
 
 HANDSHAKE_SECONDS = 10.0
 CONGESTED_BYTES = 2**20  # beyond this, what will be said again anyway is left unsaid
@@ -22,35 +23,57 @@ _decoder = make_decoder(AgentDown)
 class Uplink:
     """Frames in both directions, after the handshake."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: msgspec.msgpack.Decoder[Any]
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._decoder = decoder
 
     @classmethod
-    async def connect(cls, address: tuple[str, int], token: bytes, hello: Hello) -> tuple["Uplink", Welcome]:
+    async def connect(
+        cls,
+        address: tuple[str, int],
+        token: bytes,
+        hello: Hello,
+        *,
+        tls: Tls | None = None,
+        server_name: str = "",
+        decoder: msgspec.msgpack.Decoder[Any] = _decoder,
+    ) -> tuple["Uplink", Welcome]:
         """Connect, and prove to each other knowledge of the token; `hello` lacks only the proof.
 
-        Raises OSError (TimeoutError is one) or ProtocolError.
+        With `tls`, the controller must also have a certificate for `server_name` (default: the address's host).
+        `decoder` is of what it may say. Raises OSError (TimeoutError is one) or ProtocolError.
         """
         async with asyncio.timeout(HANDSHAKE_SECONDS):
-            uplink = cls(*await asyncio.open_connection(*address))
+            uplink = cls(*await asyncio.open_connection(*address), decoder)
             try:
+                await uplink._begin(tls, server_name or address[0])
                 return uplink, await uplink._shake_hands(token, hello)
             except BaseException:
                 uplink._writer.transport.abort()
                 raise
 
-    async def _shake_hands(self, token: bytes, hello: Hello) -> Welcome:
+    async def _begin(self, tls: Tls | None, server_name: str) -> None:
+        """Find out who is there, and whether both sides want TLS."""
         connection = self._writer.get_extra_info("socket")
         if connection.getsockname() == connection.getpeername():
             raise OSError("nobody listens there")  # on a free port above 32768, TCP may connect to itself
         notice_silence(connection)
-        challenge: Challenge = await self._expect(Challenge)
-        if challenge.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"the controller speaks protocol version {challenge.protocol_version}, this agent version "
-                f"{PROTOCOL_VERSION}: install the same relight on both sides"
+        if tls is None:
+            return
+        _check_version(await self._expect(StartTls))
+        try:
+            self._reader, self._writer = await start_tls(
+                self._writer, tls.client(), server_name=server_name, timeout_seconds=HANDSHAKE_SECONDS
             )
+        except OSError as error:
+            raise ProtocolError(f"the controller cannot be trusted: {explain(error, 'its')}") from error
+
+    async def _shake_hands(self, token: bytes, hello: Hello) -> Welcome:
+        challenge: Challenge = await self._expect(Challenge)
+        _check_version(challenge)
         nonce = secrets.token_bytes(32)
         mac = hello_mac(token, challenge.nonce, hello.role, hello.name)
         self.send(encode_frame(msgspec.structs.replace(hello, nonce=nonce, mac=mac)))
@@ -73,7 +96,7 @@ class Uplink:
     async def receive(self) -> Any:
         """The controller's next message; None at the end. Raises ProtocolError."""
         payload = await read_payload(self._reader)
-        return None if payload is None else decode(_decoder, payload)
+        return None if payload is None else decode(self._decoder, payload)
 
     def abort(self) -> None:
         self._writer.transport.abort()
@@ -88,9 +111,26 @@ class Uplink:
 
     async def _expect(self, expected: type) -> Any:
         message = await self.receive()
-        if isinstance(message, Refused):
-            raise ProtocolError(f"the controller refused this agent: {message.reason}")
-        if not isinstance(message, expected):
-            said = "hung up" if message is None else f"said {type(message).__name__}"
-            raise ProtocolError(f"the controller {said} instead of {expected.__name__}")
-        return message
+        if isinstance(message, expected):
+            return message
+        match message:
+            case Refused(again=True):
+                raise ConnectionAbortedError(message.reason)  # as if nobody had answered: worth another try
+            case Refused():
+                raise ProtocolError(f"the controller refused this agent: {message.reason}")
+            case StartTls():
+                raise ProtocolError(f"the controller is reached, but {NO_TLS_HERE}")
+            case Challenge() if expected is StartTls:
+                raise ProtocolError(f"the controller is reached, but {NO_TLS_THERE}")
+            case None if self._writer.get_extra_info("sslcontext") is not None and expected is Challenge:
+                raise ProtocolError(f"the controller hung up: {BROKEN_OFF}")
+        said = "hung up" if message is None else f"said {type(message).__name__}"
+        raise ProtocolError(f"the controller {said} instead of {expected.__name__}")
+
+
+def _check_version(first: StartTls | Challenge) -> None:
+    if first.protocol_version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"the controller speaks protocol version {first.protocol_version}, this agent version "
+            f"{PROTOCOL_VERSION}: install the same relight on both sides"
+        )

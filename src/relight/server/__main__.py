@@ -7,12 +7,14 @@ import signal
 import sys
 from pathlib import Path
 
+from relight.errors import ProtocolError
 from relight.parent import end_with_parent, tidy_up_for
 from relight.server.journal import JournalInUse
 from relight.server.server import Server
 from relight.wire.address import announce, find_address
 from relight.wire.handshake import read_token
 from relight.wire.settings import JobSettings, read_settings
+from relight.wire.tls import Tls
 
 
 def main() -> int:
@@ -30,12 +32,15 @@ def main() -> int:
     try:
         token = read_token(arguments.private_dir)
         return asyncio.run(_serve(settings, token, arguments.private_dir, resume=arguments.resume))
+    except ProtocolError as error:
+        print(f"relight: {error}", file=sys.stderr, flush=True)
+        return 2
     finally:
         tidy_up_for(arguments.parent, arguments.private_dir)
 
 
 async def _serve(settings: JobSettings, token: bytes, private_dir: Path, *, resume: bool) -> int:
-    server = Server(settings, token, resume=resume)
+    server = Server(settings, token, tls=Tls.from_environment(), resume=resume)
     before = find_address(private_dir) if resume else None
     try:
         host, port = await server.listen(before.port if before else 0)

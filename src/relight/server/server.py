@@ -77,6 +77,7 @@ from relight.wire.messages import (
 from relight.wire.outbox import COUNTED
 from relight.wire.settings import JobSettings
 from relight.wire.status import PublishStatus, RestoreStatus
+from relight.wire.tls import Tls
 
 STATUS_SECONDS = 0.5
 LIFE_SECONDS = 5.0  # between two signs of life to people who see only the files
@@ -90,13 +91,13 @@ Part = TypeVar("Part", bound=msgspec.Struct)
 class Server:
     """One job's server, from the first connection to EndJob. `resume`: go on where a dead one stopped."""
 
-    def __init__(self, settings: JobSettings, token: bytes, *, resume: bool = False) -> None:
+    def __init__(self, settings: JobSettings, token: bytes, *, tls: Tls | None = None, resume: bool = False) -> None:
         self._settings = settings
         self._resume = resume
         self._run_dir = Path(settings.run_dir)
         self._core = Controller(_part(ControllerSettings, settings))
         self._detector = Detector(_part(DetectorSettings, settings))
-        self._gate = Gate(token, settings)
+        self._gate = Gate(token, settings, tls)
         self._agents = Agents()
         self._observers = Observers()
         self._store = Store(self._agents.reply)

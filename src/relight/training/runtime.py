@@ -31,6 +31,7 @@ from relight.wire.handshake import read_token
 from relight.wire.messages import StoreLost, StoreReply
 from relight.wire.settings import JobSettings, host_address, read_settings
 from relight.wire.status import RestoreStatus
+from relight.wire.tls import Tls
 
 # An error in a collective nearly always precedes the Stop that explains it by milliseconds. Without a controller, it
 # may take as long as the controller has to come back.
@@ -85,12 +86,13 @@ class Runtime:
         self._interrupt: Any = None
         self._said: set[str] = set()
         self._broken = ""  # why a collective broke in this generation, if one did
-        self._token = read_token(private_dir)
+        self._token, self._tls = read_token(private_dir), Tls.from_environment()
         self.server = RestoreServer(
             private_dir / f"restore-{self.process}.sock",
             lambda: self.faults.strike(Point.RESTORE_SEND),
             host_address=host_address(),
             token=self._token,
+            tls=self._tls,
         )
         self.link = AgentLink(
             environment["RELIGHT_AGENT_SOCKET"], self.process, settings.agent_timeout_seconds, self._receive
@@ -340,7 +342,11 @@ class Runtime:
             )
 
         client = RestoreClient(
-            lambda: self.faults.strike(Point.RESTORE_RECEIVE), self.settings.restore_timeout_seconds, self._token, tell
+            lambda: self.faults.strike(Point.RESTORE_RECEIVE),
+            self.settings.restore_timeout_seconds,
+            self._token,
+            tell,
+            self._tls,
         )
         with self._condition:
             self._client = client

@@ -33,6 +33,7 @@ from relight.transfer.messages import (
 )
 from relight.transfer.plan import Bucket, plan_buckets
 from relight.transfer.tcp import Strangers, TcpChannel, accept_forever, listen_on
+from relight.wire.tls import Tls
 
 GATE, RELAY = "gate", "relay"
 
@@ -58,11 +59,18 @@ class Gate:
         port: int = 0,
         *,
         token: bytes,
+        tls: Tls | None = None,
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Listen at `host` (an IP address of this machine). Raises TransferError if that cannot be."""
+        """Listen at `host` (an IP address of this machine). Raises TransferError if that cannot be.
+
+        With `tls` relays must have a certificate of its authority.
+        """
+        if not token:
+            raise TransferError("a gate needs a token that its relays know too")
         self._place = Path(place)  # which need not exist yet
         self._token = token
+        self._tls = tls
         self._on_notice = on_notice
         self._strangers = Strangers()
         self._lock = threading.Lock()
@@ -88,11 +96,11 @@ class Gate:
         self.close()
 
     def _admit(self, connection: socket.socket) -> None:
+        relay = TcpChannel(connection, self._token, FromRelay, tls=self._tls)
         try:
-            relay = TcpChannel(connection, self._token, FromRelay)
             self._strangers.admit(relay, GATE, RELAY)
         except (OSError, ProtocolError) as error:
-            connection.close()
+            relay.close()
             self._on_notice(f"refused a connection: {error}")
             return
         with self._lock:

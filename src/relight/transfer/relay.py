@@ -40,7 +40,8 @@ from relight.transfer.messages import (
 )
 from relight.transfer.plan import Bucket, bucket_bytes_for
 from relight.transfer.publisher import Handle, Publisher
-from relight.transfer.tcp import TcpChannel, begin_connecting
+from relight.transfer.tcp import TcpChannel, begin_connecting, parse_endpoint
+from relight.wire.tls import Tls
 
 RETRY_SECONDS = 0.2
 ENGINE_STALL_SECONDS = 4.0  # less than a publisher's own patience: one engine must not cost all of them the version
@@ -60,15 +61,22 @@ class Relay:
         place: str | Path,
         *,
         token: bytes,
+        tls: Tls | None = None,
+        server_name: str = "",
         name: str | None = None,
         engine_stall_seconds: float = ENGINE_STALL_SECONDS,
         commit_timeout_seconds: float = COMMIT_TIMEOUT_SECONDS,
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`endpoint`: of the gate; `token`: what it knows too; `name`: of this relay, for people."""
+        """`endpoint`: of the gate; `token`: what it knows too; `name`: of this relay, for people.
+
+        With `tls` the gate must have a certificate for `server_name` (default: the endpoint's address).
+        """
         self._endpoint = endpoint
         self._place = place
         self._token = token
+        self._tls = tls
+        self._server_name = server_name
         self._name = name or f"relay-{socket.gethostname()}-{os.getpid()}"
         self._engine_stall = engine_stall_seconds
         self._commit_timeout = commit_timeout_seconds
@@ -112,7 +120,14 @@ class Relay:
 
     # --- one conversation with the publisher --------------------------------------------------------------------
     def _converse(self) -> None:
-        channel = TcpChannel(begin_connecting(self._endpoint), self._token, FromGate)
+        host, _ = parse_endpoint(self._endpoint)
+        channel = TcpChannel(
+            begin_connecting(self._endpoint),
+            self._token,
+            FromGate,
+            tls=self._tls,
+            server_name=self._server_name or host,
+        )
         with self._lock:
             self._channel = channel
         try:

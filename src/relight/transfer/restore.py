@@ -32,6 +32,7 @@ from relight.transfer.shared_fabric import SharedSource, SharedTarget
 from relight.transfer.tcp import Strangers, accept_forever, listen_on
 from relight.transfer.tcp_fabric import SOURCE, TARGET, TcpSource, TcpTarget
 from relight.transfer.weights import TensorWriter
+from relight.wire.tls import Tls
 
 HELLO_SECONDS = 30.0  # for a target to say what it wants
 _OFFER_SECONDS = 600.0
@@ -43,14 +44,24 @@ Copied = Callable[[int, int, float], None]  # bytes that have arrived, bytes in 
 class RestoreServer:
     """Serves offers to whoever connects. One thread per connection; `withdraw` breaks them all."""
 
-    def __init__(self, path: Path, halfway: Callable[[], None], *, host_address: str = "", token: bytes = b"") -> None:
+    def __init__(
+        self,
+        path: Path,
+        halfway: Callable[[], None],
+        *,
+        host_address: str = "",
+        token: bytes = b"",
+        tls: Tls | None = None,
+    ) -> None:
         """Serve at the Unix socket `path`; other hosts too, at `host_address`, if it is given.
 
         `halfway` is called when half of a transfer is sent (by the first of several sources). `token` is what proves
-        that a target on another host is of this job. Raises TransferError if an address cannot be used.
+        that a target on another host is of this job; `tls`, if there is any, is spoken with it. Raises TransferError if
+        an address cannot be used.
         """
         self._halfway = halfway
         self._token = token
+        self._tls = tls
         self._condition = threading.Condition()
         self._offer: Offer | None = None
         self._newest = 0
@@ -91,10 +102,14 @@ class RestoreServer:
 
     def _serve_elsewhere(self, connection: socket.socket) -> None:
         try:
-            link = TcpSource(connection, self._token)
+            link = TcpSource(connection, self._token, self._tls)
+        except ProtocolError:
+            connection.close()
+            return
+        try:
             self._strangers.admit(link, SOURCE, TARGET)
         except (OSError, ProtocolError):
-            connection.close()
+            link.close()
             return
         self._serve(link)
 
@@ -167,16 +182,19 @@ class RestoreClient:
         timeout_seconds: float,
         token: bytes = b"",
         on_progress: Copied | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """`halfway` is called when half has arrived (of the first source's part).
 
-        `token` is what proves to a source on another host that this target is of its job. `on_progress` is called
+        `token` is what proves to a source on another host that this target is of its job, and `tls`, if there is any,
+        is spoken with it. `on_progress` is called
         now and then during a long copy, and at its end; from any thread.
         """
         self._halfway = halfway
         self._on_progress = on_progress
         self._timeout_seconds = timeout_seconds
         self._token = token
+        self._tls = tls
         self._lock = threading.Lock()
         self._links: list[TargetLink] = []
         self._cancelled = False
@@ -253,7 +271,7 @@ class RestoreClient:
         except (OSError, TransferError):
             if not address.endpoint:
                 raise
-        return TcpTarget(address.endpoint, self._token)
+        return TcpTarget(address.endpoint, self._token, self._tls)
 
     def _forget(self, link: TargetLink) -> None:
         with self._lock:

@@ -7,8 +7,9 @@ Before anything else both sides prove that they know the job's token, without se
     listening side  -> connecting side   Accepted(mac), or Refused(reason)
 
 A stranger gets a few bytes, a few seconds, and at most one message of MAX_PROOF_BYTES read. After that, sizes are
-checked before anything is allocated, as everywhere. What is sent is neither encrypted nor signed piece by piece, as
-with gloo and NCCL: the proof keeps out whoever can reach the port, not whoever can change packets on the way.
+checked before anything is allocated, as everywhere. In TLS (wire.tls) all this comes after StartTls. Without TLS, what
+is sent is neither encrypted nor signed piece by piece, as with gloo and NCCL: the proof keeps out whoever can reach
+the port, not whoever can change packets on the way.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import ipaddress
 import secrets
 import select
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -27,8 +29,11 @@ from typing import Any
 import msgspec
 
 from relight.errors import ProtocolError, TransferError
+from relight.transfer.tls_socket import TlsSocket
 from relight.wire.framing import decode, encode_frame, make_decoder
 from relight.wire.handshake import transfer_mac
+from relight.wire.messages import StartTls
+from relight.wire.tls import NO_TLS_HERE, NO_TLS_THERE, Tls, explain
 
 PROTOCOL_VERSION = 1
 HANDSHAKE_SECONDS = 5.0
@@ -67,6 +72,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+_first = make_decoder(StartTls | Greeting)
 _greeting = make_decoder(Greeting)
 _proof = make_decoder(Proof)
 _verdict = make_decoder(Accepted | Refused)
@@ -120,11 +126,19 @@ def begin_connecting(endpoint: str) -> socket.socket:
 class TcpChannel:
     """One connection. Any thread may `send` and `break_off`; bytes go, and everything comes, on one thread each."""
 
-    def __init__(self, connection: socket.socket, token: bytes, types: Any) -> None:
-        """`types`: what the other side may say, once it is known to be of this job. Raises ProtocolError: no token."""
+    def __init__(
+        self, connection: socket.socket, token: bytes, types: Any, *, tls: Tls | None = None, server_name: str = ""
+    ) -> None:
+        """`types`: what the other side may say, once it is known to be of this job. Raises ProtocolError: no token.
+
+        `tls`: the other side must have a certificate too; of `server_name`, if it is the one that listens.
+        """
         if not token:
             raise ProtocolError("there is no job token to prove anything with")
-        self._socket = connection
+        self._socket: socket.socket | TlsSocket = connection
+        self._plain = connection
+        self._tls = tls
+        self._server_name = server_name
         self._token = token
         self._decoder = make_decoder(types)
         self._sending = threading.Lock()
@@ -133,11 +147,31 @@ class TcpChannel:
             for option, value in _HOST_IS_GONE:
                 connection.setsockopt(*option, value)
 
+    # --- TLS ----------------------------------------------------------------------------------------------------
+    def _wrap(self, context: ssl.SSLContext, ends: float, server_name: str | None) -> None:
+        """Go on in TLS; None as a name: as the listening side. Raises ProtocolError."""
+        try:
+            self._plain.settimeout(max(0.001, ends - time.monotonic()))
+            wrapped = context.wrap_socket(
+                self._plain,
+                server_side=server_name is None,
+                server_hostname=server_name,
+                do_handshake_on_connect=False,
+            )
+            self._plain = wrapped  # the former one is empty now
+            wrapped.do_handshake()
+        except OSError as error:
+            raise ProtocolError(explain(error, "the peer's" if server_name is None else "its")) from error
+        self._socket = TlsSocket(wrapped)
+
     # --- the handshake ------------------------------------------------------------------------------------------
     def admit(self, role: str, peer_role: str) -> None:
         """The listening side's part. Raises ProtocolError or OSError (TimeoutError is one) if it is a stranger."""
         ends = time.monotonic() + HANDSHAKE_SECONDS
         nonce = secrets.token_bytes(_NONCE_BYTES)
+        if self._tls is not None:
+            self._send_within(StartTls(protocol_version=PROTOCOL_VERSION), ends)
+            self._wrap(self._tls.server(), ends, None)
         self._send_within(Greeting(PROTOCOL_VERSION, nonce), ends)
         proof = self._receive_within(_proof, ends)
         expected = transfer_mac(self._token, peer_role, nonce, proof.nonce)
@@ -152,7 +186,7 @@ class TcpChannel:
         """The connecting side's part, from before it is connected. Raises ProtocolError or OSError."""
         ends = time.monotonic() + HANDSHAKE_SECONDS
         self._await_connected(ends)
-        greeting = self._receive_within(_greeting, ends)
+        greeting = self._receive_greeting(ends)
         if greeting.protocol_version != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"it speaks protocol version {greeting.protocol_version}, not {PROTOCOL_VERSION}: install the same "
@@ -167,12 +201,27 @@ class TcpChannel:
             raise ProtocolError("it does not know this job's token")
         self.set_timeout(None)
 
+    def _receive_greeting(self, ends: float) -> Greeting:
+        first = self._receive_within(_first, ends)
+        if isinstance(first, Greeting) and self._tls is not None:
+            raise ProtocolError(NO_TLS_THERE)
+        if isinstance(first, Greeting):
+            return first
+        if self._tls is None:
+            raise ProtocolError(NO_TLS_HERE)
+        self._wrap(self._tls.client(), ends, self._server_name)
+        try:
+            greeting: Greeting = self._receive_within(_greeting, ends)
+        except ssl.SSLError as error:
+            raise ProtocolError(explain(error, "its")) from error
+        return greeting
+
     def _await_connected(self, ends: float) -> None:
         poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
+        poll.register(self._plain, select.POLLOUT)
         if not poll.poll(max(0.0, ends - time.monotonic()) * 1000):
             raise TimeoutError("no answer")
-        status = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        status = self._plain.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if status:
             raise OSError(status, errno.errorcode.get(status, ""))
 
@@ -237,6 +286,8 @@ class TcpChannel:
 
     def is_readable(self, within_seconds: float) -> bool:
         """Wait until there is something to receive, or the end of the stream. False: not within the time."""
+        if isinstance(self._socket, TlsSocket) and self._socket.pending():
+            return True
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(within_seconds * 1000))
@@ -248,10 +299,10 @@ class TcpChannel:
     def break_off(self) -> None:
         """Make whatever waits in another thread return."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._plain, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._socket.close()
+        self._plain.close()
 
 
 def _without(views: Sequence[memoryview], count: int) -> Sequence[memoryview]:

@@ -17,8 +17,9 @@ from relight.errors import ProtocolError, RestoreError
 from relight.transfer.fabric import ENDED, MISMATCH, other_digest
 from relight.transfer.offer import Filled, Taken, ToSource, ToTarget
 from relight.transfer.plan import Bucket
-from relight.transfer.tcp import TcpChannel, begin_connecting
+from relight.transfer.tcp import TcpChannel, begin_connecting, parse_endpoint
 from relight.transfer.weights import TensorReader, TensorWriter
+from relight.wire.tls import Tls
 
 CHUNK_BYTES = 2**18  # sent or received, and digested, at a time
 _MAX_VIEWS = 256  # in one system call; the kernel takes 1024
@@ -28,8 +29,8 @@ SOURCE, TARGET = "source", "target"
 class TcpSource(TcpChannel):
     """The source's end (`fabric.SourceLink`), of a connection that was accepted."""
 
-    def __init__(self, connection: socket.socket, token: bytes) -> None:
-        super().__init__(connection, token, ToSource)
+    def __init__(self, connection: socket.socket, token: bytes, tls: Tls | None = None) -> None:
+        super().__init__(connection, token, ToSource, tls=tls)
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         pass
@@ -53,9 +54,10 @@ class TcpSource(TcpChannel):
 class TcpTarget(TcpChannel):
     """The target's end (`fabric.TargetLink`)."""
 
-    def __init__(self, endpoint: str, token: bytes) -> None:
+    def __init__(self, endpoint: str, token: bytes, tls: Tls | None = None) -> None:
         """Begin to connect. Raises OSError or TransferError."""
-        super().__init__(begin_connecting(endpoint), token, ToTarget)
+        host, _ = parse_endpoint(endpoint)
+        super().__init__(begin_connecting(endpoint), token, ToTarget, tls=tls, server_name=host)
 
     def establish(self, timeout_seconds: float) -> None:
         self.introduce(TARGET, SOURCE)

@@ -15,10 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from relight.errors import TransferError, UsageError
+from relight.wire.tls import Tls, TlsFiles, prove_certificate
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MIN_TOKEN_BYTES = 16
 _MAX_TOKEN_BYTES = 4096
+_TLS = {
+    "--tls-ca": "speak TLS, and only with hosts whose certificate this authority has signed",
+    "--tls-cert": "this host's certificate; the gate's is for the name or address that relays are given",
+    "--tls-key": "the key of --tls-cert",
+}
 _EXAMPLES = """\
 example: a trainer on host 10.0.0.1 that publishes to runs/mine, engines on two other hosts
 
@@ -26,7 +32,8 @@ example: a trainer on host 10.0.0.1 that publishes to runs/mine, engines on two 
   elsewhere:  relight weights relay 10.0.0.1:7100 runs/serving --token-file ~/relight.token
               and in each engine there: relight.Receiver("runs/serving", model=model)
 
-The gate makes the token file if there is none; copy it to the other hosts. What goes over the network is not encrypted.
+The gate makes the token file if there is none; copy it to the other hosts. What goes over the network is encrypted only
+with --tls-ca, --tls-cert and --tls-key, on both sides.
 Both stay until Ctrl-C, and may be started in any order, before or after publisher and engines.
 """
 
@@ -71,6 +78,8 @@ def _add(
     parser.add_argument(
         "--token-file", type=Path, required=True, metavar="FILE", help="the secret that gate and relays share"
     )
+    for flag, text in _TLS.items():
+        parser.add_argument(flag, metavar="PEM", help=text)
     return parser
 
 
@@ -81,8 +90,9 @@ def _gate(arguments: argparse.Namespace) -> int:
     if not arguments.token_file.exists():
         _make_token(arguments.token_file)
     token = _read_token(arguments.token_file)
+    tls = _find_tls(arguments, _typed_host(arguments.endpoint))
     try:
-        with Gate(arguments.place, host, port, token=token, on_notice=_say) as gate:
+        with Gate(arguments.place, host, port, token=token, tls=tls, on_notice=_say) as gate:
             _say(f"relays reach {arguments.place} at {gate.endpoint}; Ctrl-C ends it")
             return _until_interrupted(threading.Event().wait)
     except TransferError as error:
@@ -100,13 +110,30 @@ def _relay(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"{arguments.place} cannot be made: {error.strerror}") from error
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    relay = Relay(endpoint, arguments.place, token=token, name=arguments.name, on_notice=_say)
+    relay = Relay(
+        endpoint,
+        arguments.place,
+        token=token,
+        tls=_find_tls(arguments),
+        server_name=_typed_host(arguments.endpoint),
+        name=arguments.name,
+        on_notice=_say,
+    )
     _say(f"bringing what is published behind {endpoint} to the engines at {arguments.place}; Ctrl-C ends it")
     try:
         return _until_interrupted(relay.run)
     except TransferError as error:
         _say(str(error))
         return 1
+
+
+def _find_tls(arguments: argparse.Namespace, *names: str) -> Tls | None:
+    given = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+    if not any(given):
+        return None
+    if not all(given):
+        raise UsageError("TLS needs --tls-ca, --tls-cert and --tls-key together")
+    return prove_certificate(TlsFiles(authority=given[0], certificate=given[1], key=given[2]), *names)
 
 
 def _until_interrupted(work: Callable[[], object]) -> int:
@@ -122,6 +149,11 @@ def _until_interrupted(work: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _typed_host(endpoint: str) -> str:
+    """What the certificate is to name: the host as people write it, before it is looked up."""
+    return endpoint.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def _resolve(endpoint: str) -> tuple[str, int]:

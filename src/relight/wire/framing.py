@@ -46,7 +46,7 @@ def decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes | msgspec.Raw) 
 
 
 async def read_payload(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> bytes | None:
-    """The next frame's payload, or None at a clean end of stream. Strangers get a smaller `limit`."""
+    """The next frame's payload, or None at the end of the stream. Strangers get a smaller `limit`."""
     try:
         header = await reader.readexactly(_LENGTH.size)
         (length,) = _LENGTH.unpack(header)

@@ -38,8 +38,14 @@ class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 # --- handshake (TCP only) ---------------------------------------------------------------------------------------
+class StartTls(_Message, frozen=True, kw_only=True):
+    """First frame of a controller that speaks TLS only, in the clear; the rest follows in TLS (see wire.tls)."""
+
+    protocol_version: int
+
+
 class Challenge(_Message, frozen=True, kw_only=True):
-    """First frame on every TCP connection, from the controller."""
+    """First frame on every TCP connection (in TLS, where there is TLS), from the controller."""
 
     protocol_version: int
     nonce: bytes
@@ -77,9 +83,10 @@ class Received(_Message, frozen=True, kw_only=True):
 
 
 class Refused(_Message, frozen=True, kw_only=True):
-    """The controller closes the connection, and says why."""
+    """The controller closes the connection, and says why. `again`: it was not this peer's fault."""
 
     reason: str
+    again: bool = False
 
 
 # --- the store: rendezvous keys of a generation -----------------------------------------------------------------
@@ -235,7 +242,8 @@ AgentUp = (
     Hello | ProcessStarted | ProcessDying | ProcessExited | FromWorker | PrivateState | Samples | TraceChunk | Received
 )
 AgentDown = (
-    Challenge
+    StartTls
+    | Challenge
     | Welcome
     | Refused
     | Received
@@ -285,4 +293,4 @@ class JobEnded(_Message, frozen=True, kw_only=True):
 
 
 ObserverUp = Hello | StopAgent
-ObserverDown = Challenge | Welcome | Refused | StatusUpdate | NoticeUpdate | JobEnded
+ObserverDown = StartTls | Challenge | Welcome | Refused | StatusUpdate | NoticeUpdate | JobEnded
