@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from relight.core.controller import Stage
 from relight.timeline.report import plain
 from relight.timeline.terminal import duration
 from relight.transfer.manifest import describe_bytes
@@ -15,6 +16,7 @@ from relight.watch.status import RankLine, Status
 
 _COLOURS = {State.RUNNING: "green", State.FINISHED: "green", State.FAILED: "red", State.LOST: "red"}
 _PHASE_COLOURS = {"DEAD": "bold red", "PARKED": "yellow"}
+_RECOVERING = (Stage.STOPPING, Stage.RESTORING)
 MAX_LISTED = 32  # ranks in `relight status`
 QUIET_SECONDS = 15.0  # without a sign of life: worth saying
 
@@ -40,7 +42,8 @@ def _title(status: Status) -> Text:
 def _facts(status: Status) -> list[tuple[str, str]]:
     found = [("step", _steps(status)), ("time", _time(status))]
     if status.state is State.RUNNING:
-        ready = f"{status.standbys_ready} of {_count(status.standbys_asked, 'standby', 'standbys')} ready"
+        asked = _count(status.standbys_asked, "standby", "standbys")
+        ready = f"{status.standbys_ready} of {asked} ready" if status.standbys_asked else "no standbys"
         more = f"{_count(status.may_fail, 'more rank')} may fail at once"
         found.append(("reserve", f"{ready}; {more}"))
     if status.waiting:
@@ -105,9 +108,10 @@ def _time(status: Status) -> str:
     share = f" (goodput {status.goodput:.2%})" if status.goodput is not None else ""
     repeated = f", {_count(status.steps_repeated, 'step')} repeated" if status.steps_repeated else ""
     restarts = f", {_count(status.controller_restarts, 'controller')} replaced" if status.controller_restarts else ""
+    under_way = ", without the recovery under way" if status.stage in _RECOVERING else ""
     return (
         f"{duration(status.seconds)}, of which {duration(status.time_lost_seconds)} lost to "
-        f"{_count(status.failures, 'failure')}{share}{repeated}{restarts}"
+        f"{_count(status.failures, 'failure')}{share}{repeated}{restarts}{under_way}"
     )
 
 
