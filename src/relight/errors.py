@@ -24,6 +24,10 @@ class RestoreError(RelightError):
     """A transfer of state failed or its digest did not match; the target stays blank and is restored anew."""
 
 
+class CheckpointError(RelightError):
+    """A checkpoint cannot be read or used; the message says which, and why."""
+
+
 class StateMismatchError(RelightError):
     """Replicas that must hold the same bits do not."""
 

@@ -37,6 +37,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ema", action="store_true")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--publish", type=int, default=0, metavar="K", help="the weights after every K steps")
+    parser.add_argument("--checkpoint", default="", help="directory of checkpoints")
+    parser.add_argument("--checkpoint-every", type=int, default=2)
     parser.add_argument("--data", default="loader", choices=["loader", "stateful", "function"])
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--streams", default="step", choices=["step", "preserve"])
@@ -164,6 +166,8 @@ def main() -> None:
         accumulate=options.accumulate,
         rng=options.streams,
     )
+    if options.checkpoint:
+        training.checkpoint(options.checkpoint, every=options.checkpoint_every)
     if options.publish:
         training.publish(every=options.publish)
     if options.log:

@@ -14,6 +14,7 @@ step is offered again. See docs/PROTOCOL.md.
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
 from relight.training.barrier import Barrier
 from relight.training.batches import Batches
+from relight.training.checkpointing import Checkpointing
 from relight.training.job import current_runtime
 from relight.training.phases import PhaseHooks
 from relight.training.progress import Progress
@@ -96,6 +98,7 @@ class Training:
         self._progress = Progress(lineage=xxhash.xxh3_64_hexdigest(birth.encode()))
         self._publishing = Publishing(runtime, self._state, self._progress)
         self._scalars = Scalars(runtime, self._progress)
+        self._checkpointing = Checkpointing(runtime, self._state, self._progress, self._batches)
         self._barrier = Barrier(runtime, self._progress, self._prepare, self._passed, self._state.digest)
         self._recovery = Recovery(runtime, self._state, self._progress, self._batches)
         self._phases = PhaseHooks(runtime, self._state, self._progress)
@@ -146,6 +149,26 @@ class Training:
         """
         self._scalars.log_to(logger)
 
+    def checkpoint(self, directory: str | Path, *, every: int, keep: int = 2, resume: bool = True) -> None:
+        """Write a checkpoint after every so many steps, and at the end; start from the newest one there is.
+
+        Call it before the loop. With this, a job that ended (every replica lost, the cluster gone, Ctrl-C) goes on
+        where its last checkpoint was made when it is started again, with the bits of a run that never ended. While a
+        replica lives, recoveries never read one. Rank 0 copies the state between two steps and a thread writes the
+        copy, in the format of torch.distributed.checkpoint; a checkpoint appears in the directory when all of it is
+        on the disk. What goes wrong while writing is told and does not fail the training.
+
+        Args:
+            directory: on a file system that all hosts share.
+            every: steps.
+            keep: complete checkpoints; older ones are removed.
+            resume: False: start anew, whatever is there.
+
+        Raises:
+            UsageError: every or keep < 1.
+        """
+        self._checkpointing.ask(directory, every, keep, resume)
+
     def steps(self, until: int) -> Iterator[Step]:
         """Offer steps until `until` of them are committed, in total, on every rank.
 
@@ -184,6 +207,7 @@ class Training:
             self._refuse_changes_between_steps()
             self._show_position()
             self._publishing.between_steps()
+            self._checkpointing.between_steps()
             runtime.faults.strike(Point.BETWEEN_STEPS)
             step = Step(self, progress.version, progress.attempt)
             yield step
@@ -288,14 +312,15 @@ class Training:
     # --- entering and leaving ---------------------------------------------------------------------------------
     def _enter_training(self) -> None:
         runtime, progress = self._runtime, self._progress
-        self._batches.start(0, runtime.rank)
-        self._keep_private(0)
+        if not self._checkpointing.resume():
+            self._batches.start(0, runtime.rank)
+        self._keep_private(progress.version)
         runtime.started = True
         runtime.link.send(
             TrainingEntered(
                 process=runtime.process,
                 rank=runtime.rank,
-                version=0,
+                version=progress.version,
                 layout_digest=self._state.layout(),
                 state_digest=self._state.digest(),
                 until=progress.until,
@@ -349,6 +374,7 @@ class Training:
         if runtime.await_release():
             self._publishing.finish()
             self._scalars.finish(LOGGERS_SECONDS)
+            self._checkpointing.finish()
             runtime.started = False
             return True
         self._recover()

@@ -1,0 +1,180 @@
+"""A checkpoint on disk: what lies where, and how it appears all at once.
+
+    checkpoints/
+        step-0000000500/
+            .metadata, __0_0.distcp   tensors, as torch.distributed.checkpoint (DCP) writes and reads them
+            rank-0.msgpack, ...       what only that rank has: statistics of BatchNorm, the place in the data, streams
+            relight.msgpack           everything else; the last file written
+        step-0000001000.incomplete/   not yet; whatever is in it is never read
+
+Every rank writes its own file, and rank 0 the rest. The directory gets its name, by a rename, when all of it is on the
+disk; a job that dies in the middle leaves one that is called incomplete.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from relight.errors import CheckpointError
+from relight.transfer.codec import TensorSpec
+
+FORMAT = 1
+_META = "relight.msgpack"
+_NAME = re.compile(r"step-(\d{10})(\.incomplete)?")
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds besides tensors."""
+
+    format: int = FORMAT
+    version: int  # optimizer steps applied
+    lineage: str
+    world_size: int
+    layout: str  # digest of names, shapes and dtypes
+    digest: str  # of the replicated state, bit for bit
+    derivable: bool  # nothing belongs to one rank alone: any number of ranks may go on from here
+    private_buffers: list[list[str]]
+    gradients_to_none: bool
+    tree: Any
+    paths: list[str]
+    specs: list[TensorSpec]
+
+
+def place_of(root: Path, version: int, *, complete: bool = True) -> Path:
+    return root / f"step-{version:010d}{'' if complete else '.incomplete'}"
+
+
+def prepare(root: Path) -> None:
+    """Find out now, not after many steps, that nothing can be written there. Raises OSError."""
+    root.mkdir(parents=True, exist_ok=True)
+    probe = root / f".probe-{os.getpid()}"
+    _write(probe, b"")
+    probe.unlink()
+
+
+def published(root: Path) -> list[int]:
+    """Versions of complete checkpoints, newest first."""
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return []
+    found = [match for name in names if (match := _NAME.fullmatch(name)) and not match[2]]
+    return sorted((int(m[1]) for m in found if (root / m[0] / _META).exists()), reverse=True)
+
+
+def write_private(root: Path, version: int, rank: int, payload: bytes) -> None:
+    """One rank's own part. The same content whoever writes it again. Raises OSError."""
+    if place_of(root, version).exists():
+        return  # a predecessor's was complete already
+    place = place_of(root, version, complete=False)
+    place.mkdir(parents=True, exist_ok=True)
+    _write(place / _private_name(rank), payload)
+
+
+def has_private(root: Path, version: int, rank: int) -> bool:
+    """Whether that rank's part of a checkpoint that is not complete is there."""
+    return (place_of(root, version, complete=False) / _private_name(rank)).exists()
+
+
+def read_private(root: Path, version: int, rank: int) -> bytes:
+    """Raises CheckpointError."""
+    path = place_of(root, version) / _private_name(rank)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def write_tensors(root: Path, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The replicated tensors, by path, host memory. Raises OSError or CheckpointError."""
+    place = place_of(root, version, complete=False)
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        save(dict(tensors), checkpoint_id=place, no_dist=True)
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(_summary(error)) from error
+
+
+def read_tensors(root: Path, version: int, into: Mapping[str, torch.Tensor]) -> None:
+    """Fill these tensors. Raises CheckpointError."""
+    place = place_of(root, version)
+    try:
+        load(dict(into), checkpoint_id=place, no_dist=True)
+    except (Exception, CheckpointException) as error:  # whatever DCP met in damaged files
+        raise CheckpointError(f"the tensors in {place} cannot be read: {_summary(error)}") from error
+
+
+def publish(root: Path, meta: Meta) -> None:
+    """All parts are there: give the checkpoint its name. Raises OSError."""
+    place, whole = place_of(root, meta.version, complete=False), place_of(root, meta.version)
+    if not whole.exists():
+        _write(place / _META, msgspec.msgpack.encode(meta))
+        os.rename(place, whole)
+        _sync(root)
+
+
+def read_meta(root: Path, version: int) -> Meta:
+    """Raises CheckpointError."""
+    path = place_of(root, version) / _META
+    try:
+        meta = msgspec.msgpack.decode(path.read_bytes(), type=Meta)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if meta.format != FORMAT:
+        raise CheckpointError(f"{path} is of format {meta.format}; this relight reads format {FORMAT}")
+    return meta
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all but the newest `keep`, and what was left incomplete before them. Never raises."""
+    versions = published(root)
+    if not versions:
+        return
+    kept = set(versions[:keep])
+    for name in os.listdir(root):
+        match = _NAME.fullmatch(name)
+        if match is None or (int(match[1]) > versions[0] if match[2] else int(match[1]) in kept):
+            continue
+        with contextlib.suppress(OSError):  # first what makes it one: half of a checkpoint is none
+            (root / name / _META).unlink(missing_ok=True)
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def _summary(error: BaseException) -> str:
+    """What DCP met, in a line: its own exception, which is no Exception, holds one for each rank."""
+    if isinstance(error, CheckpointException):
+        error = next((cause for cause, _ in error.failures.values()), error)
+    return (str(error).splitlines() or [""])[0] or type(error).__name__
+
+
+def _private_name(rank: int) -> str:
+    return f"rank-{rank}.msgpack"
+
+
+def _write(path: Path, payload: bytes) -> None:
+    """All of it or nothing, and on the disk when this returns."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
