@@ -17,6 +17,7 @@ from relight.sim.schedule import Schedule, decode_schedule, encode_schedule, ran
 from relight.sim.shrink import shrink
 from relight.sim.swarm import Found, search
 from relight.sim.timed import PRODUCTION, SimulatedJob
+from relight.timeline.terminal import duration
 
 EPILOG = """\
 examples:
@@ -163,8 +164,14 @@ def _one_line(text: str) -> str:
 
 def _search(first: int, count: int | None, seconds: float | None, mutation: str, processes: int | None) -> int:
     def progress(found: Found) -> None:
+        """On a terminal: how far it is, and about how long it will still take."""
+        by_count = (count - found.schedules) / found.per_second if count and found.per_second else None
+        left = seconds - found.seconds if seconds is not None else by_count
+        words = f"\r{found.schedules:,} schedules, {len(found.violations)} violations"
+        if left is not None:
+            words += f", about {duration(max(0.0, left))} left"
         if sys.stderr.isatty():
-            print(f"\r{found.schedules:,} schedules, {len(found.violations)} violations", end="", file=sys.stderr)
+            print(f"{words:79}", end="", file=sys.stderr)
 
     found = search(
         first,
@@ -175,7 +182,7 @@ def _search(first: int, count: int | None, seconds: float | None, mutation: str,
         progress=progress,
     )
     if sys.stderr.isatty():
-        print("\r", end="", file=sys.stderr)
+        print(f"\r{'':79}\r", end="", file=sys.stderr)
     print(
         f"{found.schedules:,} schedules from seed {first} on in {found.seconds:.1f} s "
         f"({found.per_second:,.0f} a second): {len(found.violations)} violations"

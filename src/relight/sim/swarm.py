@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from relight.sim.contents import Violation
@@ -40,8 +40,9 @@ def search(
     """Try `count` seeds from `first` on, or as many of them as `seconds` allow."""
     found = Found()
     begun = time.monotonic()
-    blocks = [(start, min(BLOCK, first + count - start), mutation) for start in range(first, first + count, BLOCK)]
-    processes = processes or os.cpu_count() or 1
+    # One after the other: a search that its time ends may have millions of them.
+    blocks = ((start, min(BLOCK, first + count - start), mutation) for start in range(first, first + count, BLOCK))
+    processes = 1 if count <= BLOCK else processes or os.cpu_count() or 1
     for tried, violations in _run(blocks, processes):
         found.schedules += tried
         found.seconds = time.monotonic() - begun
@@ -53,8 +54,8 @@ def search(
     return found
 
 
-def _run(blocks: list[tuple[int, int, str]], processes: int) -> Iterator[tuple[int, dict[int, str]]]:
-    if processes == 1 or len(blocks) == 1:
+def _run(blocks: Iterable[tuple[int, int, str]], processes: int) -> Iterator[tuple[int, dict[int, str]]]:
+    if processes == 1:
         yield from map(_try_block, blocks)
         return
     with multiprocessing.get_context("fork").Pool(processes) as pool:
