@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 CODE := $(wildcard src tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all demo demo-publish simulate simulate-nightly bench docs clean
+.PHONY: help setup check format test test-all demo demo-publish simulate simulate-nightly fuzz bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ simulate-nightly: setup ## all planted bugs, every order of small jobs, and eigh
 	$(BIN)/python -m relight.sim --exhaustive 4 --faults 2
 	$(BIN)/python -m relight.sim --seconds 28800 --first $$(( $$(date +%s) * 100000 ))
 
+fuzz: $(VENV)/.fuzz ## ten minutes of nonsense to a controller, guided by what it reaches
+	$(BIN)/python -m tests.wire.fuzz 600
+
 bench: $(VENV)/.bench ## measure, beside torchft
 	$(BIN)/python -m benchmarks
 
@@ -63,6 +66,10 @@ $(VENV)/.setup: pyproject.toml constraints.txt
 
 $(VENV)/.bench: $(VENV)/.setup
 	$(PIP) --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.setup
+	$(PIP) --editable '.[fuzz]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.setup

@@ -7,6 +7,7 @@ Fields ending in `_ns` are CLOCK_MONOTONIC readings of the host where the fact w
 import msgspec
 
 from relight.core.fault import Fault
+from relight.core.numbers import Seconds, Whole
 from relight.core.position import Position
 
 
@@ -18,7 +19,7 @@ class AgentJoined(_Event, frozen=True, kw_only=True):
     """An agent connected and can start `slots` ranks on its node."""
 
     agent: str
-    slots: int
+    slots: Whole
 
 
 class AgentLost(_Event, frozen=True, kw_only=True):
@@ -30,17 +31,17 @@ class AgentLost(_Event, frozen=True, kw_only=True):
 
 class ProcessStarted(_Event, frozen=True, kw_only=True):
     process: str
-    pid: int
+    pid: Whole
 
 
 class ProcessExited(_Event, frozen=True, kw_only=True):
     """A process is gone (its pidfd became readable). `exit_status` as in subprocess: negative is a signal."""
 
     process: str
-    exit_status: int | None  # None: an adopted process, whose status is not known
+    exit_status: Whole | None  # None: an adopted process, whose status is not known
     evidence: str
     position: Position
-    noticed_ns: int
+    noticed_ns: Whole
 
 
 class ProcessDying(_Event, frozen=True, kw_only=True):
@@ -48,7 +49,7 @@ class ProcessDying(_Event, frozen=True, kw_only=True):
 
     process: str
     position: Position
-    noticed_ns: int
+    noticed_ns: Whole
 
 
 class ProcessSuspected(_Event, frozen=True, kw_only=True):
@@ -58,15 +59,15 @@ class ProcessSuspected(_Event, frozen=True, kw_only=True):
     kind: str  # "frozen" or "hang"
     evidence: str
     position: Position
-    noticed_ns: int
+    noticed_ns: Whole
 
 
 class CommunicationStalled(_Event, frozen=True, kw_only=True):
     """No rank progresses and none is behind the others: the network, or a deadlock in the script."""
 
     evidence: str
-    step: int
-    noticed_ns: int
+    step: Whole
+    noticed_ns: Whole
 
 
 class StandbyReady(_Event, frozen=True, kw_only=True):
@@ -80,26 +81,26 @@ class TrainingEntered(_Event, frozen=True, kw_only=True):
     """An initial rank reached its first step; its replicated state has this digest."""
 
     process: str
-    rank: int
-    version: int
+    rank: Whole
+    version: Whole
     layout_digest: str
     state_digest: str
-    until: int
+    until: Whole
 
 
 class Stopped(_Event, frozen=True, kw_only=True):
     """A survivor's main thread stands still, outside any write. The only basis of a decision."""
 
     process: str
-    rank: int
-    generation: int  # the one that Stop opened
-    step: int  # newest step that was started here, or -1
-    version: int
+    rank: Whole
+    generation: Whole  # the one that Stop opened
+    step: Whole  # newest step that was started here, or -1
+    version: Whole
     lineage: str
-    prepared: int  # step whose gradient is fully reduced here and known to be so, or -1
+    prepared: Whole  # step whose gradient is fully reduced here and known to be so, or -1
     torn: bool  # a write was cut short: this state is worth nothing
     blank: bool  # a replacement that has not been restored yet
-    stop_seconds: float  # from the arrival of Stop to standing still
+    stop_seconds: Seconds  # from the arrival of Stop to standing still
     derivable: bool = False  # a rank's private state follows from its number and the step: nothing of it can be lost
     restore_address: str  # the Unix socket at which this worker serves its state
     restore_endpoint: str = ""  # host:port at which it serves other hosts; empty: it does not
@@ -108,21 +109,21 @@ class Stopped(_Event, frozen=True, kw_only=True):
 class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds and bytes that one worker spent in each stage of a restore."""
 
-    finish_seconds: float = 0.0
-    reform_seconds: float = 0.0
-    copy_seconds: float = 0.0
-    copied_bytes: int = 0
-    digest_seconds: float = 0.0
-    rollback_seconds: float = 0.0
+    finish_seconds: Seconds = 0.0
+    reform_seconds: Seconds = 0.0
+    copy_seconds: Seconds = 0.0
+    copied_bytes: Whole = 0
+    digest_seconds: Seconds = 0.0
+    rollback_seconds: Seconds = 0.0
 
 
 class Restored(_Event, frozen=True, kw_only=True):
     """A worker holds the target version, is rolled back to the start of its step and has formed the new group."""
 
     process: str
-    rank: int
-    generation: int
-    version: int
+    rank: Whole
+    generation: Whole
+    version: Whole
     lineage: str
     state_digest: str
     layout_digest: str
@@ -133,18 +134,18 @@ class StateDiffers(_Event, frozen=True, kw_only=True):
     """At the barrier of a step every rank saw that their states of its version are not the same."""
 
     process: str
-    rank: int
-    generation: int
-    step: int
+    rank: Whole
+    generation: Whole
+    step: Whole
     digests: tuple[int, ...]  # by rank
-    noticed_ns: int
+    noticed_ns: Whole
 
 
 class RestoreFailed(_Event, frozen=True, kw_only=True):
     """A transfer or the forming of the new group failed; the worker itself lives."""
 
     process: str
-    generation: int
+    generation: Whole
     evidence: str
     culprit: str  # the process it was waiting for, or ""
 
@@ -153,48 +154,48 @@ class StepResumed(_Event, frozen=True, kw_only=True):
     """First commit after a recovery: when Resume arrived, its forward began, and it was committed."""
 
     process: str
-    rank: int
-    generation: int
-    step: int
-    resumed_ns: int
-    forward_ns: int
-    commit_ns: int
+    rank: Whole
+    generation: Whole
+    step: Whole
+    resumed_ns: Whole
+    forward_ns: Whole
+    commit_ns: Whole
 
 
 class WorkerFailed(_Event, frozen=True, kw_only=True):
     """The script raised in this worker; the process is about to exit."""
 
     process: str
-    rank: int
+    rank: Whole
     kind: str  # "exception" or "usage"
-    step: int
+    step: Whole
     phase: str
     summary: str  # "ValueError: ..."
     traceback: str
-    noticed_ns: int
+    noticed_ns: Whole
 
 
 class CollectiveFailed(_Event, frozen=True, kw_only=True):
     """A collective broke in this worker though no failure has been announced yet."""
 
     process: str
-    rank: int
-    generation: int
-    step: int
+    rank: Whole
+    generation: Whole
+    step: Whole
     summary: str
-    noticed_ns: int
+    noticed_ns: Whole
 
 
 class TrainingDone(_Event, frozen=True, kw_only=True):
     """A worker committed its last step and waits for the others."""
 
     process: str
-    rank: int
-    generation: int
-    version: int
+    rank: Whole
+    generation: Whole
+    version: Whole
     lineage: str
     state_digest: str
-    cut_collectives: int  # collectives outside the protected part of a step that a recovery cut short
+    cut_collectives: Whole  # collectives outside the protected part of a step that a recovery cut short
 
 
 class FaultStruck(_Event, frozen=True, kw_only=True):
@@ -214,7 +215,7 @@ class WorkerNotice(_Event, frozen=True, kw_only=True):
     """Something the user should read, said once by one worker."""
 
     process: str
-    rank: int
+    rank: Whole
     text: str
 
 

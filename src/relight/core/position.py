@@ -10,6 +10,8 @@ import struct
 
 import msgspec
 
+from relight.core.numbers import Whole
+
 
 class Phase(enum.IntEnum):
     """What a worker is doing. FORWARD to OPTIMIZER lie inside a step; the others lie outside one."""
@@ -31,21 +33,21 @@ IN_STEP = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.BARRIER, Phase.OPTIMIZ
 class Position(msgspec.Struct, frozen=True, kw_only=True):
     """One reading of a position page. Times are CLOCK_MONOTONIC nanoseconds of the worker's host."""
 
-    generation: int = 0
-    rank: int = -1
-    step: int = 0
-    attempt: int = 0  # how often this step was started before
+    generation: Whole = 0
+    rank: Whole = -1
+    step: Whole = 0
+    attempt: Whole = 0  # how often this step was started before
     phase: Phase = Phase.STARTING
-    version: int = 0  # optimizer steps applied to the state
-    prepared: int = -1  # the step whose gradient is completely reduced here, or -1
+    version: Whole = 0  # optimizer steps applied to the state
+    prepared: Whole = -1  # the step whose gradient is completely reduced here, or -1
     torn: bool = False  # a write is in progress, or was cut short
-    collectives: int = 0  # launched in this generation; the rank with fewest is the one the others wait for
-    progress: int = 0  # goes up at every stamp
-    stamp_ns: int = 0  # time of the last stamp
-    fault_ns: int = 0  # when a planned fault struck here, or 0
-    private_versions: tuple[int, int] = (-1, -1)  # versions of the rank-private state kept beside the page
+    collectives: Whole = 0  # launched in this generation; the rank with fewest is the one the others wait for
+    progress: Whole = 0  # goes up at every stamp
+    stamp_ns: Whole = 0  # time of the last stamp
+    fault_ns: Whole = 0  # when a planned fault struck here, or 0
+    private_versions: tuple[Whole, Whole] = (-1, -1)  # versions of the rank-private state kept beside the page
     loss: float = float("nan")  # last loss the script reported
-    commits: int = 0  # steps that this process itself has finished; unlike its version, never inherited
+    commits: Whole = 0  # steps that this process itself has finished; unlike its version, never inherited
 
     def describe(self) -> str:
         """The position in words, for evidence lines."""

@@ -6,6 +6,8 @@ it has changed and at most twice a second; whoever missed some lines knows all f
 
 import msgspec
 
+from relight.core.numbers import Seconds, Whole
+
 
 class _Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     pass
@@ -15,8 +17,8 @@ class EngineVersion(msgspec.Struct, frozen=True, kw_only=True):
     """An inference engine that is connected, and the version that it answers with (-1: none yet)."""
 
     name: str
-    pid: int
-    version: int
+    pid: Whole
+    version: Whole
 
 
 class PublishStatus(_Status, frozen=True, kw_only=True):
@@ -27,13 +29,13 @@ class PublishStatus(_Status, frozen=True, kw_only=True):
 
     process: str
     engines: tuple[EngineVersion, ...] = ()
-    version: int = -1  # of the update under way, or the last one
-    moved_bytes: int = 0
-    total_bytes: int = 0
-    update_seconds: float = 0.0  # how long it has been under way, or took
-    updates: int = 0  # that some engine took, since the process began
-    updates_bytes: int = 0  # of weights, in all these
-    updates_seconds: float = 0.0
+    version: Whole = -1  # of the update under way, or the last one
+    moved_bytes: Whole = 0
+    total_bytes: Whole = 0
+    update_seconds: Seconds = 0.0  # how long it has been under way, or took
+    updates: Whole = 0  # that some engine took, since the process began
+    updates_bytes: Whole = 0  # of weights, in all these
+    updates_seconds: Seconds = 0.0
     dropped: dict[str, str] = {}  # engines that the last update did not reach, and why
     error: str = ""  # why no engine has the last update
 
@@ -42,11 +44,11 @@ class RestoreStatus(_Status, frozen=True, kw_only=True):
     """A replacement copies the state: how much of it has arrived. The last one of a copy has both numbers equal."""
 
     process: str
-    rank: int
-    generation: int
-    copied_bytes: int
-    total_bytes: int
-    seconds: float
+    rank: Whole
+    generation: Whole
+    copied_bytes: Whole
+    total_bytes: Whole
+    seconds: Seconds
 
 
 Status = PublishStatus | RestoreStatus
