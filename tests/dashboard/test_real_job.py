@@ -9,9 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from relight.core.report import decode_report
+from relight.core.report import JobReport, decode_report
+from relight.watch.events import (
+    ControllerRestarted,
+    Event,
+    Failure,
+    JobEnded,
+    JobStarted,
+    RecoveryFinished,
+    TrainingResumed,
+    TrainingStarted,
+)
+from relight.watch.feed import write_events
 from tests.cli.command import Command
 from tests.dashboard.conftest import Serve
+from tests.dashboard.test_metrics import samples
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "train.py"
 
@@ -72,3 +84,32 @@ def test_the_page_says_what_the_report_says(job: Command, tmp_path: Path, serve:
     assert (summary["version"], summary["steps_repeated"]) == (report.final_version, report.steps_repeated)
     assert summary["time_lost_seconds"] == pytest.approx(report.time_lost_seconds, abs=1e-4)
     assert {line["version"] for line in lines.values()} == {14}
+    check_metrics(served.get("/metrics")[2].decode(), report)
+    check_events(tmp_path / "run", report)
+
+
+def check_metrics(text: str, report: JobReport) -> None:
+    """What Prometheus is told in the end."""
+    found = samples(text)
+    assert found["relight_steps_total"] == report.final_version
+    assert found["relight_controller_restarts_total"] == 1
+    assert found['relight_failures_total{kind="killed"}'] == 1
+    assert found["relight_recovery_seconds_count"] == 1
+    assert found["relight_lost_seconds_total"] == pytest.approx(report.time_lost_seconds)
+    assert found["relight_restored_bytes_total"] == report.moved_bytes
+    assert (found["relight_job_ended"], found["relight_job_failed"]) == (1, 0)
+
+
+def check_events(run_dir: Path, report: JobReport) -> None:
+    """What programs are told, with the death of the controller in between."""
+    lines: list[bytes] = []
+    write_events(run_dir, lines.append, follow=False)
+    events = [msgspec.json.decode(line, type=Event) for line in lines]
+    kinds = [type(event) for event in events]
+    assert (kinds[0], kinds[-1]) == (JobStarted, JobEnded)
+    for kind in (ControllerRestarted, Failure, RecoveryFinished, TrainingStarted, TrainingResumed):
+        assert kinds.count(kind) == 1, kind
+    last = events[-1]
+    assert isinstance(last, JobEnded)
+    assert (last.error, last.steps, last.failures) == ("", report.steps, 1)
+    assert (last.state_digest, last.time_lost_seconds) == (report.final_state_digest, report.time_lost_seconds)

@@ -133,6 +133,8 @@ def test_what_else_would_have_helped() -> None:
     assert "--agent-timeout-seconds" in lost
     hungry = explain(job([failure(kind="out of memory", rank=3)], [recovery(total_seconds=0.2)]))[-1]
     assert "Memory ran out on rank 3" in hungry
+    wrong = explain(job([failure(kind="corruption", rank=2)], [recovery(total_seconds=0.2)]))[-1]
+    assert "The state of rank 2 had changed by itself" in wrong
     cut = explain(job([failure()], [recovery(total_seconds=0.2)], cut_collectives=2))[-1]
     assert "2 collectives" in cut
     assert "before optimizer.step()" in cut

@@ -8,7 +8,5 @@ from typing import Annotated
 
 import msgspec
 
-Whole = Annotated[
-    int, msgspec.Meta(ge=-(2**62), le=2**62)
-]  # clock readings in ns, too; sums stay in 64 bits
+Whole = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]  # clock readings in ns, too; sums stay in 64 bits
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]

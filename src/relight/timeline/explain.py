@@ -204,6 +204,12 @@ def _patterns(report: JobReport) -> list[str]:
             "A host that cannot be reached is given --agent-timeout-seconds to come back before its ranks are "
             "replaced; if your network has no such gaps, less is safe."
         )
+    wrong = sorted({failure.rank for failure in report.failures if failure.kind == "corruption"})
+    if wrong:
+        said.append(
+            f"The state of rank {', '.join(map(str, wrong))} had changed by itself: test that host's memory and device "
+            "before you use it again."
+        )
     hungry = sorted({failure.rank for failure in report.failures if failure.kind == "out of memory"})
     if hungry:
         ranks = ", ".join(map(str, hungry))
