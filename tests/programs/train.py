@@ -38,6 +38,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--publish", type=int, default=0, metavar="K", help="the weights after every K steps")
     parser.add_argument("--checkpoint", default="", help="directory of checkpoints")
+    parser.add_argument("--checkpoint-anew", action="store_true")
     parser.add_argument("--checkpoint-every", type=int, default=2)
     parser.add_argument("--data", default="loader", choices=["loader", "stateful", "function"])
     parser.add_argument("--loader-workers", type=int, default=0)
@@ -167,7 +168,7 @@ def main() -> None:
         rng=options.streams,
     )
     if options.checkpoint:
-        training.checkpoint(options.checkpoint, every=options.checkpoint_every)
+        training.checkpoint(options.checkpoint, every=options.checkpoint_every, resume=not options.checkpoint_anew)
     if options.publish:
         training.publish(every=options.publish)
     if options.log:

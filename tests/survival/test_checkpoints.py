@@ -97,3 +97,12 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(bench: B
     assert "no checkpoint of step 4" in outcome.stderr
     assert "Training goes on" in outcome.stderr
     assert published(root) == [6]
+
+
+@pytest.mark.all
+def test_starting_anew_among_the_checkpoints_of_another_run_is_refused(bench: Bench, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    bench.run(keeping(root, steps=4), standbys=0)
+    outcome = bench.run(keeping(root, "--checkpoint-anew"), standbys=0)
+    assert outcome.status == 1
+    assert "holds checkpoints of another run (the newest of step 4)" in outcome.report.error

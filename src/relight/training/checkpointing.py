@@ -161,7 +161,7 @@ class Checkpointing:
 
         Raises CheckpointError if there are some and none can be used: starting anew would silently lose them.
         """
-        if not (self._every and self._resume):
+        if not self._every:
             return False
         runtime = self._runtime
         if runtime.rank == 0:
@@ -186,7 +186,14 @@ class Checkpointing:
             files.prepare(self._root)
         except OSError as error:
             return _Start(0, error=f"no checkpoint can be written to {self._root}: {error.strerror or error}")
-        for version in files.published(self._root):
+        versions = files.published(self._root)
+        if versions and not self._resume:
+            return _Start(
+                0,
+                error=f"{self._root} holds checkpoints of another run (the newest of step {versions[0]}), and "
+                "checkpoint(resume=False) would mix its own with them: give it another directory",
+            )
+        for version in versions:
             try:
                 self._read(version)
             except CheckpointError as error:

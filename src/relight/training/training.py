@@ -162,7 +162,7 @@ class Training:
             directory: on a file system that all hosts share.
             every: steps.
             keep: complete checkpoints; older ones are removed.
-            resume: False: start anew, whatever is there.
+            resume: False: start anew; then the directory must hold no checkpoint.
 
         Raises:
             UsageError: every or keep < 1.
