@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from relight.core.commands import Restore
+from relight.core.events import AgentLost
 from relight.core.fault import Action
 from relight.sim.contents import Violation
 from relight.sim.schedule import (
@@ -60,6 +61,42 @@ def test_one_kind_of_fault_again_and_again(action: Action) -> None:
 
 def test_faults_during_recoveries() -> None:
     run_block(2_000_000, 2 * BLOCK, points=("BARRIER", *RECOVERY_POINTS), faults=4)
+
+
+def test_several_hosts() -> None:
+    """Lost, cut off in one direction or in both, back again, late. And it must come to that, or it proves nothing."""
+    seen: Counter[str] = Counter()
+    for seed in range(4_000_000, 4_000_500):
+        schedule = random_schedule(seed, hosts=True)
+        job = run(schedule, f"seed {seed}, several hosts")
+        report = job.controller.report()
+        seen["zombies"] += any(job.workers[name].alive for name in job.fenced if name in job.workers)
+        seen["back"] += any(host.known and name == host.name for name in lost_hosts(job) for host in job.hosts)
+        seen["finished"] += not report.error and bool(lost_hosts(job))
+        seen["private state lost"] += "private state" in report.error
+        seen["before the first step"] += "before the first step" in report.error
+        seen["before its scripts had ended"] += "before its scripts had ended" in report.error
+        seen["joined"] += any("joined;" in c.why for entry in job.journal for c in entry.commands)
+        seen["recovered"] += any(f.kind == "host lost" for f in report.failures) and not report.error
+        for entry in job.journal:
+            restores = [command for command in entry.commands if isinstance(command, Restore)]
+            seen["derived"] += any(restore.derived for restore in restores)
+    floor = {
+        "zombies": 20,
+        "back": 20,
+        "finished": 100,
+        "private state lost": 20,
+        "before the first step": 5,
+        "before its scripts had ended": 5,
+        "joined": 50,
+        "recovered": 80,
+        "derived": 80,
+    }
+    assert not {what: (seen[what], least) for what, least in floor.items() if seen[what] < least}
+
+
+def lost_hosts(job: SimulatedJob) -> set[str]:
+    return {entry.event.agent for entry in job.journal if isinstance(entry.event, AgentLost)}
 
 
 @pytest.mark.parametrize("action", ACTIONS)

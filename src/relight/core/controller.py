@@ -264,8 +264,9 @@ class Controller:
 
     # --- starting ----------------------------------------------------------------------------------------------
     def _on_agent_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
-        if event.agent in self.hosts:
-            return self._repeat_orders()  # the same agent again, after a restart: its workers live on
+        if event.agent in self.hosts:  # the same agent again, after a restart: its workers live on
+            self._forget_pages(event.agent)
+            return self._repeat_orders()
         if not len(self.hosts) and not self.members.processes:
             self.ledger.started(now)
             self._deadline = now + self.settings.startup_timeout_seconds
@@ -279,6 +280,12 @@ class Controller:
         if len(self.hosts) < nodes:
             return [Notice(why=f"{event.agent} joined; waiting for {nodes - len(self.hosts)} more", level="info")]
         return self._spawn_initial(now, "initial rank") + self._top_up_standbys(now)
+
+    def _forget_pages(self, agent: str) -> None:
+        """The pages of its dead processes went with an agent; those of the living are in their own hands too."""
+        for process in self.members.processes.values():
+            if process.agent == agent and not process.alive:
+                process.final_position = msgspec.structs.replace(process.final_position, private_versions=(-1, -1))
 
     def _repeat_orders(self) -> list[Command]:
         """What an agent had not passed on when it died is lost. Who has an order already ignores it the second time.
@@ -453,9 +460,10 @@ class Controller:
                 now,
                 raised,
             )
-        if any(p.alive for p in self.members.processes.values()):
-            return []
-        return self._end("", now)
+        return self._end_if_all_ended(now)
+
+    def _end_if_all_ended(self, now: float) -> list[Command]:
+        return [] if any(p.alive for p in self.members.processes.values()) else self._end("", now)
 
     def _on_standby_lost(self, process: Process, evidence: str, now: float) -> list[Command]:
         if process.ready and now - process.ready_at > STANDBY_PROVEN_SECONDS:
@@ -578,13 +586,13 @@ class Controller:
         held = [p for p in lost if p.rank is not None and not p.failed]
         for process in lost:
             self.members.end(process)
-            process.final_position = msgspec.structs.replace(process.final_position, private_versions=(-1, -1))
+        self._forget_pages(event.agent)
         if self.stage is Stage.STARTING or (self.stage is Stage.FINISHING and held):
             when = "before the first step" if self.stage is Stage.STARTING else "before its scripts had ended"
             return self._end(f"{event.agent} was lost {when}: {event.evidence}", now)
         notice = Notice(why=f"{event.agent} is lost with {len(lost)} processes: {event.evidence}", level="warning")
         if self.stage is Stage.FINISHING:
-            return [notice]
+            return [notice, *self._end_if_all_ended(now)]
         for process in held:
             self.ledger.failure(process, "host lost", event.evidence, None, 0, self.generation, now, self._newest_step)
         if held:

@@ -116,6 +116,7 @@ class Detector:
         self._settings = settings
         self._watched: dict[str, _Watch] = {}
         self._suspected: set[str] = set()
+        self._members: frozenset[str] = frozenset()
         self._stalled_generation = -1
         self._parked_said_ns = 0  # when it was said the last time that all ranks are parked
         self._longest_ns: dict[Phase, int] = {}  # per phase, over all ranks
@@ -125,6 +126,7 @@ class Detector:
         for sample in samples:
             self._update(sample, now)
         ranks = {rank: self._watched[name] for rank, name in sorted(members.items()) if name in self._watched}
+        self._excuse_the_bereft(frozenset(members.values()), ranks, now)
         complete = len(ranks) == len(members) > 0
         if complete:
             self._note_leaders(ranks)
@@ -181,6 +183,17 @@ class Detector:
         gone = [name for name, watch in self._watched.items() if now - watch.seen_at > FORGET_SECONDS]
         for name in gone:
             del self._watched[name]
+
+    def _excuse_the_bereft(self, members: frozenset[str], ranks: Mapping[int, _Watch], now: float) -> None:
+        """Who waited for a rank that was out of sight, and is none any more, is waited for from now on.
+
+        Until its host was given up nobody could say whom all waited for. Those left must not be blamed for that time.
+        """
+        left = [self._watched[name] for name in sorted(self._members - members) if name in self._watched]
+        if any(now - watch.seen_at > STALE_SECONDS for watch in left):
+            for watch in ranks.values():
+                watch.behind_since_ns = 0
+        self._members = members
 
     # --- judgement ----------------------------------------------------------------------------------------------
     def _check_frozen(self, process: str) -> Event | None:

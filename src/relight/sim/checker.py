@@ -8,7 +8,7 @@ a real one, is in journal.py.
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Stop
+from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Spawn, Stop
 from relight.core.events import Stopped
 from relight.core.fault import Action
 from relight.core.report import JobReport
@@ -40,6 +40,9 @@ class Checker:
         self._standing: Command | None = None  # the newest order to all
         self._struck: tuple[tuple[Action, str, str], ...] = ()  # what, process, point
         self.disturbed: set[str] = set()  # kinds of faults that are not of one process
+        self.derivable = False  # private state follows from rank and step: it cannot be lost
+        self.fenced: set[str] = set()  # processes of hosts that were given up; they may live on
+        self._lost_hosts: set[str] = set()
 
     def copy(self, workers: dict[str, Worker]) -> "Checker":
         """The same, about copies of the workers."""
@@ -67,10 +70,21 @@ class Checker:
         """A fault is about to strike."""
         self._struck += ((action, worker.name, worker.point),)
 
+    def lost_host(self, name: str) -> None:
+        """The controller is about to be told that this host is gone."""
+        self.disturbed.add("host lost")
+        self._lost_hosts.add(name)
+
+    def found_host(self, name: str) -> None:
+        """It is about to be told that this host is here."""
+        self._lost_hosts.discard(name)
+
     def began_step(self, worker: Worker) -> None:
         """I2, I3, I7: the right state at the right place, and nothing finished is done again."""
         step = worker.state.version
         self._check_content(worker, "computes with")
+        if worker.name in self.fenced:
+            return  # it does not know, and cannot end the step without the others
         if step < self._finished:
             raise Violation(f"I7: rank {worker.rank} repeats step {step} though version {self._finished} was finished")
         if step < self._begun:
@@ -81,6 +95,8 @@ class Checker:
         """I1 and I6: one content per version; live versions are v, or v and v+1."""
         self._check_content(worker, "finished")
         self._finished = max(self._finished, worker.state.version)
+        if worker.name in self.fenced:
+            return  # what it finished, its successor must not undo: that I7 sees to
         versions = {w.state.version for w in self._members() if not w.blank}
         if max(versions) - min(versions) > 1:
             raise Violation(f"I6: live versions are {sorted(versions)}")
@@ -92,6 +108,8 @@ class Checker:
 
     def published(self, worker: Worker, version: int, content: int) -> None:
         """I11: engines answer with a version only if every rank holds it, and with one content."""
+        if worker.name in self.fenced:
+            return  # what engines on a host that is cut off see is not judged
         if version > self._until or content != self._states[version].content:
             raise Violation(f"I11: {worker.name} publishes a version {version} of another content")
         if version < self._shown:
@@ -111,6 +129,9 @@ class Checker:
         match command:
             case Stop() | Begin():
                 self._check_generation(command)
+            case Spawn():
+                if command.agent in self._lost_hosts:
+                    raise Violation(f"I14: {command.process} is placed on {command.agent}, which is lost")
             case Kill():
                 self._check_kill(command)
             case Restore():
@@ -138,7 +159,7 @@ class Checker:
 
     # --- judgement ----------------------------------------------------------------------------------------------
     def _members(self) -> list[Worker]:
-        return [w for w in self.workers.values() if w.alive and w.rank >= 0]
+        return [w for w in self.workers.values() if w.alive and w.rank >= 0 and w.name not in self.fenced]
 
     def _check_content(self, worker: Worker, what: str) -> None:
         state = worker.state
@@ -170,12 +191,20 @@ class Checker:
         self._check_all_stand_still(restore, members)
         for worker in members:
             self._check_alone(worker)
+        self._check_sources(restore, members)
         if restore.target < self._finished:
             raise Violation(f"I7: back to {restore.target} though version {self._finished} was finished")
         if restore.target < self._begun:
             raise Violation(f"I2: back to {restore.target}, though step {self._begun} was begun")
         for worker in members:
             self._check_reachable(restore, worker)
+
+    def _check_sources(self, restore: Restore, members: Sequence[Worker]) -> None:
+        """I14: nobody copies from a process of a host that was given up."""
+        known = {worker.name for worker in members}
+        strangers = [source.address for source in restore.sources if source.address not in known]
+        if strangers:
+            raise Violation(f"I14: the state is to be copied from {strangers}, which hold no rank")
 
     def _check_reachable(self, restore: Restore, worker: Worker) -> None:
         """I5, I8: blank ranks copy; each other one is there, or holds the gradient of the one step that is missing."""
@@ -201,7 +230,7 @@ class Checker:
 
     def _check_alone(self, worker: Worker) -> None:
         for other in self.workers.values():
-            if other is not worker and other.rank == worker.rank and other.alive:
+            if other is not worker and other.rank == worker.rank and other.alive and other.name not in self.fenced:
                 raise Violation(f"I10: rank {worker.rank} was given to {worker.name} while {other.name} lives")
 
     def _check_completed(self, members: Sequence[Worker]) -> None:
@@ -223,7 +252,7 @@ class Checker:
 
     def _check_all_lost(self, end: EndJob) -> None:
         for worker in self.workers.values():
-            if worker.healthy and worker.page.rank >= 0 and not worker.blank:
+            if worker.healthy and worker.page.rank >= 0 and not worker.blank and worker.name not in self.fenced:
                 raise Violation(f"L1: {worker.name} holds version {worker.state.version}, but: {end.error}")
 
     def _is_excused(self, error: str) -> bool:
@@ -240,7 +269,9 @@ class Checker:
         if "did not reach its first step" in error:
             return any(kind is Action.LOOP and worker.state.version == 0 for kind, worker in struck)
         if "private state" in error:  # it dies with the process and its agent
-            return "agent" in self.disturbed
+            return not self.derivable and bool({"agent", "host lost"} & self.disturbed)
+        if "was lost before the first step" in error or "was lost before its scripts had ended" in error:
+            return "host lost" in self.disturbed
         if "starts have failed" in error:
             return len(kinds) > 3
         if "times in the same place" in error:

@@ -51,6 +51,14 @@ def next_private(private: int, step: int) -> int:
     return hash((7, private, step))
 
 
+def derived_private(rank: int, version: int, *, known: bool) -> int:
+    """A rank's private state, worked out from its number and the step; wrong unless `known` to follow from them."""
+    private = first_private(rank)
+    for step in range(version):
+        private = next_private(private, step)
+    return private if known else hash((10, private))
+
+
 def contribution(state: State, private: int, rank: int) -> int:
     """A rank's gradient."""
     return hash((8, state.content, state.version, private, rank))

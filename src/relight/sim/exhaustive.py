@@ -115,6 +115,7 @@ class Situation(World):
         twin.meetings = {generation: meeting.copy() for generation, meeting in self.meetings.items()}
         twin._controller_is_shared = True
         twin.spawned = self.spawned.copy()
+        twin.host_of = self.host_of.copy()
         twin._moving = deque()
         return twin
 

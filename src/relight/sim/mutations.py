@@ -14,7 +14,7 @@ from typing import ClassVar
 import msgspec
 
 from relight.core import events as ev
-from relight.core.commands import Command, Release, Restore, Stop, WorkerCommand
+from relight.core.commands import Command, Release, Restore, Source, Stop, WorkerCommand
 from relight.core.controller import Controller, Stage
 from relight.core.decision import Decision, Halt, decide
 from relight.core.detector import Detector
@@ -319,6 +319,69 @@ class SaysNothingAfterItsRestart(Controller):
         return []
 
 
+class TrustsThePagesOfALostAgent(Controller):
+    """Once ours: a dead process's private state was still asked for when its agent, or its host, had died as well."""
+
+    def _forget_pages(self, agent: str) -> None:
+        pass
+
+
+class WaitsForTheLostAtTheEnd(Controller):
+    """Once ours: if the last processes of a finished job were a lost host's, the job did not end."""
+
+    def _on_agent_lost(self, event: ev.AgentLost, now: float) -> list[Command]:
+        out = super()._on_agent_lost(event, now)
+        if self.ended is not None and not self.ended.error:
+            self.stage, self.ended = Stage.FINISHING, None
+            return out[:-1]
+        return out
+
+
+class PlacesOnALostHost(Controller):
+    """A host that is lost keeps its place on the list of those with room."""
+
+    def _on_agent_lost(self, event: ev.AgentLost, now: float) -> list[Command]:
+        remove = self.hosts.remove
+        self.hosts.remove = str  # type: ignore[method-assign,assignment]
+        try:
+            return super()._on_agent_lost(event, now)
+        finally:
+            self.hosts.remove = remove  # type: ignore[method-assign]
+
+
+class CopiesFromZombies(Controller):
+    """Who held a rank on a host that is lost lives on there, perhaps, and counts as a source."""
+
+    def _advance(self, now: float) -> list[Command]:
+        out = super()._advance(now)
+        return [self._with_zombies(command) if isinstance(command, Restore) else command for command in out]
+
+    def _with_zombies(self, restore: Restore) -> Restore:
+        processes = self.members.processes
+        holders = [(rank, names[-1]) for rank, names in self.members.predecessors.items()]
+        lost = [(rank, name) for rank, name in holders if processes[name].agent not in self.hosts]
+        zombies = tuple(Source(rank=rank, address=name) for rank, name in lost)
+        return msgspec.structs.replace(restore, sources=(*zombies, *restore.sources))
+
+
+class DerivesWhateverIsLost(Controller):
+    """Private state that nobody holds is taken to follow from rank and step, also where it does not."""
+
+    def _on_stopped(self, event: ev.Stopped, now: float) -> list[Command]:
+        return super()._on_stopped(msgspec.structs.replace(event, derivable=True), now)
+
+
+class WaitsForALostHost(Controller):
+    """The ranks of a lost host are asked to stop like all others: only the last deadline takes them out."""
+
+    def _on_agent_lost(self, event: ev.AgentLost, now: float) -> list[Command]:
+        if self.stage is not Stage.TRAINING:
+            return super()._on_agent_lost(event, now)
+        self.hosts.remove(event.agent)
+        self.ledger.failure(None, "host lost", event.evidence, None, 0, self.generation, now)
+        return self._fail([], -1, None, now)
+
+
 # --- other detectors ----------------------------------------------------------------------------------------------
 class BlamesWhoStopsLater(Detector):
     """Once ours: a survivor that had long waited for a hung rank was blamed if another one stopped sooner."""
@@ -357,6 +420,13 @@ class ForgetsThoseWhoAreAllParked(Detector):
 
     def _parked(self, ranks: Mapping[int, object]) -> list[ev.Event]:  # noqa: ARG002
         return []
+
+
+class BlamesTheBereft(Detector):
+    """Once ours: when a host was given up, a rank that had long waited for it was blamed unless it stopped at once."""
+
+    def _excuse_the_bereft(self, members: frozenset[str], ranks: Mapping[int, object], now: float) -> None:
+        pass
 
 
 # --- other workers ------------------------------------------------------------------------------------------------
@@ -476,7 +546,7 @@ class LeavesAlone(Worker):
 class Mutation:
     """A variant. Some of the first `within` random schedules must break an invariant.
 
-    `actions` and `points` narrow the schedules down, for bugs that need two rare faults at once.
+    `actions`, `points` and `hosts` narrow the schedules down, for bugs that need two rare faults at once.
     """
 
     name: str
@@ -487,6 +557,7 @@ class Mutation:
     detector: type[Detector] = Detector
     actions: tuple[Action, ...] = ()
     points: tuple[str, ...] = ()
+    hosts: bool | None = None
 
     @property
     def what(self) -> str:
@@ -514,7 +585,7 @@ class Mutation:
     def schedule(self, seed: int) -> Schedule:
         """The random schedule of this seed."""
         if not self.points:
-            return random_schedule(seed)
+            return random_schedule(seed, hosts=self.hosts)
         return random_schedule(seed, faults=3, actions=self.actions, points=self.points)
 
     def hunt(self, first: int = 0, limit: int = 0) -> tuple[int, Violation] | None:
@@ -574,9 +645,22 @@ MUTATIONS = (
         actions=(Action.KILL, Action.LOOP),
         points=("FORWARD", "RESUME", "RESUME"),
     ),
-    Mutation("oversleeps", 50000, controller=Oversleeps),
+    Mutation(
+        "oversleeps",
+        2000,
+        controller=Oversleeps,
+        actions=(Action.KILL, Action.LOOP),
+        points=("FORWARD", "ROLLBACK", "REFORM"),
+    ),
     Mutation("restart-reuses-generation", 2000, controller=ReusesAGenerationAfterItsRestart),
     Mutation("restart-says-nothing", 2000, controller=SaysNothingAfterItsRestart),
+    Mutation("blames-the-bereft", 10000, detector=BlamesTheBereft, hosts=True),
+    Mutation("pages-outlive-agents", 1000, controller=TrustsThePagesOfALostAgent, hosts=True),
+    Mutation("last-host-at-the-end", 1000, controller=WaitsForTheLostAtTheEnd, hosts=True),
+    Mutation("placed-on-lost-host", 200, controller=PlacesOnALostHost, hosts=True),
+    Mutation("zombies-are-sources", 200, controller=CopiesFromZombies, hosts=True),
+    Mutation("lost-private-derived", 200, controller=DerivesWhateverIsLost, hosts=True),
+    Mutation("lost-host-is-awaited", 200, controller=WaitsForALostHost, hosts=True),
     Mutation("private-not-claimed", 200, worker=DoesNotClaimPrivateState),
     Mutation("private-kept-too-late", 200, worker=KeepsPrivateStateTooLate),
     Mutation("write-interrupted", 200, worker=StopsInsideTheWrite),

@@ -31,6 +31,14 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     "asleep": the controller's process is stopped for `seconds`; its deadlines pass meanwhile.
     "controller": it dies with the next thing that it is told, having sent `sent` of the orders that this led to; its
     successor comes after `seconds`, and agents report the newest `repeated` things again, since nobody confirmed them.
+
+    Of `host`, counted round the hosts after the first, on which the controller runs:
+
+    "host": it is lost with all that it runs; with `up`, silently: no connection to it ends.
+    "cut": for `seconds`, nothing passes between it and the controller (in one direction or in both), and nothing
+    between it and the other hosts.
+    "unheard": the same towards the controller only.
+    "join": one more host joins.
     """
 
     kind: str
@@ -40,8 +48,10 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     down: bool = True
     sent: int = 0
     repeated: int = 0
+    host: int = 0
 
 
+HOST_KINDS = ("host", "cut", "unheard", "join")
 NETWORK_KINDS = ("silence", "blackhole", "agent", "asleep", "controller")
 
 
@@ -60,6 +70,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seen_dying: float = 0.0  # part of the deaths that are seen before the process's memory is freed
     slow_rank: int = -1  # it needs 30 times as long for everything
     watched: bool = False  # the detector looks from the beginning, and not only once something hangs
+    nodes: int = 1  # hosts that share the ranks
+    derivable: bool = False  # private state follows from rank and step, so that it is not lost with a host
 
 
 def encode_schedule(schedule: Schedule) -> str:
@@ -73,9 +85,22 @@ def decode_schedule(text: str | bytes) -> Schedule:
 
 
 def random_schedule(
-    seed: int, *, faults: int | None = None, actions: Sequence[Action] = (), points: Sequence[str] = ()
+    seed: int,
+    *,
+    faults: int | None = None,
+    actions: Sequence[Action] = (),
+    points: Sequence[str] = (),
+    hosts: bool | None = None,
 ) -> Schedule:
-    """Swarm style: which kinds of fault occur at all, how many, where and how close together differs by seed."""
+    """Swarm style: which kinds of fault occur at all, how many, where and how close together differs by seed.
+
+    Args:
+        seed: gives the same schedule everywhere.
+        faults: of processes, so many; None: up to four.
+        actions: of these kinds only, if there are any.
+        points: at these only, if there are any.
+        hosts: whether there are several; None: every fifth time, where the faults are not told.
+    """
     draw = random.Random(f"schedule {seed}")
     chance, choice = draw.random, draw.choice
     allowed = list(actions) or [action for action in ACTIONS if chance() < 0.5] or [Action.KILL]
@@ -89,7 +114,7 @@ def random_schedule(
             places = points or ((*STEP_POINTS, *RECOVERY_POINTS) if planned else (*STEP_POINTS, *OTHER_POINTS))
             planned.append(_random_fault(draw, choice(allowed), places, world_size, until))
     hostile = [kind for kind in NETWORK_KINDS if chance() < 0.25] if chance() < 0.4 else []
-    return Schedule(
+    schedule = Schedule(
         seed=seed,
         world_size=world_size,
         standbys=choice((0, 1, 2, 3)),
@@ -102,6 +127,37 @@ def random_schedule(
         seen_dying=choice((0.0, 0.5, 1.0)),
         slow_rank=choice((-1, -1, -1, 0, world_size - 1)),
         watched=chance() < 0.1,
+    )
+    if hosts is None:
+        hosts = not (actions or points or faults is not None) and random.Random(f"hosts? {seed}").random() < 0.2
+    return _with_hosts(schedule) if hosts else schedule
+
+
+def _with_hosts(schedule: Schedule) -> Schedule:
+    """Drawn apart, so that schedules of one host are what they were before there were others."""
+    draw = random.Random(f"hosts {schedule.seed}")
+    nodes, per_host = draw.choice(((2, 1), (2, 2), (2, 2), (3, 1), (3, 2), (4, 1)))
+    kinds = [kind for kind in HOST_KINDS if draw.random() < 0.6] or ["host"]
+    troubles = [_random_host_fault(draw, draw.choice(kinds)) for _ in range(draw.choice((1, 1, 2, 2, 3)))]
+    others = [msgspec.structs.replace(trouble, host=int(draw.random() * nodes)) for trouble in schedule.network]
+    return msgspec.structs.replace(
+        schedule,
+        world_size=nodes * per_host,
+        network=(*others, *troubles),
+        nodes=nodes,
+        derivable=draw.random() < 0.7,
+    )
+
+
+def _random_host_fault(draw: random.Random, kind: str) -> NetworkFault:
+    up, down = draw.choice(((True, True), (True, True), (True, False), (False, True)))
+    return NetworkFault(
+        kind=kind,
+        nth=20 + int(draw.random() * 250),
+        seconds=round(draw.choice((draw.uniform(0.1, 10.0), draw.uniform(10.0, 90.0))), 3),
+        up=up,
+        down=down,
+        host=int(draw.random() * 4),
     )
 
 

@@ -44,8 +44,14 @@ def _simpler(schedule: Schedule) -> Iterator[Schedule]:
         yield change(schedule, slow_rank=-1)
     if schedule.watched:
         yield change(schedule, watched=False)
-    if schedule.world_size > 2:
-        yield change(schedule, world_size=schedule.world_size - 1, slow_rank=-1)
+    fewer = schedule.world_size - schedule.nodes  # as many on each host
+    if fewer >= max(2, schedule.nodes):
+        yield change(schedule, world_size=fewer, slow_rank=-1)
+    if schedule.nodes > 1:
+        yield change(schedule, nodes=1)
+    if schedule.nodes > 2:
+        ranks = schedule.world_size // schedule.nodes * (schedule.nodes - 1)
+        yield change(schedule, nodes=schedule.nodes - 1, world_size=ranks, slow_rank=-1)
     if schedule.until > 1:
         yield change(schedule, until=schedule.until - 1)
     if schedule.standbys:

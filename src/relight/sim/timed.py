@@ -9,17 +9,18 @@ from typing import Any
 import msgspec
 
 from relight.core import events as ev
-from relight.core.commands import Command, EndJob, Kill, Spawn
+from relight.core.commands import Command, EndJob, Spawn
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.detector import Detector, DetectorSettings, Sample
 from relight.core.fault import Action as Fault
 from relight.core.position import IN_STEP, Phase, Position
 from relight.core.replay import Record, replay
 from relight.sim.contents import Violation
+from relight.sim.hosts import FOR_EVER, Host, Hosts
 from relight.sim.network import Group
 from relight.sim.schedule import NetworkFault, ProcessFault, Schedule
-from relight.sim.worker import PAUSES, Worker
-from relight.sim.world import NODE, Action, CopyPrivate, World
+from relight.sim.worker import PAUSES, Copying, Worker
+from relight.sim.world import Action, NodeOrder, World
 
 MAX_EVENTS = 20_000
 SAMPLE_SECONDS = 0.5
@@ -82,9 +83,15 @@ class SimulatedJob(World):
     """Run it once. Raises Violation, with the schedule and the trace, if an invariant breaks."""
 
     def __init__(self, schedule: Schedule, parts: Parts = PRODUCTION) -> None:
-        self.settings = ControllerSettings(world_size=schedule.world_size, standbys=schedule.standbys)
+        self.settings = ControllerSettings(
+            world_size=schedule.world_size, nodes=schedule.nodes, standbys=schedule.standbys
+        )
         super().__init__(self.settings, schedule.until, parts.controller, parts.worker)
         self.schedule = schedule
+        self.several_hosts = schedule.nodes > 1
+        self.derivable = self.checker.derivable = schedule.derivable
+        self.checker.fenced = self.fenced
+        self.hosts = Hosts(self, schedule.nodes, schedule.world_size // schedule.nodes)
         self.journal: list[JournalEntry] = []
         self.trace: list[tuple[float, str, object]] = []
         self.struck = 0
@@ -96,11 +103,11 @@ class SimulatedJob(World):
         self._points: dict[str, int] = {}
         self._faults = list(schedule.faults)
         self._network = list(schedule.network)
-        self._silent_until = {"up": 0.0, "down": 0.0}
         self._asleep_until = 0.0
         self._dies: NetworkFault | None = None  # the controller does, with the next thing that it is told
         self._away = False  # there is no controller
         self._unheard: list[ev.Event] = []  # what agents keep for it meanwhile
+        self._unseen: set[str] = set()  # processes whose unseen end the controller that found out did not survive
         self._blackholes: set[int] = set()  # groups whose data vanishes
         self._held_up: dict[tuple[int, int], bool] = {}  # whether a rank's connections wait for a frozen peer
         self._parts = parts
@@ -111,7 +118,11 @@ class SimulatedJob(World):
     def run(self) -> EndJob:
         """To the end of the job."""
         try:
-            self.feed(ev.AgentJoined(agent=NODE, slots=self.world_size))
+            for host in self.hosts:
+                if self.several_hosts:
+                    self.after(2.0 * self._random(), ("host", "joins", host.name))
+                else:
+                    self.hosts.joins(host.name)
             if self.schedule.watched:
                 self._watch()
             while self.end is None:
@@ -190,7 +201,7 @@ class SimulatedJob(World):
         process: str = action[1]
         schedule = self.schedule
         queue: Any = (self.up if direction == "up" else self.down)[process]
-        if not isinstance(queue[-1], Spawn | Kill | CopyPrivate):  # what nodes do themselves, they are told once
+        if not isinstance(queue[-1], NodeOrder):  # what nodes do themselves, they are told once
             if schedule.repeated_messages and self._random() < schedule.repeated_messages:
                 self._say_again(direction, process, queue[-1])
             late = schedule.late_messages and not isinstance(queue[-1], ev.WorkerFailed)
@@ -206,35 +217,55 @@ class SimulatedJob(World):
 
     def again(self, direction: str, process: str, message: Any) -> None:
         """A message comes out of its order."""
-        if self._holds_back(direction, ("again", direction, process, message)):
+        if process in self.fenced or self._holds_back(direction, process, ("again", direction, process, message)):
             return
         if direction == "up":
             self.feed(message)
         else:
             self.deliver(process, message)
 
-    def _holds_back(self, direction: str, action: Action) -> bool:
+    def _holds_back(self, direction: str, process: str, action: Action) -> bool:
         """Whether nothing passes now; then it comes once the silence is over."""
-        until = self._silent_until[direction]
+        until = self.hosts.of(process).silent_until[direction]
         if direction == "up":
             until = max(until, self._asleep_until)
         if self.now >= until:
             return False
+        if until >= FOR_EVER:
+            return True
         self.after(until - self.now + self._between(_SHORT), action)
         return True
 
     def _up(self, process: str) -> None:
-        if not self._holds_back("up", ("up", process)):
+        if process not in self.fenced and not self._holds_back("up", process, ("up", process)):
             super()._up(process)
 
     def _down(self, process: str) -> None:
-        if not self._holds_back("down", ("down", process)):
+        if not self._holds_back("down", process, ("down", process)):
             super()._down(process)
+
+    def forget_orders(self, process: str) -> None:
+        """Of a host that is given up, nothing is sent any more, and nothing is believed."""
+        for queues in (self.up, self.down):
+            if process in queues:
+                queues[process].clear()
+
+    def lose_data(self, generation: int) -> None:
+        """What the ranks of this group send to each other vanishes; no connection ends."""
+        self._blackholes.add(generation)
+        self._watch()
+
+    @property
+    def deaf_until(self) -> float:
+        """Until when the controller listens to nobody."""
+        return max(self._asleep_until, self.now + 1.0 if self._away else 0.0)
 
     # --- what the world leaves to chance --------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:
         if self._away:
-            if isinstance(event, _REPORTED):
+            if _is_unseen(event):
+                self._unseen.add(event.process)  # type: ignore[union-attr]
+            elif isinstance(event, _REPORTED):
                 self._unheard.append(event)
         else:
             super().feed(event)
@@ -269,10 +300,30 @@ class SimulatedJob(World):
         group = self.group(generation)
         if generation in self._blackholes and not group.gone >> rank & 1:
             return
+        if self.several_hosts and not group.gone >> rank & 1:
+            apart = self._apart_from_group(generation, rank)
+            if apart:
+                self._later(apart, ("settle", generation, number, rank, completes))
+                return
         super()._settle(generation, number, rank, completes)
+
+    def _apart_from_group(self, generation: int, rank: int) -> float:
+        """Until when data between this rank and others of its group does not pass."""
+        mine = [w.name for w in self.workers.values() if w.rank == rank and generation in _generations(w)]
+        others = [w.name for w in self.workers.values() if w.rank != rank and generation in _generations(w)]
+        return max((self.hosts.apart_from_any(name, others) for name in mine), default=0.0)
+
+    def _later(self, until: float, action: Action) -> None:
+        if until < FOR_EVER:
+            self.after(until - self.now + self._between(_SHORT), action)
 
     def _connect(self, generation: int, rank: int) -> None:
         meeting = self.meetings[generation]
+        if self.several_hosts:
+            apart = self._apart_from_group(generation, rank)
+            if apart:
+                self._later(apart, ("connect", generation, rank))
+                return
         if meeting.absent and self._random() < 0.5:
             return  # the others wait for a connection that never comes
         frozen = [w for w in self.workers.values() if w.rank in meeting.present and w.alive and w.frozen]
@@ -290,7 +341,14 @@ class SimulatedJob(World):
             if target.alive and not copying.over:
                 self.after(0.5, ("arrive", process))
             return
+        if copying is not None and self.hosts.apart_until(process, copying.source):
+            self._later(self.hosts.apart_until(process, copying.source), ("arrive", process))
+            return
         super()._arrive(process)
+
+    def _proceed(self, target: Worker, copying: Copying) -> None:
+        if not self.hosts.apart_until(target.name, copying.source):  # else it hears nothing of the source
+            super()._proceed(target, copying)
 
     def ended(self, worker: Worker, status: int) -> None:
         if self._random() < self.schedule.seen_dying:
@@ -358,7 +416,7 @@ class SimulatedJob(World):
         until = self.now + trouble.seconds
         match trouble.kind:
             case "silence":
-                self._be_silent(until, up=trouble.up, down=trouble.down)
+                self._be_silent(self.hosts.numbered(trouble.host), until, up=trouble.up, down=trouble.down)
             case "asleep":
                 self._asleep_until = max(self._asleep_until, until)
             case "blackhole":
@@ -368,38 +426,50 @@ class SimulatedJob(World):
                         worker.struck = True  # on some ranks a collective is over, and on others not: these get blamed
                 self._watch()
             case "agent":
-                self._agent_dies(until)
+                self._agent_dies(self.hosts.numbered(trouble.host), until)
             case "controller":
                 self._dies = trouble
+            case _:
+                self.hosts.strike(trouble)
 
-    def _be_silent(self, until: float, *, up: bool, down: bool) -> None:
+    def _be_silent(self, host: Host, until: float, *, up: bool, down: bool) -> None:
         for direction, yes in (("up", up), ("down", down)):
             if yes:
-                self._silent_until[direction] = max(self._silent_until[direction], until)
+                host.silent_until[direction] = max(host.silent_until[direction], until)
 
-    def _agent_dies(self, until: float) -> None:
+    def _agent_dies(self, host: Host, until: float) -> None:
         """What it had not passed on is lost, in both directions; what comes later waits for its successor."""
+        if not host.alive:
+            return
         for queues in (self.up, self.down):
             for process in sorted(queues):
-                if self._random() < 0.5:
+                if self.host_of[process] == host.name and self._random() < 0.5:
                     queues[process].clear()
-        for worker in self.workers.values():
+        for worker in self.hosts.workers(host):
             if not worker.alive:  # with the last mapping of its page
                 worker.page.slots = [None, None]
-        self._be_silent(until, up=True, down=True)
-        self.after(until - self.now, ("agent_back",))
+        self._be_silent(host, until, up=True, down=True)
+        self.after(until - self.now, ("agent_back", host.name))
 
-    def agent_back(self) -> None:
+    def agent_back(self, host_name: str) -> None:
         """A successor adopts the processes; see agent/adoption.py and server/agents.py, `attach`."""
-        for name in sorted(self.spawned):
+        host = self.hosts.called(host_name)
+        if not host.known:
+            return
+        if self.several_hosts and host.alive and max(host.silent_until.values()) > self.now:
+            self.after(max(host.silent_until.values()) - self.now, ("agent_back", host_name))
+            return
+        for name in sorted(self.spawned - self.fenced):
+            if self.host_of[name] != host_name:
+                continue
             worker = self.workers.get(name)
             coming = any(isinstance(message, Spawn) for message in self.down[name])
             if not coming and (worker is None or not worker.alive):
                 self.feed(self._unseen_exit(name))
-        self.feed(ev.AgentJoined(agent=NODE, slots=self.world_size))
-        for name in sorted(self.workers):
-            worker = self.workers[name]
-            if not worker.alive:
+        self.feed(ev.AgentJoined(agent=host_name, slots=host.slots))
+        for worker in self.hosts.workers(host):
+            name = worker.name
+            if not worker.alive or name in self.fenced:
                 continue
             if not worker.frozen:
                 self.send(worker, ev.ProcessStarted(process=name, pid=1))
@@ -427,7 +497,7 @@ class SimulatedJob(World):
             queue = self.down[process]
             while queue and self._random() < 0.5:
                 queue.pop()
-        said = [entry.event for entry in self.journal if isinstance(entry.event, _REPORTED)]
+        said = [e.event for e in self.journal if isinstance(e.event, _REPORTED) and not _is_unseen(e.event)]
         self._unheard += said[max(0, len(said) - death.repeated) :]
         self.after(death.seconds, ("controller_back",))
 
@@ -442,15 +512,27 @@ class SimulatedJob(World):
             self.checker.final(self.end, self.names_of_ranks(), self.controller.report())
             return
         self.feed(ev.ControllerRestarted())
+        if self._away:
+            return
         self._unheard += [self._unseen_exit(name) for name in self._never_started()]
         while self._unheard and not self._away:
-            self.feed(self._unheard.pop(0))
+            event = self._unheard.pop(0)
+            if getattr(event, "process", "") not in self.fenced:
+                self.feed(event)
 
     def _never_started(self) -> list[str]:
         """Processes that the controller believes in, and that no node has or will have: agents.py, `attach`."""
         believed = [p.name for p in self.controller.members.processes.values() if p.alive]
         coming = {name for name, queue in self.down.items() if any(isinstance(message, Spawn) for message in queue)}
-        return [name for name in believed if name not in self.workers and name not in coming]
+        ended = (
+            {name for name in self._unseen if name in self.workers and not self.workers[name].alive}
+            if self._unseen
+            else set()
+        )
+        self._unseen.clear()
+        return [
+            n for n in believed if (n not in self.workers or n in ended) and n not in coming and n not in self.fenced
+        ]
 
     # --- the detector ---------------------------------------------------------------------------------------------
     def _watch(self) -> None:
@@ -463,7 +545,8 @@ class SimulatedJob(World):
             return
         self._samples += 1
         self.after(SAMPLE_SECONDS if self._samples < _SPARSE_AFTER else SPARSE_SAMPLE_SECONDS, ("sample",))
-        if self._away or self.now < max(self._silent_until["up"], self._asleep_until):
+        heard = {host.name for host in self.hosts if host.known and self.now >= host.silent_until["up"]}
+        if self._away or self.now < self._asleep_until or not heard:
             return
         now_ns = int(self.now * 1e9)
         samples = [
@@ -476,7 +559,7 @@ class SimulatedJob(World):
                 sampled_ns=now_ns,
             )
             for worker in self.workers.values()
-            if worker.alive
+            if worker.alive and self.host_of[worker.name] in heard and worker.name not in self.fenced
         ]
         for event in self._detector.observe(samples, self.controller.rank_processes(), self.now):
             self.feed(event)
@@ -501,6 +584,7 @@ _PERFORM: dict[str, Callable[..., None]] = {
     "thaw": SimulatedJob.thaw,
     "agent_back": SimulatedJob.agent_back,
     "controller_back": SimulatedJob.controller_back,
+    "host": lambda job, what, name: getattr(job.hosts, what)(name),
     "sample": SimulatedJob.sample,
 }
 
@@ -513,6 +597,15 @@ def _possible(action: Fault, worker: Worker) -> Fault:
     if action is Fault.LOOP and worker.point in _QUIET_POINTS:
         return Fault.KILL
     return action
+
+
+def _is_unseen(event: ev.Event | None) -> bool:
+    """Not an agent's report: a controller finds it out, when an agent comes back without that process."""
+    return isinstance(event, ev.ProcessExited) and event.exit_status is None
+
+
+def _generations(worker: Worker) -> tuple[int, int]:
+    return worker.group_generation, worker.meeting_generation
 
 
 def run_schedule(schedule: Schedule, parts: Parts = PRODUCTION) -> SimulatedJob:

@@ -15,7 +15,16 @@ from typing import Any, ClassVar, Protocol
 from relight.core import events as ev
 from relight.core.commands import Assign, Begin, Release, Restore, Resume, Stop, WorkerCommand
 from relight.core.position import Phase, Position
-from relight.sim.contents import FIRST_STATE, State, Violation, contribution, first_private, next_private, reduce
+from relight.sim.contents import (
+    FIRST_STATE,
+    State,
+    Violation,
+    contribution,
+    derived_private,
+    first_private,
+    next_private,
+    reduce,
+)
 from relight.sim.network import Group, Rendezvous
 
 # Where a main thread can stand, in the order in which it gets there. See `_Handler` below for what comes next.
@@ -56,6 +65,7 @@ OTHER_POINTS = (
     "RELEASED",  # running to the end of the script
     "EXITING",
 )
+# At several hosts also PRIVATE: copied, and the rank-private state is on its way from another host.
 # Where nothing is waited for: the main thread goes on by itself, some time later.
 PAUSES = frozenset(
     "OUTSIDE FORWARD PREPARE READY OPTIMIZER AFTER_WRITE AFTER_STEP STOP FINISH OBEY TAKE_OVER ROLLBACK RESUME "
@@ -63,7 +73,7 @@ PAUSES = frozenset(
 )
 # Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
 # and the store's in group.py.
-PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "REFORM": 60.0}
+PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "PRIVATE": 10.0, "REFORM": 60.0}
 CONNECT_SECONDS = 300.0
 
 
@@ -154,6 +164,8 @@ class World(Protocol):
     world_size: int
     until: int
     now: float
+    several_hosts: bool
+    derivable: bool
 
     def plan_step(self, worker: "Worker") -> None: ...
     def plan_patience(self, worker: "Worker", seconds: float) -> None: ...
@@ -359,6 +371,8 @@ class Worker:
             self.raise_in_script(f"RuntimeError: rank {self.rank}: connection reset, and nobody said why")
         elif self.point == "COPY":
             self._fail_restore("no answer from the source")
+        elif self.point == "PRIVATE":
+            self._lack_private()
         elif self.point == "REFORM":
             meeting = self.world.rendezvous(self.meeting_generation)
             if not self.waits_on and meeting is not None and meeting.complete:
@@ -391,6 +405,10 @@ class Worker:
                 return self._has(Restore, self.stop_seen) or self.newest > self.stop_seen
             case "COPY":
                 return self.copying is not None and self.copying.over
+            case "PRIVATE":
+                assert self.restore is not None
+                here = self.page.read_private(self.restore.target) is not None
+                return here or self.newest > self.restore.generation
             case "REFORM":
                 assert self.restore is not None
                 return self.newest > self.restore.generation or self._is_formed(self.restore.generation)
@@ -768,6 +786,7 @@ class Worker:
                 torn=self.page.torn and not self.blank,
                 blank=self.blank,
                 stop_seconds=0.0,
+                derivable=self.world.derivable,
                 restore_address=self.name,
             )
         )
@@ -844,9 +863,14 @@ class Worker:
         assert self.copying is not None
         assert self.copying.state is not None
         target = self.restore.target
+        if self.rank in self.restore.derived:
+            self.page.keep_private(target, derived_private(self.rank, target, known=self.world.derivable))
         private = self.page.read_private(target)
+        if private is None and self.world.several_hosts and self.point != "PRIVATE":
+            self._go_to("PRIVATE")
+            return
         if private is None:
-            self._fail_restore(f"the rank-private state of version {target} is not beside this rank's page")
+            self._lack_private()
             return
         self.state, self.private, self.copying = self.copying.state, private, None
         if self.claims_private:
@@ -854,6 +878,11 @@ class Worker:
         self.blank = self.page.torn = False
         self.page.version = self.state.version
         self._go_to("ROLLBACK")
+
+    def _lack_private(self) -> None:
+        assert self.restore is not None
+        version = self.restore.target
+        self._fail_restore(f"the rank-private state of version {version} is not beside this rank's page")
 
     def _rolled_back(self) -> None:
         assert self.restore is not None
@@ -1006,6 +1035,7 @@ _HANDLERS: dict[str, str] = {
     "OBEY": "_obey",
     "COPY": "_on_copied",
     "TAKE_OVER": "_take_over",
+    "PRIVATE": "_take_over",
     "ROLLBACK": "_rolled_back",
     "REFORM": "_on_formed",
     "RESTORED": "_on_resume",

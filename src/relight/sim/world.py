@@ -54,10 +54,29 @@ class CopyPrivate(msgspec.Struct, frozen=True):
     version: int
 
 
+class TakePrivate(msgspec.Struct, frozen=True):
+    """To the node of a dead process: send its private state of that version to another node, for `target`."""
+
+    target: str
+    version: int
+
+
+class PrivateState(msgspec.Struct, frozen=True):
+    """It arrives there, by way of the controller."""
+
+    version: int
+    payload: int
+
+
+NodeOrder = Spawn | Kill | CopyPrivate | TakePrivate | PrivateState  # what a node does itself
+
+
 class World:
     """State and rules. `plan` is what a driver adds."""
 
     detailed_pages = True  # with the counters that the detector reads
+    several_hosts = False
+    derivable = False  # a rank's private state follows from its number and the step
 
     def __init__(
         self,
@@ -74,6 +93,8 @@ class World:
         self.workers: dict[str, Worker] = {}
         self.checker = Checker(settings.world_size, until, self.workers)
         self.spawned: set[str] = set()  # processes that were ordered to be started
+        self.host_of: dict[str, str] = {}  # on which host
+        self.fenced: set[str] = set()  # processes of a host that was given up: nobody listens to them any more
         self.up: dict[str, deque[ev.Event]] = {}
         self.down: dict[str, deque[Any]] = {}
         self.groups: dict[int, Group] = {}
@@ -115,6 +136,7 @@ class World:
         match command:
             case Spawn():
                 self.spawned.add(command.process)
+                self.host_of[command.process] = command.agent
                 self.tell(command.process, command)
             case Kill():
                 self.tell(command.process, command)
@@ -126,8 +148,7 @@ class World:
                 self._order(command)
             case Restore():
                 for rank in command.targets:
-                    for source in self.controller.predecessors.get(rank, ()):
-                        self.tell(self.controller.rank_processes()[rank], CopyPrivate(source, command.target))
+                    self._hand_over_private_state(rank, command.target)
                 self._order(command)
             case Resume() | Release():
                 self._order(command)
@@ -136,6 +157,17 @@ class World:
                 self.checker.final(command, ranks, self.controller.report())
             case Notice():
                 pass
+
+    def _hand_over_private_state(self, rank: int, version: int) -> None:
+        """agents.py, `copy_private`: from beside each dead holder's page, whose host may be another one, or gone."""
+        target = self.controller.rank_processes()[rank]
+        for source in self.controller.predecessors.get(rank, ()):
+            if source in self.fenced:
+                continue
+            if self.host_of[source] == self.host_of[target]:
+                self.tell(target, CopyPrivate(source, version))
+            else:
+                self.tell(source, TakePrivate(target, version))
 
     def _open_store(self, generation: int) -> None:
         self.store_generation = max(self.store_generation, generation)
@@ -150,6 +182,8 @@ class World:
 
     def tell(self, process: str, message: Any) -> None:
         """To a process, or to its node about it; in order."""
+        if process in self.fenced:
+            return
         self.down.setdefault(process, deque()).append(message)
         self.plan(("down", process))
 
@@ -178,7 +212,7 @@ class World:
         if queue:
             self.deliver(process, queue.popleft())
 
-    def deliver(self, process: str, message: Spawn | Kill | CopyPrivate | WorkerCommand) -> None:
+    def deliver(self, process: str, message: NodeOrder | WorkerCommand) -> None:
         """A node hears what it is to do, or to pass on."""
         if isinstance(message, Spawn):
             if process not in self.workers:
@@ -194,6 +228,13 @@ class World:
             payload = source.page.read_private(message.version) if source is not None else None
             if payload is not None:
                 worker.page.slots[message.version % 2] = (message.version, payload)
+        elif isinstance(message, TakePrivate):
+            payload = worker.page.read_private(message.version)
+            if payload is not None:
+                self.tell(message.target, PrivateState(message.version, payload))
+        elif isinstance(message, PrivateState):
+            worker.page.slots[message.version % 2] = (message.version, message.payload)
+            worker.poke()
         else:
             worker.receive(message)
 

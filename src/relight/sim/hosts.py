@@ -1,0 +1,205 @@
+"""Hosts of a simulated job: what passes between them and the controller, how they are lost, cut off, and come back.
+
+Modelled, not production: server.py (`_lose_agent`, `_welcome_agent`), agents.py, and TCP, which repeats
+what was lost as long as the connection lives. What is decided about hosts is decided by the production core.
+The controller runs on the first host, which therefore is never lost.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from relight.core import events as ev
+from relight.core.commands import EndJob
+from relight.core.fault import Action as Fault
+from relight.sim.checker import Checker
+from relight.sim.schedule import NetworkFault
+from relight.sim.worker import Worker
+from relight.sim.world import Action
+
+# The kernel gives a silent connection up after so long, and the server waits for another one.
+CONNECTION_SECONDS = 8.0
+RETURN_SECONDS = 15.0
+FOR_EVER = 1e9
+
+
+class Job(Protocol):
+    """What the hosts need of the job."""
+
+    now: float
+    end: EndJob | None
+    workers: dict[str, Worker]
+    host_of: dict[str, str]
+    fenced: set[str]
+    checker: Checker
+
+    def after(self, seconds: float, action: Action) -> None: ...
+    def feed(self, event: ev.Event) -> None: ...
+    def note(self, what: str, thing: object) -> None: ...
+    def asked(self, target: Worker) -> None: ...
+    def forget_orders(self, process: str) -> None: ...
+    def lose_data(self, generation: int) -> None: ...
+    @property
+    def deaf_until(self) -> float: ...
+
+
+class Host:
+    """One machine. Moments are of the virtual clock."""
+
+    def __init__(self, name: str, slots: int) -> None:
+        self.name = name
+        self.slots = slots
+        self.alive = True
+        self.known = False  # to the controller: joined, and not lost since
+        self.silent_until = {"up": 0.0, "down": 0.0}  # nothing passes to the controller, or from it
+        self.apart_until = 0.0  # nothing passes to other hosts, or from them
+
+
+class Hosts:
+    """All of a job."""
+
+    def __init__(self, job: Job, count: int, slots: int) -> None:
+        self._job = job
+        self._hosts = {f"node-{number}": Host(f"node-{number}", slots) for number in range(count)}
+        self._slots = slots
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self._hosts.values())
+
+    def numbered(self, number: int) -> Host:
+        """Counted round."""
+        return list(self._hosts.values())[number % len(self._hosts)]
+
+    def called(self, name: str) -> Host:
+        """By name."""
+        return self._hosts[name]
+
+    def of(self, process: str) -> Host:
+        """Where a process runs, or is about to be started."""
+        return self._hosts[self._job.host_of[process]]
+
+    def workers(self, host: Host) -> list[Worker]:
+        """What was started there, by name."""
+        workers = self._job.workers
+        return [workers[name] for name in sorted(workers) if self._job.host_of[name] == host.name]
+
+    def apart_until(self, one: str, other: str) -> float:
+        """Until when nothing passes between two processes; 0: it does."""
+        mine, theirs = self.of(one), self.of(other)
+        if mine is theirs:
+            return 0.0
+        if not (mine.alive and theirs.alive):
+            return FOR_EVER
+        until = max(mine.apart_until, theirs.apart_until)
+        return until if until > self._job.now else 0.0
+
+    def apart_from_any(self, process: str, others: list[str]) -> float:
+        """Until when it is cut off from one of these."""
+        return max((self.apart_until(process, other) for other in others), default=0.0)
+
+    # --- what happens to them -------------------------------------------------------------------------------------
+    def joins(self, name: str) -> None:
+        """An agent connects for the first time."""
+        host = self._hosts.get(name)
+        if host is None:
+            host = self._hosts[name] = Host(name, self._slots)
+        if host.alive:
+            self._welcome(host)
+
+    def strike(self, fault: NetworkFault) -> None:
+        """A fault of a host other than the first."""
+        job = self._job
+        others = list(self._hosts.values())[1:]
+        if fault.kind == "join":
+            self.joins(f"spare-{len(self._hosts)}")
+            return
+        if not others:
+            return
+        host = others[fault.host % len(others)]
+        if not host.alive:
+            return
+        if fault.kind == "host":
+            self._lose(host, silently=fault.up)
+            return
+        until = job.now + fault.seconds
+        for direction, yes in (("up", fault.up), ("down", fault.down)):
+            if yes:
+                host.silent_until[direction] = max(host.silent_until[direction], until)
+        if fault.kind == "cut":
+            host.apart_until = max(host.apart_until, until)
+            for worker in job.workers.values():  # on some hosts a collective is over, and on others not
+                worker.struck = worker.struck or (worker.alive and worker.group_generation > 0)
+        job.after(CONNECTION_SECONDS, ("host", "hangs_up", host.name))
+        job.after(CONNECTION_SECONDS + RETURN_SECONDS, ("host", "given_up", host.name))
+        job.after(fault.seconds + 0.01, ("host", "heals", host.name))
+
+    def _lose(self, host: Host, *, silently: bool) -> None:
+        """The machine is off. Silently: nobody's connection to it ends by that."""
+        job = self._job
+        for worker in self.workers(host):
+            if not worker.alive:
+                continue
+            if silently and worker.group_generation:
+                job.lose_data(worker.group_generation)
+            job.checker.struck(Fault.KILL, worker)
+            worker.struck = True
+        host.alive = False
+        host.silent_until = {"up": FOR_EVER, "down": FOR_EVER}
+        for worker in self.workers(host):
+            worker.die(-9)
+            worker.page.slots = [None, None]
+        job.after(CONNECTION_SECONDS + RETURN_SECONDS, ("host", "given_up", host.name))
+
+    def hangs_up(self, name: str) -> None:
+        """Where one direction is silent, the connection ends for both; a new one needs both."""
+        host = self._hosts[name]
+        until = max(host.silent_until.values())
+        if until > self._job.now:
+            host.silent_until = {"up": until, "down": until}
+
+    def given_up(self, name: str) -> None:
+        """server.py, `_lose_agent`: it has not come back."""
+        job, host = self._job, self._hosts[name]
+        if not host.known or max(host.silent_until.values()) <= job.now:
+            return
+        if job.now < job.deaf_until:  # its time begins anew with a new controller
+            job.after(job.deaf_until - job.now + RETURN_SECONDS, ("host", "given_up", name))
+            return
+        host.known = False
+        for process, place in sorted(job.host_of.items()):
+            if place == name and process not in job.fenced:
+                job.fenced.add(process)
+                job.forget_orders(process)
+        job.checker.lost_host(name)
+        job.note("FAULT", f"{name} is given up")
+        job.feed(ev.AgentLost(agent=name, evidence="no connection to its agent"))
+
+    def heals(self, name: str) -> None:
+        """It can be reached again, unless something else is in the way."""
+        job, host = self._job, self._hosts[name]
+        for worker in list(job.workers.values()):
+            if worker.alive and worker.copying is not None and not worker.copying.over:
+                job.asked(worker)
+        if not host.alive or host.known or job.end is not None:
+            return
+        wait = max(*host.silent_until.values(), job.deaf_until) - job.now
+        if wait > 0:
+            job.after(wait + 0.01, ("host", "heals", name))
+            return
+        for worker in self.workers(host):  # agents.py, `attach`: "this job does not know it"
+            if worker.alive:
+                job.after(0.01, ("host", "kills", worker.name))
+        self._welcome(host)
+
+    def kills(self, process: str) -> None:
+        """An agent was told to kill what lived on."""
+        self._job.workers[process].die(-9)
+
+    def _welcome(self, host: Host) -> None:
+        if host.known or self._job.end is not None:
+            return
+        if self._job.now < self._job.deaf_until:
+            self._job.after(self._job.deaf_until - self._job.now + 0.01, ("host", "joins", host.name))
+            return
+        host.known = True
+        self._job.checker.found_host(host.name)
+        self._job.feed(ev.AgentJoined(agent=host.name, slots=host.slots))
