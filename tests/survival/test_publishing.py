@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import relight
 from relight.transfer.gate import Gate
 from relight.transfer.relay import Relay
+from relight.watch.feed import write_events
 from tests.programs.train import Net
 from tests.survival.harness import DEADLINE_SECONDS, Bench, Training
 from tests.survival.judge import check_survived
@@ -53,6 +55,10 @@ def test_an_engine_ends_with_the_trainers_weights(bench: Bench, faults: Sequence
     assert published is not None
     assert list(published.engines.values()) == [STEPS]
     assert published.updates >= 1
+    lines: list[bytes] = []
+    write_events(outcome.run_dir, lines.append, follow=False)
+    told = [event for event in map(json.loads, lines) if event["event"] == "weights_published"]
+    assert list(told[-1]["engines"].values()) == [STEPS]
 
 
 @pytest.mark.parametrize(

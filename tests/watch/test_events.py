@@ -1,5 +1,6 @@
 """Events for programs: complete, in order, each as the schema says."""
 
+import datetime
 import json
 import time
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 from relight.core.events import ShutdownRequested
 from relight.core.report import JobReport
 from relight.server.journal import Journal
+from relight.server.trace import StatusFile
 from relight.sim.schedule import random_schedule
 from relight.sim.timed import SimulatedJob
 from relight.watch.events import Event, schema
 from relight.watch.feed import write_events
 from relight.wire.settings import JobSettings
+from relight.wire.status import EngineVersion, PublishStatus
 from tests.dashboard.made_up import MadeUpJob
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -112,6 +115,32 @@ def test_whatever_happens_nothing_is_missing_and_nothing_is_told_twice(tmp_path:
         assert [event["stages"] for event in finished] == [msgspec.to_builtins(r.stages) for r in report.recoveries]
     generations = [event["generation"] for event in events if event["event"] == "training_resumed"]
     assert generations == sorted(set(generations))
+
+
+def test_published_weights_are_told_in_their_turn(tmp_path: Path) -> None:
+    made = MadeUpJob(tmp_path / "run", ranks=2, wall=time.time() - 60, until=50)
+    file = StatusFile(tmp_path / "run", lambda text: None)
+
+    def tell(now: float, **given: Any) -> None:
+        engines = (EngineVersion(name="e1", pid=1, version=given.pop("has", -1)),)
+        file.append(now, PublishStatus(process="w0", engines=engines, **given))
+
+    tell(2.0)  # nothing so far
+    tell(3.0, version=5, total_bytes=100, moved_bytes=10)  # under way
+    tell(4.0, version=5, updates=1, has=5, update_seconds=0.25)
+    tell(4.5, version=5, updates=1, has=5, update_seconds=0.25)  # said again
+    made.note(5.0, "between the two")
+    tell(6.0, version=10, updates=1, has=5, error="no engine answers", dropped={"e1": "it was silent"})
+    made.tell(7.0, ShutdownRequested(reason="SIGTERM"))
+    events = events_of(tmp_path / "run")
+    judge(events)
+    told = [event for event in events if event["event"] in ("weights_published", "notice", "job_ended")][-4:]
+    assert [event["event"] for event in told] == ["weights_published", "notice", "weights_published", "job_ended"]
+    assert [event["seconds"] for event in told] == [4.0, 5.0, 6.0, 7.0]
+    at = [datetime.datetime.fromisoformat(event["time"]).timestamp() - made.wall for event in told]
+    assert at == pytest.approx([4.0, 5.0, 6.0, 7.0], abs=1e-3)
+    assert (told[0]["version"], told[0]["engines"], told[0]["update_seconds"]) == (5, {"e1": 5}, 0.25)
+    assert (told[2]["error"], told[2]["dropped"]) == ("no engine answers", {"e1": "it was silent"})
 
 
 def test_the_schema_in_the_docs_is_the_one_that_is_kept() -> None:

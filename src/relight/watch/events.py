@@ -4,6 +4,9 @@ The journal is written for replays and may change with relight; these events are
 kind of event may be added within a version of the format; nothing is taken away, renamed or given another unit.
 """
 
+import datetime
+import math
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +19,7 @@ from relight.core.controller import ENDED, Controller, ControllerSettings
 from relight.core.report import FailureReport, RecoveryReport, RecoveryStages
 from relight.server.journal import JournalHeader, JournalLine, decode_line
 from relight.wire.settings import JobSettings
+from relight.wire.status import PublishStatus, StatusLine
 
 FORMAT_VERSION = 1
 
@@ -140,6 +144,16 @@ class RecoveryFinished(_Event, frozen=True, kw_only=True, tag="recovery_finished
     stages: RecoveryStages  # seconds
 
 
+class WeightsPublished(_Event, frozen=True, kw_only=True, tag="weights_published"):
+    """A version went to the inference engines, or did not; it is told within a second or two."""
+
+    version: int
+    engines: dict[str, int]  # those that are connected, and the version that each answers with (-1: none)
+    dropped: dict[str, str]  # engines that it did not reach, and why
+    error: str  # why no engine has it
+    update_seconds: float
+
+
 class FaultInjected(_Event, frozen=True, kw_only=True, tag="fault_injected"):
     """A fault of `relight chaos` is about to strike."""
 
@@ -185,6 +199,7 @@ Event = (
     | RecoveryDecided
     | TrainingResumed
     | RecoveryFinished
+    | WeightsPublished
     | FaultInjected
     | ControllerRestarted
     | NoticeSaid
@@ -205,12 +220,14 @@ class EventFeed:
     def __init__(self) -> None:
         self._settings: JobSettings | None = None
         self._core: Controller
-        self._wall = ""
         self._now = 0.0
+        self._dated = (datetime.datetime.fromtimestamp(0, datetime.UTC), 0.0)  # a reading of both clocks at once
         self._failures = 0  # that were told
         self._unexplained: list[FailureReport] = []  # of these, as they were told: how the process ended is not known
         self._recoveries = 0
         self.ended = False  # there will be no more
+        self._statuses: deque[StatusLine] = deque()  # not told yet
+        self._published: dict[str, tuple[int, int, str]] = {}  # by process: updates, version and error, as told
         self._begun = 0  # the newest generation that was told to train
 
     def take(self, line: bytes) -> Iterator[Event]:
@@ -220,11 +237,39 @@ class EventFeed:
         else:
             yield from self._take(decode_line(line))
 
+    def add_status(self, line: StatusLine) -> None:
+        """A line of `status.jsonl`; it is told in its turn. Add it before the lines of the journal that follow it."""
+        self._statuses.append(line)
+
+    def flush(self) -> Iterator[Event]:
+        """Events of all that was added: no line of the journal is older."""
+        return self._of_statuses(math.inf)
+
+    def _of_statuses(self, until: float) -> Iterator[Event]:
+        while self._statuses and self._statuses[0].now <= until and self._settings is not None and not self.ended:
+            line = self._statuses.popleft()
+            status = line.status
+            if not isinstance(status, PublishStatus) or status.total_bytes:  # an update that is under way
+                continue
+            told, now = self._published.get(status.process), (status.updates, status.version, status.error)
+            self._published[status.process] = now
+            if told == now or status.version < 0:
+                continue
+            self._now = max(self._now, line.now)
+            yield WeightsPublished(
+                **self._common(),
+                version=status.version,
+                engines={engine.name: engine.version for engine in status.engines},
+                dropped=status.dropped,
+                error=status.error,
+                update_seconds=round(status.update_seconds, 6),
+            )
+
     def _start(self, header: JournalHeader) -> Event:
         self._settings = settings = header.settings
         names = ControllerSettings.__struct_fields__
         self._core = Controller(ControllerSettings(**{name: getattr(settings, name) for name in names}))
-        self._wall = header.wall
+        self._dated = datetime.datetime.fromisoformat(header.wall), 0.0
         return JobStarted(
             **self._common(),
             script=settings.script,
@@ -236,15 +281,20 @@ class EventFeed:
     def _common(self) -> dict[str, Any]:
         assert self._settings is not None
         return {
-            "time": self._wall,
+            "time": (self._dated[0] + datetime.timedelta(seconds=self._now - self._dated[1])).isoformat(
+                timespec="microseconds"
+            ),
             "seconds": round(self._now, 6),
             "job": self._settings.job,
             "generation": self._core.generation,
         }
 
     def _take(self, line: JournalLine) -> Iterator[Event]:
-        self._now = line.now
-        self._wall = line.wall or self._wall  # an order is given at the time of what it answers
+        is_end = isinstance(line.command, EndJob)
+        yield from self._of_statuses(math.inf if is_end else line.now)
+        self._now = max(self._now, line.now)
+        if line.wall:
+            self._dated = datetime.datetime.fromisoformat(line.wall), line.now
         if line.event is not None:
             self._core.handle(line.event, line.now)
             yield from self._of_event(line.event)
@@ -255,9 +305,9 @@ class EventFeed:
         elif line.note:
             yield NoticeSaid(**self._common(), level="warning", text=line.note)
         elif isinstance(line.command, EndJob) and not self.ended:
-            self.ended = True
             yield from self._of_ledger(is_over=True)
             yield self._end(line.command)
+            self.ended = True
         elif isinstance(line.command, Notice):
             yield NoticeSaid(**self._common(), level=line.command.level, text=line.command.why)
         elif line.command is not None:

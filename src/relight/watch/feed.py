@@ -1,16 +1,18 @@
 """Writes the events of a run, as far as they are known, or as they come."""
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from relight.dashboard.tail import Tail
 from relight.errors import UsageError
-from relight.watch.events import EventFeed
+from relight.watch.events import Event, EventFeed
 from relight.watch.run import JOURNAL, SILENT_SECONDS
+from relight.wire.status import decode_line
 
 POLL_SECONDS = 0.2
 
@@ -21,15 +23,21 @@ def write_events(run_dir: Path, write: Callable[[bytes], object], *, follow: boo
     Returns False if it was followed in vain: nobody runs the job any more. Raises UsageError if the journal is not
     understood; OSError of `write` is passed on.
     """
-    feed, tail, encoder = EventFeed(), Tail(run_dir / JOURNAL), msgspec.json.Encoder()
+    feed, journal, encoder = EventFeed(), Tail(run_dir / JOURNAL), msgspec.json.Encoder()
+    status = Tail(run_dir / "status.jsonl", run_dir / "status.1.jsonl")
+
+    def tell(events: Iterable[Event]) -> None:
+        for event in events:
+            write(encoder.encode(event) + b"\n")
+
     try:
         while True:
-            lines = tail.read()
-            for line in lines:
-                for event in feed.take(line):
-                    write(encoder.encode(event) + b"\n")
-            if lines:
-                continue
+            while lines := status.read():  # first: what the journal says before these lines is there by now
+                _add_statuses(feed, lines)
+            while lines := journal.read():
+                for line in lines:
+                    tell(feed.take(line))
+            tell(feed.flush())
             if not follow or feed.ended:
                 return True
             if _silent_seconds(run_dir) > SILENT_SECONDS:
@@ -39,7 +47,14 @@ def write_events(run_dir: Path, write: Callable[[bytes], object], *, follow: boo
         path = run_dir / JOURNAL
         raise UsageError(f"{path} cannot be read further (written by another version of relight?): {error}") from error
     finally:
-        tail.close()
+        journal.close()
+        status.close()
+
+
+def _add_statuses(feed: EventFeed, lines: Iterable[bytes]) -> None:
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            feed.add_status(decode_line(line))
 
 
 def _silent_seconds(run_dir: Path) -> float:
