@@ -143,7 +143,7 @@ EXTRA = (
         "a flood of nonsense against a live controller",
         full_s=1200,
         quick_s=60,
-        quick=("--connections", "2000"),
+        quick=("--frames", "2000"),
     ),
     Benchmark(
         "simulator",

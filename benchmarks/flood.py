@@ -1,7 +1,8 @@
-"""Strangers who talk nonsense to a controller, as fast as they can, and strangers who connect and say nothing.
+"""A flood of nonsense against a live controller: strangers who talk, strangers who hold connections, and insiders.
 
-Run by ``python -m benchmarks.flood HOST PORT SEED``; ends with its standard input, and prints how many connections
-were answered (refused, or cut off) after each kind of nonsense. It knows no token.
+Run by ``python -m benchmarks.flood HOST PORT SEED PRIVATE_DIR``; ends with its standard input, and prints how many
+frames of each kind the controller has taken. Strangers know no token: their first frame is their last. Insiders prove
+that they know it (it lies in PRIVATE_DIR), say again and again what was said before, and end with nonsense.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from relight.wire.framing import encode_frame
-from relight.wire.handshake import hello_mac
-from relight.wire.messages import PROTOCOL_VERSION, Hello, Samples, WorkerHello
+from relight.errors import ProtocolError
+from relight.wire.framing import decode, encode_frame, make_decoder, receive_payload
+from relight.wire.handshake import hello_mac, read_token
+from relight.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Samples, WorkerHello
 
 TALKERS = 6
-HOLDERS = 20  # with the talkers fewer than the controller lets wait, or it would not read what they say
+HOLDERS = 80  # more than the controller lets wait: whoever holds a place loses it to the next, and comes again
+INSIDERS = 2
+REPLAYED = 2000  # frames on one connection of an insider, before the one that ends it
 ANSWER_S = 15.0
 _PICKLE = b"\x80\x04\x95\x1a\0\0\0\0\0\0\0\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x02id\x94\x85\x94R\x94."
+_challenge = make_decoder(Challenge)
 _MESSAGES: tuple[msgspec.Struct, ...] = (
     Samples(samples=()),
     WorkerHello(process="w0", pid=1),
@@ -94,10 +99,24 @@ _KINDS: dict[str, Callable[[random.Random], bytes]] = {
 }
 
 
-class Flood:
-    """Some threads that talk, some that hold connections open."""
+def _end_of_insider(chance: random.Random, hello: bytes) -> tuple[str, bytes]:
+    """The last frame of one who knows the token: well-formed up to then, and now this."""
+    match chance.randrange(4):
+        case 0:
+            return "malformed, from one who knows the token", _framed(chance)
+        case 1:
+            return "oversized, from one who knows the token", _oversized(chance)
+        case 2:
+            return "truncated, from one who knows the token", hello[: chance.randrange(1, len(hello))]
+        case _:
+            return "out of order, from one who knows the token", encode_frame(chance.choice(_MESSAGES))
 
-    def __init__(self, address: tuple[str, int], seed: int) -> None:
+
+class Flood:
+    """Some threads that talk, some that hold connections open, some that know the token."""
+
+    def __init__(self, address: tuple[str, int], seed: int, token: bytes) -> None:
+        self._token = token
         self._address = address
         self._seed = seed
         self.over = threading.Event()
@@ -107,6 +126,7 @@ class Flood:
     def start(self) -> list[threading.Thread]:
         threads = [threading.Thread(target=self._talk, args=(number,), daemon=True) for number in range(TALKERS)]
         threads += [threading.Thread(target=self._hold, daemon=True) for _ in range(HOLDERS)]
+        threads += [threading.Thread(target=self._intrude, args=(number,), daemon=True) for number in range(INSIDERS)]
         for thread in threads:
             thread.start()
         return threads
@@ -141,10 +161,41 @@ class Flood:
                 while connection.recv(65536):
                     pass
 
+    def _intrude(self, number: int) -> None:
+        chance = random.Random(f"{self._seed} insider {number}")
+        while not self.over.is_set():
+            with contextlib.suppress(OSError, ProtocolError):
+                role, name = chance.choice((("observer", f"insider-{number}"), ("agent", "node-0")))
+                self._say_again(chance, role, name)
+
+    def _say_again(self, chance: random.Random, role: str, name: str) -> None:
+        """As an observer; or as the agent's double, who is refused though he knows the token."""
+        with socket.create_connection(self._address, timeout=ANSWER_S) as connection:
+            payload = receive_payload(connection)
+            if payload is None:
+                return
+            challenge: Challenge = decode(_challenge, payload)
+            mac = hello_mac(self._token, challenge.nonce, role, name)
+            hello = encode_frame(Hello(protocol_version=PROTOCOL_VERSION, role=role, name=name, mac=mac))
+            kind, last = _end_of_insider(chance, hello)
+            connection.sendall(hello)
+            if role == "observer":
+                connection.sendall(hello * REPLAYED + last)
+            connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(65536):  # once it has ended, all before has been read
+                    pass
+            with self._lock:
+                if role == "observer":
+                    self.answered["replayed, from one who knows the token"] += REPLAYED
+                    self.answered[kind] += 1
+                else:
+                    self.answered["the agent's double, who knows the token"] += 1
+
 
 def main() -> None:
-    host, port, seed = sys.argv[1:]
-    flood = Flood((host, int(port)), int(seed))
+    host, port, seed, private_dir = sys.argv[1:]
+    flood = Flood((host, int(port)), int(seed), read_token(private_dir))
     started = time.monotonic()
     flood.start()
     sys.stdin.read()

@@ -505,7 +505,9 @@ class Server:
             case Received():
                 agent.confirm(message.count)
             case PrivateState():
-                if message.problem:
+                if not self._agents.owns(agent, message.source):
+                    self._refuse(f"ignored private state from agent {agent.name} that another one holds")
+                elif message.problem:
                     self.shut_down(f"rank-private state cannot be moved to another host: {message.problem}")
                 else:
                     self._agents.pass_on(message)
