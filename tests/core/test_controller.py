@@ -1041,3 +1041,120 @@ def test_a_deadline_that_passed_while_the_controller_slept_is_put_off_once() -> 
     assert put_off is not None
     assert desk.now < put_off <= desk.now + 2.0
     assert isinstance(desk.controller.expire(put_off + 40.0)[0], Kill)
+
+
+# --- divided state ------------------------------------------------------------------------------------------------
+DIVIDED = ("shard 1/2", "shard 2/2", "shard 1/2", "shard 2/2")
+
+
+def divided(standbys: int = 2) -> Desk:
+    """Four ranks, two parts of the state with two holders each, in training."""
+    desk = Desk(world_size=4, standbys=standbys)
+    desk.started()
+    for rank, part in enumerate(DIVIDED):
+        desk.enters(f"w{rank}", rank, shard=part, state_digest=f"v0 of {part}", state_bytes=2**20)
+    said = desk.said
+    for standby in desk.controller.members.standbys():
+        desk.warm(standby.name)
+    assert desk.controller.stage is Stage.TRAINING
+    desk.said = said
+    return desk
+
+
+def test_what_a_divided_state_survives_is_said_before_the_first_step() -> None:
+    desk = divided()
+    kinds = [type(command) for command in desk.said]
+    assert kinds.index(Begin) > kinds.index(Notice)
+    lines = [command.why for command in desk.said if isinstance(command, Notice)]
+    assert "  losing two devices: survived in 4 of 6 cases, not if it is ranks 0 and 2; ranks 1 and 3" in lines
+    assert desk.controller.coverage is not None
+    assert [part.ranks for part in desk.controller.coverage.parts] == [(0, 2), (1, 3)]
+
+
+def test_nothing_is_said_of_plain_replication() -> None:
+    desk = Desk().train()
+    assert desk.controller.coverage is None
+
+
+def test_holders_of_one_part_must_start_alike() -> None:
+    desk = Desk(world_size=4)
+    desk.started()
+    for rank, part in enumerate(DIVIDED):
+        desk.enters(f"w{rank}", rank, shard=part, state_digest="other" if rank == 3 else f"v0 of {part}")
+    assert "the state of rank 3 (other) differs from that of rank 1" in desk.end().error
+    assert "both hold part shard 2/2" in desk.end().error
+
+
+def test_a_replacement_copies_from_holders_of_its_part() -> None:
+    desk = divided()
+    desk.exits("w1")
+    restore = one(desk.all_stand(), Restore)
+    assert restore.targets == (1,)
+    assert [(source.rank, source.shard) for source in restore.sources] == [(3, "shard 2/2")]
+    for rank, process in desk.controller.rank_processes().items():
+        desk.restores(process, state_digest=f"v0 of {DIVIDED[rank]}")
+    assert desk.controller.stage is Stage.TRAINING
+
+
+def test_restored_holders_of_one_part_must_agree() -> None:
+    desk = divided()
+    desk.exits("w1")
+    desk.all_stand()
+    for rank, process in desk.controller.rank_processes().items():
+        desk.restores(process, state_digest="wrong" if rank == 1 else f"v0 of {DIVIDED[rank]}")
+    assert "state digest of rank 3 is v0 of shard 2/2, of rank 1 wrong" in desk.end().error
+
+
+def test_all_copies_of_one_part_lost_end_the_job_at_once() -> None:
+    desk = divided()
+    desk.exits("w1")
+    desk.exits("w3")
+    error = desk.end().error
+    assert "part shard 2/2 of the state, held by ranks 1, 3 only: every copy is lost" in error
+    assert "Resume from your last checkpoint" in error
+
+
+def test_two_losses_in_different_parts_are_survived() -> None:
+    desk = divided()
+    desk.exits("w1")
+    desk.exits("w2")
+    assert one(desk.all_stand(), Restore).targets == (1, 2)
+
+
+def test_a_source_lost_while_it_is_the_only_holder_ends_the_job() -> None:
+    """Its replacement-to-be was told to restore, so only its report says that it holds nothing."""
+    desk = divided()
+    desk.exits("w1")
+    desk.all_stand()
+    desk.exits("w3")
+    assert desk.controller.stage is Stage.STOPPING
+    desk.all_stand()
+    assert "part shard 2/2 of the state" in desk.end().error
+
+
+def test_the_final_states_of_one_part_must_agree() -> None:
+    for wrong in (None, 2):
+        desk = divided(standbys=0)
+        for rank, part in enumerate(DIVIDED):
+            desk.done(f"w{rank}", state_digest="wrong" if rank == wrong else f"v9 of {part}")
+        if wrong is None:
+            assert desk.controller.stage is Stage.FINISHING
+        else:
+            assert "the state of version 9 differs between rank 0; rank 2" in desk.end().error
+
+
+def test_holders_of_one_part_vote_on_it_alone() -> None:
+    """Three replicas of two parts: one wrong copy is outvoted by two, whatever the other part's holders hold."""
+    desk = Desk(world_size=6, standbys=1)
+    desk.started()
+    parts = [f"shard {rank % 2 + 1}/2" for rank in range(6)]
+    for rank, part in enumerate(parts):
+        desk.enters(f"w{rank}", rank, shard=part, state_digest=f"v0 of {part}")
+    desk.warm("w6")
+    digests = tuple(100 * (rank % 2) + (rank == 3) for rank in range(6))
+    event = ev.StateDiffers(process="w0", rank=0, generation=1, step=4, digests=digests, noticed_ns=1)
+    said = desk.tell(event)
+    assert killed(said) == ["w3"]
+    assert "not that of the other 2 ranks" in desk.controller.report().failures[0].evidence
+    desk.exits("w3", step=4)
+    assert [source.rank for source in one(desk.all_stand(4), Restore).sources] == [1, 5]

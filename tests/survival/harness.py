@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
 SHARED_MEMORY = Path("/dev/shm")
 _MARK = "RELIGHT_TEST_JOB"
+SAVING = ("train.py", "divided.py")  # programs that write digests of what they end with, and can be held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ class Job:
             *(word for sentence in faults for word in ("--chaos", sentence)),
             *(str(PROGRAMS / training.program), "--steps", str(training.steps)),
             *training.arguments,
-            *(("--save", str(self.final), "--hold", str(self._hold)) if training.program == "train.py" else ()),
+            *(("--save", str(self.final), "--hold", str(self._hold)) if training.program in SAVING else ()),
         )
         directory.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()

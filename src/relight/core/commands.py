@@ -63,6 +63,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     address: str  # a Unix socket, for targets on the same host
     endpoint: str = ""  # host:port, for targets on other hosts
+    shard: str = ""  # the part of the state that it holds; a target copies from sources of its own part
 
 
 class Restore(_Command, frozen=True, kw_only=True):

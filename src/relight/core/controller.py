@@ -34,6 +34,7 @@ from relight.core.commands import (
     Stop,
 )
 from relight.core.corruption import describe_difference, outvoted
+from relight.core.coverage import Coverage, coverage, describe
 from relight.core.decision import Decision, Halt, decide
 from relight.core.fault import Fault
 from relight.core.hosts import Hosts
@@ -41,6 +42,7 @@ from relight.core.ledger import Ledger
 from relight.core.members import Members, Process
 from relight.core.position import Phase
 from relight.core.report import JobReport
+from relight.core.shards import Shards, content_mismatch, require_every_part
 
 
 class Stage(enum.StrEnum):
@@ -94,6 +96,8 @@ class Controller:
         self.members = Members()
         self.ledger = Ledger(settings.world_size, settings.standbys)
         self.hosts = Hosts()
+        self.shards = Shards()  # known from the first step on
+        self.coverage: Coverage | None = None  # what that is worth, if the state is divided
         self._entered: dict[str, ev.TrainingEntered] = {}
         self._stopped: dict[str, ev.Stopped] = {}
         self._restored: dict[str, ev.Restored] = {}
@@ -334,22 +338,34 @@ class Controller:
         if len(self._entered) < self.settings.world_size:
             return []
         reports = sorted(self._entered.values(), key=lambda e: e.rank)
-        problem = _startup_mismatch(reports)
+        self.shards = Shards([report.shard for report in reports])
+        problem = _startup_mismatch(reports, self.shards)
         if problem:
             return self._end(problem, now)
         self.stage, self._deadline, self.until = Stage.TRAINING, None, reports[0].until
         for process in self.members.by_rank().values():
             process.may_hold_state = True
         self._slowest_start_seconds = now - min(p.spawned_at for p in self.members.by_rank().values())
-        self.ledger.began(now, reports[0])
+        digest = self.shards.digest([report.state_digest for report in reports])
+        self.ledger.began(now, reports[0], digest)
+        what = "replicas of the same state" if self.shards.divided else "the same state"
         return [
+            *self._cover(reports),
             Begin(
                 audience=Audience.MEMBERS,
                 generation=self.generation,
-                why=f"all {self.settings.world_size} ranks hold the same state ({reports[0].state_digest})",
+                why=f"all {self.settings.world_size} ranks hold {what} ({digest})",
             ),
             Notice(why=f"training; {self._describe_pids()}", level="info"),
         ]
+
+    def _cover(self, reports: Sequence[ev.TrainingEntered]) -> list[Command]:
+        """Say what a divided state survives, before the first step."""
+        if not self.shards.divided:
+            return []
+        hosts = [process.agent for process in self.members.by_rank().values()]
+        self.coverage = coverage(self.shards.groups(), hosts, {r.shard: r.state_bytes for r in reports})
+        return [Notice(why=line, level="info") for line in describe(self.coverage)]
 
     def _describe_pids(self) -> str:
         """For people with py-spy, gdb or kill."""
@@ -386,7 +402,7 @@ class Controller:
             return []
         if not process.alive or self.stage in (Stage.STARTING, Stage.FINISHING):
             return []
-        if not process.failed and not any(p.may_hold_state for p in self._others(process)):
+        if not process.failed and self._lost_without(process):
             return []  # the end of the job; then better with the reason, which comes with its exit
         process.gone = True
         process.final_position = event.position
@@ -395,8 +411,11 @@ class Controller:
         self.ledger.failure(process, ENDED, "its process ended", event.position, event.noticed_ns, self.generation, now)
         return self._fail([process], self._step_of(process, event.position.step), None, now)
 
-    def _others(self, process: Process) -> list[Process]:
-        return [p for p in self.members.by_rank().values() if p is not process]
+    def _lost_without(self, process: Process | None = None) -> bool:
+        """Whether some part of the state is on no member (other than `process`), as far as is known."""
+        return self.shards.lacks(
+            rank for rank, p in self.members.by_rank().items() if p.may_hold_state and p is not process
+        )
 
     def _explain(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
         """A process that was seen dying is dead, and it is known how it ended."""
@@ -554,18 +573,22 @@ class Controller:
         self, digests: Mapping[int, int | str], voters: Collection[int], version: int, noticed_ns: int, now: float
     ) -> list[Command]:
         """Replicas of a version differ: those that are outvoted have failed. Nothing of theirs is copied from."""
-        wrong = outvoted(digests, voters)
-        if wrong is None:
-            what = describe_difference(digests, version)
-            return self._end(f"{what}. Resume from your last checkpoint", now)
         out: list[Command] = []
-        processes = [self.members.by_rank()[rank] for rank in wrong]
-        right = len(digests) - len(wrong)
-        evidence = f"its state of version {version} is not that of the other {right} ranks: memory was corrupted"
-        for process in processes:
-            position = msgspec.structs.replace(process.final_position, step=version, phase=Phase.BARRIER)
-            self.ledger.failure(process, "corruption", evidence, position, noticed_ns, self.generation, now)
-            out.append(Kill(process=process.name, why=evidence))
+        processes: list[Process] = []
+        wrong: tuple[int, ...] = ()
+        for part in self.shards.differing(digests):  # those who hold the same part of the state vote on it
+            minority = outvoted(part, [rank for rank in voters if rank in part])
+            if minority is None:
+                what = describe_difference(part, version)
+                return self._end(f"{what}. Resume from your last checkpoint", now)
+            right = len(part) - len(minority)
+            evidence = f"its state of version {version} is not that of the other {right} ranks: memory was corrupted"
+            wrong += minority
+            for process in (self.members.by_rank()[rank] for rank in minority):
+                position = msgspec.structs.replace(process.final_position, step=version, phase=Phase.BARRIER)
+                self.ledger.failure(process, "corruption", evidence, position, noticed_ns, self.generation, now)
+                processes.append(process)
+                out.append(Kill(process=process.name, why=evidence))
         # Again and again the same ranks: not memory, but a script whose ranks do not compute the same.
         return out + self._fail(processes, version, ("corruption", wrong), now, limit=MAX_CORRUPTIONS)
 
@@ -643,7 +666,7 @@ class Controller:
     # --- a recovery --------------------------------------------------------------------------------------------
     def _open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
         """A failure, wherever it struck: from the top, under a new number."""
-        if not any(p.may_hold_state for p in self.members.by_rank().values()):
+        if self._lost_without():
             return self._end(self._all_lost(), now, self._last_traceback())
         last = self.ledger.failures[-1]
         return [
@@ -674,9 +697,11 @@ class Controller:
 
     def _all_lost(self) -> str:
         last = self.ledger.failures[-1]
+        held = [rank for rank, p in self.members.by_rank().items() if p.may_hold_state]
+        what = self.shards.lost(held) or "every replica of the state is lost"
         return (
-            f"every replica of the state is lost; last: rank {last.rank} in {last.phase} of step {last.step}: "
-            f"{last.evidence}. Resume from your last checkpoint"
+            f"{what}; last: rank {last.rank} in {last.phase} of step {last.step}: {last.evidence}. "
+            "Resume from your last checkpoint"
         )
 
     def _fill_vacancies(self, now: float) -> list[Command]:
@@ -769,7 +794,7 @@ class Controller:
         private = {rank: self.members.private_versions(rank) for rank in replaced if rank in blank}
         derived = _derived(reports, private)
         known = {rank: versions for rank, versions in private.items() if rank not in derived}
-        decision = decide(reports, known, self.settings.world_size)
+        decision = require_every_part(decide(reports, known, self.settings.world_size), self.shards)
         if isinstance(decision, Halt):
             return self._end(f"{decision.reason}. Resume from your last checkpoint", now, self._last_traceback())
         self.stage, self._decision = Stage.RESTORING, decision
@@ -777,7 +802,12 @@ class Controller:
             process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
         self.ledger.decided(decision, [p for p in held.values() if p.replacement], now)
-        served = {r.rank: Source(rank=r.rank, address=r.restore_address, endpoint=r.restore_endpoint) for r in reports}
+        served = {
+            r.rank: Source(
+                rank=r.rank, address=r.restore_address, endpoint=r.restore_endpoint, shard=self.shards.key(r.rank)
+            )
+            for r in reports
+        }
         lost = [self.members.processes[name] for rank in replaced for name in self.members.predecessors.get(rank, ())]
         begun = {r.step for r in reports if not r.blank} | {p.final_position.step for p in lost}
         if decision.target in begun:
@@ -805,12 +835,12 @@ class Controller:
         if len(self._restored) < self.settings.world_size:
             return []
         reports = sorted(self._restored.values(), key=lambda e: e.rank)
-        problem = _handshake_mismatch(reports, self._decision.target)
+        problem = _handshake_mismatch(reports, self._decision.target, self.shards)
         if problem:
             digests = {report.rank: report.state_digest for report in reports}
             voters = [rank for rank in digests if rank not in self._decision.targets]
             alike = len({(r.version, r.lineage, r.layout_digest) for r in reports}) == 1
-            if alike and len({digests[rank] for rank in voters}) > 1:
+            if alike and self.shards.differing({rank: digests[rank] for rank in voters}):
                 return self._on_corruption(digests, voters, self._decision.target, 0, now)
             return self._end(problem, now)
         self.stage, self._deadline, self._restore_failures = Stage.TRAINING, None, 0
@@ -825,7 +855,8 @@ class Controller:
             Resume(
                 audience=Audience.MEMBERS,
                 generation=self.generation,
-                why=f"all ranks hold version {self._decision.target} ({event.state_digest})",
+                why=f"all ranks hold version {self._decision.target} "
+                f"({self.shards.digest([report.state_digest for report in reports])})",
             )
         ]
         self._to_resume = set(self.audience(Audience.MEMBERS))
@@ -942,10 +973,10 @@ class Controller:
                     f"rank {report.rank} finished at version {report.version}, rank 0 at {reports[0].version}", now
                 )
         digests = {report.rank: report.state_digest for report in reports}
-        if len(set(digests.values())) > 1:
+        if self.shards.differing(digests):
             return self._on_corruption(digests, digests, reports[0].version, 0, now)
         self.stage, self._deadline = Stage.FINISHING, None
-        self.ledger.finished(reports, now)
+        self.ledger.finished(reports, self.shards.digest([report.state_digest for report in reports]), now)
         out: list[Command] = [
             Release(audience=Audience.MEMBERS, generation=self.generation, why="every rank committed its last step")
         ]
@@ -989,7 +1020,7 @@ def _derived(reports: Sequence[ev.Stopped], private: Mapping[int, frozenset[int]
     return tuple(rank for rank, versions in sorted(private.items()) if not versions)
 
 
-def _startup_mismatch(reports: list[ev.TrainingEntered]) -> str:
+def _startup_mismatch(reports: list[ev.TrainingEntered], shards: Shards) -> str:
     """Why the initial ranks cannot train together, or an empty string."""
     first = reports[0]
     for other in reports[1:]:
@@ -1000,21 +1031,25 @@ def _startup_mismatch(reports: list[ev.TrainingEntered]) -> str:
             )
         if other.until != first.until:
             return f"rank {other.rank} wants {other.until} steps, rank {first.rank} wants {first.until}; use one number"
-        if (other.version, other.state_digest) != (first.version, first.state_digest):
-            return (
-                f"the state of rank {other.rank} ({other.state_digest}) differs from that of rank {first.rank} "
-                f"({first.state_digest}): wrap the model in DDP, or seed every rank alike before building it"
-            )
+    different = content_mismatch(shards, [f"{report.version} {report.state_digest}" for report in reports])
+    if different:
+        first, other = (reports[rank] for rank in different)
+        part = f" (both hold part {first.shard})" if shards.divided else ""
+        return (
+            f"the state of rank {other.rank} ({other.state_digest}) differs from that of rank {first.rank} "
+            f"({first.state_digest}){part}: wrap the model in DDP, or seed every rank alike before building it"
+        )
     return ""
 
 
-def _handshake_mismatch(reports: list[ev.Restored], target: int) -> str:
+def _handshake_mismatch(reports: list[ev.Restored], target: int, shards: Shards) -> str:
     """Why the members must not train on together (rule 8), or an empty string."""
-    first = reports[0]
+    peers: dict[str, ev.Restored] = {}  # the first holder of each part of the state
     for report in reports:
+        peer = peers.setdefault(shards.key(report.rank), report)
         if report.version != target:
             return f"rank {report.rank} is at version {report.version} after a restore to {target}"
-        for what in ("lineage", "layout_digest", "state_digest"):
+        for what, first in (("lineage", reports[0]), ("layout_digest", reports[0]), ("state_digest", peer)):
             mine, theirs = getattr(report, what), getattr(first, what)
             if mine != theirs:
                 return (

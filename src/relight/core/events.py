@@ -86,6 +86,8 @@ class TrainingEntered(_Event, frozen=True, kw_only=True):
     layout_digest: str
     state_digest: str
     until: Whole
+    shard: str = ""  # what part of the state this rank holds: ranks with the same key hold the same bits; empty: all
+    state_bytes: Whole = 0  # of that part
 
 
 class Stopped(_Event, frozen=True, kw_only=True):

@@ -63,12 +63,12 @@ class Ledger:
     def started(self, now: float) -> None:
         self._start = self._end = now
 
-    def began(self, now: float, first: ev.TrainingEntered) -> None:
-        self._until, self._version, self._digest, self._end = first.until, first.version, first.state_digest, now
+    def began(self, now: float, first: ev.TrainingEntered, digest: str) -> None:
+        self._until, self._version, self._digest, self._end = first.until, first.version, digest, now
 
-    def finished(self, reports: list[ev.TrainingDone], now: float) -> None:
+    def finished(self, reports: list[ev.TrainingDone], digest: str, now: float) -> None:
         self._version, self._lineage = reports[0].version, reports[0].lineage
-        self._digest, self._end = reports[0].state_digest, now
+        self._digest, self._end = digest, now
         self._cut = max(r.cut_collectives for r in reports)
         self._close()
 

@@ -283,6 +283,8 @@ class Server:
                 self._store.open(command.generation)
                 self._agents.order((command.process,), command)
             case Begin() | Stop():
+                if isinstance(command, Begin):
+                    self._write_coverage()
                 self._store.open(command.generation)
                 self._agents.order(self._core.audience(command.audience), command)
             case Restore():
@@ -315,6 +317,12 @@ class Server:
             agent.say(StopAgent(why=command.error or "training finished"))
         self._over.set()
 
+    def _write_coverage(self) -> None:
+        """Of a divided state, for programs: what people were told in words."""
+        if self._core.coverage is not None:
+            text = msgspec.json.format(msgspec.json.encode(self._core.coverage), indent=2)
+            self._write(self._run_dir / "coverage.json", "the coverage", text + b"\n")
+
     def _write_report(self) -> None:
         report = self._core.report()
         failed = self._ended is not None and bool(self._ended.error)
@@ -334,13 +342,16 @@ class Server:
             error=self._ended.error if self._ended else "",
             versions={"python": platform.python_version(), **report.versions},
         )
-        path = self._run_dir / "report.json"
+        self._write(self._run_dir / "report.json", "the report", encode_report(report))
+
+    def _write(self, path: Path, what: str, text: bytes) -> None:
+        """All of a file or nothing of it."""
         try:
             draft = path.with_suffix(".tmp")
-            draft.write_bytes(encode_report(report))
+            draft.write_bytes(text)
             draft.replace(path)
         except OSError as error:
-            self._observers.alarm(f"the report {path} cannot be written: {error.strerror or error}")
+            self._observers.alarm(f"{what} {path} cannot be written: {error.strerror or error}")
 
     # --- connections --------------------------------------------------------------------------------------------
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

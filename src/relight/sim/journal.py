@@ -72,7 +72,8 @@ class _Judge:
         self._restore: Restore | None = None
         self._standing: Command | None = None  # the newest order to all ranks; it may be given again
         self._lineages: dict[int, str] = {}  # by version
-        self._digests: dict[int, str] = {}
+        self._digests: dict[tuple[int, str], str] = {}  # by version and part of the state
+        self._parts: dict[int, str] = {}  # the part that each rank holds
         self._finished = 0  # newest version that anyone is known to have finished
         self._late: ev.Event | None = None  # what was said last was about a closed generation
         self._end: EndJob | None = None
@@ -109,15 +110,16 @@ class _Judge:
             case ev.Stopped():
                 self._stopped[event.process] = event
                 if not event.blank and not event.torn:
-                    self._note_version(event.version, event.lineage)
+                    self._note_version(event.rank, event.version, event.lineage)
             case ev.Restored():
                 self._restored[event.process] = event
-                self._note_version(event.version, event.lineage, event.state_digest)
+                self._note_version(event.rank, event.version, event.lineage, event.state_digest)
             case ev.TrainingDone():
                 self._done[event.process] = event
-                self._note_version(event.version, event.lineage, event.state_digest)
+                self._note_version(event.rank, event.version, event.lineage, event.state_digest)
             case ev.TrainingEntered():
-                self._note_version(event.version, "", event.state_digest)
+                self._parts[event.rank] = event.shard
+                self._note_version(event.rank, event.version, "", event.state_digest)
             case ev.StepResumed():
                 self._finished = max(self._finished, event.step + 1)
 
@@ -126,11 +128,13 @@ class _Judge:
         if position.rank >= 0 and process in self._holders.get(position.rank, ()):
             self._finished = max(self._finished, position.version)
 
-    def _note_version(self, version: int, lineage: str, digest: str = "") -> None:
+    def _note_version(self, rank: int, version: int, lineage: str, digest: str = "") -> None:
         self._finished = max(self._finished, version)
-        for known, what, name in ((self._lineages, lineage, "history"), (self._digests, digest, "content")):
-            if what and known.setdefault(version, what) != what:
-                self._say(f"I1: version {version} has the {name} {known[version]} on one rank, {what} on another")
+        history = self._lineages.setdefault(version, lineage) if lineage else ""
+        content = self._digests.setdefault((version, self._parts.get(rank, "")), digest) if digest else ""
+        for known, said, name in ((history, lineage, "history"), (content, digest, "content")):
+            if known != said:
+                self._say(f"I1: version {version} has the {name} {known} on one rank, {said} on another")
 
     # --- what it orders -------------------------------------------------------------------------------------------
     def _order(self, command: Command) -> None:

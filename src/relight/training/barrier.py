@@ -8,7 +8,7 @@ import torch
 from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
-from relight.training.corruption import Ballot
+from relight.training.corruption import Ballot, differ
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 
@@ -23,13 +23,17 @@ class Barrier:
         prepare: Callable[[], None],
         passed: Callable[[], None],
         digest: Callable[[], str],
+        shard: Callable[[], str],
     ) -> None:
-        """`prepare` is called in front of the barrier, `passed` between it and the write; `digest`: of the state."""
+        """`prepare` is called in front of the barrier, `passed` between it and the write.
+
+        `digest` is of this rank's state, `shard` says which part of the state that is.
+        """
         self._runtime = runtime
         self._progress = progress
         self._prepare = prepare
         self._passed = passed
-        self._ballot = Ballot(runtime.settings.verify_every, digest)
+        self._ballot = Ballot(runtime.settings.verify_every, digest, shard)
         self._fence = torch.zeros(2, dtype=torch.int64)
 
     def before_write(self) -> None:
@@ -86,9 +90,9 @@ class Barrier:
                 f"rank {runtime.rank} is at step {version}, but the step numbers of all ranks add up to {versions} "
                 f"instead of {runtime.world_size * version}: some rank runs another number of steps or collectives"
             )
-        if len(set(digests)) > 1:
+        if differ(digests, runtime.world_size):
             runtime.page.put("prepared", -1)  # these gradients come from a state that is wrong somewhere
-            runtime.await_replacement(version, digests)
+            runtime.await_replacement(version, digests[: runtime.world_size])
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
         return True
 

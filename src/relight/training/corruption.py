@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+import xxhash
 
 _DIGEST_BITS = 60  # of a digest, as an element of an all-reduce: int64 with a sign
 
@@ -13,18 +14,31 @@ class Ballot:
     Each rank writes into its own element and leaves the others zero, so the sum is all of them.
     """
 
-    def __init__(self, every: int, digest: Callable[[], str]) -> None:
-        """`every`: steps from one comparison to the next; 0: never. `digest`: of the replicated state, as hex."""
+    def __init__(self, every: int, digest: Callable[[], str], shard: Callable[[], str]) -> None:
+        """`every`: steps from one comparison to the next; 0: never. `digest`: of this rank's state, as hex.
+
+        `shard`: which part of the state that is. Of a divided state each rank writes that as well.
+        """
         self._every = every
         self._digest = digest
+        self._shard = shard
 
     def entries(self, version: int, rank: int, world_size: int) -> list[int]:
         """What this rank adds to the barrier of the step that starts from `version`; nothing for most steps."""
         if not self._every or version % self._every:
             return []
-        entries = [0] * world_size
+        shard = self._shard()
+        entries = [0] * (2 * world_size if shard else world_size)
         entries[rank] = int(self._digest(), 16) >> 64 - _DIGEST_BITS
+        if shard:
+            entries[world_size + rank] = xxhash.xxh3_64_intdigest(shard.encode()) >> 64 - _DIGEST_BITS
         return entries
+
+
+def differ(sums: Sequence[int], world_size: int) -> bool:
+    """Whether two ranks that hold the same part of the state hold different bits, by the sum of all entries."""
+    digests, parts = sums[:world_size], sums[world_size:] or [0] * len(sums)
+    return len(set(zip(parts, digests, strict=True))) > len(set(parts))
 
 
 def flip_bit(tensors: Sequence[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The process group that scripts, DDP and DeviceMesh hold: one object for the whole job, a real group inside.
+"""The process groups that scripts, DDP and DeviceMesh hold: objects for the whole job, with real groups inside.
 
 The inner group belongs to a generation. At Stop its connections are broken and operations fail; at Resume a new
 one, formed under the new generation's keys, takes its place. What a collective does when its generation is
@@ -10,7 +10,7 @@ import concurrent.futures
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -18,9 +18,16 @@ import torch
 import torch.distributed as dist
 
 from relight.errors import StepInterrupted
+from relight.training.groups import Ranks, group_name
 from relight.training.sockets import GroupSockets
 from relight.training.store import GenerationStore, StoreClient
-from relight.training.torch_private import OPERATIONS, abort_nccl, make_detached_group, make_inner_group
+from relight.training.torch_private import (
+    OPERATIONS,
+    REDUCE_SCATTERS,
+    abort_nccl,
+    make_detached_group,
+    make_inner_group,
+)
 
 
 class Gate(Protocol):
@@ -62,10 +69,34 @@ class Inner:
 
     def launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         """Start an operation; the work it returns ends by itself or at Stop, never later."""
-        work = getattr(self.group, operation)(*args, **kwargs)
         if self._cuda is not None:
-            return work  # NCCL's own abort ends it
-        return self._remember(_Operation(work))
+            return getattr(self.group, operation)(*args, **kwargs)  # NCCL's own abort ends it
+        if operation in REDUCE_SCATTERS:
+            return self._remember(self._reduce_scatter(*args, **kwargs))
+        return self._remember(_Operation(getattr(self.group, operation)(*args, **kwargs)))
+
+    def _reduce_scatter(self, outputs: Any, inputs: Any, options: Any = None) -> "_Operation":
+        """As gloo does it: reduce all of it everywhere, keep a part. With the same bits.
+
+        gloo's own returns a work that does the last step only when it is waited for, is never complete, and cannot be
+        walked away from.
+        """
+        several = isinstance(outputs, list)
+        outputs, inputs = (outputs, inputs) if several else ([outputs], [inputs])
+        buffers = [tensor.detach().clone() for tensor in inputs]
+        reduction = dist.AllreduceOptions()
+        if options is not None:
+            reduction.reduceOp = options.reduceOp
+        works = [self.group.allreduce([buffer], reduction) for buffer in buffers]
+        rank, size = self.group.rank(), self.group.size()
+
+        def keep() -> list[torch.Tensor]:
+            with torch.no_grad():
+                for output, buffer in zip(outputs, buffers, strict=True):
+                    output.copy_(buffer.chunk(size)[rank])
+            return list(outputs)
+
+        return _Operation(works[-1], works[:-1], keep)
 
     def fence(self, tensor: torch.Tensor) -> Any:
         """Start the all-reduce that only one thread of ours waits for: no future, half the time of `launch`."""
@@ -154,9 +185,12 @@ class _WaitedFor:
 class _Operation(dist.Work):
     """One that DDP's reducer or a script may hold: it has a future."""
 
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: Any, before: Sequence[Any] = (), finish: Callable[[], Any] | None = None) -> None:
+        """`finish` is called once `work` and those launched `before` it are done, and gives the result."""
         super().__init__()
         self._waited_for = _WaitedFor(work)
+        self._before = before
+        self._finish = finish
         self._work = work
         self._lock = threading.Lock()
         self._settled = False
@@ -191,7 +225,12 @@ class _Operation(dist.Work):
 
     def _on_done(self, done: torch.futures.Future[Any]) -> None:
         try:
-            self._settle(done.value())
+            result = done.value()
+            if self._finish is not None and not self._settled:
+                for work in self._before:
+                    work.wait()
+                result = self._finish()
+            self._settle(result)
         except RuntimeError as error:
             self._settle(error)
 
@@ -212,8 +251,14 @@ class _Operation(dist.Work):
 _SLICE = timedelta(milliseconds=5)
 
 
+Inners = dict[Ranks, Inner]  # by their members
+
+
 class Forming:
-    """A group being formed on an expendable thread.
+    """Groups being formed on an expendable thread, one after the other.
+
+    A group's sockets are told from others by when they were opened (`GroupSockets`), hence one after the other. All
+    ranks go through their groups in one order, so nobody waits in a circle.
 
     A peer that dies after it published its address and before it connected leaves the others inside gloo's
     constructor for many times the timeout, and no cut helps there. So the thread that must obey orders never forms a
@@ -221,17 +266,21 @@ class Forming:
     """
 
     def __init__(
-        self, client: StoreClient, generation: int, name: str, rank: int, size: int, cuda: torch.device | None
+        self, client: StoreClient, generation: int, groups: Sequence[Ranks], rank: int, cuda: torch.device | None
     ) -> None:
-        sockets = GroupSockets(size - 1)
-        self.result: concurrent.futures.Future[Inner] = concurrent.futures.Future()
-        store = GenerationStore(client, generation, f"{name}/")
+        self.result: concurrent.futures.Future[Inners] = concurrent.futures.Future()
+
+        def form_one(ranks: Ranks) -> Inner:
+            name = group_name(ranks)
+            sockets = GroupSockets(len(ranks) - 1)
+            store = GenerationStore(client, generation, f"{name}/")
+            group = make_inner_group(store, ranks.index(rank), len(ranks), f"{name}@{generation}", cuda)
+            sockets.formed()
+            return Inner(group, sockets, cuda)
 
         def form() -> None:
             try:
-                group = make_inner_group(store, rank, size, f"{name}@{generation}", cuda)
-                sockets.formed()
-                self.result.set_result(Inner(group, sockets, cuda))
+                self.result.set_result({ranks: form_one(ranks) for ranks in groups})
             except BaseException as error:
                 self.result.set_exception(error)
 
@@ -239,14 +288,19 @@ class Forming:
 
 
 class RelightProcessGroup(dist.ProcessGroup):
-    """Delegates every operation to the inner group of the current generation."""
+    """Delegates every operation to the inner group of the current generation.
 
-    def __init__(self, gate: Gate, rank: Callable[[], int], size: int, device: torch.device) -> None:
-        super().__init__(rank(), size)  # type: ignore[call-arg]
+    `ranks` are its members: others, once a standby that holds it takes a rank.
+    """
+
+    def __init__(self, gate: Gate, rank: Callable[[], int], ranks: Ranks, device: torch.device) -> None:
+        super().__init__(ranks.index(rank()), len(ranks))  # type: ignore[call-arg]
         self._gate = gate
         self._rank = rank
-        self._size = size
+        self._size = len(ranks)
         self._device = device
+        self._name = self._description = ""
+        self.ranks = ranks
         self.inner: Inner | None = None
 
     def attach(self, inner: Inner) -> None:
@@ -262,10 +316,23 @@ class RelightProcessGroup(dist.ProcessGroup):
         return "relight"
 
     def getRank(self) -> int:
-        return self._rank()
+        return self.ranks.index(self._rank())
 
     def getSize(self) -> int:
         return self._size
+
+    # C++ keeps a name in the backends of a group, of which this one has none; DeviceMesh finds its groups by it.
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
 
     def _launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         gate = self._gate

@@ -11,6 +11,7 @@ from relight.core.commands import Assign
 from relight.core.position import Phase
 from relight.errors import UsageError
 from relight.training.group import RelightProcessGroup
+from relight.training.mesh_private import follow_rank, watch_groups
 from relight.training.runtime import Runtime, connect
 from relight.training.store import GenerationStore
 
@@ -90,26 +91,24 @@ def init() -> Job:
     if runtime.device.type == "cuda":
         torch.cuda.set_device(runtime.device)
     dist.init_process_group("relight", store=store, rank=runtime.rank, world_size=runtime.world_size)
+    watch_groups(lambda ranks, members_only: runtime.table.add(ranks, members_only=members_only))
+    if runtime.is_standby:
+        follow_rank(runtime.rank)
     _runtime = runtime
     return Job(runtime)
 
 
 def _create_group(runtime: Runtime, options: Any) -> RelightProcessGroup:
-    size = options.group_size
-    if size != runtime.world_size:
-        raise UsageError(
-            f"a process group of {size} of {runtime.world_size} ranks: subgroups are not supported yet, only the "
-            "default group (DDP and plain collectives)"
-        )
-    group = RelightProcessGroup(runtime, lambda: runtime.rank, size, runtime.device)
-    if runtime.groups or runtime.is_standby:
-        if runtime.is_standby:
-            group.detach()
-        else:  # another group of all ranks: share the connections of the first
-            group.attach(runtime.groups[0].inner)  # type: ignore[arg-type]
+    ranks = runtime.table.normal(options.global_ranks_in_group)
+    group = RelightProcessGroup(runtime, lambda: runtime.rank, ranks, runtime.device)
+    same = next((other.inner for other in runtime.groups if other.ranks == ranks), None)
+    if runtime.is_standby:
+        group.detach()
+    elif same is not None:
+        group.attach(same)
     else:
-        forming = runtime.begin_forming(runtime.generation)
-        group.attach(runtime.await_formed(forming, runtime.generation))
+        forming = runtime.begin_forming(runtime.generation, [ranks])
+        group.attach(runtime.await_formed(forming, runtime.generation)[ranks])
     runtime.groups.append(group)
     return group
 

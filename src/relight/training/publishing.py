@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from relight.errors import RelightError, UsageError
+from relight.training.mesh_private import is_distributed
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
@@ -59,6 +60,11 @@ class Publishing:
         if model is not None and model not in names:
             raise UsageError(f"publish(model={model!r}): relight.Training was given {', '.join(names)}")
         self._module = model or names[0]
+        if any(is_distributed(parameter) for parameter in self._state.modules[self._module].parameters()):
+            raise UsageError(
+                "publish(): the weights are divided over ranks (DTensors), and publishing such is not supported yet: "
+                "gather them between two steps and use relight.Publisher, or publish a model that DDP replicates"
+            )
         self._stall_timeout_seconds = stall_timeout_seconds
         if every is None:
             self._requested = True

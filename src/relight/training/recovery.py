@@ -16,7 +16,7 @@ from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import RestoreError
 from relight.training.batches import Batches
-from relight.training.group import Inner
+from relight.training.group import Inners
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime, Superseded
 from relight.training.state import TrackedState
@@ -58,10 +58,10 @@ class Recovery:
                 restore = runtime.report_standing(progress.standing(blank=self._blank))
             runtime.page.stamp(Phase.PARKED)
             try:
-                inner = self._obey(restore)
+                inners = self._obey(restore)
                 runtime.await_order(Resume, restore.generation)
                 runtime.faults.strike(Point.RESUME)
-                runtime.open_generation(restore.generation, inner)
+                runtime.open_generation(restore.generation, inners)
             except Superseded:
                 continue
             except RestoreError as error:
@@ -75,14 +75,15 @@ class Recovery:
             runtime.page.put("prepared", -1)
             return
 
-    def _obey(self, restore: Restore) -> Inner:
-        """Carry out Restore and report; returns the new group."""
+    def _obey(self, restore: Restore) -> Inners:
+        """Carry out Restore and report; returns the new groups."""
         runtime, progress = self._runtime, self._progress
         finish_seconds = _seconds_since(progress.finish_started_ns)
         progress.finish_started_ns = 0
-        forming = runtime.begin_forming(restore.generation)
+        forming = runtime.begin_forming(restore.generation, runtime.table.to_form(runtime.rank))
         for group in runtime.groups:
             group.detach()
+        self._state.sharded.reset()
         started_ns = time.monotonic_ns()
         copied_bytes, known = 0, Digests()
         is_target = runtime.rank in restore.targets
@@ -104,7 +105,7 @@ class Recovery:
         digest = self._state.digest(known)
         digest_seconds = _seconds_since(digest_started_ns)
         reform_started_ns = time.monotonic_ns()
-        inner = runtime.await_formed(forming, restore.generation)
+        inners = runtime.await_formed(forming, restore.generation)
         runtime.link.send(
             Restored(
                 process=runtime.process,
@@ -125,7 +126,7 @@ class Recovery:
             ),
             report=True,
         )
-        return inner
+        return inners
 
     def _offer(self, restore: Restore) -> Digests:
         """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
@@ -146,7 +147,10 @@ class Recovery:
         client = runtime.fetcher(restore.generation)
         destination = self._state.destination()
         total_bytes = sum(tensor.nbytes for tensor in destination.values())
-        offered = [Address(source.address, source.endpoint) for source in restore.sources]
+        part = self._state.shard(runtime.world_size)
+        offered = [Address(source.address, source.endpoint) for source in restore.sources if source.shard == part]
+        if not offered:
+            raise RestoreError(f"rank {runtime.rank} is to hold part {part!r} of the state, which no source has")
         addresses = choose_sources(offered, runtime.rank, total_bytes, _is_here)
         fetched = client.fetch(restore.generation, restore.target, addresses, destination.get)
         meta = fetched.header.meta

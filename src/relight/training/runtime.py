@@ -22,8 +22,10 @@ from relight.core.fault import Fault, Point
 from relight.core.position import Phase
 from relight.errors import RestoreError, StepInterrupted
 from relight.training.faults import Faults
-from relight.training.group import Forming, Inner, RelightProcessGroup
+from relight.training.group import Forming, Inner, Inners, RelightProcessGroup
+from relight.training.groups import GroupTable, Ranks
 from relight.training.link import AgentLink
+from relight.training.mesh_private import regroup
 from relight.training.page import PositionPage
 from relight.training.store import StoreClient
 from relight.transfer.restore import RestoreClient, RestoreServer
@@ -73,7 +75,8 @@ class Runtime:
         self.cut_collectives = 0
         self.derivable: Callable[[], bool] = lambda: False  # whether a rank's private state follows from rank and step
         self.at_end: Callable[[], None] | None = None  # what is left to do when the script has run to its end
-        self.groups: list[RelightProcessGroup] = []
+        self.groups: list[RelightProcessGroup] = []  # as many as `table` has of this rank, in that order
+        self.table = GroupTable(settings.world_size)
         # Processes are named in the order in which they are started, the initial ranks first.
         standby_index = int(self.process.removeprefix("w")) - settings.world_size if self.is_standby else None
         self.faults = Faults(settings.plan, self.page, standby_index, self.break_connections, self._announce)
@@ -143,10 +146,12 @@ class Runtime:
 
     def break_connections(self) -> None:
         """Make collectives in flight fail at once."""
-        for group in self.groups:
-            inner = group.inner
-            if inner is not None:
-                inner.break_connections()
+        for inner in self._inners():
+            inner.break_connections()
+
+    def _inners(self) -> list[Inner]:
+        """Each formed group once, however many of the script's groups share it."""
+        return list({id(group.inner): group.inner for group in self.groups if group.inner is not None}.values())
 
     def _interrupt_forward(self, module: torch.nn.Module, arguments: Any) -> None:  # noqa: ARG002
         if self.closed and self.is_protected() and threading.current_thread() is threading.main_thread():
@@ -182,7 +187,7 @@ class Runtime:
 
     def is_broken(self) -> bool:
         """Whether some peer's connection has ended."""
-        return any(g.inner is not None and g.inner.is_broken() for g in self.groups)
+        return any(inner.is_broken() for inner in self._inners())
 
     def await_stop(self, summary: str) -> bool:
         """Report a broken collective and wait for Stop. False if none comes."""
@@ -253,6 +258,9 @@ class Runtime:
 
     def take_assignment(self, generation: int, rank: int) -> None:
         self.rank = rank
+        for group, ranks in zip(self.groups, self.table.of(rank), strict=False):
+            group.ranks = ranks
+            regroup(group, ranks)
         self.generation = generation
         self.page.put("rank", rank)
         self.page.put("generation", generation)
@@ -299,14 +307,14 @@ class Runtime:
             except Superseded:
                 continue
 
-    def begin_forming(self, generation: int) -> Forming:
-        """Form the default group of a generation, on a thread of its own."""
+    def begin_forming(self, generation: int, groups: Sequence[Ranks]) -> Forming:
+        """Form groups of a generation, on a thread of its own."""
         self.faults.strike(Point.REFORM)
         cuda = self.device if self.device.type == "cuda" and _one_gpu_per_rank(self.world_size) else None
-        return Forming(self.store, generation, "default", self.rank, self.world_size, cuda)
+        return Forming(self.store, generation, groups, self.rank, cuda)
 
-    def await_formed(self, forming: Forming, generation: int) -> Inner:
-        """The formed group. Raises Superseded if the generation is closed first, RestoreError if forming failed."""
+    def await_formed(self, forming: Forming, generation: int) -> Inners:
+        """The formed groups. Raises Superseded if the generation is closed first, RestoreError if forming failed."""
         forming.result.add_done_callback(lambda _: self._notify())
         with self._condition:
             self._condition.wait_for(lambda: forming.result.done() or self._newest > generation)
@@ -315,7 +323,7 @@ class Runtime:
         try:
             return forming.result.result()
         except Exception as error:
-            raise RestoreError(f"the new process group could not be formed: {error}") from error
+            raise RestoreError(f"the new process groups could not be formed: {error}") from error
 
     def is_current(self, generation: int) -> bool:
         """Whether no newer Stop has arrived."""
@@ -362,13 +370,13 @@ class Runtime:
         with self._condition:
             self._condition.wait_for(lambda: self._newest > generation)
 
-    def open_generation(self, generation: int, inner: Inner) -> None:
-        """Resume: collectives go through the new group. Raises Superseded if it is closed already."""
+    def open_generation(self, generation: int, inners: Inners) -> None:
+        """Resume: collectives go through the new groups. Raises Superseded if it is closed already."""
         with self._condition:
             if self._newest > generation:
                 raise Superseded
             for group in self.groups:
-                group.attach(inner)
+                group.attach(inners[group.ranks])
             self.generation = generation
             self.closed = False
             self._broken = ""

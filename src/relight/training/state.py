@@ -16,14 +16,23 @@ from torch.optim.lr_scheduler import LRScheduler
 from relight.core.fault import Action
 from relight.errors import UsageError
 from relight.training.corruption import flip_bit
+from relight.training.fsdp_private import ShardedModules
+from relight.training.mesh_private import as_part_like, cuts_of, fit_part, is_distributed
+from relight.training.shards import shard_key
 from relight.training.torch_private import reset_scaler
-from relight.transfer.codec import Flat, digest_of, tensor_digests
+from relight.transfer.codec import Flat, digest_of, local_part, tensor_digests
 from relight.transfer.offer import plan_state
 from relight.transfer.weights import TensorReader
 
 # Buffers are compared with their value at the start of the step in these steps, and every so often after.
 _FULL_BUFFER_STEPS = 3
 _BUFFER_CHECK_EVERY = 256
+# Of torch.distributed, by their names, so that nothing has to be imported for them.
+_REFUSED = {
+    "FullyShardedDataParallel": "use FSDP2 (torch.distributed.fsdp.fully_shard) with a replicate dimension",
+    "ZeroRedundancyOptimizer": "use FSDP2 (torch.distributed.fsdp.fully_shard) with a replicate dimension, which "
+    "divides the optimizer's state as well",
+}
 
 
 @runtime_checkable
@@ -59,7 +68,9 @@ class TrackedState:
                     "over"
                 )
         self.parameters = [p for module in modules.values() for p in module.parameters()]
+        self._check_kinds()
         self._check_optimizers()
+        self.sharded = ShardedModules(modules.values())
         self._mid_step = False
         self.gradients_to_none = True  # whether gradients were None, not zeros, when the step under way started
         # Buffers known to change in forward, by module and name: rank-private from then on.
@@ -71,8 +82,29 @@ class TrackedState:
         self._object_snapshot: dict[str, Any] = {}
 
     # --- replicated -------------------------------------------------------------------------------------------
+    def shard(self, world_size: int) -> str:
+        """The key of what this rank holds of the state: ranks with the same key hold the same bits. Empty: all of it.
+
+        Raises UsageError if some tensor is not in a form that could be restored.
+        """
+        named = [
+            (f"{owner}.{name}", tensor)
+            for owner, module in self.modules.items()
+            for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        ]
+        return shard_key(cuts_of(tensor, world_size, name) for name, tensor in named)
+
+    def rebind(self) -> None:
+        """This process has taken another rank than it was built as, so it holds other parts of what is divided."""
+        self.sharded.rebind()
+        fitted = self.sharded.parameters()
+        for tensor in (*self.parameters, *self._buffers.values()):
+            if id(tensor) not in fitted:
+                fit_part(tensor)
+
     def replicated(self) -> Flat:
-        """The replicated state, flattened; its tensors are the live ones, not copies."""
+        """The state that peers with the same key have too, flattened; its tensors are the live ones, not copies."""
+        self.sharded.reshard()
         return Flat(
             {
                 "modules": {name: self._module_tree(name, module) for name, module in self.modules.items()},
@@ -80,6 +112,10 @@ class TrackedState:
                 "objects": {name: thing.state_dict() for name, thing in self.objects.items()},
             }
         )
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors of the replicated state, as far as it is allocated yet."""
+        return sum(tensor.nbytes for tensor in self.replicated().tensors)
 
     def _module_tree(self, owner: str, module: nn.Module) -> dict[str, Any]:
         tensors: dict[str, Any] = dict(module.named_parameters())
@@ -108,10 +144,10 @@ class TrackedState:
     def flip(self, action: Action) -> None:
         """A planned fault: one bit of the state changes behind everybody's back."""
         if action is Action.FLIP_PARAMETER:
-            flip_bit(self.parameters)
+            flip_bit([local_part(parameter) for parameter in self.parameters])
         elif action is Action.FLIP_OPTIMIZER:
             values = [value for o in self.optimizers.values() for state in o.state.values() for value in state.values()]
-            flip_bit([value for value in values if isinstance(value, torch.Tensor)])
+            flip_bit([local_part(value) for value in values if isinstance(value, torch.Tensor)])
         else:
             flip_bit([buffer for key, buffer in self._buffers.items() if key not in self.private_buffers])
 
@@ -142,8 +178,9 @@ class TrackedState:
                 module = self.modules[name]
                 own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
                 for tensor_name, tensor in part["tensors"].items():
-                    if own[tensor_name].data_ptr() != tensor.data_ptr():
-                        own[tensor_name].copy_(tensor)
+                    mine = local_part(own[tensor_name])
+                    if mine.data_ptr() != tensor.data_ptr():
+                        mine.copy_(tensor)
                 children = dict(module.named_modules())
                 for child, extra in part["extra"].items():
                     children[child].set_extra_state(extra)
@@ -220,7 +257,7 @@ class TrackedState:
 
     def has_gradients(self) -> bool:
         """Whether gradients are waiting for an optimizer step."""
-        return any(p.grad is not None and bool(p.grad.count_nonzero()) for p in self.parameters)
+        return any(p.grad is not None and bool(local_part(p.grad).count_nonzero()) for p in self.parameters)
 
     def _clear_gradients(self) -> None:
         for thing in self.objects.values():
@@ -230,7 +267,8 @@ class TrackedState:
             if self.gradients_to_none:
                 parameter.grad = None
             elif parameter.grad is not None:
-                parameter.grad = torch.zeros_like(parameter.grad)
+                # In a process that took another rank, a divided gradient may still have the size of another part.
+                parameter.grad = torch.zeros_like(parameter if is_distributed(parameter) else parameter.grad)
 
     def trained_parameters(self) -> list[torch.Tensor]:
         """Those that an optimizer updates; an averaged model's are not among them."""
@@ -240,6 +278,15 @@ class TrackedState:
         """Whether this very object was handed over."""
         known = [*self.modules.values(), *self.optimizers.values(), *self.objects.values()]
         return any(thing is other for other in known)
+
+    def _check_kinds(self) -> None:
+        """Refuse what looks replicated and is not."""
+        for name, thing in (*self.modules.items(), *self.optimizers.items()):
+            parts = thing.modules() if isinstance(thing, nn.Module) else [thing]
+            for part in parts:
+                instead = _REFUSED.get(type(part).__name__)
+                if instead and type(part).__module__.startswith("torch.distributed."):
+                    raise UsageError(f"{name} uses {type(part).__qualname__}, which relight cannot restore: {instead}")
 
     def _check_optimizers(self) -> None:
         owned = {id(p) for p in self.parameters}
@@ -275,6 +322,7 @@ def _may_change_before_write(thing: Any) -> bool:
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    left, right = local_part(left), local_part(right)
     return torch.equal(left, right) or tensor_digests(left) == tensor_digests(right)
 
 
@@ -306,8 +354,12 @@ def _placed(value: Any, own: Any, parameter: torch.Tensor) -> Any:
     """A received value on the device where the optimizer keeps it."""
     if not isinstance(value, torch.Tensor):
         return value
-    if isinstance(own, torch.Tensor) and own.shape == value.shape and own.dtype == value.dtype:
-        if own.data_ptr() != value.data_ptr():
-            own.copy_(value)
+    mine = local_part(own) if isinstance(own, torch.Tensor) else None
+    if mine is not None and mine.shape == value.shape and mine.dtype == value.dtype:
+        if mine.data_ptr() != value.data_ptr():
+            mine.copy_(value)
         return own
+    divided = is_distributed(parameter) and value.shape == local_part(parameter).shape
+    if divided and (value.ndim > 0 if own is None else is_distributed(own)):
+        return as_part_like(value, parameter)
     return value.to(parameter.device) if value.shape == parameter.shape else value

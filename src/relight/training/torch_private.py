@@ -22,6 +22,9 @@ _OPERATIONS = (
     "reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced all_to_all_single "
     "alltoall_base alltoall send recv recv_anysource barrier"
 ).split()
+REDUCE_SCATTERS = frozenset(
+    "_reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced".split()
+)
 # A hung peer is the controller's business: it knows who hangs, and Stop ends the wait. Collectives never time out.
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
 _FORMING_TIMEOUT = timedelta(seconds=60)

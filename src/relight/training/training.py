@@ -92,6 +92,9 @@ class Training:
             objects={**{name: thing for name, thing in companions.items() if thing is not None}, **stateful},
             per_rank=per_rank or {},
         )
+        if obstacle := runtime.table.obstacle():
+            raise UsageError(obstacle)
+        self._shard = self._state.shard(runtime.world_size)
         seed = runtime.settings.seed if seed is None else seed
         self._batches = Batches(data, accumulate, seed, rng, runtime.page)
         birth = f"{seed}/{runtime.world_size}/{self._state.layout()}"
@@ -99,7 +102,9 @@ class Training:
         self._publishing = Publishing(runtime, self._state, self._progress)
         self._scalars = Scalars(runtime, self._progress)
         self._checkpointing = Checkpointing(runtime, self._state, self._progress, self._batches)
-        self._barrier = Barrier(runtime, self._progress, self._prepare, self._passed, self._state.digest)
+        self._barrier = Barrier(
+            runtime, self._progress, self._prepare, self._passed, self._state.digest, lambda: self._shard
+        )
         self._recovery = Recovery(runtime, self._state, self._progress, self._batches)
         self._phases = PhaseHooks(runtime, self._state, self._progress)
         self._writes = WriteWatch(self._state.is_tracked, self._barrier.before_write, lambda: runtime.in_step)
@@ -324,6 +329,8 @@ class Training:
                 layout_digest=self._state.layout(),
                 state_digest=self._state.digest(),
                 until=progress.until,
+                shard=self._shard,
+                state_bytes=self._state.nbytes(),
             ),
             report=True,
         )
@@ -346,6 +353,8 @@ class Training:
         runtime.faults.strike(Point.IDLE)
         order = runtime.await_order(Assign)
         runtime.take_assignment(order.generation, order.rank)
+        self._state.rebind()
+        self._shard = self._state.shard(runtime.world_size)
         runtime.faults.recovery = order.generation - 1
         runtime.faults.strike(Point.PROMOTED)
         runtime.closed = True

@@ -50,7 +50,7 @@ class Flat:
         if isinstance(tree, torch.Tensor):
             # A tensor met twice (tied parameters) is carried twice: that costs bytes, never correctness.
             self.paths.append(path)
-            self.tensors.append(tree.detach())
+            self.tensors.append(local_part(tree))
             return {_TAG: "tensor", "v": len(self.tensors) - 1}
         if isinstance(tree, (list, tuple)):
             members = [self._flatten(v, f"{path}[{i}]") for i, v in enumerate(tree)]
@@ -94,6 +94,17 @@ def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
         return np.frombuffer(value, dtype=np.dtype(tree["d"])).reshape(tree["s"]).copy()
     raise UsageError(f"unknown kind {kind!r} in a transferred tree")
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor lies on this rank, detached: of a DTensor its part, of any other all of it. Not a copy."""
+    detached = tensor.detach()
+    to_local = getattr(detached, "to_local", None)
+    if to_local is None:
+        return detached
+    with torch.no_grad():
+        part: torch.Tensor = to_local()
+    return part
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:

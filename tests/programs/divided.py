@@ -1,0 +1,134 @@
+"""A small training script whose state is divided over ranks, in one of several layouts. Run under `relight run`."""
+
+import argparse
+import json
+import os
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import relight
+from tests.programs.train import digest
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--layout", default="hsdp", choices=["hsdp"])
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--width", type=int, default=48)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--batchnorm", action="store_true")
+    parser.add_argument("--clip", action="store_true")
+    parser.add_argument("--scheduler", action="store_true")
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--evaluate", action="store_true", help="evaluate between steps, which gathers parameters")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes on top")
+    parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
+    parser.add_argument("--hold", default="")
+    parser.add_argument("--save", default="", help="write digests of what this rank ends with to SAVE.RANK")
+    return parser.parse_args()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width + 1)  # does not divide evenly
+        self.down = nn.Linear(2 * width + 1, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
+        return out
+
+
+class Net(nn.Module):
+    def __init__(self, width: int, dropout: float, batchnorm: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, width)
+        self.statistics = nn.BatchNorm1d(width) if batchnorm else nn.Identity()
+        self.blocks = nn.ModuleList([Block(width, dropout) for _ in range(3)])
+        self.last = nn.Linear(width, 3)  # fewer rows than some meshes have ranks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.statistics(self.first(x))
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.last(x)
+        return logits
+
+
+def divide(net: Net, mesh: DeviceMesh) -> nn.Module:
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return net
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part
+
+
+def save(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    parts = {name: local(tensor) for name, tensor in model.state_dict().items()}
+    moments = [{name: local(tensor) for name, tensor in state.items()} for state in optimizer.state.values()]
+    with open(path + ".part", "w") as file:
+        json.dump({"model": digest(parts), "optimizer": digest(moments)}, file)
+    os.replace(path + ".part", path)
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(1)
+    job = relight.init()
+    torch.manual_seed(0)  # every rank divides the same model
+    mesh = init_device_mesh("cpu", (2, job.world_size // 2), mesh_dim_names=("replicate", "shard"))
+    model = divide(Net(options.width, options.dropout, options.batchnorm), mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
+
+    data = torch.randn(96, 16, generator=torch.Generator().manual_seed(7))
+    labels = torch.randint(0, 3, (96,), generator=torch.Generator().manual_seed(8))
+
+    def batch_of(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.randint(0, 96, (8,), generator=torch.Generator().manual_seed(1000 * number + job.rank))
+        return data[chosen], labels[chosen]
+
+    training = relight.Training(
+        model=model, optimizer=optimizer, scheduler=scheduler, data=batch_of, accumulate=options.accumulate
+    )
+    for step in training.steps(until=options.steps):
+        with step as batch:
+            time.sleep(options.pause)
+            batches = batch if options.accumulate > 1 else [batch]
+            loss = torch.zeros(())
+            for index, (x, y) in enumerate(batches):
+                model.set_requires_gradient_sync(index == len(batches) - 1)  # type: ignore[operator]
+                loss = F.cross_entropy(model(x), y) / len(batches)
+                loss.backward()
+            if options.clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            optimizer.zero_grad()
+            step.report(loss)
+        while step.number == options.hold_at and not os.path.exists(options.hold):
+            time.sleep(0.01)
+        if options.evaluate and step.committed and step.number % 2 == 1:
+            model.eval()
+            with torch.no_grad():
+                model(data[:8])
+            model.train()
+    if options.save:
+        save(f"{options.save}.{job.rank}", model, optimizer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""State that is divided over ranks: HSDP on a 2 x 2 mesh (FSDP2 with a replicate dimension), killed everywhere.
+
+Each job is compared bit for bit with an undisturbed one, per rank. A few kills run always, the matrix is marked `all`.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relight.chaos.plan import describe_fault
+from relight.core.coverage import Coverage
+from relight.core.fault import Action, Fault, Point
+from tests.survival.harness import Bench, Training
+from tests.survival.judge import check_faults, check_protocol, check_survived, traceback_of
+from tests.survival.test_matrix import POINTS
+
+STEP = 3
+RANKS = (0, 1, 2, 3)
+SHORT = (
+    (Point.BACKWARD, 0),  # the standby was built as rank 3: other groups, other part, of another size
+    (Point.OPTIMIZER, 3),
+    (Point.FORWARD, 1),
+    (Point.BARRIER, 2),
+)
+
+
+def hsdp(steps: int, *arguments: str) -> Training:
+    return Training(ranks=4, steps=steps, program="divided.py", arguments=arguments)
+
+
+@pytest.mark.all
+def test_kills_in_a_row(bench: Bench) -> None:
+    training = hsdp(2 + 2 * len(SHORT))
+    faults = [
+        describe_fault(Fault(action=Action.KILL, point=point, rank=rank, step=1 + 2 * index))
+        for index, (point, rank) in enumerate(SHORT)
+    ]
+    outcome = bench.run(training, faults=faults, standbys=2)
+    check_survived(outcome, bench.reference(training))
+    check_faults(outcome, faults)
+    assert [sorted(recovery.sources) for recovery in outcome.report.recoveries] == [[2], [1], [3], [0]]
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("action", [Action.KILL, Action.FREEZE, Action.RAISE])
+def test_one_fault(bench: Bench, action: Action, point: Point, rank: int) -> None:
+    training = hsdp(7)
+    fault = describe_fault(Fault(action=action, point=point, rank=rank, step=STEP))
+    outcome = bench.run(training, faults=[fault])
+    check_survived(outcome, bench.reference(training))
+    check_faults(outcome, [fault])
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("point", [Point.FORWARD, Point.BACKWARD, Point.BARRIER, Point.OPTIMIZER])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--batchnorm",
+        "--clip",
+        "--accumulate 2",
+        "--accumulate 3 --clip --scheduler",
+        "--evaluate",
+        "--evaluate --batchnorm --accumulate 2 --clip --scheduler",
+    ],
+)
+def test_features(bench: Bench, arguments: str, point: Point) -> None:
+    training = hsdp(7, *arguments.split())
+    fault = describe_fault(Fault(action=Action.KILL, point=point, rank=1, step=STEP))
+    outcome = bench.run(training, faults=[fault])
+    check_survived(outcome, bench.reference(training))
+    check_faults(outcome, [fault])
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("ranks", [(0, 1), (0, 3), (1, 2), (2, 3)])
+@pytest.mark.parametrize("point", [Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER])
+def test_two_ranks_of_different_parts_at_once(bench: Bench, point: Point, ranks: tuple[int, int]) -> None:
+    """Also both ranks of one shard group: a whole group is lost, and restored from the other."""
+    training = hsdp(7)
+    faults = [describe_fault(Fault(action=Action.KILL, point=point, rank=rank, step=STEP)) for rank in ranks]
+    outcome = bench.run(training, faults=faults, standbys=2)
+    check_survived(outcome, bench.reference(training))
+    assert sorted(failure.rank for failure in outcome.report.failures) == list(ranks)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("point", ["the first stop", "restoring", "reforming"])
+def test_a_second_failure_in_the_recovery(bench: Bench, point: str, rank: int) -> None:
+    """Of a survivor of another part, or of the replacement."""
+    training = hsdp(7)
+    first = (rank + 1) % 4  # the neighbour: of the other part
+    place = {"the first stop": Point.STOP, "restoring": Point.ROLLBACK, "reforming": Point.REFORM}[point]
+    faults = [
+        describe_fault(Fault(action=Action.KILL, point=Point.BACKWARD, rank=first, step=STEP)),
+        describe_fault(Fault(action=Action.KILL, point=place, rank=rank, recovery=1)),
+    ]
+    outcome = bench.run(training, faults=faults, standbys=2)
+    check_survived(outcome, bench.reference(training))
+    assert sorted(failure.rank for failure in outcome.report.failures) == sorted((first, rank))
+
+
+@pytest.mark.all
+def test_every_copy_of_one_part_lost(bench: Bench) -> None:
+    """The job ends at once, says what is lost, and had said beforehand that it would."""
+    faults = ["kill rank 1 in BACKWARD of step 3", "kill rank 3 in BACKWARD of step 3"]
+    outcome = bench.run(hsdp(7), faults=faults, standbys=2)
+    assert outcome.status == 1, outcome.describe()
+    assert "part shard 2/2 of the state, held by ranks 1, 3 only: every copy is lost" in outcome.report.error
+    assert "Resume from your last checkpoint" in outcome.report.error
+    assert not outcome.finals
+    assert not check_protocol(outcome), outcome.describe()
+    assert not traceback_of(outcome), outcome.describe()
+    check_coverage(outcome.run_dir)
+    assert "losing two devices: survived in 4 of 6 cases, not if it is ranks 0 and 2; ranks 1 and 3" in outcome.stderr
+
+
+def check_coverage(run_dir: Path) -> None:
+    import msgspec
+
+    found = msgspec.json.decode((run_dir / "coverage.json").read_bytes(), type=Coverage)
+    assert [(part.key, part.ranks) for part in found.parts] == [("shard 1/2", (0, 2)), ("shard 2/2", (1, 3))]
+    assert {loss.what: (loss.survived, loss.cases) for loss in found.losses} == {
+        "a device": (4, 4),
+        "two devices": (4, 6),
+        "a host": (0, 1),
+    }
+    assert json.loads((run_dir / "coverage.json").read_text())["parts"][0]["parameter_bytes"] > 0
