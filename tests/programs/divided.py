@@ -8,9 +8,11 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import relight
 from tests.programs.train import digest
@@ -18,7 +20,7 @@ from tests.programs.train import digest
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--layout", default="hsdp", choices=["hsdp"])
+    parser.add_argument("--layout", default="hsdp", choices=["hsdp", "fsdp", "tp_dp", "tp_fsdp"])
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--width", type=int, default=48)
     parser.add_argument("--dropout", type=float, default=0.1)
@@ -35,11 +37,11 @@ def parse() -> argparse.Namespace:
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, dropout: float) -> None:
+    def __init__(self, width: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width + 1)  # does not divide evenly
-        self.down = nn.Linear(2 * width + 1, width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -48,11 +50,11 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, width: int, dropout: float, batchnorm: bool) -> None:
+    def __init__(self, width: int, hidden: int, dropout: float, batchnorm: bool) -> None:
         super().__init__()
         self.first = nn.Linear(16, width)
         self.statistics = nn.BatchNorm1d(width) if batchnorm else nn.Identity()
-        self.blocks = nn.ModuleList([Block(width, dropout) for _ in range(3)])
+        self.blocks = nn.ModuleList([Block(width, hidden, dropout) for _ in range(3)])
         self.last = nn.Linear(width, 3)  # fewer rows than some meshes have ranks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,10 +65,23 @@ class Net(nn.Module):
         return logits
 
 
-def divide(net: Net, mesh: DeviceMesh) -> nn.Module:
+def make_mesh(layout: str, world_size: int) -> DeviceMesh:
+    if layout == "hsdp":
+        return init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("replicate", "shard"))
+    if layout == "fsdp":
+        return init_device_mesh("cpu", (world_size,), mesh_dim_names=("shard",))
+    return init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("dp", "tp"))
+
+
+def divide(net: Net, layout: str, mesh: DeviceMesh) -> nn.Module:
+    if layout.startswith("tp"):
+        for block in net.blocks:
+            parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    parts = mesh if layout in ("hsdp", "fsdp") else mesh["dp"]
+    wrap = replicate if layout == "tp_dp" else fully_shard
     for block in net.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(net, mesh=mesh)
+        wrap(block, mesh=parts)
+    wrap(net, mesh=parts)
     return net
 
 
@@ -88,8 +103,10 @@ def main() -> None:
     torch.set_num_threads(1)
     job = relight.init()
     torch.manual_seed(0)  # every rank divides the same model
-    mesh = init_device_mesh("cpu", (2, job.world_size // 2), mesh_dim_names=("replicate", "shard"))
-    model = divide(Net(options.width, options.dropout, options.batchnorm), mesh)
+    mesh = make_mesh(options.layout, job.world_size)
+    # FSDP2 divides what does not divide evenly, torch's tensor parallelism does not.
+    hidden = 2 * options.width + (not options.layout.startswith("tp"))
+    model = divide(Net(options.width, hidden, options.dropout, options.batchnorm), options.layout, mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
 
@@ -97,7 +114,8 @@ def main() -> None:
     labels = torch.randint(0, 3, (96,), generator=torch.Generator().manual_seed(8))
 
     def batch_of(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = torch.randint(0, 96, (8,), generator=torch.Generator().manual_seed(1000 * number + job.rank))
+        place = mesh.get_local_rank("dp") if options.layout.startswith("tp") else job.rank
+        chosen = torch.randint(0, 96, (8,), generator=torch.Generator().manual_seed(1000 * number + place))
         return data[chosen], labels[chosen]
 
     training = relight.Training(
@@ -109,7 +127,8 @@ def main() -> None:
             batches = batch if options.accumulate > 1 else [batch]
             loss = torch.zeros(())
             for index, (x, y) in enumerate(batches):
-                model.set_requires_gradient_sync(index == len(batches) - 1)  # type: ignore[operator]
+                if options.accumulate > 1:
+                    model.set_requires_gradient_sync(index == len(batches) - 1)  # type: ignore[operator]
                 loss = F.cross_entropy(model(x), y) / len(batches)
                 loss.backward()
             if options.clip:

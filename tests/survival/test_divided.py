@@ -1,11 +1,13 @@
-"""State that is divided over ranks: HSDP on a 2 x 2 mesh (FSDP2 with a replicate dimension), killed everywhere.
+"""State that is divided over ranks, killed everywhere: HSDP on a 2 x 2 mesh (FSDP2 with replicas), and TP x DP.
 
-Each job is compared bit for bit with an undisturbed one, per rank. A few kills run always, the matrix is marked `all`.
+Each job is compared bit for bit with an undisturbed one, per rank. All of it is marked `all`; what runs always is the
+example (tests/examples/test_hsdp.py), which is killed twice.
 """
 
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from relight.chaos.plan import describe_fault
@@ -29,9 +31,15 @@ def hsdp(steps: int, *arguments: str) -> Training:
     return Training(ranks=4, steps=steps, program="divided.py", arguments=arguments)
 
 
+def tensor_parallel(steps: int, *arguments: str) -> Training:
+    """Pairs of ranks compute on one batch; two such pairs are replicas of each other."""
+    return hsdp(steps, "--layout", "tp_dp", *arguments)
+
+
 @pytest.mark.all
-def test_kills_in_a_row(bench: Bench) -> None:
-    training = hsdp(2 + 2 * len(SHORT))
+@pytest.mark.parametrize("layout", ["hsdp", "tp_dp"])
+def test_kills_in_a_row(bench: Bench, layout: str) -> None:
+    training = hsdp(2 + 2 * len(SHORT), "--layout", layout)
     faults = [
         describe_fault(Fault(action=Action.KILL, point=point, rank=rank, step=1 + 2 * index))
         for index, (point, rank) in enumerate(SHORT)
@@ -55,6 +63,17 @@ def test_one_fault(bench: Bench, action: Action, point: Point, rank: int) -> Non
 
 
 @pytest.mark.all
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("point", POINTS)
+def test_one_kill_under_tensor_parallelism(bench: Bench, point: Point, rank: int) -> None:
+    training = tensor_parallel(7)
+    fault = describe_fault(Fault(action=Action.KILL, point=point, rank=rank, step=STEP))
+    outcome = bench.run(training, faults=[fault])
+    check_survived(outcome, bench.reference(training))
+    check_faults(outcome, [fault])
+
+
+@pytest.mark.all
 @pytest.mark.parametrize("point", [Point.FORWARD, Point.BACKWARD, Point.BARRIER, Point.OPTIMIZER])
 @pytest.mark.parametrize(
     "arguments",
@@ -65,6 +84,7 @@ def test_one_fault(bench: Bench, action: Action, point: Point, rank: int) -> Non
         "--accumulate 3 --clip --scheduler",
         "--evaluate",
         "--evaluate --batchnorm --accumulate 2 --clip --scheduler",
+        "--layout tp_dp --batchnorm --clip --scheduler",
     ],
 )
 def test_features(bench: Bench, arguments: str, point: Point) -> None:
@@ -119,9 +139,17 @@ def test_every_copy_of_one_part_lost(bench: Bench) -> None:
     assert "losing two devices: survived in 4 of 6 cases, not if it is ranks 0 and 2; ranks 1 and 3" in outcome.stderr
 
 
-def check_coverage(run_dir: Path) -> None:
-    import msgspec
+@pytest.mark.all
+@pytest.mark.parametrize("layout", ["fsdp", "tp_fsdp"])
+def test_without_replicas_the_first_loss_ends_the_job(bench: Bench, layout: str) -> None:
+    outcome = bench.run(hsdp(7, "--layout", layout), faults=["kill rank 2 in FORWARD of step 3"])
+    assert outcome.status == 1, outcome.describe()
+    assert "held by rank 2 only: every copy is lost" in outcome.report.error, outcome.describe()
+    assert "losing a device: never survived" in outcome.stderr
+    assert not check_protocol(outcome), outcome.describe()
 
+
+def check_coverage(run_dir: Path) -> None:
     found = msgspec.json.decode((run_dir / "coverage.json").read_bytes(), type=Coverage)
     assert [(part.key, part.ranks) for part in found.parts] == [("shard 1/2", (0, 2)), ("shard 2/2", (1, 3))]
     assert {loss.what: (loss.survived, loss.cases) for loss in found.losses} == {

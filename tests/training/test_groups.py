@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.training.groups import GroupTable, group_name
-from relight.training.shards import Cut, shard_key
+from relight.training.shards import Cut, batch_groups, shard_key
 
 
 def mesh_2x2() -> GroupTable:
@@ -106,3 +106,21 @@ def test_ranks_have_one_key_exactly_if_they_agree_along_every_cut_dimension(
 @pytest.mark.parametrize("ranks", [(), (4, 5, 6, 7)])
 def test_a_mesh_of_some_ranks_only_is_told_from_others(ranks: tuple[int, ...]) -> None:
     assert shard_key([[Cut("shard", 0, 2, ranks)]]) != shard_key([[Cut("shard", 0, 2, (0, 1, 2, 3))]])
+
+
+# --- batches --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("sizes", "together", "expected"),
+    [
+        ((4,), (), [(0,), (1,), (2,), (3,)]),
+        ((2, 2), (1,), [(0, 1), (2, 3)]),
+        ((2, 2), (0,), [(0, 2), (1, 3)]),
+        ((2, 2), (0, 1), [(0, 1, 2, 3)]),
+        ((2, 2, 2), (2,), [(0, 1), (2, 3), (4, 5), (6, 7)]),
+    ],
+)
+def test_ranks_along_a_tensor_parallel_dimension_share_a_batch(
+    sizes: tuple[int, ...], together: tuple[int, ...], expected: list[tuple[int, ...]]
+) -> None:
+    ranks = [rank for group in expected for rank in group]
+    assert batch_groups(sizes, sorted(ranks), together) == expected

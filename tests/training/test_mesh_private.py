@@ -13,7 +13,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from relight.errors import UsageError
 from relight.training.mesh_private import (
     as_part_like,
+    batch_place,
     cuts_of,
+    dimensions_of,
     fit_part,
     follow_rank,
     is_distributed,
@@ -112,6 +114,25 @@ def test_a_divided_tensor_gets_room_for_another_ranks_part(moving: list[int]) ->
     fit_part(tensor)
     assert tensor.to_local().shape == (3, 3)
     assert tensor.shape == (5, 3)
+
+
+def test_the_place_among_the_batches_is_that_of_the_tensor_parallel_group(made: object) -> None:
+    mesh = mesh_2x2()
+    cut = distribute_tensor(torch.zeros(4, 4), mesh["tp"], [Shard(0)])
+    assert [batch_place([cut], (), rank, 4) for rank in range(4)] == [0, 0, 1, 1]
+    both = distribute_tensor(torch.zeros(4, 4), mesh, [Shard(0), Shard(1)])
+    assert [batch_place([both], dimensions_of(mesh["dp"]), rank, 4) for rank in range(4)] == [0, 0, 1, 1]
+
+
+def test_along_dimensions_of_data_every_rank_has_its_own_batch(made: object) -> None:
+    mesh = mesh_2x2()
+    cut = distribute_tensor(torch.zeros(4, 4), mesh, [Replicate(), Shard(0)])
+    assert [batch_place([cut], dimensions_of(mesh), rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+    assert batch_place([torch.zeros(2)], (), 3, 4) == 3
+    whole = init_device_mesh("cpu", (4,))  # without names
+    row = distribute_tensor(torch.zeros(4), whole, [Shard(0)])
+    assert batch_place([row], dimensions_of(whole), 2, 4) == 2
+    assert batch_place([row], (), 2, 4) == 0
 
 
 def test_an_optimizers_state_is_divided_like_its_parameter(made: object) -> None:

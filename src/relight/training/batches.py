@@ -15,6 +15,9 @@ class Batches:
 
     With streams "step" they are a function of (seed, step, rank). With "preserve" they run on from barrier to
     barrier: what is drawn between two steps is drawn by no replacement, so it does not count.
+
+    `rank` is everywhere the place among those who have batches of their own: the rank itself, but ranks that compute on
+    one batch together (tensor parallelism) have one place, and the same random streams.
     """
 
     def __init__(self, data: Any, accumulate: int, seed: int, streams: str, page: PositionPage) -> None:

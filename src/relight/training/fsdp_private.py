@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.distributed._composable_state import _get_module_state
 
+from relight.training.mesh_private import Dimension, dimensions_of
+
 
 class ShardedModules:
     """The modules that `fully_shard` divided, with what FSDP2 keeps about the step under way."""
@@ -30,6 +32,17 @@ class ShardedModules:
     def parameters(self) -> set[int]:
         """The `id` of each divided parameter."""
         return {id(parameter.sharded_param) for group in self._groups() for parameter in group.fsdp_params}
+
+    def data_dimensions(self) -> set[Dimension]:
+        """The dimensions of meshes along which every rank has a batch of its own."""
+        found: set[Dimension] = set()
+        for group in self._groups():
+            info = group.mesh_info
+            found |= dimensions_of(info.mesh)
+            by_name = getattr(info, "dp_mesh_dims", None)
+            if by_name is not None:
+                found |= dimensions_of(info.spmd_mesh, [*by_name.shard_names, *by_name.replicate_names])
+        return found
 
     def reshard(self) -> None:
         """Put the divided parameters in place of the gathered ones, which an evaluation may have left there."""
@@ -114,10 +127,10 @@ def _resize(parameter: Any) -> None:
     whole = parameter._orig_size[dimension]
     most = math.ceil(whole / parts)
     length = max(0, min(most, whole - part * most))
-    if parameter.sharded_size[dimension] == length:
-        return
     size = list(parameter._orig_size)
     size[dimension] = length
+    if list(parameter.sharded_size) == size:
+        return
     padded = parameter._sharded_param_data.view(parameter.padded_sharded_param_size)
     local = padded.narrow(dimension, 0, length)
     parameter.sharded_size = torch.Size(size)

@@ -4,7 +4,7 @@ See tests/training/test_mesh_private.py. torch.distributed.tensor is imported on
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
 from relight.errors import UsageError
-from relight.training.shards import Cut
+from relight.training.shards import Cut, batch_groups
 
 
 def watch_groups(made: Callable[[Sequence[int], bool], None]) -> None:
@@ -58,6 +58,44 @@ def is_distributed(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
+Dimension = tuple[int, int]  # of a root mesh: its id, and the number of the dimension
+
+
+def dimensions_of(mesh: Any, names: Sequence[str] | None = None) -> set[Dimension]:
+    """Those of a mesh, or of a slice of one, or some of them by name; flattened ones are left out."""
+    root = mesh._get_root_mesh()
+    if not root.mesh_dim_names:
+        return {(id(root), index) for index in range(root.ndim)}
+    chosen = mesh.mesh_dim_names if names is None else names
+    return {(id(root), root.mesh_dim_names.index(name)) for name in chosen if name in root.mesh_dim_names}
+
+
+def batch_place(tensors: Iterable[torch.Tensor], by_data: Collection[Dimension], rank: int, world_size: int) -> int:
+    """Which of the batches of a step `rank` computes on: its number among those who have different ones.
+
+    It is the rank itself, unless tensors are divided along dimensions of a mesh other than those `by_data`, along which
+    FSDP2 gives every rank a batch of its own. Along others (tensor parallelism) ranks compute on one batch together.
+    """
+    together: set[int] = set()
+    roots: dict[int, Any] = {}
+    for tensor in filter(is_distributed, tensors):
+        mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+        names = mesh.mesh_dim_names or range(mesh.ndim)
+        for name, placement in zip(names, tensor.placements, strict=True):  # type: ignore[attr-defined]
+            found = dimensions_of(mesh, [name]) if mesh.mesh_dim_names else {(id(mesh), name)}
+            if not placement.is_replicate() and not found <= set(by_data):
+                together |= {index for _, index in found}
+                roots[id(mesh._get_root_mesh())] = mesh._get_root_mesh()
+    if len(roots) != 1:
+        return rank
+    (root,) = roots.values()
+    ranks = root._layout.remap_to_tensor(root._rank_map).flatten().tolist()
+    if sorted(ranks) != list(range(world_size)):
+        return rank
+    groups = batch_groups(tuple(root.shape), ranks, together)
+    return next(place for place, group in enumerate(groups) if rank in group)
+
+
 def cuts_of(tensor: torch.Tensor, world_size: int, name: str) -> Iterator[Cut]:
     """Along which dimensions of its mesh a DTensor is divided. Raises UsageError if ranks hold mere summands of it."""
     if not is_distributed(tensor):
@@ -79,17 +117,19 @@ def cuts_of(tensor: torch.Tensor, world_size: int, name: str) -> Iterator[Cut]:
             yield Cut(dimension, coordinate, size, ranks)
 
 
+def part_shape(spec: Any) -> tuple[int, ...]:
+    """Of the part of a DTensor that this process's rank holds."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, _ = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)
+    return tuple(shape)
+
+
 def fit_part(tensor: torch.Tensor) -> None:
     """Give a DTensor room for the part that this process's rank holds now; its contents are not kept."""
     if not is_distributed(tensor):
         return
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, _ = compute_local_shape_and_global_offset(
-        tensor.shape,
-        tensor.device_mesh,  # type: ignore[attr-defined]
-        tensor.placements,  # type: ignore[attr-defined]
-    )
+    shape = part_shape(tensor._spec)  # type: ignore[attr-defined]
     part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
     if tuple(part.shape) != tuple(shape):
         tensor._local_tensor = torch.empty(shape, dtype=part.dtype, device=part.device)  # type: ignore[attr-defined]

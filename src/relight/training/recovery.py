@@ -5,6 +5,7 @@ The order is that of docs/PROTOCOL.md: Stop (done by the runtime), then Clean, R
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +35,11 @@ _NOTHING: dict[str, Any] = {"buffers": {}, "per_rank": {}, "data": None, "rng": 
 class Recovery:
     """Everything that changes the state of this rank other than the script itself."""
 
-    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress, batches: Batches) -> None:
+    def __init__(
+        self, runtime: Runtime, state: TrackedState, progress: Progress, batches: Batches, place: Callable[[], int]
+    ) -> None:
+        """`place`: which of a step's batches is this rank's."""
+        self._place = place
         self._runtime = runtime
         self._state = state
         self._progress = progress
@@ -159,7 +164,7 @@ class Recovery:
             runtime.page.write_private(restore.target, encode_tree(_NOTHING, "rank-private state"))
         private = self._await_private(restore)
         self._state.adopt_private(private)
-        self._batches.take_over(private, restore.target, runtime.rank)
+        self._batches.take_over(private, restore.target, self._place())
         progress.version, progress.lineage, progress.until = restore.target, meta["lineage"], meta["until"]
         self._state.gradients_to_none = meta["gradients_to_none"]
         self._state.clear_step()

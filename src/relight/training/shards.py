@@ -1,9 +1,10 @@
-"""Which part of the state a rank holds, from the placements of the state itself. Pure.
+"""Which part of the state a rank holds, from the placements of the state itself, and whose batch it computes on. Pure.
 
 Ranks with the same key hold the same bits: a replacement is restored from those of its own key.
 """
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -28,3 +29,18 @@ def shard_key(tensors: Iterable[Iterable[Cut]]) -> str:
     """
     cuts = {cut for tensor in tensors for cut in tensor if cut.size > 1}
     return ", ".join(map(str, sorted(cuts)))
+
+
+def batch_groups(sizes: Sequence[int], ranks: Sequence[int], together: Collection[int]) -> list[tuple[int, ...]]:
+    """Which ranks compute on the same batch, in the order of their places among the batches.
+
+    Args:
+        sizes: of the dimensions of the device mesh.
+        ranks: in the mesh, the last dimension running fastest.
+        together: dimensions along which one batch is computed by several ranks (tensor parallelism), not one by each.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in zip(ranks, itertools.product(*map(range, sizes)), strict=True):
+        own = tuple(coordinate for dimension, coordinate in enumerate(place) if dimension not in together)
+        groups.setdefault(own, []).append(rank)
+    return [tuple(group) for group in groups.values()]

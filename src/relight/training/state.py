@@ -17,7 +17,7 @@ from relight.core.fault import Action
 from relight.errors import UsageError
 from relight.training.corruption import flip_bit
 from relight.training.fsdp_private import ShardedModules
-from relight.training.mesh_private import as_part_like, cuts_of, fit_part, is_distributed
+from relight.training.mesh_private import as_part_like, batch_place, cuts_of, fit_part, is_distributed
 from relight.training.shards import shard_key
 from relight.training.torch_private import reset_scaler
 from relight.transfer.codec import Flat, digest_of, local_part, tensor_digests
@@ -93,6 +93,10 @@ class TrackedState:
             for name, tensor in (*module.named_parameters(), *module.named_buffers())
         ]
         return shard_key(cuts_of(tensor, world_size, name) for name, tensor in named)
+
+    def batch_place(self, rank: int, world_size: int) -> int:
+        """Which of a step's batches `rank` computes on; ranks of one tensor-parallel group share theirs."""
+        return batch_place(self.parameters, self.sharded.data_dimensions(), rank, world_size)
 
     def rebind(self) -> None:
         """This process has taken another rank than it was built as, so it holds other parts of what is divided."""

@@ -94,7 +94,7 @@ class Training:
         )
         if obstacle := runtime.table.obstacle():
             raise UsageError(obstacle)
-        self._shard = self._state.shard(runtime.world_size)
+        self._find_place()
         seed = runtime.settings.seed if seed is None else seed
         self._batches = Batches(data, accumulate, seed, rng, runtime.page)
         birth = f"{seed}/{runtime.world_size}/{self._state.layout()}"
@@ -105,7 +105,7 @@ class Training:
         self._barrier = Barrier(
             runtime, self._progress, self._prepare, self._passed, self._state.digest, lambda: self._shard
         )
-        self._recovery = Recovery(runtime, self._state, self._progress, self._batches)
+        self._recovery = Recovery(runtime, self._state, self._progress, self._batches, lambda: self._place)
         self._phases = PhaseHooks(runtime, self._state, self._progress)
         self._writes = WriteWatch(self._state.is_tracked, self._barrier.before_write, lambda: runtime.in_step)
         self._fingerprint: tuple[Any, ...] | None = None
@@ -172,6 +172,11 @@ class Training:
         Raises:
             UsageError: every or keep < 1.
         """
+        if self._shard:
+            raise UsageError(
+                "checkpoint(): the state is divided over ranks, and writing such is not supported yet. Save it yourself, "
+                "between two steps, with torch.distributed.checkpoint, guarded by `step.committed`"
+            )
         self._checkpointing.ask(directory, every, keep, resume)
 
     def steps(self, until: int) -> Iterator[Step]:
@@ -231,9 +236,9 @@ class Training:
         self._scalars.begin_step()
         self._recovery.begin_step()
         if progress.warming:
-            return self._batches.rehearse(runtime.rank)
+            return self._batches.rehearse(self._place)
         self._state.remember_step_start(progress.version)
-        return self._batches.get(step.number, runtime.rank)
+        return self._batches.get(step.number, self._place)
 
     def exit_step(self, step: Step, error: BaseException | None) -> bool:
         """The end of the block: commit, or absorb what a failure elsewhere caused, or let the script's error pass."""
@@ -300,6 +305,12 @@ class Training:
             return runtime.await_stop(summary)
         return runtime.await_verdict(summary)
 
+    def _find_place(self) -> None:
+        """Of the rank that this process holds: its part of the state, and which of a step's batches is its own."""
+        runtime = self._runtime
+        self._shard = self._state.shard(runtime.world_size)
+        self._place = self._state.batch_place(runtime.rank, runtime.world_size)
+
     def _prepare(self) -> None:
         """Every gradient of the step is reduced here: keep the private state with which the next step starts."""
         self._state.notice_changed_buffers()
@@ -318,7 +329,7 @@ class Training:
     def _enter_training(self) -> None:
         runtime, progress = self._runtime, self._progress
         if not self._checkpointing.resume():
-            self._batches.start(0, runtime.rank)
+            self._batches.start(0, self._place)
         self._keep_private(progress.version)
         runtime.started = True
         runtime.link.send(
@@ -354,7 +365,7 @@ class Training:
         order = runtime.await_order(Assign)
         runtime.take_assignment(order.generation, order.rank)
         self._state.rebind()
-        self._shard = self._state.shard(runtime.world_size)
+        self._find_place()
         runtime.faults.recovery = order.generation - 1
         runtime.faults.strike(Point.PROMOTED)
         runtime.closed = True
