@@ -170,12 +170,12 @@ class Training:
             resume: False: start anew; then the directory must hold no checkpoint.
 
         Raises:
-            UsageError: every or keep < 1.
+            UsageError: every or keep < 1, or the state is divided over ranks.
         """
         if self._shard:
             raise UsageError(
-                "checkpoint(): the state is divided over ranks, and writing such is not supported yet. Save it yourself, "
-                "between two steps, with torch.distributed.checkpoint, guarded by `step.committed`"
+                "checkpoint(): the state is divided over ranks, and writing such is not supported yet: let each rank "
+                "save its own part, between two steps, guarded by `step.committed`"
             )
         self._checkpointing.ask(directory, every, keep, resume)
 
