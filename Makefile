@@ -14,11 +14,12 @@ help: ## list the targets
 
 setup: $(VENV)/.setup ## make .venv with the pinned packages
 
-check: setup ## lint, format, types, import rules
+check: setup ## lint, format, types, import rules, pages made from code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python docs/protocol_page.py --check
 
 format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix-only .

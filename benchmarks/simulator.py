@@ -35,7 +35,7 @@ SEARCHES = (
     (3, 1, ("kill",), True),
     (3, 2, ("kill",), False),
     (3, 1, ("kill", "freeze", "cut"), False),
-    (4, 1, ("kill",), False),
+    (4, 1, ("kill", "freeze", "cut"), False),
     (4, 2, ("kill",), False),
 )
 
@@ -130,7 +130,8 @@ def render(document: Document) -> str:
             f"({rate:,.0f} a second).",
             *(f"- `--seed {seed}`: {violation}" for seed, violation in found["violations"].items()),
             "**Every order** of jobs of two steps. *Fine* tells every message and every pause apart; otherwise what "
-            "nobody can tell apart happens at once (`src/relight/sim/exhaustive.py` says what, and why that is sound).",
+            "nobody can tell apart happens at once (`src/relight/sim/exhaustive.py` says what, and why that is sound); "
+            "what differs in names only is followed once (`src/relight/sim/sameness.py`).",
             markdown_table(
                 ["ranks", "up to", "", "situations", "steps between them", "processor", "complete", "violation"],
                 [_search_cells(one) for one in document["searches"]],

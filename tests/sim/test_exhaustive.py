@@ -1,7 +1,11 @@
 """Every order of events of small jobs, and planted bugs that such a search must find. See `make simulate-nightly`."""
 
+import inspect
+import re
+
 import pytest
 
+from relight.sim import sameness
 from relight.sim.contents import Violation
 from relight.sim.exhaustive import Script, Searched, explore, situation
 from relight.sim.mutations import MUTATIONS, find_mutation
@@ -111,6 +115,24 @@ def ends(ranks: int, faults: int, parts: Parts = PRODUCTION, *, exact: bool) -> 
     for rank in range(1, ranks):
         texts = {text.replace(f"rank {rank} ", "another rank ") for text in texts}
     return texts
+
+
+def test_nothing_that_somebody_remembers_is_forgotten_in_the_keys() -> None:
+    """Whoever gives a controller or a worker something new to remember must say what it means for the search."""
+    here = situation(2, 2, 1, ("kill",))
+    worker = here.workers["w0"]
+    remembered = {
+        "Controller": set(vars(here.controller)),
+        "Members": set(vars(here.controller.members)),
+        "Process": set(vars(here.controller.members.processes["w0"])),
+        "Worker": set(type(worker).__slots__),
+        "Page": set(type(worker.page).__slots__),
+    }
+    words = set(re.findall(r"[a-z_0-9]+", inspect.getsource(sameness).partition("@lru_cache")[2]))
+    for kind, names in remembered.items():
+        left_out = set(sameness.LEFT_OUT[kind])
+        assert left_out <= names, f"{kind} has no {sorted(left_out - names)} any more"
+        assert names - left_out <= words, f"{kind}: {sorted(names - left_out - words)} are not in the keys"
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.all)])

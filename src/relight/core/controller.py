@@ -46,12 +46,12 @@ from relight.core.shards import Shards, content_mismatch, require_every_part
 
 
 class Stage(enum.StrEnum):
-    STARTING = "starting"
-    TRAINING = "training"
+    STARTING = "starting"  # waiting for every rank to reach its first step
+    TRAINING = "training"  # waiting for every rank to be done; after a broken collective, for the death behind it
     STOPPING = "stopping"  # waiting for every member to stand still, and for a process for every rank
     RESTORING = "restoring"  # waiting for every member to hold the target version
     FINISHING = "finishing"  # training is done; the scripts run to their ends
-    ENDED = "ended"
+    ENDED = "ended"  # nothing is listened to any more
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,359 @@
+"""Writes PROTOCOL.md: the text below, with tables that are read off the code. With --check, says whether it is current.
+
+    python docs/protocol_page.py [--check]
+
+- stages, events and orders: from the syntax tree of `core/controller.py`; an event *may* lead to what its handler can
+  reach;
+- decisions: `core/decision.py` is run over all that three ranks can report;
+- invariants, planted bugs: `sim/invariants.py`, `sim/mutations.py` and what tests/sim/regressions has of each.
+"""
+
+import ast
+import inspect
+import itertools
+import re
+import string
+import sys
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from relight.core import commands, controller, events
+from relight.core.controller import Controller, Stage
+from relight.core.decision import Decision, Halt, decide
+from relight.sim.golden import read_golden
+from relight.sim.invariants import INVARIANTS
+from relight.sim.mutations import MUTATIONS, Mutation
+
+PAGE = Path(__file__).with_name("PROTOCOL.md")
+REGRESSIONS = PAGE.parents[1] / "tests" / "sim" / "regressions"
+COMMANDS = tuple(kind.__name__ for kind in typing.get_args(commands.Command))
+BASE = 1  # the step that the decision table is about
+
+TEXT = """\
+<!-- Written by docs/protocol_page.py; change the text there, and run it. -->
+# The recovery protocol
+
+Terms are those of [GLOSSARY.md](GLOSSARY.md). The rule is `decide` in `src/relight/core/decision.py`; the
+[simulator](SIMULATOR.md) drives it, and the controller around it, through random schedules and through every order of
+events of small jobs. The tables of this page are read off the code.
+
+## A step
+
+```
+   FORWARD          BACKWARD        | BARRIER |      OPTIMIZER            (next) FORWARD
+   parameters at version i          |         |  i -> i+1                 parameters at version i+1
+```
+
+A rank is **prepared(i)** when every gradient of step i is reduced on it *and it knows so*, its state is exactly
+version i, and its rank-private state for version i+1 is kept beside its page. Only then does it enter the BARRIER, an
+all-reduce of two integers. Passing it proves that every rank is prepared. The first write comes after it, and is never
+interrupted.
+
+## Why not decide from the failed rank
+
+An all-reduce is not atomic: when a rank dies inside it, it can complete on some survivors and fail on others. A rule
+that looks at the failed rank's phase, or at tags read before everyone has stopped, then lets ranks go on with
+different parameters, or waits for ever. What always holds is weaker: *if anyone passed the barrier of step i, every
+survivor is prepared(i)*. The rule rests on that alone.
+
+## After a failure
+
+1. The controller journals a new generation and sends **Stop**. Collectives of the old generation fail at once. A
+   worker acknowledges only outside a write.
+2. It **collects** {step, version, lineage, prepared, torn, blank} from every member, and waits until the failed
+   process is known dead, or fenced with its host.
+3. It **decides** over the members that are neither blank nor torn. With `base` the smallest version among them:
+   forward to `base + 1` if every one of them is at `base + 1`, or prepared(`base`), and the dead ranks' private state
+   for `base + 1` is there; otherwise back to `base`. (If a dead rank never kept its private state for `base + 1`, it
+   never entered the barrier, so nobody passed it. If it kept none for `base` either, its page was lost with its agent,
+   which proves nothing: the job halts.) A member at `base + 1` beside one that is unprepared is impossible;
+   the job halts and says so.
+   Of ranks whose page is gone with their agent or their host: if the private state of every intact member follows from
+   rank and step alone, so does theirs, for any version; if not, the job halts (decisions/0004).
+   Where the state is divided over ranks (`core/shards.py`) the rule is the same: it asks every intact survivor, of
+   whatever part, so there is one target for all. Each part must have an intact holder; if one has none, the job halts
+   and names it.
+4. **Restore**: prepared members finish the step locally. Copies go only into blank or torn ranks, are verified piece
+   by piece, and do not count until the last digest matched. Of a divided state, only from holders of the same part.
+5. **Rollback**: buffers that forward changed, objects that may have changed, random streams, the batch in hand (kept;
+   drawn again if the script changed it in place), and DDP's reducer, whose bucket layout must not depend on who failed
+   when.
+6. Every member reports version, **lineage** (a hash chain over committed steps), layout and state digest. If they
+   agree (in their state: those who hold the same part), **Resume**; if not, the job halts.
+
+The controller's own death: its successor replays the journal. A recovery that was under way begins again from 1; a
+decision that was taken is never gone on with, since it is not known who has heard of it. Otherwise the orders that hold
+(Begin or Resume of the current generation, Release, Kill, Spawn) are given again.
+
+A failure at any point of this opens the next generation, from 1. Generation numbers are never reused; keys, orders and
+reports of an older generation are ignored. Every wait ends: by an answer, by a newer Stop, or by a deadline after which
+the one waited for has failed too.
+
+## What repeats, what does not
+
+| failed in | decision | steps repeated |
+|---|---|---|
+| FORWARD, BACKWARD | back to i | the step in flight |
+| all survivors prepared, barrier not passed | forward if the dead rank had kept its private state, else back | 0 or 1 |
+| BARRIER, OPTIMIZER, commit | forward to i+1 | 0 (or the next step, if survivors had started it) |
+
+No version that any rank had finished is ever undone.
+
+## What ends the job instead
+
+The same exception twice at the same step (a bug: its traceback is shown once), the same hang twice, more failures at
+one step than `--max-failures-per-step`, no intact replica left, ranks that contradict each other. Each says why.
+
+## Stages of the controller
+
+What its deadline means differs by stage.
+
+${stages}
+
+## Events and orders
+
+What the controller may order when it hears of something, and the stages it may go to. Which it does depends on the
+stage and on what is known; often it is nothing. An agent that joins again is also given the newest order to all ranks
+once more.
+
+${events}
+
+## The decision table
+
+Three ranks, step ${base}, version ${base} at its start: all ${cases} combinations of what a rank can report, and of
+what is left of the private state of one that has nothing to report. They fall into ${rows} groups, each with one
+decision. *Unprepared* is at version ${base} without the complete gradient of the step, which it may have begun or not;
+*prepared* has it; *ahead* is at version ${after}. Ranks of whose private state nothing is left, and whose state can be
+derived, are not counted among the lost ones.
+
+${decisions}
+
+## What must hold
+
+${invariants}
+
+## Planted bugs
+
+Each breaks the protocol in one place, and must be found by the simulator: soon by random schedules, and again by a
+recorded one (`tests/sim/regressions`), in which it breaks this first.
+
+${planted}
+"""
+
+
+# --- stages, events, orders ---------------------------------------------------------------------------------------
+class Reach(ast.NodeVisitor):
+    """Orders that a method names, stages it sets, and methods it calls."""
+
+    def __init__(self) -> None:
+        self.orders: set[str] = set()
+        self.stages: set[str] = set()
+        self.calls: set[str] = set()
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Name) and node.func.id in COMMANDS:
+            self.orders.add(node.func.id)
+        if (
+            isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id == "self"
+        ):
+            self.calls.add(node.func.attr)
+        self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        targets = [item for t in node.targets for item in (t.elts if isinstance(t, ast.Tuple) else [t])]
+        if any(isinstance(t, ast.Attribute) and t.attr == "stage" for t in targets):
+            names = [n.attr for n in ast.walk(node.value) if isinstance(n, ast.Attribute) and _is_stage(n)]
+            self.stages.update(names)
+        self.generic_visit(node)
+
+
+def _is_stage(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "Stage"
+
+
+def _reached(start: Iterable[ast.AST], methods: dict[str, ast.FunctionDef]) -> Reach:
+    """By these pieces of code, and by all that they call."""
+    found, waiting, seen = Reach(), list(start), set[str]()
+    while waiting:
+        found.visit(waiting.pop())
+        new = {name for name in found.calls if name in methods} - seen
+        seen |= new
+        waiting += [methods[name] for name in sorted(new)]
+    return found
+
+
+def _methods() -> dict[str, ast.FunctionDef]:
+    tree = ast.parse(inspect.getsource(controller))
+    (kind,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == Controller.__name__]
+    return {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
+
+
+def _branches(methods: dict[str, ast.FunctionDef]) -> Iterator[tuple[str, list[ast.stmt]]]:
+    """Of `handle`: each event, and what is done about it."""
+    for node in ast.walk(methods["handle"]):
+        if isinstance(node, ast.match_case) and isinstance(node.pattern, ast.MatchClass):
+            assert isinstance(node.pattern.cls, ast.Attribute)
+            yield node.pattern.cls.attr, node.body
+
+
+def _event_rows() -> Iterator[tuple[str, str, str, str]]:
+    methods = _methods()
+    for name, body in _branches(methods):
+        found = _reached(body, methods)
+        yield (
+            f"**{name}**",
+            _first_sentence(getattr(events, name)),
+            _listed(found.orders, COMMANDS),
+            _stages(found.stages),
+        )
+    found = _reached([methods["expire"]], methods)
+    yield "*its deadline passes*", "", _listed(found.orders, COMMANDS), _stages(found.stages)
+
+
+def _stage_rows() -> Iterator[tuple[str, str, str]]:
+    source = inspect.getsource(Stage)
+    comments = {line.split("=")[0].strip(): line.partition("# ")[2] for line in source.splitlines() if " = " in line}
+    expire = ast.unparse(_methods()["expire"])
+    for stage in Stage:
+        after = expire.partition(f"Stage.{stage.name}:\n")[2].partition("\n")[0]
+        handler = after.partition("self.")[2].rpartition("self.")[2] if "self.self" in after else after
+        name = next((n for n in _methods() if f"self.{n}(now)" in handler and n != "_given"), "")
+        yield stage.value, comments[stage.name], _deadline(name)
+
+
+def _deadline(handler: str) -> str:
+    """What the method is there for, in words of its own name."""
+    return handler.removeprefix("_on_").replace("_", " ") if handler else "none"
+
+
+def _first_sentence(kind: type) -> str:
+    text = " ".join((kind.__doc__ or "").split())
+    return "" if text.startswith(kind.__name__ + "(") else text.split(". ")[0].split(": ")[0].rstrip(".")
+
+
+def _listed(names: set[str], order: Sequence[str]) -> str:
+    return ", ".join(name for name in order if name in names) or "nothing"
+
+
+def _stages(names: set[str]) -> str:
+    return ", ".join(stage.value for stage in Stage if stage.name in names)
+
+
+# --- the decision table -------------------------------------------------------------------------------------------
+REPORTS = {
+    "unprepared": {"step": BASE, "version": BASE, "prepared": -1},
+    "unprepared, step not begun": {"step": BASE - 1, "version": BASE, "prepared": -1},
+    "prepared": {"step": BASE, "version": BASE, "prepared": BASE},
+    "ahead": {"step": BASE, "version": BASE + 1, "prepared": -1},
+    "torn": {"step": BASE, "version": BASE, "prepared": -1, "torn": True},
+}
+LEFT = {
+    "has both": (BASE, BASE + 1),
+    f"lacks version {BASE + 1}": (BASE,),
+    f"lacks version {BASE}": (BASE + 1,),
+    "has neither": (),
+}
+RANKS = 3
+
+
+def _report(rank: int, kind: str) -> events.Stopped:
+    facts: dict[str, typing.Any] = {"torn": False, "blank": kind in LEFT, "step": -1, "version": 0, "prepared": -1}
+    facts.update(REPORTS.get(kind, {}))
+    return events.Stopped(
+        process=f"w{rank}", rank=rank, generation=2, lineage=f"v{facts['version']}", stop_seconds=0.0,
+        restore_address="", **facts
+    )  # fmt: skip
+
+
+def _outcome(kinds: Sequence[str]) -> str:
+    reports = [_report(rank, kind) for rank, kind in enumerate(kinds)]
+    left = {rank: LEFT[kind] for rank, kind in enumerate(kinds) if kind in LEFT}
+    match decide(reports, left, RANKS):
+        case Decision(direction=direction, target=target):
+            return f"{direction} to {'version' if direction == 'as they are' else ''} {target}".replace("  ", " ")
+        case Halt(reason=reason):
+            text = re.sub(r"ranks? \d+(, \d+)*", "ranks", re.sub(r" \(.*?\)", "", reason))
+            return f"halt: {text.partition(': ')[0]}"
+
+
+def _groups() -> dict[tuple[str, str], set[str]]:
+    """What the ranks report, without who and how many; and with it every decision that is taken."""
+    groups: dict[tuple[str, str], set[str]] = {}
+    for kinds in itertools.product((*REPORTS, *LEFT), repeat=RANKS):
+        intact = [kind for kind in REPORTS if kind in kinds and kind != "torn"]
+        left = [kind for kind in LEFT if kind in kinds]
+        if "ahead" in intact and len(intact) == 1:
+            continue  # then that is the base, and the group the one of the next step
+        groups.setdefault((" + ".join(intact) or "nobody intact", " + ".join(left) or "none lost"), set()).add(
+            _outcome(kinds)
+        )
+    return groups
+
+
+def _decision_rows() -> Iterator[tuple[str, str, str]]:
+    by_outcome: dict[tuple[str, str], list[str]] = {}
+    for (intact, left), outcomes in _groups().items():
+        assert len(outcomes) == 1, f"{intact}, {left}: {outcomes}"
+        by_outcome.setdefault((intact, min(outcomes)), []).append(left)
+    all_left = len({left for _, left in _groups()})
+    for (intact, outcome), lefts in by_outcome.items():
+        yield intact, "whatever is left" if len(lefts) == all_left else "; ".join(lefts), outcome
+
+
+# --- the page -----------------------------------------------------------------------------------------------------
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _planted_rows() -> Iterator[tuple[str, str, str, str]]:
+    broken: dict[str, str] = {}
+    for path in sorted(REGRESSIONS.glob("*.txt")):
+        golden = read_golden(path)
+        broken.setdefault(golden.mutation, golden.breaks)
+    for mutation in MUTATIONS:
+        yield mutation.name, _where(mutation), " ".join(mutation.what.split()), broken.get(mutation.name, "")
+
+
+def _where(mutation: Mutation) -> str:
+    default = Mutation(name="", within=0)
+    changed = [
+        part
+        for part in ("controller", "worker", "detector", "rule")
+        if getattr(mutation, part) is not getattr(default, part)
+    ]
+    return ", ".join(changed)
+
+
+def page() -> str:
+    """All of PROTOCOL.md."""
+    decisions = list(_decision_rows())
+    return string.Template(TEXT).substitute(
+        stages=_table(("stage", "waits for", "its deadline"), _stage_rows()),
+        events=_table(("event", "says that", "may order", "may go to"), _event_rows()),
+        base=BASE,
+        after=BASE + 1,
+        cases=len((*REPORTS, *LEFT)) ** RANKS,
+        rows=len(_groups()),
+        decisions=_table(("intact ranks are", "private state of the lost ones", "decision"), decisions),
+        invariants=_table(("name", "must hold"), INVARIANTS.items()),
+        planted=_table(("name", "in the", "what is wrong", "breaks"), _planted_rows()),
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status: with --check, 1 if the page is not what the code says."""
+    if "--check" not in arguments:
+        PAGE.write_text(page())
+        return 0
+    if PAGE.read_text() == page():
+        return 0
+    print("docs/PROTOCOL.md is not what the code says: run `python docs/protocol_page.py` and read the difference")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
