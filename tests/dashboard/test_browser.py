@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from relight.core.events import ProcessSuspected
+from relight.core.position import Phase, Position
 from relight.wire.status import EngineVersion, PublishStatus, RestoreStatus
 from tests.dashboard.conftest import Serve
 from tests.dashboard.made_up import MadeUpJob
@@ -136,6 +138,32 @@ def test_a_job_that_nobody_runs_any_more_is_said_to_be_silent(
     made.steps(1)
     os.utime(tmp_path / "run" / "journal.jsonl")
     browser.wait_for("document.getElementById('waiting').hidden", "it lives")
+
+
+def test_what_a_hung_rank_was_doing(made: MadeUpJob, tmp_path: Path, serve: Serve, browser: Browser) -> None:
+    stack = f'rank 1 (w1):\nCurrent thread 0x1 (most recent call first):\n  File "train.py", line 7 in {HOSTILE}'
+    hang = ProcessSuspected(
+        process="w1",
+        kind="hang",
+        evidence="no progress in FORWARD of step 10 for 31.0 s; rank 1 is at train.py, line 7 in load",
+        position=Position(step=10, phase=Phase.FORWARD, rank=1),
+        noticed_ns=1,
+        stack=stack,
+    )
+    made.tell(made.at, hang)
+    browser.open(serve(tmp_path / "run").url)
+    shows(browser, "failures", "rank 1 is at train.py")
+    browser.run("document.querySelector('#failures button').click()")
+    shows(browser, "evidence-stack", "line 7 in " + HOSTILE)
+    shows(browser, "evidence-text", "no progress in FORWARD")
+    keep(browser, "hang")
+    browser.press("\ue00c")  # escape
+    browser.wait_for("!document.getElementById('evidence').open", "the window is closed")
+    browser.run("document.querySelectorAll('#ranks .row.line')[0].click()")
+    browser.run("document.getElementById('stack-ask').click()")
+    shows(browser, "stack-note", "nobody holds this rank now")  # a made-up job has no processes
+    browser.run("document.getElementById('rank').close()")
+    assert browser.run("return window.hit ?? null") is None
 
 
 def test_the_page_goes_on_after_its_server_was_restarted(

@@ -1,5 +1,6 @@
 """A real job, watched: what the page says is what the job's own report says in the end."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from relight.watch.feed import write_events
 from tests.cli.command import Command
 from tests.dashboard.conftest import Serve
 from tests.dashboard.test_metrics import samples
+from tests.dashboard.served import Served
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "train.py"
 
@@ -49,6 +51,14 @@ def _replace_controller(job: Command) -> None:
     job.wait_for(lambda: job.children("relight.server") not in ([], [controller]), "another controller is there")
 
 
+def _stack(served: Served, rank: int) -> dict[str, Any]:
+    status, _, body = served.get(f"/api/stack?rank={rank}")
+    assert status == 200
+    found: dict[str, Any] = json.loads(body)
+    assert found["problem"] == ""
+    return found
+
+
 def test_the_page_says_what_the_report_says(job: Command, tmp_path: Path, serve: Serve) -> None:
     job.wait_for((tmp_path / "run" / "journal.jsonl").exists, "the job has a journal")
     served = serve(tmp_path / "run")
@@ -63,6 +73,7 @@ def test_the_page_says_what_the_report_says(job: Command, tmp_path: Path, serve:
             if not killed and summary.get("version", 0) >= 8 and summary["recoveries"] == 1:
                 assert summary["stage"] == "training"
                 assert lines[0]["rss_bytes"] > 2**20  # of a process on this host
+                assert "train.py" in _stack(served, 0)["text"]  # it waits for HOLD
                 _replace_controller(job)
                 killed = True
                 (tmp_path / "HOLD").touch()

@@ -84,6 +84,10 @@ def check_faults(outcome: Outcome, sentences: Sequence[str]) -> None:
     for fault, recovery in zip(faults, report.recoveries, strict=True):
         assert recovery.replaced == (fault.rank,), outcome.describe()
         check_decision(outcome, fault, recovery)
+    for fault, failure in zip(faults, report.failures, strict=True):
+        if KINDS[fault.action] == "hang":  # what it was doing is part of the evidence
+            assert f"rank {fault.rank} is at train.py, line " in failure.evidence, outcome.describe()
+            assert "_carry_out" in failure.stack, f"{failure.stack}\n{outcome.describe()}"
 
 
 def check_decision(outcome: Outcome, fault: Fault, recovery: RecoveryReport) -> None:

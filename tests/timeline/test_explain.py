@@ -160,3 +160,15 @@ def test_a_job_that_has_no_end_yet() -> None:
         "The job is still running, after 4 of 10 steps and 1 min 40 s. So far 1 failure cost 5.00 s and 0 steps "
         "computed again."
     )
+
+
+def test_where_a_rank_hung_is_shown() -> None:
+    stack = (
+        'rank 1 (w1):\nCurrent thread 0x1 (most recent call first):\n  File "/job/train.py", line 8 in load\n'
+        + "".join(f'  File "/job/train.py", line {line} in main\n' for line in range(20))
+    )
+    hung = msgspec.structs.replace(failure(kind="hang"), stack=stack)
+    said = explain(job([hung], [recovery(total_seconds=0.2)]))[2].splitlines()
+    assert said[0] == "When it was given up, rank 1 was here, innermost call first:"
+    assert said[1].strip() == "train.py, line 8 in load"
+    assert said[-1].strip() == "and 9 more"

@@ -16,6 +16,7 @@ from relight.agent.output import Output, Printer
 from relight.agent.probes import MemoryKills, start_time
 from relight.agent.process import STATUS_UNKNOWN, Launch, Process, spawn
 from relight.agent.roster import Record, Roster
+from relight.agent.stacks import NoStack, take_stack
 from relight.agent.uplink import Uplink
 from relight.core.commands import Assign, Kill, Spawn
 from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
@@ -32,8 +33,10 @@ from relight.wire.messages import (
     Received,
     Sample,
     Samples,
+    StackTaken,
     StopAgent,
     TakePrivate,
+    TakeStack,
     ToWorkers,
     TraceChunk,
     Welcome,
@@ -41,6 +44,7 @@ from relight.wire.messages import (
 )
 from relight.wire.outbox import COUNTED, Outbox
 from relight.wire.tls import Tls
+from relight.wire.stacks import ALL_STACKS
 
 LOOK_SECONDS = 0.1  # between two looks at every process
 SAMPLE_SECONDS = 0.25  # between samples that only tell of progress: they cost training more than they tell
@@ -102,6 +106,7 @@ class Agent:
         self._received = 0  # counted messages of that controller
         self._ending = asyncio.Event()
         self._none_live = asyncio.Event()
+        self._asking: set[asyncio.Task[None]] = set()  # for stacks
 
     # --- life ---------------------------------------------------------------------------------------------------
     async def run(self, *, take_over: bool) -> int:
@@ -419,6 +424,10 @@ class Agent:
                 self._take_private(message)
             case PrivateState():
                 self._put_private(message)
+            case TakeStack():
+                task = asyncio.create_task(self._take_stack(message.process))
+                self._asking.add(task)
+                task.add_done_callback(self._asking.discard)
             case ForgetProcess():
                 self._forget(message.process)
 
@@ -449,6 +458,19 @@ class Agent:
         frame = self._outbox.put(message)
         if self._uplink is not None:
             self._uplink.send(frame)
+
+    async def _take_stack(self, name: str) -> None:
+        worker = self._live.get(name)
+        if worker is None:
+            return
+        process = worker.process
+        try:
+            text = await take_stack(process.pid, process.pidfd, name, self._launch.private_dir, ALL_STACKS)
+            answer = StackTaken(process=name, text=text)
+        except NoStack as error:
+            answer = StackTaken(process=name, problem=str(error))
+        if self._uplink is not None:
+            self._uplink.send(encode_frame(answer))
 
     async def _sample(self, uplink: Uplink) -> None:
         """Positions and process states: at once when a process was stopped, else now and then."""

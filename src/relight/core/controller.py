@@ -516,7 +516,10 @@ class Controller:
         if self.stage is Stage.STARTING:
             self.members.fail(process)
             return [kill, *self._restart_startup(f"rank {process.rank}: {event.evidence}", now)]
-        self.ledger.failure(process, event.kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
+        position, noticed_ns = event.position, event.noticed_ns
+        self.ledger.failure(
+            process, event.kind, event.evidence, position, noticed_ns, self.generation, now, stack=event.stack
+        )
         step = self._step_of(process, event.position.step)
         key = ("hang", process.rank, step) if event.kind == "hang" else None
         return [kill, *self._fail([process], step, key, now)]
@@ -556,8 +559,9 @@ class Controller:
     def _on_stalled(self, event: ev.CommunicationStalled, now: float) -> list[Command]:
         if self.stage is not Stage.TRAINING:
             return []
+        noticed_ns, step, stack = event.noticed_ns, event.step, event.stack
         self.ledger.failure(
-            None, "communication", event.evidence, None, event.noticed_ns, self.generation, now, event.step
+            None, "communication", event.evidence, None, noticed_ns, self.generation, now, step, stack=stack
         )
         return self._fail([], event.step, ("stall", event.step), now)
 

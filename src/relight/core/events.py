@@ -60,6 +60,7 @@ class ProcessSuspected(_Event, frozen=True, kw_only=True):
     evidence: str
     position: Position
     noticed_ns: Whole
+    stack: str = ""  # what its threads were doing, if that could be found out; for people
 
 
 class CommunicationStalled(_Event, frozen=True, kw_only=True):
@@ -68,6 +69,7 @@ class CommunicationStalled(_Event, frozen=True, kw_only=True):
     evidence: str
     step: Whole
     noticed_ns: Whole
+    stack: str = ""  # the same of several processes
 
 
 class StandbyReady(_Event, frozen=True, kw_only=True):

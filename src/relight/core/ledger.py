@@ -88,6 +88,7 @@ class Ledger:
         now: float,
         step: int = -1,
         phase: str = "",
+        stack: str = "",
     ) -> None:
         """Record one failure; `process` is None if no rank is to blame."""
         phase = phase or (position.phase.name if position else "")
@@ -100,6 +101,7 @@ class Ledger:
                 rank=-1 if process is None or process.rank is None else process.rank,
                 process="" if process is None else process.name,
                 kind=kind,
+                stack=stack,
                 step=position.step,
                 phase=phase,
                 evidence=evidence,

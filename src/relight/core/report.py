@@ -18,6 +18,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     phase: str  # a name of `Phase`, as the process last stamped it
     evidence: str
     generation: int  # the one it happened in
+    stack: str = ""  # of a hang: what the threads of the process were doing, as faulthandler writes it
     noticed_seconds: float  # moment, since the job's start
     detect_seconds: float | None = None  # fault to notice; None if the time of the fault is not known
     idle_seconds: float | None = None  # of a hang or a freeze: from its last sign of progress to the notice

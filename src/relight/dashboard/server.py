@@ -18,6 +18,7 @@ from relight.dashboard.guard import refusal
 from relight.dashboard.http import MAX_HEAD_BYTES, BadRequest, Request, head, read_request
 from relight.dashboard.logs import read_tail
 from relight.dashboard.row import MAX_SHIFT, MIN_SHIFT
+from relight.dashboard.stacks import ask_rank
 from relight.dashboard.sync import Sync
 
 POLL_SECONDS = 0.1
@@ -49,10 +50,12 @@ class Dashboard:
         self._pages = 0
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._asking = asyncio.Lock()
         self._assets = _load_assets()
         self._calls: dict[str, Callable[[Request], tuple[str, bytes]]] = {
             "/api/tiles": self._tiles,
             "/api/log": self._log,
+            "/api/failure": self._failure,
             "/metrics": self._metrics,
         }
 
@@ -135,8 +138,9 @@ class Dashboard:
         elif request.path == "/api/events":
             await self._send_events(request, writer)
             return False
-        elif request.path in self._calls:
-            kind, body = self._calls[request.path](request)
+        elif request.path in self._calls or request.path == "/api/stack":
+            call = self._calls.get(request.path)
+            kind, body = await self._stack(request) if call is None else call(request)
             await _send(writer, head(200, kind, len(body)) + body)
         else:
             await self._fail(writer, 404, "there is nothing here")
@@ -198,6 +202,21 @@ class Dashboard:
         rank = _number(request, "rank", 0, 2**31)
         since = _number(request, "since", 0, 2**60) if "since" in request.query else None
         return "application/json", msgspec.json.encode(read_tail(self._run_dir, rank, since))
+
+    def _failure(self, request: Request) -> tuple[str, bytes]:
+        """The stacks that were taken of a hang. Query: number (of the failure)."""
+        number = _number(request, "number", 1, 2**31)
+        failures = self._follower.job.report().failures
+        stack = failures[number - 1].stack if number <= len(failures) else ""
+        return "application/json", msgspec.json.encode({"stack": stack})
+
+    async def _stack(self, request: Request) -> tuple[str, bytes]:
+        """What a rank's main thread is doing, now. Query: rank. One at a time: a page cannot keep workers busy."""
+        rank = _number(request, "rank", 0, 2**31)
+        job = self._follower.job
+        async with self._asking:
+            found = await ask_rank(rank, job.processes().get(rank))
+        return "application/json", msgspec.json.encode({**found, "now_ns": job.now_ns(time.time_ns())})
 
     def _metrics(self, _: Request) -> tuple[str, bytes]:
         """For Prometheus. Nothing before all is read: a counter that begins again at 0 would look like a new job."""

@@ -102,6 +102,7 @@ def failure(job: Job, found: FailureReport) -> Value:
         "step": found.step,
         "phase": found.phase,
         "evidence": found.evidence,
+        "has_stack": bool(found.stack),
         "struck_ns": round(found.struck_seconds * 1e9),
         "noticed_ns": round(found.noticed_seconds * 1e9),
         "detect_seconds": found.detect_seconds,

@@ -17,6 +17,7 @@ from relight.wire.messages import (
     StoreLost,
     StoreReply,
     TakePrivate,
+    TakeStack,
     ToWorkers,
 )
 from relight.wire.outbox import Outbox
@@ -159,6 +160,14 @@ class Agents:
         agent = self._owner.get(command.process)
         if agent is not None:  # or its host was lost, before a restart of ours
             agent.send(command)
+
+    def ask_for_stack(self, process: str) -> bool:
+        """Ask what a process is doing. False: its agent is not here to be asked."""
+        agent = self._owner.get(process)
+        if agent is None or not agent.connected:
+            return False
+        agent.say(TakeStack(process=process))
+        return True
 
     def note_exit(self, agent: Agent, process: str) -> None:
         agent.running.discard(process)

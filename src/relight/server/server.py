@@ -34,11 +34,13 @@ from relight.core.detector import Detector, DetectorSettings
 from relight.core.events import (
     AgentJoined,
     AgentLost,
+    CommunicationStalled,
     ControllerRestarted,
     Event,
     ProcessDying,
     ProcessExited,
     ProcessStarted,
+    ProcessSuspected,
     ShutdownRequested,
 )
 from relight.core.position import Position
@@ -48,6 +50,7 @@ from relight.errors import ProtocolError
 from relight.server.agents import Agent, Agents
 from relight.server.connection import Connection, Gate
 from relight.server.faults import ControllerFault
+from relight.server.inquiry import Inquiries
 from relight.server.journal import Journal, JournalLine, records
 from relight.server.observers import Observers
 from relight.server.status import StatusBoard
@@ -65,6 +68,7 @@ from relight.wire.messages import (
     Received,
     Refused,
     Samples,
+    StackTaken,
     StopAgent,
     StoreAdd,
     StoreRecall,
@@ -106,6 +110,7 @@ class Server:
         self._trace = TraceFile(self._run_dir, self._observers.alarm)
         self._status = StatusFile(self._run_dir, self._observers.alarm)
         self._publications = Publications()
+        self._inquiries = Inquiries(self._agents.ask_for_stack, self.feed)
         self._storage_waits: list[StorageWait] = []  # under this controller
         self._away: dict[str, asyncio.TimerHandle] = {}  # agents that may come back
         self._timer: asyncio.TimerHandle | None = None  # for the core's next deadline
@@ -508,6 +513,9 @@ class Server:
                 self._on_samples(agent, message)
             case TraceChunk():
                 self._trace.append(message)
+            case StackTaken():
+                if self._runs(agent, message.process):
+                    self._inquiries.take(message)
             case ProcessExited():
                 self._on_exit(agent, message)
             case ProcessStarted() | ProcessDying():
@@ -539,6 +547,17 @@ class Server:
         for sample in samples:
             self._board.observe(sample)
         for event in self._detector.observe(samples, self._core.rank_processes(), self._now()):
+            self._suspect(event)
+
+    def _suspect(self, event: Event) -> None:
+        """Before anyone is given up for a hang: ask what it was doing. A frozen process cannot say."""
+        if isinstance(event, ProcessSuspected) and event.kind == "hang":
+            process = self._core.members.processes.get(event.process)
+            rank = None if process is None else process.rank
+            self._inquiries.begin(event, {event.process: "it" if rank is None else f"rank {rank}"})
+        elif isinstance(event, CommunicationStalled):
+            self._inquiries.begin(event, {p: f"rank {rank}" for rank, p in self._core.rank_processes().items()})
+        else:
             self.feed(event)
 
     def _on_worker_message(self, agent: Agent, relayed: FromWorker) -> None:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from relight.core.report import FailureReport, JobReport, RecoveryReport
+from relight.core.stack import main_frames
 from relight.timeline.report import plain
 from relight.timeline.terminal import duration
 
@@ -12,6 +13,7 @@ _SHARE = 0.3
 _WORTH_SECONDS = 0.05
 _SLOW_COPY_BYTES_PER_SECOND = 200e6  # below a slow disk: something else held the copy up
 _SEVERAL = 3  # recoveries of which something can be said together
+_CALLS = 12  # of a stack
 _REPEATED = 3  # failures of one rank that no longer look like chance
 
 _STAGES = {
@@ -31,6 +33,7 @@ def explain(report: JobReport, unfinished: str = "") -> list[str]:
     """Paragraphs, most important first. `unfinished`: how a job without an end stands, such as "is still running"."""
     found = [_so_far(report, unfinished) if unfinished else _outcome(report)]
     found += [_recovery(report, recovery) for recovery in report.recoveries]
+    found += [_calls(failure) for failure in report.failures if failure.kind == "hang" and main_frames(failure.stack)]
     unanswered = _unanswered(report)
     if unanswered:
         found.append(unanswered)
@@ -100,9 +103,20 @@ def _patience(kind: str) -> str:
 
 
 def _failure(failure: FailureReport) -> str:
-    who = f"rank {failure.rank}" if failure.rank >= 0 else (failure.process or "the job")
     where = f" in {failure.phase} of step {failure.step}" if failure.phase and failure.step >= 0 else ""
-    return f"{who} was lost{where} ({failure.evidence.rstrip('.') or failure.kind})"
+    return f"{_who(failure)} was lost{where} ({failure.evidence.rstrip('.') or failure.kind})"
+
+
+def _who(failure: FailureReport) -> str:
+    return f"rank {failure.rank}" if failure.rank >= 0 else (failure.process or "the job")
+
+
+def _calls(failure: FailureReport) -> str:
+    """Where a rank hung, as its own Python said before it was given up."""
+    frames = main_frames(failure.stack)
+    left = f"\n    and {len(frames) - _CALLS} more" if len(frames) > _CALLS else ""
+    calls = "".join(f"\n    {frame}" for frame in frames[:_CALLS])
+    return f"When it was given up, {_who(failure)} was here, innermost call first:{calls}{left}"
 
 
 def _slow_stages(report: JobReport, recovery: RecoveryReport, failures: list[FailureReport]) -> list[str]:

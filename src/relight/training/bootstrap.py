@@ -15,6 +15,7 @@ from pathlib import Path
 from relight.core.events import WorkerFailed, WorkerReleased
 from relight.errors import RelightError, UsageError
 from relight.training import job
+from relight.training.stacks import answer_for_stacks
 from relight.wire.settings import JobSettings, read_settings
 
 FILE_ONLY = "\x1e"  # agent.output writes such lines to the log file, not to the terminal
@@ -22,7 +23,9 @@ FILE_ONLY = "\x1e"  # agent.output writes such lines to the log file, not to the
 
 def main() -> None:
     """Run the script named in the job's settings as `__main__`."""
-    settings = read_settings(os.environ["RELIGHT_PRIVATE_DIR"])
+    private_dir = Path(os.environ["RELIGHT_PRIVATE_DIR"])
+    settings = read_settings(private_dir)
+    answer_for_stacks(private_dir, os.environ["RELIGHT_PROCESS"])
     sys.argv = [settings.script, *settings.script_arguments]
     try:
         _run(settings)

@@ -29,7 +29,7 @@ from relight.core.events import (
 from relight.core.position import Position
 from relight.wire.status import PublishStatus, RestoreStatus
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 4 * 2**20
 
 
@@ -226,6 +226,20 @@ class PrivateState(_Message, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class TakeStack(_Message, frozen=True, kw_only=True):
+    """What is this process doing? Answered with StackTaken, if the agent can; not said again if it cannot."""
+
+    process: str
+
+
+class StackTaken(_Message, frozen=True, kw_only=True):
+    """The Python stacks of a process's threads, as faulthandler writes them; or `problem`: why there are none."""
+
+    process: str
+    text: str = ""
+    problem: str = ""
+
+
 class ForgetProcess(_Message, frozen=True, kw_only=True):
     """Nobody will ask for this dead process's position page again."""
 
@@ -239,7 +253,16 @@ class StopAgent(_Message, frozen=True, kw_only=True):
 
 
 AgentUp = (
-    Hello | ProcessStarted | ProcessDying | ProcessExited | FromWorker | PrivateState | Samples | TraceChunk | Received
+    Hello
+    | ProcessStarted
+    | ProcessDying
+    | ProcessExited
+    | FromWorker
+    | PrivateState
+    | Samples
+    | StackTaken
+    | TraceChunk
+    | Received
 )
 AgentDown = (
     StartTls
@@ -253,6 +276,7 @@ AgentDown = (
     | CopyPrivate
     | TakePrivate
     | PrivateState
+    | TakeStack
     | ForgetProcess
     | StopAgent
 )

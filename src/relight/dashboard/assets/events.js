@@ -29,11 +29,17 @@ function pick(row, act, label) {
 const cell = (text, kind = "") => make("td", { class: kind, text });
 const empty = (text) => make("p", { class: "empty", text });
 
-export function showFailures(element, failures, total, onShow) {
+function stackButton(failure, onStack) {
+  if (!failure.has_stack) return [];
+  const act = (event) => { onStack(failure); event.stopPropagation(); };
+  return [" ", make("button", { type: "button", class: "small", text: "Python stack", onclick: act, onkeydown: (event) => event.stopPropagation() })];
+}
+
+export function showFailures(element, failures, total, onShow, onStack) {
   if (!failures.length) return element.replaceChildren(empty("No failure so far."));
   const rows = [...failures].reverse().map((f) => pick(make("tr", {},
     cell(`${f.number}`, "n"), cell(moment(f.struck_ns, 1e8), "n"), cell(f.rank < 0 ? "–" : `${f.rank}`, "n"), cell(f.kind),
-    cell(f.step < 0 ? "–" : `${f.phase} of ${count(f.step)}`), cell(seconds(f.detect_seconds), "n"), cell(f.evidence, "evidence"),
+    cell(f.step < 0 ? "–" : `${f.phase} of ${count(f.step)}`), cell(seconds(f.detect_seconds), "n"), make("td", { class: "evidence" }, f.evidence, ...stackButton(f, onStack)),
   ), () => onShow(f), `Failure ${f.number}: show it in the timeline`));
   const names = [["#", "n"], ["at", "n"], ["rank", "n"], ["kind"], ["in step"], ["noticed in", "n"], ["evidence"]];
   element.replaceChildren(table(names, rows), ...older(total - failures.length));

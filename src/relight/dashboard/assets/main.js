@@ -3,7 +3,7 @@
 import { find, make, setText } from "./dom.js";
 import { share, showEngines, showFailures, showNotices, showRecoveries, showSpares, showStragglers } from "./events.js";
 import { count, moment, ns, percent, seconds } from "./format.js";
-import { listen } from "./link.js";
+import { getJson, listen } from "./link.js";
 import { LEGEND } from "./phases.js";
 import { RankWindow } from "./rank.js";
 import { Ranks } from "./ranks.js";
@@ -32,6 +32,19 @@ const timeline = new Timeline(find("timeline"), {
   },
 });
 window.relightTimeline = timeline; // for measuring, from the console too
+
+async function openEvidence(failure) {
+  setText(find("evidence-title"), `Failure ${failure.number}: ${failure.rank < 0 ? "the job" : `rank ${failure.rank}`}, ${failure.kind} in step ${failure.step}`);
+  setText(find("evidence-text"), failure.evidence);
+  setText(find("evidence-stack"), "");
+  find("evidence").showModal();
+  try {
+    setText(find("evidence-stack"), (await getJson(`/api/failure?number=${failure.number}`)).stack);
+  } catch (error) {
+    setText(find("evidence-stack"), error.message);
+  }
+}
+find("evidence-close").addEventListener("click", () => find("evidence").close());
 
 // --- what the server says -------------------------------------------------------------------------------------------
 let told = 0;
@@ -62,7 +75,7 @@ const TOPICS = { spares: "summary", engines: "publishing" }; // of pages that ar
 function show(event) {
   const total = job.summary ?? {};
   const pages = {
-    failures: () => showFailures(find("failures"), job.failures, total.failures ?? 0, (f) => timeline.showFailure(f)),
+    failures: () => showFailures(find("failures"), job.failures, total.failures ?? 0, (f) => timeline.showFailure(f), openEvidence),
     recoveries: () => showRecoveries(find("recoveries"), job.recoveries, total.recoveries ?? 0, (r) => {
       const failure = job.failures.find((f) => r.failures.includes(f.number));
       if (failure) timeline.showFailure(failure);

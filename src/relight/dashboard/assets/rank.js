@@ -16,6 +16,7 @@ export class RankWindow {
     this.life = 0;
     this.dialog.addEventListener("close", () => { this.life += 1; this.rank = null; });
     find("rank-close").addEventListener("click", () => this.dialog.close());
+    find("stack-ask").addEventListener("click", () => this.askForStack(this.rank, this.life));
   }
 
   open(rank) {
@@ -24,6 +25,8 @@ export class RankWindow {
     setText(find("rank-title"), `Rank ${rank}`);
     setText(find("log-name"), `logs/rank-${rank}.log`);
     this.log.replaceChildren();
+    find("stack").hidden = true;
+    setText(find("stack-note"), "");
     if (!this.dialog.open) this.dialog.showModal();
     this.follow(rank, this.life);
   }
@@ -39,6 +42,21 @@ export class RankWindow {
     const list = find("rank-facts");
     if (list.childElementCount !== Object.keys(facts).length) list.replaceChildren(...Object.keys(facts).map((name) => make("div", {}, make("dt", { text: name }), make("dd"))));
     Object.values(facts).forEach((text, index) => setText(list.children[index].lastChild, text));
+  }
+
+  // Its main thread writes its stack, and goes on.
+  async askForStack(rank, life) {
+    const note = find("stack-note");
+    setText(note, "asking");
+    try {
+      const found = await getJson(`/api/stack?rank=${rank}`);
+      if (life !== this.life) return;
+      setText(note, found.problem || `of ${found.process}, ${moment(found.now_ns, 1e8)}; innermost call first`);
+      setText(find("stack"), found.text);
+      find("stack").hidden = !found.text;
+    } catch (error) {
+      if (life === this.life) setText(note, error.message);
+    }
   }
 
   async follow(rank, life) {
