@@ -9,7 +9,7 @@ import pytest
 
 from relight.core.events import ProcessSuspected
 from relight.core.position import Phase, Position
-from relight.wire.status import EngineVersion, PublishStatus, RestoreStatus
+from relight.wire.status import EngineVersion, Gpu, GpuStatus, PublishStatus, RestoreStatus
 from tests.dashboard.conftest import Serve
 from tests.dashboard.made_up import MadeUpJob
 from tests.dashboard.webdriver import MISSING, Browser, is_there
@@ -67,6 +67,9 @@ def test_every_view_of_a_job_with_a_failure(made: MadeUpJob, tmp_path: Path, ser
     engines = (EngineVersion(name="vllm-0", pid=41, version=10), EngineVersion(name="vllm-1", pid=42, version=13))
     moving = {"version": 13, "moved_bytes": 3 * 2**30, "total_bytes": 4 * 2**30, "update_seconds": 1.5}
     totals = {"updates": 6, "updates_bytes": 24 * 2**30, "updates_seconds": 12.0}
+    fine = Gpu(index=0, name="H200", busy_share=0.98, temperature_celsius=61, memory_used_bytes=60 * 2**30)
+    hot = Gpu(index=1, name="H200", temperature_celsius=95, uncorrected_errors=2)
+    made.say(made.at, GpuStatus(agent="node-0", gpus=(fine, hot)))
     made.say(made.at, PublishStatus(process="w0", engines=engines, dropped={"sglang-0": "it hung"}, **moving, **totals))  # type: ignore[arg-type]
     served = serve(tmp_path / "run")
     browser.open(served.url)
@@ -90,6 +93,8 @@ def test_every_view_of_a_job_with_a_failure(made: MadeUpJob, tmp_path: Path, ser
         assert browser.run(f"return document.getElementById('{tab}').hidden") is False
         keep(browser, tab)
     assert browser.run("return document.querySelectorAll('#ranks .row.line:not([hidden])').length") == 4
+    shows(browser, "ranks", "98 % · 61 °C · 60 GiB")
+    shows(browser, "ranks", "⚠ 95 °C")
     browser.run("document.querySelectorAll('#ranks .row.line')[2].click()")
     shows(browser, "log", "epoch 2")
     with (tmp_path / "run" / "logs" / "rank-2.log").open("a") as log:
@@ -134,6 +139,7 @@ def test_a_job_that_nobody_runs_any_more_is_said_to_be_silent(
     os.utime(tmp_path / "run" / "journal.jsonl", (long_ago, long_ago))
     browser.open(serve(tmp_path / "run").url)
     shows(browser, "waiting", "No sign of life from the job's controller")
+    shows(browser, "stage", "silent")
     keep(browser, "silent")
     made.steps(1)
     os.utime(tmp_path / "run" / "journal.jsonl")

@@ -13,7 +13,7 @@ from relight.dashboard.follow import Follower
 from relight.dashboard.job import Job
 from relight.dashboard.view import ranks, topics
 from relight.timeline.spans import Chunk
-from relight.wire.status import EngineVersion, PublishStatus, RestoreStatus
+from relight.wire.status import EngineVersion, Gpu, GpuStatus, PublishStatus, RestoreStatus
 from tests.dashboard.made_up import BEGUN_SECONDS, MadeUpJob
 
 WALL = 1_750_000_000.0
@@ -249,3 +249,16 @@ def test_how_long_a_hang_had_lasted_is_known_from_the_last_sign_of_progress(tmp_
     )
     (found,) = read(tmp_path).failures()
     assert (found.kind, found.idle_seconds, found.detect_seconds) == ("hang", 31.0, None)
+
+
+def test_gpus_are_shown_where_there_are_any(tmp_path: Path) -> None:
+    made = MadeUpJob(tmp_path, ranks=2, wall=WALL, step_seconds=0.5)
+    made.steps(10)
+    assert all("gpu" not in line for line in ranks(read(tmp_path), {}).values())
+    hot = Gpu(index=0, name="H200", temperature_celsius=95, uncorrected_errors=2, slowed=True)
+    made.say(made.at, GpuStatus(agent="node-0", gpus=(hot, Gpu(index=1, pids=(1,)))))
+    lines = ranks(read(tmp_path), {})
+    assert (lines[0]["gpu"]["index"], lines[1]["gpu"]["index"]) == (0, 1)  # by their slots
+    assert lines[0]["gpu"]["celsius"] == 95
+    assert lines[0]["gpu"]["trouble"] == "2 uncorrected memory errors, slowed down by heat or lack of power"
+    assert lines[1]["gpu"]["trouble"] == ""

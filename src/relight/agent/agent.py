@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from relight.agent.adoption import adopt, put_down
+from relight.agent.gpus import Gpus
 from relight.agent.link import MAX_RELAYED_BYTES, Mailbox, Reception
 from relight.agent.output import Output, Printer
 from relight.agent.probes import MemoryKills, start_time
@@ -45,11 +46,13 @@ from relight.wire.messages import (
 from relight.wire.outbox import COUNTED, Outbox
 from relight.wire.tls import Tls
 from relight.wire.stacks import ALL_STACKS
+from relight.wire.status import Gpu, GpuStatus
 
 LOOK_SECONDS = 0.1  # between two looks at every process
 SAMPLE_SECONDS = 0.25  # between samples that only tell of progress: they cost training more than they tell
 IDLE_SAMPLE_SECONDS = 0.5  # between samples when nothing changes; also this agent's sign of life
 TRACE_SECONDS = 1.0
+GPU_SECONDS = 5.0  # between two looks at the health of GPUs, if there are any
 END_SECONDS = 10.0  # for killed processes to be gone
 FLUSH_SECONDS = 2.0
 RECONNECT_SECONDS = 0.1  # between two attempts to reach a controller that is gone
@@ -106,6 +109,7 @@ class Agent:
         self._received = 0  # counted messages of that controller
         self._ending = asyncio.Event()
         self._none_live = asyncio.Event()
+        self._gpus: tuple[Gpu, ...] = ()  # as they were told of last
         self._asking: set[asyncio.Task[None]] = set()  # for stacks
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -120,6 +124,7 @@ class Agent:
             loop.add_signal_handler(number, self._ending.set)
         self._reception = Reception(self._launch.socket_path, self)
         self._take_over()
+        self._watch_gpus()
         serving = asyncio.create_task(self._serve())
         ending = asyncio.create_task(self._ending.wait())
         try:
@@ -503,6 +508,25 @@ class Agent:
                 uplink.send(encode_frame(Samples(samples=tuple(samples))))
                 sent = now
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _watch_gpus(self) -> None:
+        """In a thread that nobody waits for: a driver in trouble may keep whoever asks it waiting."""
+        loop = asyncio.get_running_loop()
+
+        def watch() -> None:
+            gpus = Gpus.find()
+            while gpus is not None:
+                found = gpus.sample()
+                with contextlib.suppress(RuntimeError):  # the loop is closed: this agent ends too
+                    loop.call_soon_threadsafe(self._on_gpus, found)
+                time.sleep(GPU_SECONDS)
+
+        threading.Thread(target=watch, name="gpus", daemon=True).start()
+
+    def _on_gpus(self, found: tuple[Gpu, ...]) -> None:
+        if found != self._gpus and self._uplink is not None and not self._uplink.congested():
+            self._gpus = found
+            self._uplink.send(encode_frame(GpuStatus(agent=self._name, gpus=found)))
 
     async def _trace(self, uplink: Uplink) -> None:
         while True:

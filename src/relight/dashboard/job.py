@@ -20,7 +20,7 @@ from relight.server.journal import JournalHeader, JournalLine, decode_line
 from relight.timeline.publications import Publications
 from relight.timeline.spans import Chunk
 from relight.wire.settings import JobSettings
-from relight.wire.status import PublishStatus, RestoreStatus, Status
+from relight.wire.status import Gpu, PublishStatus, RestoreStatus, Status
 
 LISTED = 300  # failures, recoveries and notices that are shown; older ones are only counted
 RATE_SECONDS = 10.0
@@ -48,6 +48,7 @@ class Job:
         self._core: Controller | None = None
         self.publications = Publications()
         self._restores: dict[int, RestoreStatus] = {}  # by rank: the newest of each
+        self._gpus: dict[str, tuple[Gpu, ...]] = {}  # by agent
         self._early: list[Chunk] = []  # read before the journal said when the job started
         self._standbys: set[str] = set()  # processes that began without a rank
         self.phases = Phases(0, self._standbys)
@@ -161,6 +162,16 @@ class Job:
             self.publications.take(status)
         elif isinstance(status, RestoreStatus):
             self._restores[status.rank] = status
+        else:
+            self._gpus[status.agent] = status.gpus
+
+    def gpu(self, process: Process) -> Gpu | None:
+        """The device of a process; where a host does not show whose process computes where, by its slot."""
+        gpus = self._gpus.get(process.agent, ())
+        if not gpus:
+            return None
+        named = next((gpu for gpu in gpus if process.pid in gpu.pids), None)
+        return named or gpus[process.slot % len(gpus)]
 
     def restoring(self) -> list[RestoreStatus]:
         """Copies of the recovery under way, as far as they are long enough to be spoken of."""

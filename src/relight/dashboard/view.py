@@ -10,7 +10,7 @@ from relight.core.position import Phase
 from relight.core.report import FailureReport, RecoveryReport
 from relight.dashboard.job import Job
 from relight.dashboard.row import Row
-from relight.wire.status import RestoreStatus
+from relight.wire.status import Gpu, RestoreStatus
 
 Value = Any  # what JSON can say
 SILENT_SECONDS = 15.0  # a controller touches its journal every five; then the page says that it is silent
@@ -87,8 +87,25 @@ def ranks(job: Job, rss_bytes: Mapping[str, int]) -> dict[int, Value]:
         process = holders.get(number)
         dead = job.ended is None and not starting and (process is None or process.gone)
         name, host, pid = ("", "", 0) if process is None else (process.name, process.agent, process.pid)
-        lines[number] = rank(number, row, name, host, pid, rss_bytes.get(name, 0), dead=dead)
+        line = rank(number, row, name, host, pid, rss_bytes.get(name, 0), dead=dead)
+        gpu = None if process is None else job.gpu(process)
+        lines[number] = line if gpu is None else {**line, "gpu": _gpu(gpu)}
     return lines
+
+
+def _gpu(gpu: Gpu) -> Value:
+    trouble = [f"{gpu.uncorrected_errors} uncorrected memory errors"] if gpu.uncorrected_errors else []
+    trouble += ["slowed down by heat or lack of power"] if gpu.slowed else []
+    return {
+        "index": gpu.index,
+        "name": gpu.name,
+        "busy_share": gpu.busy_share,
+        "used_bytes": gpu.memory_used_bytes,
+        "total_bytes": gpu.memory_total_bytes,
+        "celsius": gpu.temperature_celsius,
+        "watts": gpu.power_watts,
+        "trouble": ", ".join(trouble),
+    }
 
 
 def failure(job: Job, found: FailureReport) -> Value:

@@ -80,7 +80,7 @@ from relight.wire.messages import (
 )
 from relight.wire.outbox import COUNTED
 from relight.wire.settings import JobSettings
-from relight.wire.status import PublishStatus, RestoreStatus
+from relight.wire.status import GpuStatus, PublishStatus, RestoreStatus
 from relight.wire.tls import Tls
 
 STATUS_SECONDS = 0.5
@@ -513,6 +513,9 @@ class Server:
                 self._on_samples(agent, message)
             case TraceChunk():
                 self._trace.append(message)
+            case GpuStatus():
+                if message.agent == agent.name:
+                    self._status.append(self._now(), message)
             case StackTaken():
                 if self._runs(agent, message.process):
                     self._inquiries.take(message)

@@ -5,7 +5,7 @@ from collections import deque
 from relight.core.controller import Controller, Stage
 from relight.core.position import Position
 from relight.wire.messages import RankStatus, Sample, StatusUpdate
-from relight.wire.status import PublishStatus, RestoreStatus, Status
+from relight.wire.status import PublishStatus, RestoreStatus
 
 _RATE_WINDOW_SECONDS = 10.0
 
@@ -24,7 +24,7 @@ class StatusBoard:
     def observe(self, sample: Sample) -> None:
         self._samples[sample.process] = sample
 
-    def take(self, status: Status) -> None:
+    def take(self, status: PublishStatus | RestoreStatus) -> None:
         """What a worker says of moving bytes."""
         if isinstance(status, RestoreStatus):
             self._restoring[status.rank] = status

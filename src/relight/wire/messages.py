@@ -27,7 +27,7 @@ from relight.core.events import (
     WorkerReleased,
 )
 from relight.core.position import Position
-from relight.wire.status import PublishStatus, RestoreStatus
+from relight.wire.status import GpuStatus, PublishStatus, RestoreStatus
 
 PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 4 * 2**20
@@ -260,6 +260,7 @@ AgentUp = (
     | FromWorker
     | PrivateState
     | Samples
+    | GpuStatus
     | StackTaken
     | TraceChunk
     | Received

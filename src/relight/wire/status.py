@@ -1,7 +1,7 @@
 """What workers and agents tell for people to see, besides phases: never journaled, and no decision depends on it.
 
 The controller writes it to `status.jsonl` of the run directory, a `StatusLine` each. Everything is a state, told when
-it has changed and at most twice a second; whoever missed some lines knows all from the next.
+it has changed and at most twice a second (GPUs: every five seconds); whoever missed some lines knows all from the next.
 """
 
 import msgspec
@@ -51,7 +51,29 @@ class RestoreStatus(_Status, frozen=True, kw_only=True):
     seconds: Seconds
 
 
-Status = PublishStatus | RestoreStatus
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a device is. None: it does not tell."""
+
+    index: int  # as the agent's workers number them
+    name: str = ""
+    busy_share: float | None = None  # 0 to 1
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_celsius: int | None = None
+    power_watts: float | None = None
+    uncorrected_errors: int | None = None  # of its memory, since the driver was loaded
+    slowed: bool | None = None  # by heat or lack of power, though there is work
+    pids: tuple[int, ...] = ()  # that compute on it, as far as the agent's namespace shows them
+
+
+class GpuStatus(_Status, frozen=True, kw_only=True):
+    """The GPUs of one host."""
+
+    agent: str
+    gpus: tuple[Gpu, ...]
+
+
+Status = PublishStatus | RestoreStatus | GpuStatus
 
 
 class StatusLine(msgspec.Struct, frozen=True, kw_only=True):

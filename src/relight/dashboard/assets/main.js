@@ -117,8 +117,9 @@ function showSummary(summary) {
   setText(find("job"), summary.job || "relight");
   document.title = summary.job ? `${summary.job} – relight` : "relight";
   if (!summary.job) return;
-  setText(find("stage"), summary.stage);
-  find("stage").dataset.stage = summary.stage;
+  const stage = summary.silent_seconds ? "silent" : summary.stage;
+  setText(find("stage"), stage);
+  find("stage").dataset.stage = stage;
   setText(find("script"), `${summary.script}, ${summary.world_size} ranks, generation ${summary.generation}`);
   setText(find("ranks-count"), `${count(summary.world_size)}`);
   const may = Math.min(...summary.shards.map((shard) => shard.may_fail));

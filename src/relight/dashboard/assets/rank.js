@@ -4,6 +4,7 @@ import { find, make, setText } from "./dom.js";
 import { bytes, count, moment } from "./format.js";
 import { getJson } from "./link.js";
 import { WORDS } from "./phases.js";
+import { longGpu } from "./ranks.js";
 
 const MAX_CHARACTERS = 512 * 1024;
 const EVERY_MS = 1000;
@@ -39,6 +40,7 @@ export class RankWindow {
       "since": line.since_ns < 0 ? "–" : moment(line.since_ns, 1e7), step: count(line.step), version: count(line.version),
       "step time": line.step_ms ? `${line.step_ms} ms` : "–", memory: bytes(line.rss_bytes),
     };
+    if (line.gpu) facts.GPU = longGpu(line.gpu);
     const list = find("rank-facts");
     if (list.childElementCount !== Object.keys(facts).length) list.replaceChildren(...Object.keys(facts).map((name) => make("div", {}, make("dt", { text: name }), make("dd"))));
     Object.values(facts).forEach((text, index) => setText(list.children[index].lastChild, text));

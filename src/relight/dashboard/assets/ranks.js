@@ -5,7 +5,7 @@ import { make, setText } from "./dom.js";
 import { WORDS } from "./phases.js";
 
 const HEIGHT = 26;
-const COLUMNS = [["rank", ""], ["host", ""], ["phase", ""], ["step", "right"], ["version", "right"], ["step time", "right"], ["memory", "right"]];
+const COLUMNS = [["rank", ""], ["host", ""], ["phase", ""], ["step", "right"], ["version", "right"], ["step time", "right"], ["memory", "right"], ["GPU", "right gpu"]]; // the last one only if there are GPUs
 
 export class Ranks {
   constructor(element, onRank) {
@@ -27,6 +27,7 @@ export class Ranks {
 
   update(ranks) {
     this.all = ranks;
+    this.element.classList.toggle("with-gpu", ranks.some((rank) => rank.gpu));
     const newest = ranks.reduce((most, rank) => Math.max(most, rank.version), 0);
     this.shown = this.onlyOdd ? ranks.filter((rank) => rank.phase === "DEAD" || rank.phase === "PARKED" || rank.version < newest - 1) : ranks;
     this.render();
@@ -94,8 +95,26 @@ export class Ranks {
     const texts = { 0: `${rank.rank}`, 1: rank.host || "–", 3: rank.step < 0 ? "–" : count(rank.step), 4: rank.version < 0 ? "–" : count(rank.version) };
     texts[5] = rank.step_ms ? `${rank.step_ms < 100 ? rank.step_ms.toFixed(1) : count(Math.round(rank.step_ms))} ms` : "–";
     texts[6] = bytes(rank.rss_bytes);
+    texts[7] = rank.gpu ? shortGpu(rank.gpu) : "";
+    line.cells[7].classList.toggle("trouble", Boolean(rank.gpu?.trouble));
     for (const [cell, text] of Object.entries(texts)) setText(line.cells[cell], text);
     line.swatch.className = `swatch ${rank.phase || "UNKNOWN"}`;
     setText(line.words, WORDS[rank.phase] ?? "not heard of");
   }
+}
+
+const known = (value, words) => (value === null || value === undefined ? [] : [words]);
+
+function shortGpu(gpu) {
+  const said = [...known(gpu.busy_share, `${Math.round(gpu.busy_share * 100)} %`), ...known(gpu.celsius, `${gpu.celsius} °C`), ...known(gpu.used_bytes, bytes(gpu.used_bytes).replace(/\.\d/, ""))];
+  return (gpu.trouble ? "⚠ " : "") + (said.join(" · ") || gpu.name);
+}
+
+// All that is known of a device.
+export function longGpu(gpu) {
+  const said = [
+    `${gpu.index}: ${gpu.name || "GPU"}`, ...known(gpu.busy_share, `${Math.round(gpu.busy_share * 100)} % busy`), ...known(gpu.celsius, `${gpu.celsius} °C`),
+    ...known(gpu.used_bytes, `${bytes(gpu.used_bytes)}${gpu.total_bytes ? ` of ${bytes(gpu.total_bytes)}` : ""}`), ...known(gpu.watts, `${Math.round(gpu.watts)} W`),
+  ];
+  return said.join(", ") + (gpu.trouble ? ` ⚠ ${gpu.trouble}` : "");
 }
