@@ -24,8 +24,8 @@ from relight.watch.events import (
 from relight.watch.feed import write_events
 from tests.cli.command import Command
 from tests.dashboard.conftest import Serve
-from tests.dashboard.test_metrics import samples
 from tests.dashboard.served import Served
+from tests.dashboard.test_metrics import samples
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "train.py"
 

@@ -44,9 +44,9 @@ from relight.wire.messages import (
     WorkerHello,
 )
 from relight.wire.outbox import COUNTED, Outbox
-from relight.wire.tls import Tls
 from relight.wire.stacks import ALL_STACKS
 from relight.wire.status import Gpu, GpuStatus
+from relight.wire.tls import Tls
 
 LOOK_SECONDS = 0.1  # between two looks at every process
 SAMPLE_SECONDS = 0.25  # between samples that only tell of progress: they cost training more than they tell
