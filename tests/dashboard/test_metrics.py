@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from relight.dashboard.exposition import Exposition
@@ -136,9 +137,7 @@ def test_no_counter_ever_goes_back(tmp_path: Path, seed: int) -> None:
     """Whatever fails, the controller included; and another dashboard says the same as one that was there all along."""
     simulated = SimulatedJob(random_schedule(seed))
     simulated.run()
-    settings = JobSettings(
-        job="j", script="s", world_size=simulated.settings.world_size, standbys=simulated.settings.standbys
-    )
+    settings = JobSettings(job="j", script="s", **msgspec.structs.asdict(simulated.settings))
     journal = Journal(tmp_path, settings, lambda level, text: None)
     for entry in simulated.journal:
         if entry.event is None:

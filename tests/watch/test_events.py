@@ -78,9 +78,7 @@ def record(run_dir: Path, seed: int) -> JobReport:
     job = SimulatedJob(random_schedule(seed))
     job.run()
     run_dir.mkdir()
-    settings = JobSettings(
-        job="simulated", script="none", world_size=job.settings.world_size, standbys=job.settings.standbys
-    )
+    settings = JobSettings(job="simulated", script="none", **msgspec.structs.asdict(job.settings))
     journal = Journal(run_dir, settings, lambda level, text: None)
     for entry in job.journal:
         if entry.event is None:
