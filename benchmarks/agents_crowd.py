@@ -1,0 +1,417 @@
+"""Plays many agents in one process: connections, samples, and answers to what the controller orders.
+
+Each agent has a connection of its own, and says what an agent with so many workers would say, in the same frames and at
+the same pace. It starts nothing: a worker is a name, a rank and a number of steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from relight.agent.agent import SAMPLE_SECONDS, TRACE_SECONDS
+from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
+from relight.core.events import (
+    ProcessDying,
+    ProcessExited,
+    ProcessStarted,
+    Restored,
+    RestoreProgress,
+    StandbyReady,
+    StepResumed,
+    Stopped,
+    TrainingEntered,
+)
+from relight.core.position import Phase, Position
+from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder, split_payloads
+from relight.wire.handshake import hello_mac
+from relight.wire.messages import (
+    PROTOCOL_VERSION,
+    AgentDown,
+    Challenge,
+    FromWorker,
+    Hello,
+    Received,
+    Refused,
+    Sample,
+    Samples,
+    StoreReply,
+    StoreSet,
+    StoreWait,
+    ToWorkers,
+    TraceChunk,
+    Welcome,
+    WorkerDown,
+)
+from relight.wire.outbox import COUNTED
+
+STEP_SECONDS = 0.5  # of the job that is pretended: each of its phases is in the samples and in the trace
+RECORDS_PER_STEP = 5
+TICK_SECONDS = 0.01
+DEADLINE_SECONDS = 120.0
+JOINING_AT_ONCE = 500
+LAYOUT, STATE, LINEAGE = "layout", "state", "lineage"
+VERSION = 5
+
+
+class Worker:
+    """A process that is pretended."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rank = -1
+        self.generation = 1
+        self.blank = True
+        self.progress = 0
+
+
+class Member(asyncio.Protocol):
+    """One agent."""
+
+    def __init__(self, crowd: Crowd, number: int) -> None:
+        self.crowd = crowd
+        self.name = f"node-{number}"
+        self.workers: dict[str, Worker] = {}
+        self.sample_seconds = SAMPLE_SECONDS
+        self.trace = True
+        self.joined = False
+        self.received = 0
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    # --- the connection -------------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        out: list[bytes] = []
+        for payload in split_payloads(self._buffer):
+            message = decode(self.crowd.decode, payload)
+            self._take(message, out)
+            if isinstance(message, COUNTED):
+                self.received += 1
+                out.append(encode_frame(Received(count=self.received)))
+        if out:
+            self.write(b"".join(out))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.crowd.lost(self, exc)
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- what it is told --------------------------------------------------------------------------------------------
+    def _take(self, message: Any, out: list[bytes]) -> None:
+        match message:
+            case Challenge():
+                mac = hello_mac(self.crowd.token, message.nonce, "agent", self.name)
+                hello = Hello(
+                    protocol_version=PROTOCOL_VERSION,
+                    role="agent",
+                    name=self.name,
+                    mac=mac,
+                    nonce=secrets.token_bytes(32),
+                    slots=self.crowd.ranks_each,
+                    life=self.name,
+                )
+                out.append(encode_frame(hello))
+            case Welcome():
+                self.joined = True
+                self.crowd.note_joined()
+            case Refused():
+                self.crowd.refused += 1
+            case Spawn():
+                worker = self.workers[message.process] = Worker(message.process)
+                out.append(encode_frame(ProcessStarted(process=worker.name, pid=1)))
+                if message.rank is None:
+                    ready = StandbyReady(process=worker.name, layout_digest=LAYOUT)
+                    out.append(_from_worker(worker.name, ready))
+                    self.crowd.standbys.set()
+            case Kill():
+                if self.workers.pop(message.process, None) is not None:
+                    out.append(_exited(message.process))
+            case ToWorkers():
+                order = decode(self.crowd.decode_order, message.payload)
+                for name in message.processes:
+                    worker = self.workers.get(name) or Worker(name)
+                    if name in self.workers:
+                        self._obey(worker, order, out)
+            case _ if type(message).__name__ == "Pace":
+                self.sample_seconds, self.trace = message.sample_seconds, message.trace
+
+    def _obey(self, worker: Worker, order: Any, out: list[bytes]) -> None:
+        crowd = self.crowd
+        match order:
+            case Assign():
+                worker.rank, worker.generation = order.rank, order.generation
+                crowd.holders[order.rank] = (self, worker)
+                if order.generation == 1:
+                    entered = TrainingEntered(
+                        process=worker.name,
+                        rank=worker.rank,
+                        version=0,
+                        layout_digest=LAYOUT,
+                        state_digest=STATE,
+                        until=10**6,
+                    )
+                    out.append(_from_worker(worker.name, entered))
+                else:
+                    out.append(_from_worker(worker.name, self._stopped(worker, order.generation)))
+            case Begin():
+                worker.blank = False
+                crowd.note("begin")
+            case Stop():
+                worker.generation = order.generation
+                crowd.note("stop")
+                out.append(_from_worker(worker.name, self._stopped(worker, order.generation)))
+            case Restore():
+                crowd.note("restore")
+                if worker.rank == 0:
+                    key = StoreSet(generation=order.generation, key="0", value=b"x" * 128)
+                    out.append(_from_worker(worker.name, key))
+                wait = StoreWait(request=1, generation=order.generation, keys=("0",))
+                out.append(_from_worker(worker.name, wait))
+            case StoreReply():
+                worker.blank = False
+                restored = Restored(
+                    process=worker.name,
+                    rank=worker.rank,
+                    generation=worker.generation,
+                    version=VERSION,
+                    lineage=LINEAGE,
+                    state_digest=STATE,
+                    layout_digest=LAYOUT,
+                    progress=RestoreProgress(),
+                )
+                crowd.note("restored")
+                out.append(_from_worker(worker.name, restored))
+            case Resume():
+                crowd.note("resume")
+                resumed = StepResumed(
+                    process=worker.name,
+                    rank=worker.rank,
+                    generation=worker.generation,
+                    step=VERSION,
+                    resumed_ns=1,
+                    forward_ns=1,
+                    commit_ns=2,
+                )
+                out.append(_from_worker(worker.name, resumed))
+            case Release():
+                pass
+
+    def _stopped(self, worker: Worker, generation: int) -> Stopped:
+        self.crowd.note("stopped")
+        return Stopped(
+            process=worker.name,
+            rank=worker.rank,
+            generation=generation,
+            step=-1 if worker.blank else VERSION,
+            version=0 if worker.blank else VERSION,
+            lineage="" if worker.blank else LINEAGE,
+            prepared=-1,
+            torn=False,
+            blank=worker.blank,
+            stop_seconds=0.01,
+            derivable=True,
+            restore_address=f"/tmp/restore-{worker.name}.sock",
+        )
+
+    # --- what it says by itself -------------------------------------------------------------------------------------
+    def sample(self, now: float) -> bytes:
+        """Of all its workers."""
+        now_ns = time.monotonic_ns()
+        step = int(now / STEP_SECONDS)
+        phase = (Phase.FORWARD, Phase.BACKWARD, Phase.BARRIER, Phase.OPTIMIZER)[int(now / STEP_SECONDS * 4) % 4]
+        samples = []
+        for worker in self.workers.values():
+            at = Position(
+                generation=worker.generation,
+                rank=worker.rank,
+                step=step,
+                phase=phase if worker.rank >= 0 else Phase.STANDBY,
+                version=step,
+                progress=int(now / STEP_SECONDS * 4),
+                stamp_ns=now_ns - 10**6,
+                private_versions=(step - 1, step),
+                loss=2.5,
+                commits=step,
+            )
+            samples.append(
+                Sample(
+                    process=worker.name,
+                    position=at,
+                    state="S",
+                    run_delay_ns=10**9,
+                    rss_bytes=2**30,
+                    sampled_ns=now_ns,
+                )
+            )
+        return encode_frame(Samples(samples=tuple(samples)))
+
+    def traces(self, now: float, seconds: float) -> bytes:
+        """What its workers did in the last seconds."""
+        count = max(1, int(seconds / STEP_SECONDS * RECORDS_PER_STEP))
+        stamp, step = time.monotonic_ns(), int(now / STEP_SECONDS)
+        chunks = []
+        for worker in self.workers.values():
+            if worker.rank >= 0:
+                records = tuple((stamp - n * 10**8, worker.generation, step, 2, step) for n in range(count))
+                chunk = TraceChunk(process=worker.name, rank=worker.rank, records=records, clock_offset_ns=10**18)
+                chunks.append(encode_frame(chunk))
+        return b"".join(chunks)
+
+
+class Crowd:
+    """All agents of a job."""
+
+    def __init__(self, address: tuple[str, int], token: bytes, agents: int, ranks_each: int) -> None:
+        self.token = token
+        self.ranks_each = ranks_each
+        self.decode = make_decoder(AgentDown)
+        self.decode_order = make_decoder(WorkerDown)
+        self.members = [Member(self, number) for number in range(agents)]
+        self.holders: dict[int, tuple[Member, Worker]] = {}
+        self.standbys = asyncio.Event()
+        self.samples_sent = 0
+        self.refused = 0
+        self._address = address
+        self._ranks = agents * ranks_each
+        self._joined = 0
+        self._closing = False
+        self._counts: dict[str, int] = {}
+        self._last: dict[str, float] = {}
+        self._changed = asyncio.Event()
+        self._problem = ""
+
+    # --- joining ----------------------------------------------------------------------------------------------------
+    async def join(self) -> None:
+        """Connect all; whoever is refused because there is a crush tries again, as an agent does."""
+        gate = asyncio.Semaphore(JOINING_AT_ONCE)
+
+        async def join(member: Member) -> None:
+            loop = asyncio.get_running_loop()
+            async with gate:
+                while not member.joined:
+                    await loop.create_connection(lambda: member, *self._address)
+                    end = loop.time() + 10.0
+                    while not member.joined and member._transport is not None and loop.time() < end:
+                        await asyncio.sleep(0.005)
+                    if not member.joined:
+                        await asyncio.sleep(0.1)
+
+        await asyncio.gather(*map(join, self.members))
+
+    def note_joined(self) -> None:
+        self._joined += 1
+
+    def lost(self, member: Member, error: Exception | None) -> None:
+        if member.joined and not self._closing:
+            self._problem = f"{member.name} lost its connection: {error}"
+            self._changed.set()
+
+    def close(self) -> None:
+        self._closing = True
+        for member in self.members:
+            member.close()
+
+    # --- what has happened ------------------------------------------------------------------------------------------
+    def note(self, what: str) -> None:
+        self._counts[what] = self._counts.get(what, 0) + 1
+        self._last[what] = time.monotonic()
+        if self._counts[what] == self._ranks:
+            self._changed.set()
+
+    async def _until(self, what: str) -> float:
+        """When the last of all ranks had it."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while self._counts.get(what, 0) < self._ranks:
+                if self._problem:
+                    raise RuntimeError(self._problem)
+                self._changed.clear()
+                await self._changed.wait()
+        return self._last[what]
+
+    async def until_training(self) -> None:
+        await self._until("begin")
+
+    async def until_standby(self) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await self.standbys.wait()
+
+    async def fail(self, rank: int) -> dict[str, float]:
+        """The worker of this rank dies; seconds of each stage, until all are told to train on."""
+        self.standbys.clear()
+        self._counts.clear()
+        self._counts["stop"] = 1  # the dead one is told nothing
+        member, worker = self.holders[rank]
+        del member.workers[worker.name]
+        position = Position(
+            generation=worker.generation,
+            rank=rank,
+            step=VERSION,
+            version=VERSION,
+            phase=Phase.FORWARD,
+            stamp_ns=1,
+            private_versions=(VERSION - 1, VERSION),
+        )
+        begun = time.monotonic()
+        member.write(
+            encode_frame(ProcessDying(process=worker.name, position=position, noticed_ns=1))
+            + _exited(worker.name, position)
+        )
+        stop = await self._until("stop")
+        stopped = await self._until("stopped")
+        restore = await self._until("restore")
+        restored = await self._until("restored")
+        resume = await self._until("resume")
+        return {
+            "stop_s": stop - begun,
+            "stopped_s": stopped - begun,
+            "restore_s": restore - stopped,
+            "resume_s": resume - restored,
+            "total_s": resume - begun,
+        }
+
+    # --- samples and traces -----------------------------------------------------------------------------------------
+    async def pulse(self) -> None:
+        """Every agent says how its workers are, and what they did, at the pace it was told. Spread evenly."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        spread = max(1, len(self.members))
+        sample_due = [begun + number / spread * m.sample_seconds for number, m in enumerate(self.members)]
+        trace_due = [begun + number / spread * TRACE_SECONDS for number in range(len(self.members))]
+        while True:
+            now = loop.time()
+            for number, member in enumerate(self.members):
+                if sample_due[number] <= now:
+                    sample_due[number] = max(now - member.sample_seconds, sample_due[number]) + member.sample_seconds
+                    member.write(member.sample(now - begun))
+                    self.samples_sent += 1
+                if trace_due[number] <= now:
+                    trace_due[number] = max(now - TRACE_SECONDS, trace_due[number]) + TRACE_SECONDS
+                    if member.trace:
+                        member.write(member.traces(now - begun, TRACE_SECONDS))
+            await asyncio.sleep(TICK_SECONDS)
+
+
+def _from_worker(name: str, message: msgspec.Struct) -> bytes:
+    return encode_frame(FromWorker(process=name, payload=encode_payload(message)))
+
+
+def _exited(name: str, position: Position | None = None) -> bytes:
+    return encode_frame(
+        ProcessExited(process=name, exit_status=-9, evidence="killed", position=position or Position(), noticed_ns=1)
+    )
