@@ -182,7 +182,7 @@ def run(sizes: list[tuple[int, int]], rounds: int) -> Document:
 
 
 def _median(row: dict[str, Any], name: str) -> float:
-    return statistics.median(one[name] for one in row["rounds"])
+    return float(statistics.median(one[name] for one in row["rounds"]))
 
 
 def render(document: Document) -> str:

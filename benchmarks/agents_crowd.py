@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from relight.agent.agent import SAMPLE_SECONDS, TRACE_SECONDS
+from relight.agent.agent import TRACE_SECONDS
 from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
 from relight.core.events import (
     ProcessDying,
@@ -26,6 +26,7 @@ from relight.core.events import (
     Stopped,
     TrainingEntered,
 )
+from relight.core.pace import SAMPLE_SECONDS
 from relight.core.position import Phase, Position
 from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder, split_payloads
 from relight.wire.handshake import hello_mac
@@ -35,6 +36,7 @@ from relight.wire.messages import (
     Challenge,
     FromWorker,
     Hello,
+    Pace,
     Received,
     Refused,
     Sample,
@@ -108,6 +110,10 @@ class Member(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
 
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -148,7 +154,7 @@ class Member(asyncio.Protocol):
                     worker = self.workers.get(name) or Worker(name)
                     if name in self.workers:
                         self._obey(worker, order, out)
-            case _ if type(message).__name__ == "Pace":
+            case Pace():
                 self.sample_seconds, self.trace = message.sample_seconds, message.trace
 
     def _obey(self, worker: Worker, order: Any, out: list[bytes]) -> None:
@@ -307,7 +313,7 @@ class Crowd:
                 while not member.joined:
                     await loop.create_connection(lambda: member, *self._address)
                     end = loop.time() + 10.0
-                    while not member.joined and member._transport is not None and loop.time() < end:
+                    while not member.joined and member.is_open and loop.time() < end:
                         await asyncio.sleep(0.005)
                     if not member.joined:
                         await asyncio.sleep(0.1)
@@ -318,7 +324,7 @@ class Crowd:
         self._joined += 1
 
     def lost(self, member: Member, error: Exception | None) -> None:
-        if member.joined and not self._closing:
+        if not self._closing and member.joined:
             self._problem = f"{member.name} lost its connection: {error}"
             self._changed.set()
 

@@ -57,7 +57,7 @@ from relight.sim.journal import check_journal
 
 FAULTS = 1000
 RANKS = 4
-STANDBYS = 2
+STANDBYS = 4
 SEED = 1
 MARK = "RELIGHT_SOAK"
 WINDOW_DEADLINE_S = 240.0  # for every rank to be at the end of its window, whatever happened in it
@@ -71,7 +71,7 @@ AGENT_APART_S = 31.0
 CONTROLLER_APART_S = 7.0
 WITHIN_S = 10.0  # memory may be anything in the first seconds of a process
 FLAGS = (
-    *("--hang-timeout-seconds", "4", "--outside-hang-timeout-seconds", "40", "--stop-timeout-seconds", "10"),
+    *("--hang-timeout-seconds", "4", "--outside-hang-timeout-seconds", "90", "--stop-timeout-seconds", "10"),
     *("--restore-timeout-seconds", "10", "--max-failures-per-step", "50"),
 )
 _SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGABRT": signal.SIGABRT}
@@ -86,7 +86,7 @@ class Follower:
         self.began = False
         self.generation = 1
         self.stops = 0
-        self.joined = 0
+        self.said_again = 0  # that a process has started: by an agent that adopted it
         self.controllers = 0  # restarts
         self.pids: dict[str, int] = {}
         self.ranks: dict[int, str] = {}
@@ -111,6 +111,7 @@ class Follower:
     def _take(self, found: dict[str, Any]) -> None:
         match found["type"]:
             case "ProcessStarted":
+                self.said_again += found["process"] in self.pids
                 self.pids[found["process"]] = found["pid"]
             case "StandbyReady":
                 self.warm[found["process"]] = None
@@ -124,8 +125,6 @@ class Follower:
             case "Stop":
                 self.stops += 1
                 self.generation = found["generation"]
-            case "AgentJoined":
-                self.joined += 1
             case "ControllerRestarted":
                 self.controllers += 1
             case "Begin":
@@ -261,12 +260,12 @@ class Nemesis:
     def _strike_agent(self, what: str, number: signal.Signals) -> None:
         self._last["agent"] = time.monotonic()
         agent = self._module("relight.agent")
-        joined = self.follower.joined
+        said_again = self.follower.said_again
         if agent is None or not _send(agent.pid, number):
             return
         self.acts[what] += 1
-        if "controller" not in what:  # else whoever hears of its successor may be a successor too
-            self._await(lambda: self.follower.joined > joined, WINDOW_DEADLINE_S, "another agent")
+        if "controller" not in what:
+            self._await(lambda: self.follower.said_again > said_again, WINDOW_DEADLINE_S, "another agent")
 
     def _strike_controller(self, what: str, number: signal.Signals) -> None:
         self._last["controller"] = time.monotonic()

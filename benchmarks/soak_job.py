@@ -154,7 +154,7 @@ def main() -> None:
             scheduler.step()
             optimizer.zero_grad()
         if step.committed:
-            board.commit(job.rank, step.number, float(loss))
+            board.commit(job.rank, step.number, float(loss.detach()))
     board.sign(job.rank, digest(model.module.state_dict(), optimizer.state_dict(), scheduler.state_dict()))
     board.arrive(job.rank, options.steps)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import secrets
 import signal
 import threading
@@ -21,6 +22,7 @@ from relight.agent.stacks import NoStack, take_stack
 from relight.agent.uplink import Uplink
 from relight.core.commands import Assign, Kill, Spawn
 from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
+from relight.core.pace import SAMPLE_SECONDS
 from relight.core.position import Position
 from relight.errors import ProtocolError
 from relight.wire.framing import decode, encode_frame, make_decoder
@@ -30,6 +32,7 @@ from relight.wire.messages import (
     ForgetProcess,
     FromWorker,
     Hello,
+    Pace,
     PrivateState,
     Received,
     Sample,
@@ -49,13 +52,13 @@ from relight.wire.status import Gpu, GpuStatus
 from relight.wire.tls import Tls
 
 LOOK_SECONDS = 0.1  # between two looks at every process
-SAMPLE_SECONDS = 0.25  # between samples that only tell of progress: they cost training more than they tell
 IDLE_SAMPLE_SECONDS = 0.5  # between samples when nothing changes; also this agent's sign of life
 TRACE_SECONDS = 1.0
 GPU_SECONDS = 5.0  # between two looks at the health of GPUs, if there are any
 END_SECONDS = 10.0  # for killed processes to be gone
 FLUSH_SECONDS = 2.0
 RECONNECT_SECONDS = 0.1  # between two attempts to reach a controller that is gone
+RECONNECTS_PER_SECOND = 2000  # of all agents together: one controller answers no more
 STOPPED = "T"  # process state
 CONTROLLER_LOST = 3  # exit status
 _assign_decoder = make_decoder(Assign)
@@ -107,6 +110,7 @@ class Agent:
         self._life = secrets.token_hex(8)
         self._controller_life = ""
         self._received = 0  # counted messages of that controller
+        self._pace = Pace(sample_seconds=SAMPLE_SECONDS, trace=True)
         self._ending = asyncio.Event()
         self._none_live = asyncio.Event()
         self._gpus: tuple[Gpu, ...] = ()  # as they were told of last
@@ -180,7 +184,8 @@ class Agent:
                 return f"{evidence}; more has happened meanwhile than can be kept for it"
             if time.monotonic() > deadline:
                 return f"{evidence}, for {seconds:g} s"
-            await asyncio.sleep(RECONNECT_SECONDS)
+            crowd_seconds = self._launch.settings.nodes / RECONNECTS_PER_SECOND
+            await asyncio.sleep(RECONNECT_SECONDS + 2 * crowd_seconds * random.random())
 
     def _hello(self) -> Hello:
         """Names also the processes whose end the controller cannot know yet: the news of it comes next."""
@@ -435,6 +440,8 @@ class Agent:
                 task.add_done_callback(self._asking.discard)
             case ForgetProcess():
                 self._forget(message.process)
+            case Pace():
+                self._pace = message
 
     def _deliver(self, message: ToWorkers) -> None:
         self._look_for_assign(message.payload)
@@ -503,7 +510,8 @@ class Agent:
                     )
                 )
             now = time.monotonic()
-            pause = 0.0 if stopped or was_stopped else SAMPLE_SECONDS if changed else IDLE_SAMPLE_SECONDS
+            pause = max(self._pace.sample_seconds, SAMPLE_SECONDS if changed else IDLE_SAMPLE_SECONDS)
+            pause = 0.0 if stopped or was_stopped else pause
             if now - sent >= pause and not uplink.congested():
                 uplink.send(encode_frame(Samples(samples=tuple(samples))))
                 sent = now
@@ -531,12 +539,12 @@ class Agent:
     async def _trace(self, uplink: Uplink) -> None:
         while True:
             await asyncio.sleep(TRACE_SECONDS)
-            if not uplink.congested():
+            if self._pace.trace and not uplink.congested():
                 for _, worker in sorted(self._live.items()):
                     self._report_trace(worker.process)
 
     def _report_trace(self, process: Process) -> None:
-        if self._uplink is None:
+        if self._uplink is None or not self._pace.trace:
             return  # the records wait in the page, as far as it can hold them
         records = process.page.drain_trace()
         if records:

@@ -79,6 +79,10 @@ OVERSLEPT_SECONDS = 1.0  # a deadline that is noticed later than this passed whi
 MAX_RESTORE_FAILURES = 5
 MAX_CORRUPTIONS = 3  # of the same ranks
 ENDED = "ended"  # kind of a failure whose process is still being torn down
+MAX_NAMED = 64  # ranks in one line for people
+# A replacement copies from a few replicas at once; an order that named ten thousand would be a megabyte for each agent.
+MAX_SOURCES_PER_TARGET = 16
+MAX_SOURCES = 256
 MAX_STANDBY_FAILURES = 3  # in a row
 STANDBY_PROVEN_SECONDS = 60.0
 MAX_STARTUP_RESTARTS = 3
@@ -126,9 +130,9 @@ class Controller:
         """Names of the processes that a command of this audience goes to, now."""
         return self.members.audience(audience)
 
-    def rank_processes(self) -> dict[int, str]:
-        """Rank to process name."""
-        return {rank: process.name for rank, process in self.members.by_rank().items()}
+    def rank_processes(self) -> Mapping[int, str]:
+        """Rank to process name, in the order of ranks."""
+        return self.members.names_by_rank()
 
     @property
     def failures(self) -> int:
@@ -369,7 +373,9 @@ class Controller:
 
     def _describe_pids(self) -> str:
         """For people with py-spy, gdb or kill."""
-        return ", ".join(f"rank {rank} is pid {process.pid}" for rank, process in self.members.by_rank().items())
+        held = list(self.members.by_rank().items())
+        named = ", ".join(f"rank {rank} is pid {process.pid}" for rank, process in held[:MAX_NAMED])
+        return f"{named}, and {len(held) - MAX_NAMED} more (see the journal)" if len(held) > MAX_NAMED else named
 
     def _on_startup_timeout(self, now: float) -> list[Command]:
         late = sorted(rank for rank, p in self.members.by_rank().items() if p.name not in self._entered)
@@ -822,12 +828,28 @@ class Controller:
                 generation=self.generation,
                 target=decision.target,
                 attempt=self._attempts[decision.target],
-                sources=tuple(served[rank] for rank in decision.sources),
+                sources=tuple(served[rank] for rank in self._choose_sources(decision)),
                 targets=decision.targets,
                 derived=derived,
                 why=f"{decision.direction} to version {decision.target}: {decision.reason}",
             )
         ]
+
+    def _choose_sources(self, decision: Decision) -> Sequence[int]:
+        """Of the ranks that can serve, enough for the targets: those on the targets' hosts, then some from everywhere.
+
+        Without a target none is needed, but they are named all the same while they are few: that costs nothing.
+        """
+        ranks = decision.sources
+        count = min(MAX_SOURCES, MAX_SOURCES_PER_TARGET * max(1, len(decision.targets)))
+        if len(ranks) <= count:
+            return ranks
+        held = self.members.by_rank()
+        hosts = {held[rank].agent for rank in decision.targets}
+        near = [rank for rank in ranks if held[rank].agent in hosts][: count // 2]
+        far = [rank for rank in ranks if held[rank].agent not in hosts]
+        step = max(1, len(far) // (count - len(near)))
+        return sorted([*near, *far[::step][: count - len(near)]])
 
     def _on_restored(self, event: ev.Restored, now: float) -> list[Command]:
         if self.stage is not Stage.RESTORING or event.generation != self.generation:

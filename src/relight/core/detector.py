@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import msgspec
 
 from relight.core.events import CommunicationStalled, Event, ProcessSuspected
+from relight.core.pace import SAMPLE_SECONDS, judge_seconds
 from relight.core.position import IN_STEP, Phase, Position
 
 LEARNED_FACTOR = 10  # a phase may take this many times as long as it ever took
-BLIND_GAP_NS = 2 * 10**9  # of a longer pause between two samples, the rest counts for nobody
+BLIND_GAP_NS = 2 * 10**9  # a sample that is later than this is late, and the rest of the pause counts for nobody
 FROZEN_GAP_NS = 5 * 10**8  # the same for the state: two samples far apart do not prove that it was stopped between
-STALE_SECONDS = 10.0  # a rank whose samples are older than this is not known well enough to compare with
+STALE_SECONDS = 10.0  # a rank whose sample is late by more than this is not known well enough to compare with
 FORGET_SECONDS = 600.0
 
 _NEVER = frozenset({Phase.PARKED, Phase.STANDBY, Phase.DONE})
@@ -120,21 +121,41 @@ class Detector:
         self._stalled_generation = -1
         self._parked_said_ns = 0  # when it was said the last time that all ranks are parked
         self._longest_ns: dict[Phase, int] = {}  # per phase, over all ranks
+        self._judged_at = float("-inf")
+        self._late_ns = BLIND_GAP_NS
+        self._stale_seconds = STALE_SECONDS
+
+    def expect(self, sample_seconds: float) -> None:
+        """A process is sampled so often from now on: with many agents less often, and none of it is late."""
+        more = sample_seconds - SAMPLE_SECONDS
+        self._late_ns = BLIND_GAP_NS + round(more * 1e9)
+        self._stale_seconds = STALE_SECONDS + 2 * more
 
     def observe(self, samples: Sequence[Sample], members: Mapping[int, str], now: float) -> tuple[Event, ...]:
-        """Take in samples of some processes. `members` names the process of each rank."""
+        """Take in samples of some processes. `members` names the process of each rank, in the order of ranks.
+
+        Who keeps the others waiting shows only in a look at all ranks. In a large job that is not taken at every
+        sample, of which there are as many as agents.
+        """
         for sample in samples:
             self._update(sample, now)
-        ranks = {rank: self._watched[name] for rank, name in sorted(members.items()) if name in self._watched}
-        self._excuse_the_bereft(frozenset(members.values()), ranks, now)
-        complete = len(ranks) == len(members) > 0
-        if complete:
-            self._note_leaders(ranks)
         events = [event for sample in samples if (event := self._check_frozen(sample.process))]
-        if complete and all(now - watch.seen_at <= STALE_SECONDS for watch in ranks.values()):
-            events += self._check_hangs(ranks)
-        self._forget(now)
+        if now - self._judged_at >= judge_seconds(len(members)):
+            self._judged_at = now
+            events += self._judge(members, now)
         return tuple(events)
+
+    def _judge(self, members: Mapping[int, str], now: float) -> list[Event]:
+        watched = self._watched
+        ranks = {rank: watched[name] for rank, name in members.items() if name in watched}
+        self._excuse_the_bereft(frozenset(members.values()), ranks, now)
+        self._forget(now)
+        if len(ranks) < len(members) or not ranks:
+            return []
+        self._note_leaders(ranks)
+        if any(now - watch.seen_at > self._stale_seconds for watch in ranks.values()):
+            return []
+        return self._check_hangs(ranks)
 
     # --- what each sample adds ----------------------------------------------------------------------------------
     def _update(self, sample: Sample, now: float) -> None:
@@ -148,7 +169,7 @@ class Detector:
         before, at = watch.position, sample.position
         gap_ns = max(0, sample.sampled_ns - watch.sample.sampled_ns)
         starved_ns = max(0, sample.run_delay_ns - watch.sample.run_delay_ns)
-        blind_ns = max(0, gap_ns - BLIND_GAP_NS)
+        blind_ns = max(0, gap_ns - self._late_ns)
         stopped = sample.state == watch.sample.state == "T"
         watch.frozen_ns = watch.frozen_ns + min(gap_ns, FROZEN_GAP_NS) if stopped else 0
         if (at.generation, at.progress, at.stamp_ns) == (before.generation, before.progress, before.stamp_ns):
@@ -190,7 +211,7 @@ class Detector:
         Until its host was given up nobody could say whom all waited for. Those left must not be blamed for that time.
         """
         left = [self._watched[name] for name in sorted(self._members - members) if name in self._watched]
-        if any(now - watch.seen_at > STALE_SECONDS for watch in left):
+        if any(now - watch.seen_at > self._stale_seconds for watch in left):
             for watch in ranks.values():
                 watch.behind_since_ns = 0
         self._members = members

@@ -1,5 +1,6 @@
 """Who is who: processes, the ranks they hold, and the standbys that wait. Bookkeeping only, no decisions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from relight.core.commands import Audience
@@ -38,6 +39,7 @@ class Members:
         self._next_name = 0
         self._holders: dict[int, str] = {}  # rank -> name of its live, unfailed process
         self._reserve: dict[str, None] = {}  # names of live, unfailed processes without a rank, oldest first
+        self._names: dict[int, str] | None = None  # `_holders` in rank order, until it changes
 
     def add(self, agent: str, slot: int, rank: int | None, now: float, *, fresh: bool = False) -> Process:
         """Register a process that is about to be started."""
@@ -47,12 +49,18 @@ class Members:
         if rank is None:
             self._reserve[process.name] = None
         else:
-            self._holders[rank] = process.name
+            self._hold(rank, process)
         return process
 
     def by_rank(self) -> dict[int, Process]:
         """Rank to process, live and unfailed ones only, in rank order."""
-        return {rank: self.processes[self._holders[rank]] for rank in sorted(self._holders)}
+        return {rank: self.processes[name] for rank, name in self.names_by_rank().items()}
+
+    def names_by_rank(self) -> Mapping[int, str]:
+        """Their names. Asked at every sample of every agent, so it is kept. A value: another one when it changes."""
+        if self._names is None:
+            self._names = {rank: self._holders[rank] for rank in sorted(self._holders)}
+        return self._names
 
     def is_complete(self, world_size: int) -> bool:
         """Whether every rank is held. Asked at every report of every rank, so it must not look at all of them."""
@@ -79,7 +87,7 @@ class Members:
         process.rank, process.ready, process.replacement = rank, False, True
         process.asked_at = now
         self._reserve.pop(process.name, None)
-        self._holders[rank] = process.name
+        self._hold(rank, process)
 
     def fail(self, process: Process) -> None:
         """Take a process out of the job. Its rank, if any, is vacant from now on."""
@@ -94,10 +102,15 @@ class Members:
         process.alive = False
         self._leave(process)
 
+    def _hold(self, rank: int, process: Process) -> None:
+        self._holders[rank] = process.name
+        self._names = None
+
     def _leave(self, process: Process) -> None:
         self._reserve.pop(process.name, None)
         if process.rank is not None and self._holders.get(process.rank) == process.name:
             del self._holders[process.rank]
+            self._names = None
 
     def audience(self, audience: Audience) -> tuple[str, ...]:
         """Names of the processes that a command goes to, in rank order, standbys last."""

@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+import contextlib
 import errno
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +31,7 @@ def main() -> int:
     if arguments.parent:
         end_with_parent(arguments.parent)
     settings = read_settings(arguments.private_dir)
+    _allow_many_files()
     try:
         token = read_token(arguments.private_dir)
         return asyncio.run(_serve(settings, token, arguments.private_dir, resume=arguments.resume))
@@ -54,6 +57,13 @@ async def _serve(settings: JobSettings, token: bytes, private_dir: Path, *, resu
         loop.add_signal_handler(number, server.shut_down, signal.Signals(number).name)
     announce(private_dir, host, port)
     return await server.run()
+
+
+def _allow_many_files() -> None:
+    """A connection for each agent: as many as the system lets this user have, not as many as a shell begins with."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _refuse_to_listen(settings: JobSettings, error: OSError) -> int:

@@ -28,12 +28,13 @@ class Agent:
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
-        self._number = number  # an agent that was lost and comes back is another one
+        self.number = number  # 1: the first that joined; one that was lost and comes back is another one
         self.running: set[str] = set()  # ordered to start and not known to have ended
         self._connection: Connection | None = None
         self._outbox = Outbox()
         self.life = ""  # of the agent's process, as it says
         self.received = 0  # counted messages of that life
+        self._confirmed = 0  # of these, how many it has been told of
 
     @property
     def connected(self) -> bool:
@@ -61,7 +62,7 @@ class Agent:
 
     def recognise(self, hello: Hello, life: str) -> str:
         """The agent is (back) here. `life` is the controller's; returns what to call it towards this agent."""
-        life = f"{life}.{self._number}"
+        life = f"{life}.{self.number}"
         if hello.life != self.life:
             self.life, self.received = hello.life, 0
             self._outbox.begin_anew()
@@ -78,6 +79,7 @@ class Agent:
         if self._connection is not None:
             self._connection.abort()
         self._connection = connection
+        self._confirmed = self.received  # the Welcome has said so
         coming = {message.process for message in self._outbox if isinstance(message, Spawn)}
         for frame in self._outbox.frames():
             connection.send_frame(frame)
@@ -90,9 +92,15 @@ class Agent:
         """Whether this is its connection. What an older one still had to say comes again on the newer one."""
         return self._connection is connection
 
-    def note_received(self) -> None:
-        """One more of its counted messages has been dealt with."""
+    def note_received(self) -> bool:
+        """One more of its counted messages has been dealt with. Whether `tell_received` is due now, and was not yet."""
+        was_due = self.received != self._confirmed
         self.received += 1
+        return not was_due
+
+    def tell_received(self) -> None:
+        """Confirm all that have been dealt with, in one word."""
+        self._confirmed = self.received
         self.say(Received(count=self.received))
 
     def confirm(self, count: int) -> None:
@@ -117,6 +125,9 @@ class Agents:
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(self._agents.values())
+
+    def __len__(self) -> int:
+        return len(self._agents)
 
     def recall(self, names: Iterable[str], processes: Iterable[Process]) -> None:
         """After a restart: the agents that were here, who was ordered to start what, and what has ended."""
@@ -174,12 +185,15 @@ class Agents:
         self._dead.add(process)
 
     def order(self, processes: Sequence[str], command: WorkerCommand | StoreLost) -> None:
-        """One frame for each agent that runs any of these processes."""
+        """One frame for each agent that runs any of these processes, in the order of the first of them."""
         payload = encode_payload(command)
-        for agent in self._agents.values():
-            names = tuple(name for name in processes if self.owns(agent, name))
-            if names:
-                agent.send(ToWorkers(processes=names, payload=payload))
+        names_of: dict[Agent, list[str]] = {}
+        for name in processes:
+            agent = self._owner.get(name)
+            if agent is not None:
+                names_of.setdefault(agent, []).append(name)
+        for agent, names in names_of.items():
+            agent.send(ToWorkers(processes=tuple(names), payload=payload))
 
     def tell_store_lost(self, processes: Sequence[str]) -> None:
         """Ask these processes to say again what they had put into the store."""

@@ -16,7 +16,7 @@ from relight.wire.settings import JobSettings, encode_settings
 from relight.wire.tls import Tls, explain, start_tls
 
 HANDSHAKE_SECONDS = 5.0
-MAX_STRANGERS = 64  # connections that have not proved themselves yet
+MAX_STRANGERS = 512  # connections that have not proved themselves yet
 MAX_HELLO_BYTES = 64 * 1024
 MAX_QUEUED_BYTES = 64 * 2**20  # a peer that does not read this much is cut off
 _NONCE_BYTES = 32

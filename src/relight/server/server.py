@@ -43,12 +43,13 @@ from relight.core.events import (
     ProcessSuspected,
     ShutdownRequested,
 )
+from relight.core.pace import SAMPLE_SECONDS, TRACED_RANKS, sample_seconds
 from relight.core.position import Position
 from relight.core.replay import replay
 from relight.core.report import StorageWait, encode_report
 from relight.errors import ProtocolError
 from relight.server.agents import Agent, Agents
-from relight.server.connection import Connection, Gate
+from relight.server.connection import MAX_STRANGERS, Connection, Gate
 from relight.server.faults import ControllerFault
 from relight.server.inquiry import Inquiries
 from relight.server.journal import Journal, JournalLine, records
@@ -64,6 +65,7 @@ from relight.wire.messages import (
     Hello,
     JobEnded,
     ObserverUp,
+    Pace,
     PrivateState,
     Received,
     Refused,
@@ -113,6 +115,8 @@ class Server:
         self._inquiries = Inquiries(self._agents.ask_for_stack, self.feed)
         self._storage_waits: list[StorageWait] = []  # under this controller
         self._away: dict[str, asyncio.TimerHandle] = {}  # agents that may come back
+        self._sample_seconds = SAMPLE_SECONDS  # that agents were told
+        self._to_confirm: list[Agent] = []  # who hear, once all that has arrived is dealt with, that it has
         self._timer: asyncio.TimerHandle | None = None  # for the core's next deadline
         self._started = time.monotonic()
         self._started_wall = time.time()
@@ -147,11 +151,16 @@ class Server:
     async def _open_port(self, port: int) -> asyncio.Server:
         address = self._settings.controller_address
         try:
-            return await asyncio.start_server(self._on_connection, address, port, start_serving=False)
+            return await self._start_server(address, port)
         except OSError:
             if self._settings.controller_port:
                 raise
-        return await asyncio.start_server(self._on_connection, address, 0, start_serving=False)
+        return await self._start_server(address, 0)
+
+    async def _start_server(self, address: str, port: int) -> asyncio.Server:
+        return await asyncio.start_server(
+            self._on_connection, address, port, backlog=MAX_STRANGERS, start_serving=False
+        )
 
     def _take_over(self, lines: Sequence[JournalLine], *, behind: bool) -> None:
         """Learn from the journal what the dead controller knew, then find out what has become of its orders."""
@@ -437,11 +446,22 @@ class Server:
                 if not agent.speaks_through(connection):
                     return
                 self._on_agent_message(agent, message)
-                if isinstance(message, COUNTED):
-                    agent.note_received()
+                if isinstance(message, COUNTED) and agent.note_received():
+                    self._confirm_soon(agent)
         finally:
             if agent.detach(connection):
                 self._on_agent_away(agent)
+
+    def _confirm_soon(self, agent: Agent) -> None:
+        """One word for all that has arrived by now, rather than one for each message."""
+        if not self._to_confirm:
+            asyncio.get_running_loop().call_soon(self._confirm)
+        self._to_confirm.append(agent)
+
+    def _confirm(self) -> None:
+        agents, self._to_confirm = self._to_confirm, []
+        for agent in agents:
+            agent.tell_received()
 
     async def _await_end(self, connection: Connection) -> None:
         while await read_payload(connection.reader) is not None:
@@ -462,6 +482,7 @@ class Server:
         life = agent.recognise(hello, self._gate.life)
         self._gate.welcome(connection, hello, life, agent.received)
         unseen = agent.attach(connection, hello.processes)
+        self._set_pace(agent, hello.slots)
         if is_new:
             self.feed(AgentJoined(agent=hello.name, slots=hello.slots))
         for process in unseen:
@@ -475,6 +496,17 @@ class Server:
         if restarted:
             self.feed(AgentJoined(agent=hello.name, slots=hello.slots))
         return agent
+
+    def _set_pace(self, agent: Agent, slots: int) -> None:
+        """How much this agent is to say; the others too, if it is one too many for what they were told."""
+        seconds = sample_seconds(max(self._settings.nodes, len(self._agents)))
+        if seconds != self._sample_seconds:
+            self._sample_seconds = seconds
+            self._detector.expect(seconds)
+            for other in self._agents:
+                other.say(Pace(sample_seconds=seconds, trace=(other.number - 1) * slots < TRACED_RANKS))
+        else:
+            agent.say(Pace(sample_seconds=seconds, trace=(agent.number - 1) * slots < TRACED_RANKS))
 
     def _exit_unseen(self, event: ProcessExited) -> ProcessExited:
         """It died together with its agent, and with both the last mapping of its private state."""

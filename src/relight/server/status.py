@@ -1,6 +1,7 @@
 """The snapshot that people see: who is where, how fast, how many failures survived."""
 
 from collections import deque
+from itertools import islice
 
 from relight.core.controller import Controller, Stage
 from relight.core.position import Position
@@ -8,6 +9,7 @@ from relight.wire.messages import RankStatus, Sample, StatusUpdate
 from relight.wire.status import PublishStatus, RestoreStatus
 
 _RATE_WINDOW_SECONDS = 10.0
+MAX_SHOWN_RANKS = 256  # in a snapshot, which is made twice a second
 
 
 class StatusBoard:
@@ -20,9 +22,12 @@ class StatusBoard:
         self._restoring: dict[int, RestoreStatus] = {}  # by rank
         self._publishing: PublishStatus | None = None
         self._history: deque[tuple[float, int]] = deque()  # (now, newest version of any rank)
+        self._newest = 0
 
     def observe(self, sample: Sample) -> None:
         self._samples[sample.process] = sample
+        if sample.position.stamp_ns and sample.position.version > self._newest:
+            self._newest = sample.position.version
 
     def take(self, status: PublishStatus | RestoreStatus) -> None:
         """What a worker says of moving bytes."""
@@ -48,7 +53,7 @@ class StatusBoard:
         """The snapshot; called at a steady pace, since the speed is measured between calls."""
         core = self._controller
         ranks = []
-        for rank, process in sorted(core.rank_processes().items()):
+        for rank, process in islice(core.rank_processes().items(), MAX_SHOWN_RANKS):
             sample = self._samples.get(process)
             ranks.append(
                 RankStatus(
@@ -58,8 +63,7 @@ class StatusBoard:
                     rss_bytes=sample.rss_bytes if sample else 0,
                 )
             )
-        versions = [item.position.version for item in ranks if item.position.stamp_ns]
-        self._history.append((now, max(versions, default=0)))  # ranks differ by one; a blank one is far behind
+        self._history.append((now, self._newest))  # ranks differ by one; a blank one is far behind
         while now - self._history[0][0] > _RATE_WINDOW_SECONDS:
             self._history.popleft()
         return StatusUpdate(

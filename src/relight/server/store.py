@@ -29,7 +29,8 @@ class Store:
         self._generation = 0
         self._values: dict[str, bytes] = {}
         self._bytes = 0
-        self._waits: list[_Wait] = []
+        self._waits: dict[str, list[_Wait]] = {}  # by the first of their keys that is missing: ranks wait in thousands
+        self._waiting = 0  # how many there are
         self._added: dict[tuple[str, int], int] = {}  # process and request: the value it was answered with
         self._to_recall: set[str] = set()  # processes that may have counted what is forgotten here
         self._held: list[tuple[str, StoreAdd]] = []  # until all of those have said so
@@ -42,7 +43,8 @@ class Store:
         """Close the current generation and open a newer one; opening the current one again changes nothing."""
         if generation <= self._generation:
             return
-        waits, self._waits = self._waits, []
+        waits = [wait for filed in self._waits.values() for wait in filed]
+        self._waits, self._waiting = {}, 0
         self._generation = generation
         self._values.clear()
         self._bytes = 0
@@ -63,7 +65,7 @@ class Store:
         if message.generation == self._generation and process in self._to_recall:
             for key, amount in sorted(message.added.items()):
                 self._values[key] = str(int(self._values.get(key, b"0")) + amount).encode()
-            self._answer_waits()
+                self._answer_waits(key)
         self._note_recalled(process)
 
     def _note_recalled(self, process: str) -> None:
@@ -82,7 +84,7 @@ class Store:
             return f"{process} wanted to put more than {MAX_STORE_BYTES} bytes into the rendezvous store"
         self._bytes += grown
         self._values[message.key] = message.value
-        self._answer_waits()
+        self._answer_waits(message.key)
         return ""
 
     def add(self, process: str, message: StoreAdd) -> None:
@@ -105,33 +107,44 @@ class Store:
         self._added[process, message.request] = value
         self._values[message.key] = str(value).encode()
         self._reply(process, StoreReply(request=message.request, values=(self._values[message.key],)))
-        self._answer_waits()
+        self._answer_waits(message.key)
 
     def wait(self, process: str, message: StoreWait) -> None:
         if message.generation != self._generation:
             self._refuse(process, message.request, message.generation)
-        elif len(self._waits) >= MAX_WAITS:
+        elif self._waiting >= MAX_WAITS:
             error = f"more than {MAX_WAITS} requests wait in the rendezvous store"
             self._reply(process, StoreReply(request=message.request, values=(), error=error))
-        elif not self._answer(process, message):
-            self._waits.append(_Wait(process, message))
+        else:
+            self._answer(_Wait(process, message))
 
     def forget(self, process: str) -> None:
         """Drop the requests of a process that is gone."""
-        self._waits = [wait for wait in self._waits if wait.process != process]
+        self._waits = {
+            key: left for key, filed in self._waits.items() if (left := [w for w in filed if w.process != process])
+        }
+        self._waiting = sum(len(filed) for filed in self._waits.values())
         self._held = [(adder, request) for adder, request in self._held if adder != process]
         self._added = {key: value for key, value in self._added.items() if key[0] != process}
         self._note_recalled(process)
 
-    def _answer_waits(self) -> None:
-        self._waits = [wait for wait in self._waits if not self._answer(wait.process, wait.request)]
+    def _answer_waits(self, key: str) -> None:
+        """The key is there now."""
+        waits = self._waits.pop(key, [])
+        self._waiting -= len(waits)
+        for wait in waits:
+            self._answer(wait)
 
-    def _answer(self, process: str, request: StoreWait) -> bool:
-        values = tuple(self._values[key] for key in request.keys if key in self._values)
-        if len(values) != len(request.keys):
-            return False
-        self._reply(process, StoreReply(request=request.request, values=values))
-        return True
+    def _answer(self, wait: _Wait) -> None:
+        """At once, or when the first key that is missing is there."""
+        request = wait.request
+        missing = next((key for key in request.keys if key not in self._values), None)
+        if missing is None:
+            values = tuple(self._values[key] for key in request.keys)
+            self._reply(wait.process, StoreReply(request=request.request, values=values))
+        else:
+            self._waits.setdefault(missing, []).append(wait)
+            self._waiting += 1
 
     def _refuse(self, process: str, request: int, generation: int) -> None:
         error = f"generation {generation} is closed; the current one is {self._generation}"

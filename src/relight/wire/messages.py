@@ -170,6 +170,13 @@ class Samples(_Message, frozen=True, kw_only=True):
     samples: tuple[Sample, ...]
 
 
+class Pace(_Message, frozen=True, kw_only=True):
+    """How often an agent shall sample, and whether its processes' phases are wanted. Until told: often, and yes."""
+
+    sample_seconds: float
+    trace: bool
+
+
 class FromWorker(_Message, frozen=True, kw_only=True):
     """A worker's frame, relayed as it came."""
 
@@ -279,6 +286,7 @@ AgentDown = (
     | PrivateState
     | TakeStack
     | ForgetProcess
+    | Pace
     | StopAgent
 )
 
