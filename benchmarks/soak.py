@@ -62,6 +62,7 @@ SEED = 1
 MARK = "RELIGHT_SOAK"
 WINDOW_DEADLINE_S = 240.0  # for every rank to be at the end of its window, whatever happened in it
 STANDBY_DEADLINE_S = 15.0
+FAULTS_IN_WINDOW = 1.24  # on average: some windows have two, and some recoveries one of their own
 SAMPLE_S = 2.0
 POLL_S = 0.004
 GONE_S = 5.0  # for the last process to be out of the process table
@@ -307,7 +308,7 @@ class Nemesis:
         left = spent / number * (len(self._items) - number)
         print(
             f"  window {number} of {len(self._items)}: {self.faults} faults, {self.follower.generation - 1} "
-            f"generations after the first; {spent / 60:.1f} min, about {left / 60:.1f} min left",
+            f"recoveries begun; {spent / 60:.1f} min, about {left / 60:.1f} min left",
             flush=True,
         )
 
@@ -442,7 +443,7 @@ def run(faults: int, seed: int, workdir: Path) -> Document:
     os.environ[MARK] = mark
     shared_before = set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
     document = start_document("soak", faults=faults, ranks=RANKS, standbys=STANDBYS, seed=seed, flags=list(FLAGS))
-    items = draw_items(seed, faults + 1, RANKS)
+    items = draw_items(seed, 1 + round(faults / FAULTS_IN_WINDOW), RANKS)
     later = draw_recovery_faults(seed, faults, RANKS)
     directory = workdir / "disturbed"
     directory.mkdir()

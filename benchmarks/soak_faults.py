@@ -34,10 +34,10 @@ class Item:
 # agent is not killed while a dead rank waits to be replaced: the job's ranks have statistics of BatchNorm of their own,
 # and of a rank that died those are in its agent's hands alone (decisions/0004).
 SHARES = {
-    "planned": 42,
+    "planned": 34,
     "planned hang": 3,
-    "planned cut": 2,
-    "SIGKILL of a worker": 16,
+    "planned cut": 12,
+    "SIGKILL of a worker": 13,
     "SIGSTOP of a worker": 4,
     "SIGABRT of a worker": 2,
     "SIGKILL of two workers": 4,
@@ -45,9 +45,9 @@ SHARES = {
     "SIGSTOP of a standby": 1,
     "SIGKILL of the agent": 4,
     "SIGSTOP of the agent": 2,
-    "SIGKILL of the controller": 7,
+    "SIGKILL of the controller": 13,
     "SIGSTOP of the controller": 2,
-    "SIGKILL of the controller in a recovery": 7,
+    "SIGKILL of the controller in a recovery": 6,
     "SIGKILL of controller and agent": 2,
 }
 
@@ -91,8 +91,6 @@ def draw_recovery_faults(seed: int, recoveries: int, ranks: int) -> list[Fault]:
     points = sorted(RECOVERY_POINTS)
     found = []
     for number in range(2, recoveries, RECOVERIES_APART):
-        if draw.random() < 0.25:
-            continue
         point = draw.choice(points)
         action = draw.choice(_RECOVERY_ACTIONS)
         anyone = point in (Point.RESTORE_SEND, Point.RESTORE_RECEIVE, Point.PROMOTED)
