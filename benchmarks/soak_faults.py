@@ -34,7 +34,7 @@ class Item:
 # agent is not killed while a dead rank waits to be replaced: the job's ranks have statistics of BatchNorm of their own,
 # and of a rank that died those are in its agent's hands alone (decisions/0004).
 SHARES = {
-    "planned": 34,
+    "planned": 30,
     "planned hang": 3,
     "planned cut": 12,
     "SIGKILL of a worker": 13,
