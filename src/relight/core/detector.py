@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from relight.core.events import CommunicationStalled, Event, ProcessSuspected
-from relight.core.pace import SAMPLE_SECONDS, judge_seconds
+from relight.core.pace import SAMPLE_SECONDS, TRACED_RANKS, judge_seconds
 from relight.core.position import IN_STEP, Phase, Position
 
 LEARNED_FACTOR = 10  # a phase may take this many times as long as it ever took
@@ -58,6 +58,16 @@ class _Watch:
     frozen_ns: int = 0
     leading_idle_ns: int = 0  # longest it was idle in this phase while it waited for nobody
     behind_since_ns: int = 0  # from when, at the earliest, others have been waiting for it; 0: nobody does
+    idle_ns: int = 0  # by the newest sample
+    key: tuple[int, int, int, int] = (0, 0, 0, 0)  # how far it got
+
+    def __post_init__(self) -> None:
+        self.refresh()
+
+    def refresh(self) -> None:
+        """After a new sample. Kept, since all ranks are compared much more often than each is sampled."""
+        self.idle_ns = max(0, self.sample.sampled_ns - self.since_ns - self.excused_ns)
+        self.key = _key(self.position)
 
     @property
     def position(self) -> Position:
@@ -67,10 +77,6 @@ class _Watch:
     def committed(self) -> bool:
         """Whether it has finished a step of its own: the first one compiles, allocates and fills caches."""
         return self.sample.position.commits > 0
-
-    @property
-    def idle_ns(self) -> int:
-        return max(0, self.sample.sampled_ns - self.since_ns - self.excused_ns)
 
     @property
     def blamed_ns(self) -> int:
@@ -84,16 +90,6 @@ class _Watch:
     def stamped_at(self) -> float:
         """When it stamped last, by the detector's clock: those of two hosts cannot be compared."""
         return self.seen_at - (self.sample.sampled_ns - self.position.stamp_ns) / 1e9
-
-    @property
-    def key(self) -> tuple[int, int, int, int]:
-        """How far it got. Between steps, the step that comes next counts, which its version names.
-
-        The generation comes first: a survivor that was told to stop and has not is behind those that have.
-        """
-        at = self.position
-        step = at.step if at.phase in IN_STEP else at.version
-        return (at.generation, step, at.collectives, _ORDER[at.phase])
 
 
 # Waiting for a command after a step comes before that step's forward; done comes after everything.
@@ -110,6 +106,15 @@ _ORDER = {
 }
 
 
+def _key(at: Position) -> tuple[int, int, int, int]:
+    """How far a rank got. Between steps, the step that comes next counts, which its version names.
+
+    The generation comes first: a survivor that was told to stop and has not is behind those that have.
+    """
+    step = at.step if at.phase in IN_STEP else at.version
+    return (at.generation, step, at.collectives, _ORDER[at.phase])
+
+
 class Detector:
     """Feed it every batch of samples; it returns what the controller should know."""
 
@@ -122,6 +127,9 @@ class Detector:
         self._parked_said_ns = 0  # when it was said the last time that all ranks are parked
         self._longest_ns: dict[Phase, int] = {}  # per phase, over all ranks
         self._judged_at = float("-inf")
+        # Of a phase that never took longer than this nothing has to be learned: the limits are above what would follow.
+        timeouts = (settings.hang_timeout_seconds, settings.outside_hang_timeout_seconds)
+        self._negligible_ns = round(min(*timeouts, settings.startup_timeout_seconds) * 1e9) // LEARNED_FACTOR
         self._late_ns = BLIND_GAP_NS
         self._stale_seconds = STALE_SECONDS
 
@@ -152,6 +160,8 @@ class Detector:
         self._forget(now)
         if len(ranks) < len(members) or not ranks:
             return []
+        if len(ranks) > TRACED_RANKS and max(watch.idle_ns for watch in ranks.values()) < self._negligible_ns:
+            return []
         self._note_leaders(ranks)
         if any(now - watch.seen_at > self._stale_seconds for watch in ranks.values()):
             return []
@@ -179,9 +189,10 @@ class Detector:
             # When within the gap it stamped is not known, so all of the gap's starvation and blindness is excused.
             watch.since_ns = at.stamp_ns
             watch.excused_ns = max(0, min(max(starved_ns, blind_ns), sample.sampled_ns - at.stamp_ns))
-            watch.leading_idle_ns = 0
+            watch.leading_idle_ns = watch.behind_since_ns = 0
         watch.before_ns = watch.sample.sampled_ns
         watch.sample, watch.seen_at = sample, now
+        watch.refresh()
 
     def _learn(self, watch: _Watch, at: Position) -> None:
         """A phase ended well: remember how long it may take. A phase that a recovery cut short teaches nothing."""

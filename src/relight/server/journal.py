@@ -70,6 +70,7 @@ class Journal:
         self._encoder = msgspec.json.Encoder()
         self._unwritten = bytearray()
         self._failing = False
+        self._synced_generation = 0  # the newest that is known to be on the disk
         self._missing = False  # too much could not be written: the end of the file is the end of the journal
         self._descriptor: int | None = None
         self._reserve: Reserve | None = None
@@ -116,10 +117,13 @@ class Journal:
         for command in commands:
             self._write(JournalLine(now=now, command=command))
         generations = [command.generation for command in commands if isinstance(command, Stop | Assign | Begin)]
-        if not generations:
-            return ""
+        if not generations or (max(generations) <= self._synced_generation and not self._failing):
+            return ""  # ten thousand ranks are assigned in one generation: it is made durable once
         self._sync()
-        return self._keep_generation(max(generations)) if self._failing else ""
+        if self._failing:
+            return self._keep_generation(max(generations))
+        self._synced_generation = max(generations)
+        return ""
 
     def show_life(self) -> None:
         """Touch the file: whoever sees the run directory, on whatever host, sees that the job has a controller."""
