@@ -115,6 +115,17 @@ def _agent(arguments: argparse.Namespace) -> int:
     return join(endpoint, token, name, quiet=arguments.quiet, tls=find_tls(arguments, endpoint, is_first=False))
 
 
+def _controller(arguments: argparse.Namespace) -> int:
+    from relight.config import find_tls, parse_endpoint, read_shared_token
+    from relight.launch import go_on
+
+    _check_run_dir(arguments.run_dir)
+    endpoint = parse_endpoint(arguments.listen, "--listen")
+    token = read_shared_token(arguments.token_file)
+    tls = find_tls(arguments, endpoint, is_first=True)
+    return go_on(arguments.run_dir, endpoint, token, take_over=arguments.take_over, quiet=arguments.quiet, tls=tls)
+
+
 def _host_name() -> str:
     """This host's name, in the letters that an agent's name may have."""
     return "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname().lower())[:64]
@@ -297,6 +308,28 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     _add_token_file(agent)
     _add_tls(agent)
     agent.set_defaults(call=_agent)
+    controller = choices.add_parser(
+        "controller",
+        help="go on with a job whose controller's host is gone",
+        description="Run another controller of a job on several hosts, on a host that sees its run directory. Its "
+        "agents look there for the controller's address. Training goes on meanwhile; the lost host's ranks are "
+        "replaced. Ctrl-C ends the job, as with `relight run`.",
+        allow_abbrev=False,
+    )
+    controller.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the job's, on storage that all hosts share")
+    controller.add_argument(
+        "--listen", required=True, metavar="HOST:PORT", help="where the job's hosts reach this controller"
+    )
+    controller.add_argument(
+        "--take-over",
+        action="store_true",
+        help="also if the old controller still holds the journal's lock: it is frozen, or its host cannot be reached. "
+        "Should it wake up, it finds that the journal is no longer its own, and ends without a word",
+    )
+    controller.add_argument("--quiet", action="store_true", help="show only warnings and errors")
+    _add_token_file(controller)
+    _add_tls(controller)
+    controller.set_defaults(call=_controller)
     dashboard = choices.add_parser(
         "dashboard", help="a live page about a run, or about one that is over", allow_abbrev=False
     )
@@ -317,6 +350,7 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         "dashboard": dashboard,
         "explain": explain,
         "agent": agent,
+        "controller": controller,
     }
     for more in (watch_command.add_commands, weights_command.add_commands, goodput_command.add_command):
         commands = {**commands, **more(choices)}

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from relight.agent.uplink import Uplink
 from relight.children import Child, describe_exit, end_children, is_stopped, kill_listed, start_module
 from relight.core.report import decode_report
 from relight.errors import ProtocolError
+from relight.server.journal import read_header
 from relight.terminal import Screen
 from relight.transfer.channel import SOCKET_NAME
-from relight.wire.address import Address, find_address
+from relight.wire.address import Address, find_address, read_address
 from relight.wire.framing import encode_frame, make_decoder
 from relight.wire.messages import (
     PROTOCOL_VERSION,
@@ -40,7 +41,7 @@ from relight.wire.messages import (
     StatusUpdate,
     StopAgent,
 )
-from relight.wire.settings import HOST_ADDRESS, JobSettings, encode_settings
+from relight.wire.settings import HOST_ADDRESS, SUPERSEDED, JobSettings, encode_settings
 from relight.wire.tls import Tls, leave_to_children
 
 JOIN_SECONDS = 300.0  # for a controller on another host to be there
@@ -53,6 +54,8 @@ MAX_TEMPORARY_BYTES = 60  # the agent's socket lies below it, and a socket's pat
 MAX_AGENT_DEATHS = 3  # within a minute
 MAX_CONTROLLER_DEATHS = 10  # within a minute: that is a defect of ours, not a failure of the machine
 REOBSERVE_SECONDS = 0.2
+SILENT_LOOK_SECONDS = 0.5
+SILENT_LOOKS = 60  # without a word of the controller, before it is held to hang
 LAST_WORDS_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -104,6 +107,28 @@ def join(controller: tuple[str, int], token: bytes, name: str, *, quiet: bool, t
         screen.close(OUTPUT_SECONDS)
 
 
+def go_on(
+    run_dir: Path, listen: tuple[str, int], token: bytes, *, take_over: bool, quiet: bool, tls: Tls | None = None
+) -> int:
+    """Run another controller of a job whose controller's host is gone, until the job ends; returns the exit status."""
+    screen = Screen(quiet=quiet)
+    try:
+        if tls is not None:
+            leave_to_children(tls.files)
+        settings = read_header(run_dir / "journal.jsonl").settings
+        settings = msgspec.structs.replace(
+            settings, run_dir=str(run_dir.absolute()), controller_address=listen[0], controller_port=listen[1]
+        )
+        resume = ("--resume", "--take-over") if take_over else ("--resume",)
+        launcher = Launcher(settings, screen, "controller", tls=tls, resume=resume)
+        return asyncio.run(_launch(launcher, token, quiet=quiet))
+    except (OSError, msgspec.MsgspecError) as error:
+        screen.say(f"the job in {run_dir} cannot be gone on with: {error}", "error")
+        return 1
+    finally:
+        screen.close(OUTPUT_SECONDS)
+
+
 async def _launch(launcher: "Launcher", token: bytes, *, quiet: bool) -> int:
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
@@ -149,8 +174,13 @@ class Launcher:
         controller: Address | None = None,
         dashboard: str | None = None,
         tls: Tls | None = None,
+        resume: tuple[str, ...] = (),
     ) -> None:
-        """`name` is that of the agent. `controller`: one on another host; None: it is to be started here."""
+        """`name` is that of the agent. `controller`: one on another host; None: it is to be started here.
+
+        `resume`: flags of a controller that goes on with a job whose controller's host is gone; then there is no agent.
+        """
+        self._resume = resume
         self.private_dir: Path  # set before `run`
         self.settings = settings
         self._name = name
@@ -168,6 +198,7 @@ class Launcher:
         self._at_once = asyncio.Event()  # no more patience
         self._signal = 0
         self._started = False
+        self._silent_looks = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._pumps: set[asyncio.Task[None]] = set()
         self._decode = make_decoder(ObserverDown)
@@ -219,7 +250,7 @@ class Launcher:
     async def _keep_controller(self) -> None:
         """Until the job has ended. A controller that dies is followed by another, which learns from its journal."""
         deaths: deque[float] = deque(maxlen=MAX_CONTROLLER_DEATHS)
-        resume: tuple[str, ...] = ()
+        resume = self._resume
         while True:
             address = await self._start_controller(*resume)
             controller = self._controller
@@ -228,6 +259,11 @@ class Launcher:
                 self._note_started(address)
                 await self._attend(controller, address)
             if self._ended is not None:
+                await self._await_children()
+                return
+            if controller.status == SUPERSEDED:
+                self._screen.say("the job has another controller; this host goes on with that one", "warning")
+                await self._observe(self._find_remote)
                 await self._await_children()
                 return
             if controller.status is None or (controller.status > 0 and not self._started):
@@ -244,7 +280,7 @@ class Launcher:
     async def _follow(self, controller: Address) -> None:
         """The controller is on another host: until it says that the job has ended, or is gone for good."""
         self._started = True
-        observing = asyncio.create_task(self._observe(controller))
+        observing = asyncio.create_task(self._observe(self._find_remote))
         try:
             await self._first(observing, self._keep_agent(controller))
             if self._ended is None:  # the agent was told first
@@ -258,21 +294,23 @@ class Launcher:
         if not self._started:
             self._started = True
             self._screen.say(f"{self._describe_job()}; logs in {self.settings.run_dir}")
-            self._spawn(self._keep_agent(address))
+            if not self._resume:
+                self._spawn(self._keep_agent(address))
             if self._dashboard_address is not None:
                 self._spawn(self._show_dashboard(self._dashboard_address))
 
     async def _attend(self, controller: Child, address: Address) -> None:
         """Until this controller says that the job has ended, or dies."""
-        observing = asyncio.create_task(self._observe(address))
+        observing = asyncio.create_task(self._observe(lambda: (address.host, address.port)))
         watching = asyncio.create_task(self._kill_if_frozen(controller, "controller"))
+        listening = asyncio.create_task(self._kill_if_silent(controller))
         try:
             await self._first(observing, controller.wait())
             if self._ended is None:  # its last words may still be on their way
                 await self._first(observing, asyncio.sleep(LAST_WORDS_SECONDS))
         finally:
-            observing.cancel()
-            watching.cancel()
+            for task in (observing, watching, listening):
+                task.cancel()
 
     async def _await_children(self) -> None:
         """The job has ended, and controller and agent do so by themselves."""
@@ -347,11 +385,16 @@ class Launcher:
         return f"{settings.script} on {ranks}{standbys}{faults}"
 
     # --- the observer connection --------------------------------------------------------------------------------
-    async def _observe(self, address: Address) -> None:
+    def _find_remote(self) -> tuple[str, int]:
+        """Where a controller listens that is not a child of this process."""
+        known = self._remote or Address(host=self.settings.controller_address, port=0, pid=0)
+        return read_address(Path(self.settings.run_dir)) or (known.host, known.port)
+
+    async def _observe(self, find: Callable[[], tuple[str, int]]) -> None:
         """Show what the controller says, until it says that the job has ended."""
         while True:
             try:
-                uplink = await self._connect(address)
+                uplink = await self._connect(*await asyncio.to_thread(find))
                 try:
                     while (update := await uplink.receive()) is not None:
                         self._on_update(update)
@@ -368,15 +411,15 @@ class Launcher:
                     self._screen.say(f"lost the controller's updates: {error}", "warning")
             await asyncio.sleep(REOBSERVE_SECONDS)
 
-    async def _connect(self, address: Address) -> Uplink:
+    async def _connect(self, host: str, port: int) -> Uplink:
         token = (self.private_dir / "token").read_bytes()
         hello = Hello(protocol_version=PROTOCOL_VERSION, role="observer", name=f"launcher-{os.getpid()}", mac=b"")
         uplink, _ = await Uplink.connect(
-            (address.host, address.port),
+            (host, port),
             token,
             hello,
             tls=self._tls,
-            server_name=self.settings.controller_address if self._remote is None else self._remote.host,
+            server_name=self.settings.controller_address if self._remote is None else host,
             decoder=self._decode,
         )
         self._observer, self._lost = uplink, ""
@@ -385,6 +428,7 @@ class Launcher:
         return uplink
 
     def _on_update(self, update: ObserverDown) -> None:
+        self._silent_looks = 0
         match update:
             case StatusUpdate():
                 self._screen.progress(update)
@@ -434,6 +478,21 @@ class Launcher:
                     self._screen.say(f"the {what} is stopped (process state T); killing it", "warning")
                     child.signal(signal.SIGKILL)
                     return
+
+    async def _kill_if_silent(self, controller: Child) -> None:
+        """It tells how the job is doing twice a second. One that has long not done so hangs, whatever it hangs in.
+
+        Looks are counted, not seconds: while this process had no processor, most likely the other one had none either.
+        """
+        self._silent_looks = 0
+        while True:
+            await asyncio.sleep(SILENT_LOOK_SECONDS)
+            self._silent_looks += 1
+            if self._silent_looks >= SILENT_LOOKS:
+                seconds = SILENT_LOOKS * SILENT_LOOK_SECONDS
+                self._screen.say(f"the controller has not said a word for {seconds:g} s; killing it", "warning")
+                controller.signal(signal.SIGKILL)
+                return
 
     def _pump(self, agent: Child) -> None:
         """Show what the agent relays from its workers, also what is left in the pipe after its death."""

@@ -75,8 +75,10 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
         command=command,
     )
 
+    run_dir = Path(launch.settings.run_dir)
+
     def find_controller() -> tuple[str, int]:
-        return read_address(private_dir) or options.controller
+        return read_address(run_dir, private_dir) or options.controller
 
     here = read_address(private_dir) is not None  # it is told where to find it, and knows it by the endpoint's name
     agent = Agent(
@@ -85,7 +87,14 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
         read_token(private_dir),
         find_controller,
         tls=Tls.from_environment(),
-        server_name=launch.settings.controller_address if here else options.controller[0],
+        # What is said in the run directory is the name that the controller was given.
+        server_name=lambda address: (
+            address[0]
+            if address == read_address(run_dir)
+            else launch.settings.controller_address
+            if here
+            else options.controller[0]
+        ),
     )
     return await agent.run(take_over=options.adopt)
 

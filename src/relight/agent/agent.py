@@ -55,6 +55,7 @@ LOOK_SECONDS = 0.1  # between two looks at every process
 IDLE_SAMPLE_SECONDS = 0.5  # between samples when nothing changes; also this agent's sign of life
 TRACE_SECONDS = 1.0
 GPU_SECONDS = 5.0  # between two looks at the health of GPUs, if there are any
+ADDRESS_SECONDS = 2.0  # between two looks whether the job has a controller elsewhere
 END_SECONDS = 10.0  # for killed processes to be gone
 FLUSH_SECONDS = 2.0
 RECONNECT_SECONDS = 0.1  # between two attempts to reach a controller that is gone
@@ -86,11 +87,11 @@ class Agent:
         find_controller: Callable[[], tuple[str, int]],
         *,
         tls: Tls | None = None,
-        server_name: str = "",
+        server_name: Callable[[tuple[str, int]], str] = lambda address: address[0],
     ) -> None:
         """`find_controller` gives the controller's address, which may change when it is restarted.
 
-        `tls`, `server_name`: see Uplink.connect.
+        `tls`, `server_name` (of such an address): see Uplink.connect.
         """
         self._name = name
         self._launch = launch
@@ -110,6 +111,7 @@ class Agent:
         self._life = secrets.token_hex(8)
         self._controller_life = ""
         self._received = 0  # counted messages of that controller
+        self._address = ("", 0)  # of that controller
         self._pace = Pace(sample_seconds=SAMPLE_SECONDS, trace=True)
         self._ending = asyncio.Event()
         self._none_live = asyncio.Event()
@@ -145,7 +147,8 @@ class Agent:
         while self._uplink is not None:
             uplink = self._uplink
             async with asyncio.TaskGroup() as group:
-                watching = [group.create_task(self._sample(uplink)), group.create_task(self._trace(uplink))]
+                works = (self._sample(uplink), self._trace(uplink), self._leave_for_another(uplink))
+                watching = [group.create_task(work) for work in works]
                 evidence = await self._obey_orders(uplink)
                 for task in watching:
                     task.cancel()
@@ -168,10 +171,10 @@ class Agent:
         seconds = self._launch.settings.controller_timeout_seconds
         deadline = time.monotonic() + seconds
         while True:
-            address = self._find_controller()
+            address = self._address = await asyncio.to_thread(self._find_controller)
             try:
                 self._uplink, welcome = await Uplink.connect(
-                    address, self._token, self._hello(), tls=self._tls, server_name=self._server_name
+                    address, self._token, self._hello(), tls=self._tls, server_name=self._server_name(address)
                 )
             except (OSError, ProtocolError) as error:
                 evidence = f"no connection to {address[0]}:{address[1]}: {str(error) or type(error).__name__}"
@@ -186,6 +189,16 @@ class Agent:
                 return f"{evidence}, for {seconds:g} s"
             crowd_seconds = self._launch.settings.nodes / RECONNECTS_PER_SECOND
             await asyncio.sleep(RECONNECT_SECONDS + 2 * crowd_seconds * random.random())
+
+    async def _leave_for_another(self, uplink: Uplink) -> None:
+        """A controller elsewhere has taken over: the one here may be frozen, and its connection never end."""
+        while True:
+            await asyncio.sleep(ADDRESS_SECONDS)
+            address = await asyncio.to_thread(self._find_controller)  # it may lie on storage that hangs
+            if address != self._address:
+                self._say(f"the job has another controller, at {address[0]}:{address[1]}")
+                uplink.abort()
+                return
 
     def _hello(self) -> Hello:
         """Names also the processes whose end the controller cannot know yet: the news of it comes next."""

@@ -7,6 +7,7 @@ import errno
 import resource
 import signal
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 
 from relight.errors import ProtocolError
@@ -27,6 +28,9 @@ def main() -> int:
     parser.add_argument(
         "--resume", action="store_true", help="go on where a controller that died stopped, by the journal it left"
     )
+    parser.add_argument(
+        "--take-over", action="store_true", help="with --resume: also if another controller holds the journal's lock"
+    )
     arguments = parser.parse_args()
     if arguments.parent:
         end_with_parent(arguments.parent)
@@ -34,7 +38,14 @@ def main() -> int:
     _allow_many_files()
     try:
         token = read_token(arguments.private_dir)
-        return asyncio.run(_serve(settings, token, arguments.private_dir, resume=arguments.resume))
+        server = Server(
+            settings,
+            token,
+            tls=Tls.from_environment(),
+            resume=arguments.resume,
+            take_over=arguments.take_over,
+        )
+        return asyncio.run(_serve(server, settings, arguments.private_dir, resume=arguments.resume))
     except ProtocolError as error:
         print(f"relight: {error}", file=sys.stderr, flush=True)
         return 2
@@ -42,8 +53,7 @@ def main() -> int:
         tidy_up_for(arguments.parent, arguments.private_dir)
 
 
-async def _serve(settings: JobSettings, token: bytes, private_dir: Path, *, resume: bool) -> int:
-    server = Server(settings, token, tls=Tls.from_environment(), resume=resume)
+async def _serve(server: Server, settings: JobSettings, private_dir: Path, *, resume: bool) -> int:
     before = find_address(private_dir) if resume else None
     try:
         host, port = await server.listen(before.port if before else 0)
@@ -55,6 +65,9 @@ async def _serve(settings: JobSettings, token: bytes, private_dir: Path, *, resu
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.shut_down, signal.Signals(number).name)
+    if not ip_address(host).is_loopback and not ip_address(host).is_unspecified:
+        with contextlib.suppress(OSError):  # hosts that know the address already do not need it
+            announce(Path(settings.run_dir), settings.controller_address, port)
     announce(private_dir, host, port)
     return await server.run()
 

@@ -6,8 +6,10 @@ A restarted controller does the same, and so knows what its predecessor knew. Wi
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,9 +64,22 @@ class Journal:
     """
 
     def __init__(
-        self, run_dir: Path, settings: JobSettings, say: Callable[[str, str], None], *, resume: bool = False
+        self,
+        run_dir: Path,
+        settings: JobSettings,
+        say: Callable[[str, str], None],
+        *,
+        resume: bool = False,
+        take_over: bool = False,
+        give_way: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin a journal, or `resume` one; `say(level, text)` tells people. Raises JournalInUse."""
+        """Begin a journal, or `resume` one; `say(level, text)` tells people. Raises JournalInUse.
+
+        With `take_over` a lock that another controller holds is no hindrance: what it has written is copied, and the
+        copy takes the journal's place. Should that controller live, its own file is not the journal any more; it finds
+        that out before its next line, and calls `give_way` before anything can come of what it was told.
+        """
+        self._give_way = give_way
         self._path = run_dir / "journal.jsonl"
         self._say = say
         self._encoder = msgspec.json.Encoder()
@@ -77,19 +92,23 @@ class Journal:
         self.found: tuple[JournalLine, ...] = ()  # what an earlier controller has written, if this resumes it
         self.behind = False  # more happened under that controller than it could write
         try:
-            self._open(settings, resume=resume)
+            self._open(settings, resume=resume, take_over=resume and take_over)
         except OSError as error:
             self._fail(error)
 
-    def _open(self, settings: JobSettings, *, resume: bool) -> None:
+    def _open(self, settings: JobSettings, *, resume: bool, take_over: bool) -> None:
         if not resume and self._path.exists():
             raise FileExistsError(0, "there is one already")
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.close()
-            raise JournalInUse(f"{self._path} is being written by another controller of this job") from error
+        self._descriptor = _open_locked(self._path)
+        if self._descriptor is None and take_over:
+            draft = self._path.with_suffix(".taken")
+            shutil.copyfile(self._path, draft)
+            self._descriptor = _open_locked(draft)
+            if self._descriptor is not None:
+                os.fsync(self._descriptor)
+                draft.replace(self._path)
+        if self._descriptor is None:
+            raise JournalInUse(f"{self._path} is being written by another controller of this job")
         self._reserve = Reserve(self._path.parent / RESERVE_NAME)
         self.behind = self._reserve.behind
         whole = _whole_lines(self._descriptor)
@@ -146,6 +165,8 @@ class Journal:
         if self._descriptor is None:
             return
         try:
+            if os.fstat(self._descriptor).st_nlink == 0:
+                self._give_way()
             while self._unwritten:
                 written = os.write(self._descriptor, self._unwritten)
                 del self._unwritten[:written]
@@ -166,6 +187,8 @@ class Journal:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
+        if error.errno == errno.ESTALE:  # the same as no link, on storage that is another host's
+            self._give_way()
         if self._failing:
             return
         self._failing = True
@@ -203,6 +226,17 @@ class Journal:
         return ""
 
 
+def _open_locked(path: Path) -> int | None:
+    """Open a journal for one controller; None if another one has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
 def _whole_lines(descriptor: int) -> int:
     """Where the last whole line ends, in bytes from the start of the file."""
     end = os.fstat(descriptor).st_size
@@ -213,6 +247,12 @@ def _whole_lines(descriptor: int) -> int:
             return begin + newline + 1
         end = begin
     return 0
+
+
+def read_header(path: Path) -> JournalHeader:
+    """The first line alone. Raises OSError or msgspec.DecodeError."""
+    with path.open("rb") as file:
+        return msgspec.json.decode(file.readline(), type=JournalHeader)
 
 
 def read_journal(path: Path) -> tuple[JournalHeader, tuple[JournalLine, ...]]:

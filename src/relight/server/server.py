@@ -6,7 +6,9 @@ It decides nothing. Everything runs in one thread, so the core sees one event at
 import asyncio
 import contextlib
 import datetime
+import os
 import platform
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -81,7 +83,7 @@ from relight.wire.messages import (
     WorkerUp,
 )
 from relight.wire.outbox import COUNTED
-from relight.wire.settings import JobSettings
+from relight.wire.settings import SUPERSEDED, JobSettings
 from relight.wire.status import GpuStatus, PublishStatus, RestoreStatus
 from relight.wire.tls import Tls
 
@@ -97,9 +99,19 @@ Part = TypeVar("Part", bound=msgspec.Struct)
 class Server:
     """One job's server, from the first connection to EndJob. `resume`: go on where a dead one stopped."""
 
-    def __init__(self, settings: JobSettings, token: bytes, *, tls: Tls | None = None, resume: bool = False) -> None:
+    def __init__(
+        self,
+        settings: JobSettings,
+        token: bytes,
+        *,
+        tls: Tls | None = None,
+        resume: bool = False,
+        take_over: bool = False,
+    ) -> None:
+        """`take_over`: also the journal of a controller that lives, but is out of reach (see server.journal)."""
         self._settings = settings
         self._resume = resume
+        self._take_over_journal = take_over
         self._run_dir = Path(settings.run_dir)
         self._core = Controller(_part(ControllerSettings, settings))
         self._detector = Detector(_part(DetectorSettings, settings))
@@ -141,9 +153,17 @@ class Server:
         """
         settings = self._settings
         self._listener = await self._open_port(settings.controller_port or port)
-        self._journal = Journal(self._run_dir, settings, self._observers.tell, resume=self._resume)
+        self._journal = Journal(
+            self._run_dir,
+            settings,
+            self._observers.tell,
+            resume=self._resume,
+            take_over=self._take_over_journal,
+            give_way=_give_way,
+        )
         if self._journal.found:
             self._take_over(self._journal.found, behind=self._journal.behind)
+            self._journal.found = ()  # as large as the journal, and never needed again
         await self._listener.start_serving()
         host, port = self._listener.sockets[0].getsockname()[:2]
         return host, port
@@ -634,6 +654,12 @@ class Server:
         if not self._agents.owns(agent, process):
             self._refuse(f"ignored a message of agent {agent.name} about {process[:64]!r}, which it does not run")
         return False
+
+
+def _give_way() -> None:
+    """The job has another controller. Not a word to anyone: agents that still listen here must not obey two of them."""
+    print("relight: another controller has taken over this job; this one ends", file=sys.stderr, flush=True)
+    os._exit(SUPERSEDED)
 
 
 def _part(kind: type[Part], settings: JobSettings) -> Part:

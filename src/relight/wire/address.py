@@ -1,4 +1,9 @@
-"""Where the job's controller listens, as it says itself in the private directory of its host."""
+"""Where the job's controller listens, as it says itself: in its host's private directory, and in the run directory.
+
+The first is for its own host. The second is for hosts that share the run's storage: a controller that is started on
+another host, because the first one's is gone, is found there. It is no secret, and nobody is trusted for it: controller
+and agents prove to each other knowledge of the job's token.
+"""
 
 import os
 from pathlib import Path
@@ -14,22 +19,25 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
-def announce(private_dir: Path, host: str, port: int) -> None:
+def announce(directory: Path, host: str, port: int) -> None:
     """Say where this process listens. A reader sees all of it or what was there before."""
-    draft = private_dir / "controller.json.tmp"
+    draft = directory / f"controller.json.{os.getpid()}"
     draft.write_bytes(msgspec.json.encode(Address(host=host, port=port, pid=os.getpid())))
-    draft.replace(private_dir / "controller.json")
+    draft.replace(directory / "controller.json")
 
 
-def find_address(private_dir: Path) -> Address | None:
-    """What the last controller on this host announced; None if there was none."""
+def find_address(directory: Path) -> Address | None:
+    """What the last controller announced here; None if there was none."""
     try:
-        return msgspec.json.decode((private_dir / "controller.json").read_bytes(), type=Address)
+        return msgspec.json.decode((directory / "controller.json").read_bytes(), type=Address)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def read_address(private_dir: Path) -> tuple[str, int] | None:
-    """Host and port of `find_address`."""
-    found = find_address(private_dir)
-    return None if found is None else (found.host, found.port)
+def read_address(*directories: Path) -> tuple[str, int] | None:
+    """Host and port of `find_address`, in the first of these directories that has one."""
+    for directory in directories:
+        found = find_address(directory)
+        if found is not None:
+            return found.host, found.port
+    return None

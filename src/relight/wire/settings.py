@@ -14,6 +14,7 @@ import msgspec
 from relight.core.fault import Plan
 
 HOST_ADDRESS = "RELIGHT_HOST_ADDRESS"
+SUPERSEDED = 4  # exit status of a controller whose job another one has taken over
 
 
 def host_address() -> str:
