@@ -59,6 +59,7 @@ class Cluster:
             for name, address in self._network.addresses.items()
         }
         self.launchers: dict[str, subprocess.Popen[bytes]] = {}
+        self.chief = "h0"  # what runs the job's controller
 
     @property
     def endpoint(self) -> str:
@@ -91,7 +92,14 @@ class Cluster:
             *self._certificates[self._names[number]],
         )
 
-    def run_on(self, number: int, *arguments: str) -> None:
+    def go_on(self, number: int, *flags: str) -> None:
+        """`relight controller` on this host, by hand, because that of the first one is gone or frozen."""
+        self.chief = f"h{number}-controller"
+        listen = f"{self._network.addresses[self._names[number]]}:{PORT}"
+        arguments = ("controller", str(self.run_dir), "--listen", listen, "--token-file", str(self._token))
+        self.run_on(number, *arguments, *flags, label="-controller")
+
+    def run_on(self, number: int, *arguments: str, label: str = "") -> None:
         name = self._names[number]
         command = [
             *(
@@ -109,6 +117,7 @@ class Cluster:
             *(sys.executable, "-m", "relight.cli", *arguments),
         ]
         environment = {**plain_environment(), "TMPDIR": str(self._temporary), _MARK: self._mark}
+        name += label
         with (self.directory / f"{name}.out").open("ab") as out, (self.directory / f"{name}.err").open("ab") as err:
             self.launchers[name] = subprocess.Popen(
                 command,
@@ -182,8 +191,10 @@ class Cluster:
                 continue
         return found
 
-    def messages(self, number: int = 0) -> str:
-        return (self.directory / f"h{number}.err").read_text(errors="replace")
+    def messages(self, number: int | None = None) -> str:
+        """What relight has said on a host; None: where the controller is."""
+        name = self.chief if number is None else f"h{number}"
+        return (self.directory / f"{name}.err").read_text(errors="replace")
 
     def output(self) -> str:
         """What all workers have printed, wherever they ran."""
@@ -197,7 +208,7 @@ class Cluster:
         """Look again and again until the condition holds; the job must not end before."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while not condition():
-            assert self.launchers["h0"].poll() is None, f"the job ended before {what}\n{self.describe()}"
+            assert self.launchers[self.chief].poll() is None, f"the job ended before {what}\n{self.describe()}"
             assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:g} s: {what}\n{self.describe()}"
             time.sleep(0.02)
 
@@ -210,7 +221,8 @@ class Cluster:
         return len(re.findall(r"committed \d+", self.output()))
 
     def describe(self) -> str:
-        parts = [f"--- h{n}\n{self.messages(n)[-2500:]}" for n in range(len(self._names)) if f"h{n}" in self.launchers]
+        said = {name: (self.directory / f"{name}.err").read_text(errors="replace") for name in self.launchers}
+        parts = [f"--- {name}\n{text[-2500:]}" for name, text in said.items()]
         return "\n".join([*parts, self.output()[-1500:], self.journal()[-2500:]])
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -218,7 +230,7 @@ class Cluster:
         """Wait for the end of the job; no process of it may be left on any host that is there."""
         begun = time.monotonic()
         try:
-            status = self.launchers["h0"].wait(DEADLINE_SECONDS)
+            status = self.launchers[self.chief].wait(DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job did not end within {DEADLINE_SECONDS:g} s\n{self.describe()}") from None
         report = self.run_dir / "report.json"

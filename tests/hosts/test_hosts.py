@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.namespaces import missing
 from tests.hosts.cluster import Cluster
-from tests.survival.harness import Bench, Outcome, Training, send
+from tests.survival.harness import DEADLINE_SECONDS, Bench, Outcome, Training, send
 from tests.survival.judge import check_survived
 
 REASON = missing()
@@ -163,6 +163,44 @@ def test_the_controller_dies_while_hosts_look_on(cluster: Cluster, reference: Ou
     cluster.wait_until(lambda: '"ControllerRestarted"' in cluster.journal(), "another controller is in charge")
     send(cluster.workers(1)["w2"], signal.SIGKILL)
     cluster.wait_until(lambda: "recovered in" in cluster.messages(), "it handles failures")
+    outcome = finish(cluster, reference)
+    assert outcome.report.controller_restarts == 1
+    assert [failure.rank for failure in outcome.report.failures] == [2], outcome.describe()
+
+
+@pytest.mark.all
+def test_the_controller_s_host_is_lost_and_another_goes_on(cluster: Cluster, reference: Outcome) -> None:
+    """By hand: `relight controller` on a host that sees the run directory. Agents find it there."""
+    begin(cluster)
+    cluster.lose(0)
+    cluster.go_on(1)
+    cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on")
+    outcome = finish(cluster, reference)
+    assert outcome.report.controller_restarts == 1
+    assert [failure.rank for failure in outcome.report.failures] == [0, 1], outcome.describe()
+    assert len(outcome.report.recoveries) == 1, outcome.describe()
+
+
+@pytest.mark.all
+def test_a_frozen_controller_is_taken_over_and_gives_way_when_it_wakes(cluster: Cluster, reference: Outcome) -> None:
+    """It and whoever would replace it are stopped, so its connections live and it holds the journal's lock."""
+    begin(cluster)
+    frozen = [p for p in cluster.processes(0) if p.cmdline()[1:3] in (["-m", "relight.server"], ["-m", "relight.cli"])]
+    assert len(frozen) == 2, [p.cmdline() for p in frozen]
+    for process in frozen:
+        send(process, signal.SIGSTOP)
+    cluster.go_on(1)
+    assert cluster.launchers[cluster.chief].wait(DEADLINE_SECONDS) != 0  # it does not start without being told so
+    assert "is being written by another controller" in cluster.messages(), cluster.describe()
+    cluster.go_on(1, "--take-over")
+    cluster.wait_until(lambda: '"ControllerRestarted"' in cluster.journal(), "another controller is in charge")
+    send(cluster.workers(1)["w2"], signal.SIGKILL)
+    cluster.wait_until(lambda: "recovered in" in cluster.messages(), "it handles failures")
+    for process in frozen:
+        send(process, signal.SIGCONT)
+    cluster.wait_until(
+        lambda: "the job has another controller; this host" in cluster.messages(0), "the old one is told"
+    )
     outcome = finish(cluster, reference)
     assert outcome.report.controller_restarts == 1
     assert [failure.rank for failure in outcome.report.failures] == [2], outcome.describe()

@@ -429,9 +429,10 @@ class Controller:
         out: list[Command] = [Notice(why=f"failure {failure.number}: its process {event.evidence}", level="warning")]
         if failure.kind == "killed" or event.exit_status is None:
             return out
-        key = (failure.kind, failure.rank, failure.step, event.exit_status)
+        step = process.failed_at_step  # not the page's: that of a replacement may say nothing yet, and is always alike
+        key = (failure.kind, failure.rank, step, event.exit_status)
         self._identical[key] += 1
-        ending = self._breaker(failure.step, key, self.settings.max_identical_errors)
+        ending = self._breaker(step, key, self.settings.max_identical_errors)
         return out + (self._end(ending, now) if ending else [])
 
     def _on_exited(self, event: ev.ProcessExited, now: float) -> list[Command]:
@@ -651,6 +652,7 @@ class Controller:
         """Take failed processes out, unless it is one failure too many; then open the next generation."""
         for process in processes:
             self.members.fail(process)
+            process.failed_at_step = step
         if self.stage is Stage.TRAINING:
             self._recovery_step = step
         self._failures_at_step[step] += 1

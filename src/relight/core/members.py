@@ -26,6 +26,7 @@ class Process:
     spawned_at: float = 0.0
     ready_at: float = 0.0
     asked_at: float = 0.0  # when it was told to stand still, by Stop or with its rank
+    failed_at_step: int = -1  # the step that its failure counts for; a replacement dies for the recovery's
     may_hold_state: bool = False  # it trained, or was told to restore; whether it did, only its report can say
     final_position: Position = field(default_factory=Position)
 
