@@ -57,7 +57,7 @@ from relight.sim.journal import check_journal
 
 FAULTS = 1000
 RANKS = 4
-STANDBYS = 4
+STANDBYS = 8  # a new process takes seconds to be warm, and faults shall not wait for it
 SEED = 1
 MARK = "RELIGHT_SOAK"
 WINDOW_DEADLINE_S = 240.0  # for every rank to be at the end of its window, whatever happened in it

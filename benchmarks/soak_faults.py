@@ -34,20 +34,20 @@ class Item:
 # agent is not killed while a dead rank waits to be replaced: the job's ranks have statistics of BatchNorm of their own,
 # and of a rank that died those are in its agent's hands alone (decisions/0004).
 SHARES = {
-    "planned": 30,
+    "planned": 24,
     "planned hang": 3,
-    "planned cut": 12,
-    "SIGKILL of a worker": 13,
+    "planned cut": 16,
+    "SIGKILL of a worker": 12,
     "SIGSTOP of a worker": 4,
     "SIGABRT of a worker": 2,
-    "SIGKILL of two workers": 4,
+    "SIGKILL of two workers": 3,
     "SIGKILL of a standby": 2,
     "SIGSTOP of a standby": 1,
-    "SIGKILL of the agent": 4,
+    "SIGKILL of the agent": 5,
     "SIGSTOP of the agent": 2,
-    "SIGKILL of the controller": 13,
+    "SIGKILL of the controller": 15,
     "SIGSTOP of the controller": 2,
-    "SIGKILL of the controller in a recovery": 6,
+    "SIGKILL of the controller in a recovery": 7,
     "SIGKILL of controller and agent": 2,
 }
 

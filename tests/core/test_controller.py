@@ -24,6 +24,7 @@ from relight.core.commands import (
 from relight.core.controller import (
     COLLECTIVE_GRACE_SECONDS,
     MAX_RESTORE_FAILURES,
+    MAX_SOURCES_PER_TARGET,
     STANDBY_PATIENCE_SECONDS,
     STANDBY_PROVEN_SECONDS,
     Controller,
@@ -371,6 +372,25 @@ def test_a_death_that_is_seen_early_is_explained_later_and_counts_once() -> None
     assert (failure.kind, failure.rank, failure.step) == ("killed", 1, 3)
 
 
+def test_of_many_replicas_some_are_named_as_sources_and_first_those_that_are_near() -> None:
+    """An order goes to every rank: naming all of them in it would make it grow with their number, twice."""
+    desk = Desk(world_size=100, standbys=1, nodes=10)
+    for host in range(1, 10):  # the first has joined
+        desk.tell(ev.AgentJoined(agent=f"node-{host}", slots=100))
+    desk.train()
+    desk.exits("w7")
+    members = desk.controller.members.by_rank()
+    for process in members.values():
+        desk.stands(process.name)
+    restore = one(desk.said, Restore)
+    named = [source.rank for source in restore.sources]
+    assert len(named) == MAX_SOURCES_PER_TARGET
+    assert named == sorted(set(named) - {7})
+    near = [rank for rank in named if members[rank].agent == members[7].agent]
+    assert len(near) == MAX_SOURCES_PER_TARGET // 2
+    assert len({members[rank].agent for rank in named}) > 5
+
+
 def test_a_script_that_exits_early_has_failed() -> None:
     desk = Desk(standbys=1).train()
     assert kinds(desk.exits("w1", 0, evidence="exited with status 0")) == [Stop, Assign]
@@ -649,6 +669,20 @@ def test_the_same_exit_twice_is_a_bug(seen_dying: bool) -> None:
             desk.recover(4)
             desk.warm(desk.controller.members.standbys()[0].name)
     assert "exited with status 1 (2 times in the same place" in desk.end().error
+
+
+def test_replacements_that_exit_alike_in_two_recoveries_are_no_bug() -> None:
+    """A replacement's page says step 0 until it is restored, whatever the step that it dies for (found by the soak)."""
+    desk = Desk(world_size=3, standbys=2).train()
+    for step in (4, 7):
+        desk.exits(desk.controller.rank_processes()[1], step=step)
+        replacement = desk.controller.rank_processes()[1]
+        desk.tell(ev.ProcessDying(process=replacement, position=Position(), noticed_ns=1))
+        desk.exits(replacement, 0, evidence="exited with code 0")
+        assert desk.controller.stage is not Stage.ENDED, desk.said
+        desk.recover(step)
+        for standby in desk.controller.members.standbys():
+            desk.warm(standby.name)
 
 
 def test_max_failures() -> None:

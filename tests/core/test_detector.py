@@ -7,6 +7,7 @@ import msgspec
 
 from relight.core.detector import Detector, DetectorSettings, Sample
 from relight.core.events import CommunicationStalled, Event, ProcessSuspected
+from relight.core.pace import TRACED_RANKS
 from relight.core.position import Phase, Position
 
 SECOND = 10**9
@@ -495,3 +496,37 @@ def test_a_rank_that_stays_parked_when_its_peers_are_done_is_blamed() -> None:
     world.stamp([0, 1], phase=Phase.DONE)
     world.run(31.0)
     assert suspicion(world).process == "w2"
+
+
+# --- large jobs -----------------------------------------------------------------------------------------------------
+def test_samples_that_are_as_rare_as_agents_were_told_are_not_late() -> None:
+    """With ten thousand hosts a sample comes every four seconds; a hang is noticed two samples after its time-out."""
+    world = World(4)
+    world.detector.expect(4.0)
+    for number in range(3):
+        world.stamp(range(4), phase=Phase.FORWARD, step=number)
+        world.run(4.0, every=4.0)
+        world.stamp(range(4), phase=Phase.OUTSIDE, version=number + 1)
+        world.run(4.0, every=4.0)
+    world.stamp(range(4), phase=Phase.BACKWARD, step=3)
+    world.stamp([0, 1, 3], phase=Phase.BARRIER)
+    begun = world.seconds
+    world.run(60.0, every=4.0)
+    assert suspicion(world).process == "w2"
+    assert SETTINGS.hang_timeout_seconds < world.event_times[0] - begun <= SETTINGS.hang_timeout_seconds + 2 * 4.0
+
+
+def test_in_a_large_job_a_hang_is_found_though_not_every_sample_is_judged() -> None:
+    size = TRACED_RANKS + 8
+    world = World(size)
+    for number in range(2):
+        world.stamp(range(size), phase=Phase.BACKWARD, step=number)
+        world.run(1.0)
+        world.stamp(range(size), phase=Phase.OUTSIDE, version=number + 1)
+        world.run(1.0)
+    world.stamp(range(size), phase=Phase.BACKWARD, step=2)
+    world.stamp([rank for rank in range(size) if rank != 5], phase=Phase.BARRIER)
+    begun = world.seconds
+    world.run(40.0, every=0.5)
+    assert suspicion(world).process == "w5"
+    assert SETTINGS.hang_timeout_seconds < world.event_times[0] - begun <= SETTINGS.hang_timeout_seconds + 2.0

@@ -247,3 +247,24 @@ def test_a_trace_on_a_full_disk_is_told_once(full_disk: Path) -> None:
         trace.append(CHUNK)
     assert len(alarms) == 1
     assert os.strerror(errno.ENOSPC) in alarms[0]
+
+
+def test_a_journal_that_is_locked_is_taken_over_only_by_force_and_its_writer_gives_way(tmp_path: Path) -> None:
+    """The old controller may be frozen on a host that nobody can reach: when it wakes, nothing may come of it."""
+    alarms, gave_way = Alarms(), list[str]()
+    old = Journal(tmp_path, SETTINGS, alarms, give_way=lambda: gave_way.append("old"))
+    old.event(0.5, EVENT)
+    with pytest.raises(JournalInUse):
+        Journal(tmp_path, SETTINGS, alarms, resume=True)
+    new = Journal(tmp_path, SETTINGS, alarms, resume=True, take_over=True, give_way=lambda: gave_way.append("new"))
+    assert [line.event for line in new.found] == [EVENT]
+    new.note(1.0, "of the new one")
+    assert gave_way == []
+    old.note(1.0, "of the old one")
+    assert gave_way == ["old"]
+    assert [line.note for line in read_journal(tmp_path / "journal.jsonl")[1]] == ["", "of the new one"]
+    with pytest.raises(JournalInUse):  # the copy is locked as the original was
+        Journal(tmp_path, SETTINGS, alarms, resume=True)
+    assert not alarms
+    old.close()
+    new.close()

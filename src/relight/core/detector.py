@@ -18,6 +18,7 @@ from relight.core.position import IN_STEP, Phase, Position
 LEARNED_FACTOR = 10  # a phase may take this many times as long as it ever took
 BLIND_GAP_NS = 2 * 10**9  # a sample that is later than this is late, and the rest of the pause counts for nobody
 FROZEN_GAP_NS = 5 * 10**8  # the same for the state: two samples far apart do not prove that it was stopped between
+NEGLIGIBLE_NS = 10**9  # in a large job, a hang may be noticed by so much later
 STALE_SECONDS = 10.0  # a rank whose sample is late by more than this is not known well enough to compare with
 FORGET_SECONDS = 600.0
 
@@ -128,8 +129,10 @@ class Detector:
         self._longest_ns: dict[Phase, int] = {}  # per phase, over all ranks
         self._judged_at = float("-inf")
         # Of a phase that never took longer than this nothing has to be learned: the limits are above what would follow.
+        # A large job in which nobody has been idle for so long is not looked at any closer.
         timeouts = (settings.hang_timeout_seconds, settings.outside_hang_timeout_seconds)
-        self._negligible_ns = round(min(*timeouts, settings.startup_timeout_seconds) * 1e9) // LEARNED_FACTOR
+        shortest_ns = round(min(*timeouts, settings.startup_timeout_seconds) * 1e9)
+        self._negligible_ns = min(NEGLIGIBLE_NS, shortest_ns // LEARNED_FACTOR)
         self._late_ns = BLIND_GAP_NS
         self._stale_seconds = STALE_SECONDS
 
