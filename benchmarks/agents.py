@@ -122,9 +122,8 @@ async def _measure(
     for number in range(rounds):
         await crowd.until_standby()
         await asyncio.sleep(1.0)
-        cpu = _cpu_s(process)
-        found = await crowd.fail(rank=(number * 7919) % (agents * ranks_each))
-        figures["rounds"].append({**found, "cpu_s": _cpu_s(process) - cpu})
+        rank = (number * 7919) % (agents * ranks_each)
+        figures["rounds"].append(await crowd.fail(rank, lambda: _cpu_s(process)))
     figures["peak_bytes"] = process.memory_info().rss
     pulse.cancel()
     crowd.close()
@@ -198,7 +197,7 @@ def render(document: Document) -> str:
             mebibytes(row["peak_bytes"]),
             *(milliseconds(_median(row, f"{stage}_s")) for stage in STAGES),
             milliseconds(_median(row, "total_s")),
-            milliseconds(_median(row, "cpu_s")),
+            f"{milliseconds(_median(row, 'stop_cpu_s'))} / {milliseconds(_median(row, 'cpu_s'))}",
         ]
         for row in document["rows"]
     ]
@@ -206,7 +205,7 @@ def render(document: Document) -> str:
         *("agents", "ranks", "all have joined after", "controller's core, idle", "messages of samples a second"),
         *("memory of an agent", "controller's memory in the end"),
         *("death to last Stop", "last report to last Restore", "last report to last Resume", "recovery"),
-        "of it controller's CPU",
+        "controller's CPU, to last Stop / in all",
     ]
     return "\n\n".join(
         [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -110,9 +111,12 @@ class Member(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
 
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None
+    async def is_welcome(self) -> bool:
+        """Whether the controller takes it in, as it says after a while."""
+        end = time.monotonic() + 10.0
+        while self._transport is not None and not self.joined and time.monotonic() < end:
+            await asyncio.sleep(0.005)
+        return self.joined
 
     def close(self) -> None:
         if self._transport is not None:
@@ -308,15 +312,12 @@ class Crowd:
         gate = asyncio.Semaphore(JOINING_AT_ONCE)
 
         async def join(member: Member) -> None:
-            loop = asyncio.get_running_loop()
             async with gate:
-                while not member.joined:
-                    await loop.create_connection(lambda: member, *self._address)
-                    end = loop.time() + 10.0
-                    while not member.joined and member.is_open and loop.time() < end:
-                        await asyncio.sleep(0.005)
-                    if not member.joined:
-                        await asyncio.sleep(0.1)
+                while True:
+                    await asyncio.get_running_loop().create_connection(lambda: member, *self._address)
+                    if await member.is_welcome():
+                        return
+                    await asyncio.sleep(0.1)
 
         await asyncio.gather(*map(join, self.members))
 
@@ -357,8 +358,12 @@ class Crowd:
         async with asyncio.timeout(DEADLINE_SECONDS):
             await self.standbys.wait()
 
-    async def fail(self, rank: int) -> dict[str, float]:
-        """The worker of this rank dies; seconds of each stage, until all are told to train on."""
+    async def fail(self, rank: int, cpu_s: Callable[[], float]) -> dict[str, float]:
+        """The worker of this rank dies; seconds of each stage, until all are told to train on.
+
+        `cpu_s`: how much of a processor the controller has had so far.
+        """
+        cpu = [cpu_s()]
         self.standbys.clear()
         self._counts.clear()
         self._counts["stop"] = 1  # the dead one is told nothing
@@ -379,11 +384,15 @@ class Crowd:
             + _exited(worker.name, position)
         )
         stop = await self._until("stop")
+        cpu.append(cpu_s())
         stopped = await self._until("stopped")
         restore = await self._until("restore")
         restored = await self._until("restored")
         resume = await self._until("resume")
+        cpu.append(cpu_s())
         return {
+            "stop_cpu_s": cpu[1] - cpu[0],
+            "cpu_s": cpu[2] - cpu[0],
             "stop_s": stop - begun,
             "stopped_s": stopped - begun,
             "restore_s": restore - stopped,

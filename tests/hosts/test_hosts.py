@@ -203,7 +203,9 @@ def test_a_frozen_controller_is_taken_over_and_gives_way_when_it_wakes(cluster: 
     )
     outcome = finish(cluster, reference)
     assert outcome.report.controller_restarts == 1
-    assert [failure.rank for failure in outcome.report.failures] == [2], outcome.describe()
+    # If its agent came late to the new controller, the broken collective (rank -1) was heard of before the death.
+    assert [failure.rank for failure in outcome.report.failures if failure.rank >= 0] == [2], outcome.describe()
+    assert len(outcome.report.recoveries) == 1, outcome.describe()
 
 
 @pytest.mark.all
