@@ -130,6 +130,30 @@ BENCHMARKS = (
 # Long by themselves, or in need of a browser: only when asked for. The last measures torch rather than relight.
 EXTRA = (
     Benchmark(
+        "agents",
+        "benchmarks.agents",
+        "the controller with up to ten thousand agents over real sockets",
+        full_s=300,
+        quick_s=60,
+        quick=("--agents", "10", "100", "--rounds", "1"),
+    ),
+    Benchmark(
+        "at_scale",
+        "benchmarks.at_scale",
+        "recovery from 8 to 100,000 devices in virtual time",
+        full_s=60,
+        quick_s=10,
+        quick=("--sizes", "8", "64", "512"),
+    ),
+    Benchmark(
+        "soak",
+        "benchmarks.soak",
+        "a thousand faults of all kinds in one job",
+        full_s=2400,
+        quick_s=120,
+        quick=("--faults", "20"),
+    ),
+    Benchmark(
         "dashboard",
         "benchmarks.dashboard",
         "the dashboard with a thousand ranks, and what it costs",

@@ -55,7 +55,7 @@ from relight.wire.outbox import COUNTED
 STEP_SECONDS = 0.5  # of the job that is pretended: each of its phases is in the samples and in the trace
 RECORDS_PER_STEP = 5
 TICK_SECONDS = 0.01
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 600.0
 JOINING_AT_ONCE = 500
 LAYOUT, STATE, LINEAGE = "layout", "state", "lineage"
 VERSION = 5
