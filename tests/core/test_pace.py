@@ -14,7 +14,8 @@ def test_one_controller_can_listen_to_all_samples(agents: int) -> None:
 
 def test_small_jobs_are_looked_at_as_often_as_ever() -> None:
     assert sample_seconds(1) == sample_seconds(500) == SAMPLE_SECONDS
-    assert judge_seconds(8) == judge_seconds(512) == 0.0
+    assert judge_seconds(8) < 0.01  # less than lies between two samples of one agent, more than between those of many
+    assert judge_seconds(100) < judge_seconds(100_000) <= 2.0
 
 
 def test_it_changes_seldom_while_agents_join() -> None:

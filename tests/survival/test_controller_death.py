@@ -94,6 +94,20 @@ def test_training_does_not_notice_that_the_controller_dies(bench: Bench, number:
     assert "training goes on, and another takes over" in outcome.stderr
 
 
+@pytest.mark.all
+def test_a_controller_that_says_nothing_is_replaced(bench: Bench) -> None:
+    """Whatever it hangs in: here it is stopped, and nobody is to notice that by its process state."""
+    with bench.start(IDLE, flags=(*FLAGS, "--frozen-timeout-seconds", "600")) as job:
+        job.wait_until(lambda: trains(job), "training has begun")
+        lose_controller(job, signal.SIGSTOP)
+        assert "the controller has not said a word for 30 s" in job.messages()
+        job.release()
+        outcome = job.wait()
+    check_survived(outcome, bench.reference(IDLE))
+    assert restarts(outcome) == 1
+    assert not outcome.report.failures, outcome.describe()
+
+
 def test_a_worker_that_dies_while_there_is_no_controller_is_replaced(bench: Bench) -> None:
     """Its survivors stand in a broken collective until the successor hears of it."""
     with bench.start(IDLE, flags=FLAGS) as job:

@@ -2,13 +2,14 @@
 
 Deaths are events, said at once, and so is a process that was stopped; samples only serve to notice hangs, whose
 time-outs are tens of seconds, and people. So with many agents each of them says less, and a hang is noticed at most two
-samples later. See decisions/0009.
+samples later. See decisions/0010.
 """
 
 SAMPLE_SECONDS = 0.25  # of few agents: more often costs training more than it tells
 SAMPLES_PER_SECOND = 2500  # in all, of many
 TRACED_RANKS = 512  # whose phases are kept for the timeline
-JUDGED_PER_SECOND = 20_000  # ranks that are compared with one another, to find whom the others wait for
+JUDGED_PER_SECOND = 5000  # ranks that are compared with one another, to find whom the others wait for
+JUDGE_SECONDS = 2.0  # but so often at least
 
 
 def sample_seconds(agents: int) -> float:
@@ -20,5 +21,5 @@ def sample_seconds(agents: int) -> float:
 
 
 def judge_seconds(ranks: int) -> float:
-    """The time between two looks at all ranks of a job; 0: with every sample."""
-    return 0.0 if ranks <= TRACED_RANKS else ranks / JUDGED_PER_SECOND
+    """The least time between two looks at all ranks of a job: with each sample of few agents, not of many."""
+    return min(JUDGE_SECONDS, ranks / JUDGED_PER_SECOND)
