@@ -838,20 +838,25 @@ class Controller:
         ]
 
     def _choose_sources(self, decision: Decision) -> Sequence[int]:
-        """Of the ranks that can serve, enough for the targets: those on the targets' hosts, then some from everywhere.
+        """Of the ranks that can serve, enough for the targets; of each part of the state, if it is divided.
 
         Without a target none is needed, but they are named all the same while they are few: that costs nothing.
         """
-        ranks = decision.sources
         count = min(MAX_SOURCES, MAX_SOURCES_PER_TARGET * max(1, len(decision.targets)))
-        if len(ranks) <= count:
-            return ranks
+        if len(decision.sources) <= count:
+            return decision.sources
         held = self.members.by_rank()
         hosts = {held[rank].agent for rank in decision.targets}
-        near = [rank for rank in ranks if held[rank].agent in hosts][: count // 2]
-        far = [rank for rank in ranks if held[rank].agent not in hosts]
-        step = max(1, len(far) // (count - len(near)))
-        return sorted([*near, *far[::step][: count - len(near)]])
+        parts: dict[str, list[int]] = {}
+        for rank in decision.sources:
+            parts.setdefault(self.shards.key(rank), []).append(rank)
+        chosen: list[int] = []
+        for ranks in parts.values():
+            near = [rank for rank in ranks if held[rank].agent in hosts][: count // 2]
+            far = [rank for rank in ranks if held[rank].agent not in hosts]
+            room = count - len(near)
+            chosen += [*near, *far[:: max(1, len(far) // room)][:room]]  # from hosts everywhere: each has a line
+        return sorted(chosen)
 
     def _on_restored(self, event: ev.Restored, now: float) -> list[Command]:
         if self.stage is not Stage.RESTORING or event.generation != self.generation:
