@@ -68,6 +68,42 @@ def test_what_only_the_lost_host_had_ends_the_job() -> None:
     assert "the private state of ranks 2, 3 for version 5" in desk.end().error
 
 
+def test_a_rank_that_died_before_its_host_was_lost_has_no_private_state_either() -> None:
+    """Its page was read when it died, and went with the host: it is derived, not waited for."""
+    desk = two_hosts(standbys=4)
+    desk.exits("w3", step=5)
+    lose(desk, "node-1")
+    for name in list(desk.controller.rank_processes().values()):
+        desk.stands(name, at=5, derivable=True)
+    (restore,) = [command for command in desk.said if isinstance(command, Restore)]
+    assert restore.derived == (2, 3)
+
+
+def test_a_rank_that_died_before_its_agent_has_no_private_state_either() -> None:
+    desk = two_hosts(standbys=4)
+    desk.exits("w3", step=5)
+    desk.tell(ev.AgentJoined(agent="node-1", slots=2))  # another one, after a restart
+    for name in list(desk.controller.rank_processes().values()):
+        desk.stands(name, at=5, derivable=True)
+    (restore,) = [command for command in desk.said if isinstance(command, Restore)]
+    assert restore.derived == (3,)
+
+
+def test_a_finished_job_does_not_wait_for_a_lost_host() -> None:
+    desk = Desk(world_size=2, standbys=1)
+    desk.train()
+    join(desk, "spare-1")
+    desk.exits("w2")  # the standby: another one is started, on the host with fewer processes
+    (standby,) = desk.controller.members.standbys()
+    assert standby.agent == "spare-1"
+    desk.finish()
+    for name in ("w0", "w1"):
+        desk.exits(name, 0)
+    assert desk.controller.stage is Stage.FINISHING
+    lose(desk, "spare-1")
+    assert desk.end().error == ""
+
+
 def test_a_lost_host_with_standbys_only_costs_standbys() -> None:
     desk = Desk(world_size=2, standbys=1)
     desk.train()
