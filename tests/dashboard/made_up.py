@@ -55,7 +55,10 @@ class MadeUpJob:
         until: int = 100_000,
         job: str = "made-up",
         agent: str = "node-0",
+        parts: tuple[str, ...] = (),
     ) -> None:
+        """`parts`: the part of the state that each rank holds, if it is divided."""
+        self._parts = parts
         run_dir.mkdir(parents=True, exist_ok=True)
         self.ranks, self.wall, self.step_seconds, self.until, self.agent = ranks, wall, step_seconds, until, agent
         self._journal = run_dir / "journal.jsonl"
@@ -111,7 +114,13 @@ class MadeUpJob:
             1.5,
             *(
                 TrainingEntered(
-                    process=name, rank=rank, version=0, layout_digest="l", state_digest="s", until=self.until
+                    process=name,
+                    rank=rank,
+                    version=0,
+                    layout_digest="l",
+                    state_digest="s",
+                    until=self.until,
+                    shard=self._parts[rank] if self._parts else "",
                 )
                 for rank, name in self.holders.items()
             ),

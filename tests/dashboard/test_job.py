@@ -262,3 +262,13 @@ def test_gpus_are_shown_where_there_are_any(tmp_path: Path) -> None:
     assert lines[0]["gpu"]["celsius"] == 95
     assert lines[0]["gpu"]["trouble"] == "2 uncorrected memory errors, slowed down by heat or lack of power"
     assert lines[1]["gpu"]["trouble"] == ""
+
+
+def test_how_many_more_may_fail_is_told_for_each_part_of_divided_state(tmp_path: Path) -> None:
+    made = MadeUpJob(tmp_path, ranks=4, wall=WALL, step_seconds=0.5, parts=("a", "b", "a", "b"))
+    made.steps(4)
+    job = read(tmp_path)
+    parts = [{"name": f"part {part}", "copies": 2, "may_fail": 1} for part in ("a", "b")]
+    assert topics(job, 0)["summary"]["shards"] == parts
+    made.die(1)
+    assert topics(read(tmp_path), 0)["summary"]["shards"] == [{"name": "part b", "copies": 1, "may_fail": 0}, parts[0]]

@@ -22,6 +22,7 @@ from relight.timeline.spans import Chunk
 from relight.wire.settings import JobSettings
 from relight.wire.status import Gpu, PublishStatus, RestoreStatus, Status
 
+PARTS_LISTED = 64  # parts of divided state; the rarest are what matters
 LISTED = 300  # failures, recoveries and notices that are shown; older ones are only counted
 RATE_SECONDS = 10.0
 REPORT_DELAY_NS = 1_500_000_000  # agents report phases once a second; what is older than this is known
@@ -241,7 +242,18 @@ class Job:
 
     def intact(self) -> int:
         """Ranks whose process lives and holds the state."""
-        return sum(1 for process in self.processes().values() if not process.replacement and not process.gone)
+        return len(self._intact_ranks())
+
+    def _intact_ranks(self) -> list[int]:
+        return [rank for rank, process in self.processes().items() if not process.replacement and not process.gone]
+
+    def copies(self) -> list[tuple[str, int]]:
+        """Each part of the state with its intact holders, the rarest first; plain replication: one part, all of it."""
+        intact = set(self._intact_ranks())
+        if self._core is None or not self._core.shards.divided:
+            return [("all parameters", len(intact))]
+        parts = [(f"part {key}", len(intact.intersection(ranks))) for key, ranks in self._core.shards.groups().items()]
+        return sorted(parts, key=lambda part: part[1])[:PARTS_LISTED]
 
     def dead_until_ns(self, failure: FailureReport) -> int | None:
         """When another process took the rank that this failure left; None: nobody has so far."""

@@ -25,7 +25,6 @@ def summary(job: Job, now_ns: int, silent_seconds: float) -> Value:
     seconds = now_ns / 1e9
     lost = report.time_lost_seconds
     waiting = job.standbys()
-    intact = job.intact()
     return {
         "job": settings.job,
         "script": settings.script,
@@ -53,8 +52,8 @@ def summary(job: Job, now_ns: int, silent_seconds: float) -> Value:
         "standbys_ready": sum(process.ready for process in waiting),
         "standbys_starting": sum(not process.ready for process in waiting),
         "standbys_asked": settings.standbys,
-        # Data parallelism: every rank holds all of the state, so there is one shard, and each rank is a copy of it.
-        "shards": [{"name": "all parameters", "copies": intact, "may_fail": max(0, intact - 1)}],
+        # Any of its holders may fail but the last one.
+        "shards": [{"name": name, "copies": count, "may_fail": max(0, count - 1)} for name, count in job.copies()],
         "ended": job.ended is not None,
         "error": job.ended.error if job.ended is not None else "",
         "started_wall_ms": job.origin_ns // 1_000_000,
