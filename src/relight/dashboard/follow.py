@@ -17,7 +17,7 @@ from relight.dashboard.memory import Memory
 from relight.dashboard.metrics import exposition
 from relight.dashboard.phases import Phases
 from relight.dashboard.tail import Tail
-from relight.dashboard.view import ranks, topics
+from relight.dashboard.view import is_silent, ranks, topics
 from relight.timeline.spans import Chunk
 from relight.wire.status import decode_line
 
@@ -121,9 +121,12 @@ class Follower:
 
     def values(self) -> tuple[dict[str, object], dict[int, object], int, int]:
         """Topics, ranks, now and until when it is known what each rank did (ns since the job's start)."""
-        job = self.job
-        now_ns = job.now_ns(time.time_ns())
-        said = topics(job, now_ns, self._silent_seconds())
+        job, silent_seconds = self.job, self._silent_seconds()
+        wall_ns = time.time_ns()
+        if is_silent(silent_seconds):  # its last sign of life is the last that is known of it
+            wall_ns -= round(silent_seconds * 1e9)
+        now_ns = job.now_ns(wall_ns)
+        said = topics(job, now_ns, silent_seconds)
         return said, ranks(job, self._memory_now()), now_ns, job.known_ns(now_ns)
 
     def metrics(self) -> str:

@@ -17,6 +17,11 @@ SILENT_SECONDS = 15.0  # a controller touches its journal every five; then the p
 _PHASES = {int(phase): phase.name for phase in Phase}
 
 
+def is_silent(seconds: float) -> bool:
+    """Whether nobody seems to run a job whose controller gave the last sign of life so long ago."""
+    return SILENT_SECONDS < seconds < math.inf
+
+
 def summary(job: Job, now_ns: int, silent_seconds: float) -> Value:
     """The head of the page."""
     settings, report = job.settings, job.report()
@@ -32,9 +37,7 @@ def summary(job: Job, now_ns: int, silent_seconds: float) -> Value:
         "problem": job.problem,
         "stage": job.stage,
         "waiting": job.waiting(now_ns),
-        "silent_seconds": round(silent_seconds)
-        if job.ended is None and SILENT_SECONDS < silent_seconds < math.inf
-        else 0,
+        "silent_seconds": round(silent_seconds) if job.ended is None and is_silent(silent_seconds) else 0,
         "gap_ns": job.gap_ns(),
         "generation": job.generation,
         "world_size": settings.world_size,

@@ -60,7 +60,7 @@ function take(event) {
   }
   for (const line of event.ranks) job.ranks[line.rank] = line;
   job.ranks.length = job.ranks.findLastIndex((line) => line !== undefined) + 1;
-  const ended = job.summary?.ended ?? false;
+  const ended = Boolean(job.summary?.ended || job.summary?.silent_seconds); // its clock stands still
   timeline.update({ ranks: job.ranks, failures: job.failures, recoveries: job.recoveries, nowNs: event.now_ns, knownNs: event.known_ns, gap: job.summary?.gap_ns ?? null, ended });
   if ("summary" in event) showSummary(job.summary);
   showWaiting();

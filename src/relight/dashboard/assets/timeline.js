@@ -173,7 +173,7 @@ export class Timeline {
 
   fitRows() {
     const fitting = this.rowsHeight / Math.max(1, this.ranks.length);
-    this.rowHeight = this.allRanks ? Math.min(ROW.roomy, fitting) : Math.max(this.ranks.length > 64 ? 14 : 22, Math.min(ROW.roomy, fitting));
+    this.rowHeight = this.allRanks ? Math.min(ROW.roomy, fitting) : Math.max(this.ranks.length > 64 ? 14 : this.ranks.length > 16 ? 22 : 16, Math.min(ROW.roomy, fitting));
     this.boundScroll();
     this.wake();
   }
