@@ -575,9 +575,9 @@ class Controller:
     def _on_state_differs(self, event: ev.StateDiffers, now: float) -> list[Command]:
         if self.stage is not Stage.TRAINING or event.generation != self.generation:
             return []  # every rank says it; once is enough
-        if len(event.digests) != self.settings.world_size or len(set(event.digests)) == 1:
-            return []  # nonsense: nobody can be blamed by it
         digests = dict(enumerate(event.digests))
+        if len(digests) != self.settings.world_size or not self.shards.differing(digests):
+            return []  # nonsense: nobody can be blamed by it
         return self._on_corruption(digests, digests, event.step, event.noticed_ns, now)
 
     def _on_corruption(
