@@ -105,7 +105,7 @@ def test_plain_replication_is_decided_as_ever() -> None:
     assert decided("bbbb", ("", "", "", "")) == decide([report(rank, "b") for rank in range(4)], {}, 4)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_every_part_can_reach_the_target_from_its_own_holders(data: st.DataObject) -> None:
     parts, copies = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
@@ -192,7 +192,7 @@ def test_ten_thousand_ranks_are_counted_not_tried() -> None:
     assert found["a host and a device elsewhere"] == (12_490_000 - 10_000, 12_490_000)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_the_counts_are_those_of_trying_every_case(data: st.DataObject) -> None:
     world = data.draw(st.integers(2, 8))

@@ -1,4 +1,4 @@
-"""The example with divided state as a user runs it: two workers lost on the way leave no trace in what was learned."""
+"""The example with divided state as a user runs it: a worker lost on the way leaves no trace in what was learned."""
 
 import sys
 from pathlib import Path
@@ -7,25 +7,22 @@ from relight.core.report import JobReport, decode_report
 from tests.examples.test_gpt import DEADLINE_SECONDS, run_until
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "hsdp" / "train.py"
-SHORT = "--steps 6 --tell-every 2 --width 10 --layers 1 --batch-size 4".split()
-FAULTS = ("kill rank 0 in BACKWARD of step 2", "kill rank 1 in OPTIMIZER of step 4")
+SHORT = "--steps 4 --tell-every 2 --width 10 --layers 1 --batch-size 4".split()
+# The standby was built as rank 3: it must get into other groups, and hold another part, of another size.
+FAULT = "kill rank 0 in BACKWARD of step 2"
 
 
-def test_killed_workers_change_neither_the_state_nor_what_is_printed(tmp_path: Path) -> None:
-    chaos = [word for sentence in FAULTS for word in ("--chaos", sentence)]
-    disturbed, printed = train(tmp_path / "disturbed", "--standby", "2", *chaos)
+def test_a_killed_worker_changes_neither_the_state_nor_what_is_printed(tmp_path: Path) -> None:
+    disturbed, printed = train(tmp_path / "disturbed", "--standby", "1", "--chaos", FAULT)
     undisturbed, printed_in_peace = train(tmp_path / "undisturbed")
 
-    assert [(f.kind, f.rank, f.step, f.phase) for f in disturbed.failures] == [
-        ("killed", 0, 2, "BACKWARD"),
-        ("killed", 1, 4, "OPTIMIZER"),
-    ]
-    assert [recovery.sources for recovery in disturbed.recoveries] == [(2,), (3,)]
+    assert [(f.kind, f.rank, f.step, f.phase) for f in disturbed.failures] == [("killed", 0, 2, "BACKWARD")]
+    assert [recovery.sources for recovery in disturbed.recoveries] == [(2,)]
     assert undisturbed.failures == ()
-    assert disturbed.steps == undisturbed.steps == 6
+    assert disturbed.steps == undisturbed.steps == 4
     assert disturbed.final_state_digest == undisturbed.final_state_digest != ""
     assert disturbed.final_lineage == undisturbed.final_lineage != ""
-    assert any("step 6: loss" in line for line in printed)
+    assert any("step 4: loss" in line for line in printed)
     assert printed == printed_in_peace
 
 

@@ -6,6 +6,7 @@ import os
 import time
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -18,9 +19,18 @@ import relight
 from tests.programs.train import digest
 
 
+class PlainJob:
+    """What a script without relight has."""
+
+    def __init__(self) -> None:
+        dist.init_process_group("gloo")
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layout", default="hsdp", choices=["hsdp", "fsdp", "tp_dp", "tp_fsdp"])
+    parser.add_argument("--plain", action="store_true", help="without relight, under torchrun")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--width", type=int, default=48)
     parser.add_argument("--dropout", type=float, default=0.1)
@@ -101,7 +111,7 @@ def save(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
-    job = relight.init()
+    job = PlainJob() if options.plain else relight.init()
     torch.manual_seed(0)  # every rank divides the same model
     mesh = make_mesh(options.layout, job.world_size)
     # FSDP2 divides what does not divide evenly, torch's tensor parallelism does not.
@@ -118,26 +128,35 @@ def main() -> None:
         chosen = torch.randint(0, 96, (8,), generator=torch.Generator().manual_seed(1000 * number + place))
         return data[chosen], labels[chosen]
 
+    def train(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        time.sleep(options.pause)
+        loss = torch.zeros(())
+        for index, (x, y) in enumerate(batches):
+            if options.accumulate > 1:
+                model.set_requires_gradient_sync(index == len(batches) - 1)  # type: ignore[operator]
+            loss = F.cross_entropy(model(x), y) / len(batches)
+            loss.backward()
+        if options.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        optimizer.zero_grad()
+        return loss
+
+    if options.plain:
+        for number in range(options.steps):
+            train([batch_of(number)])
+        save(f"{options.save}.{job.rank}", model, optimizer)
+        dist.destroy_process_group()
+        return
+
     training = relight.Training(
         model=model, optimizer=optimizer, scheduler=scheduler, data=batch_of, accumulate=options.accumulate
     )
     for step in training.steps(until=options.steps):
         with step as batch:
-            time.sleep(options.pause)
-            batches = batch if options.accumulate > 1 else [batch]
-            loss = torch.zeros(())
-            for index, (x, y) in enumerate(batches):
-                if options.accumulate > 1:
-                    model.set_requires_gradient_sync(index == len(batches) - 1)  # type: ignore[operator]
-                loss = F.cross_entropy(model(x), y) / len(batches)
-                loss.backward()
-            if options.clip:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            if scheduler is not None:
-                scheduler.step()
-            optimizer.zero_grad()
-            step.report(loss)
+            step.report(train(batch if options.accumulate > 1 else [batch]))
         while step.number == options.hold_at and not os.path.exists(options.hold):
             time.sleep(0.01)
         if options.evaluate and step.committed and step.number % 2 == 1:

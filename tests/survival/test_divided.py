@@ -1,10 +1,13 @@
 """State that is divided over ranks, killed everywhere: HSDP on a 2 x 2 mesh (FSDP2 with replicas), and TP x DP.
 
 Each job is compared bit for bit with an undisturbed one, per rank. All of it is marked `all`; what runs always is the
-example (tests/examples/test_hsdp.py), which is killed twice.
+example (tests/examples/test_hsdp.py).
 """
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,8 +16,9 @@ import pytest
 from relight.chaos.plan import describe_fault
 from relight.core.coverage import Coverage
 from relight.core.fault import Action, Fault, Point
-from tests.survival.harness import Bench, Training
+from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, ROOT, Bench, Training, plain_environment, send
 from tests.survival.judge import check_faults, check_protocol, check_survived, traceback_of
+from tests.survival.test_combinations import members, trains
 from tests.survival.test_matrix import POINTS
 
 STEP = 3
@@ -96,13 +100,27 @@ def test_features(bench: Bench, arguments: str, point: Point) -> None:
 
 
 @pytest.mark.all
+@pytest.mark.parametrize("layout", ["hsdp", "tp_dp"])
 @pytest.mark.parametrize("ranks", [(0, 1), (0, 3), (1, 2), (2, 3)])
-@pytest.mark.parametrize("point", [Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER])
-def test_two_ranks_of_different_parts_at_once(bench: Bench, point: Point, ranks: tuple[int, int]) -> None:
-    """Also both ranks of one shard group: a whole group is lost, and restored from the other."""
-    training = hsdp(7)
-    faults = [describe_fault(Fault(action=Action.KILL, point=point, rank=rank, step=STEP)) for rank in ranks]
+def test_two_ranks_of_different_parts_at_once(bench: Bench, ranks: tuple[int, int], layout: str) -> None:
+    """Also both ranks of one shard group: a whole replica is lost, and restored from the other."""
+    training = hsdp(7, "--layout", layout)
+    faults = [f"kill rank {rank} in OPTIMIZER of step {STEP}" for rank in ranks]
     outcome = bench.run(training, faults=faults, standbys=2)
+    check_survived(outcome, bench.reference(training))
+    assert sorted(failure.rank for failure in outcome.report.failures) == list(ranks)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("ranks", [(0, 1), (0, 3), (1, 2), (2, 3)])
+def test_two_ranks_of_different_parts_killed_at_any_moment(bench: Bench, ranks: tuple[int, int]) -> None:
+    training = hsdp(30, "--pause", "0.05")
+    with bench.start(training, standbys=2) as job:
+        job.wait_until(lambda: trains(job), "training has begun")
+        holders = members(job)
+        for rank in ranks:
+            send(holders[rank], signal.SIGKILL)
+        outcome = job.wait()
     check_survived(outcome, bench.reference(training))
     assert sorted(failure.rank for failure in outcome.report.failures) == list(ranks)
 
@@ -127,7 +145,7 @@ def test_a_second_failure_in_the_recovery(bench: Bench, point: str, rank: int) -
 @pytest.mark.all
 def test_every_copy_of_one_part_lost(bench: Bench) -> None:
     """The job ends at once, says what is lost, and had said beforehand that it would."""
-    faults = ["kill rank 1 in BACKWARD of step 3", "kill rank 3 in BACKWARD of step 3"]
+    faults = ["kill rank 1 in OPTIMIZER of step 3", "kill rank 3 in OPTIMIZER of step 3"]
     outcome = bench.run(hsdp(7), faults=faults, standbys=2)
     assert outcome.status == 1, outcome.describe()
     assert "part shard 2/2 of the state, held by ranks 1, 3 only: every copy is lost" in outcome.report.error
@@ -137,6 +155,31 @@ def test_every_copy_of_one_part_lost(bench: Bench) -> None:
     assert not traceback_of(outcome), outcome.describe()
     check_coverage(outcome.run_dir)
     assert "losing two devices: survived in 4 of 6 cases, not if it is ranks 0 and 2; ranks 1 and 3" in outcome.stderr
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("layout", ["hsdp", "tp_dp"])
+def test_undisturbed_is_plain_torch(bench: Bench, tmp_path: Path, layout: str) -> None:
+    """Relight itself changes no bit: the same steps under torchrun end with the same parts on each rank."""
+    training = hsdp(7, "--layout", layout, "--dropout", "0", "--clip")
+    reference = bench.reference(training)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
+        *(str(PROGRAMS / training.program), "--plain", "--steps", "7", "--save", str(tmp_path / "plain")),
+        *training.arguments,
+    ]
+    plain = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert plain.returncode == 0, plain.stderr
+    finals = {rank: json.loads((tmp_path / f"plain.{rank}").read_text()) for rank in RANKS}
+    assert finals == reference.finals
 
 
 @pytest.mark.all

@@ -44,8 +44,12 @@ def follow_rank(provisional: int) -> None:
 
     def coordinate(mesh: Any) -> Any:
         rank = dist.get_rank() if mesh._rank == provisional else mesh._rank
-        found = (mesh.mesh == rank).nonzero()
-        return tuple(found[0].tolist()) if len(found) else None
+        known = vars(mesh).get("_relight_place")  # a replacement asks as often as anybody in every step
+        if known is None or known[0] != rank:
+            found = (mesh.mesh == rank).nonzero()
+            known = (rank, tuple(found[0].tolist()) if len(found) else None)
+            vars(mesh)["_relight_place"] = known
+        return known[1]
 
     def ignore(mesh: Any, value: Any) -> None:
         """What a mesh computes when it is made is not kept."""
