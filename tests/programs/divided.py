@@ -95,6 +95,23 @@ def divide(net: Net, layout: str, mesh: DeviceMesh) -> nn.Module:
     return net
 
 
+def clip(parameters: list[nn.Parameter], limit: float) -> None:
+    """As torch's clip_grad_norm_, which refuses gradients on different meshes."""
+    gradients: dict[DeviceMesh, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        assert isinstance(parameter.grad, DTensor)
+        gradients.setdefault(parameter.grad.device_mesh, []).append(parameter.grad)
+    squares = 0.0
+    for group in gradients.values():
+        norm = nn.utils.get_total_norm(group)
+        assert isinstance(norm, DTensor)
+        squares += float(norm.full_tensor()) ** 2
+    coefficient = min(1.0, limit / (squares**0.5 + 1e-6))
+    for group in gradients.values():
+        for gradient in group:
+            gradient.mul_(coefficient)
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part
@@ -137,7 +154,7 @@ def main() -> None:
             loss = F.cross_entropy(model(x), y) / len(batches)
             loss.backward()
         if options.clip:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            clip(list(model.parameters()), 0.5)
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
