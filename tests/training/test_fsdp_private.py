@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes the backend "fake" known
 
 from relight.training.fsdp_private import ShardedModules
 

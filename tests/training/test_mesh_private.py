@@ -9,6 +9,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes the backend "fake" known
 
 from relight.errors import UsageError
 from relight.training.mesh_private import (
