@@ -134,13 +134,14 @@ class Detector:
         shortest_ns = round(min(*timeouts, settings.startup_timeout_seconds) * 1e9)
         self._negligible_ns = min(NEGLIGIBLE_NS, shortest_ns // LEARNED_FACTOR)
         self._late_ns = BLIND_GAP_NS
-        self._stale_seconds = STALE_SECONDS
+        # Who is out of sight for long may be the one that all wait for: known before anybody can be blamed instead.
+        self._stale_seconds = min(STALE_SECONDS, settings.hang_timeout_seconds / 2)
 
     def expect(self, sample_seconds: float) -> None:
         """A process is sampled so often from now on: with many agents less often, and none of it is late."""
         more = sample_seconds - SAMPLE_SECONDS
         self._late_ns = BLIND_GAP_NS + round(more * 1e9)
-        self._stale_seconds = STALE_SECONDS + 2 * more
+        self._stale_seconds = min(STALE_SECONDS, self._settings.hang_timeout_seconds / 2) + 2 * more
 
     def observe(self, samples: Sequence[Sample], members: Mapping[int, str], now: float) -> tuple[Event, ...]:
         """Take in samples of some processes. `members` names the process of each rank, in the order of ranks.

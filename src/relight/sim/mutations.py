@@ -17,7 +17,7 @@ from relight.core import events as ev
 from relight.core.commands import Command, Release, Restore, Source, Stop, WorkerCommand
 from relight.core.controller import Controller, Stage
 from relight.core.decision import Decision, Halt, decide
-from relight.core.detector import Detector
+from relight.core.detector import STALE_SECONDS, Detector, DetectorSettings
 from relight.core.fault import Action
 from relight.core.members import Process
 from relight.core.position import IN_STEP, Phase
@@ -429,6 +429,14 @@ class BlamesTheBereft(Detector):
         pass
 
 
+class ComparesWithWhoIsOutOfSight(Detector):
+    """Once ours: if hangs were noticed in 10 s or less, a survivor was blamed for waiting for a lost host."""
+
+    def __init__(self, settings: DetectorSettings) -> None:
+        super().__init__(settings)
+        self._stale_seconds = STALE_SECONDS
+
+
 # --- other workers ------------------------------------------------------------------------------------------------
 class DoesNotClaimPrivateState(Worker):
     """Once ours: a replacement that died in its first step left a page that named no private state."""
@@ -655,6 +663,7 @@ MUTATIONS = (
     Mutation("restart-reuses-generation", 2000, controller=ReusesAGenerationAfterItsRestart),
     Mutation("restart-says-nothing", 2000, controller=SaysNothingAfterItsRestart),
     Mutation("blames-the-bereft", 10000, detector=BlamesTheBereft, hosts=True),
+    Mutation("compares-out-of-sight", 60000, detector=ComparesWithWhoIsOutOfSight, hosts=True),
     Mutation("pages-outlive-agents", 1000, controller=TrustsThePagesOfALostAgent, hosts=True),
     Mutation("last-host-at-the-end", 1000, controller=WaitsForTheLostAtTheEnd, hosts=True),
     Mutation("placed-on-lost-host", 200, controller=PlacesOnALostHost, hosts=True),
