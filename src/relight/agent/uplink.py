@@ -124,8 +124,9 @@ class Uplink:
                 raise ProtocolError(f"the controller is reached, but {NO_TLS_THERE}")
             case None if self._writer.get_extra_info("sslcontext") is not None and expected is Challenge:
                 raise ProtocolError(f"the controller hung up: {BROKEN_OFF}")
-        said = "hung up" if message is None else f"said {type(message).__name__}"
-        raise ProtocolError(f"the controller {said} instead of {expected.__name__}")
+            case None:  # it may be dying, or not be there yet behind something that is
+                raise ConnectionResetError(f"whoever listens there hung up before {expected.__name__}")
+        raise ProtocolError(f"the controller said {type(message).__name__} instead of {expected.__name__}")
 
 
 def _check_version(first: StartTls | Challenge) -> None:
