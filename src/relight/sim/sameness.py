@@ -57,8 +57,9 @@ LEFT_OUT = {
         **dict.fromkeys(("agent", "slot"), "there is one host"),
         **dict.fromkeys(("pid", "fresh"), "an account for people"),
         "started": "for the controller's restart, which does not occur",
+        "failed_at_step": "counts what failed alike, far below its limit",
     },
-    "Members": {"_next_name": "names do not matter"},
+    "Members": {"_next_name": "names do not matter", "_names": "follows from _holders"},
     "Worker": {
         **dict.fromkeys(("name", "world", "ticket"), "names do not matter"),
         **dict.fromkeys(("resume_on_thaw", "waits_on"), "of thawing and patience, which do not occur"),
