@@ -61,6 +61,7 @@ class Inner:
         self._sockets = sockets
         self._cuda = cuda
         self._operations: collections.deque[_Waitable] = collections.deque()
+        self._broken = False  # connections were cut; set before that, and looked at after an operation is remembered
 
     @property
     def is_detached(self) -> bool:
@@ -105,17 +106,20 @@ class Inner:
 
     def _remember(self, running: "_Waitable") -> "_Waitable":
         self._operations.append(running)
+        if self._broken:  # the generation was closed between the look at it and the launch
+            self._abandon_soon()
         while self._operations and self._operations[0].is_over():
             self._operations.popleft()
         return running
 
     def break_connections(self) -> None:
         """Make every operation in flight fail within milliseconds. Returns at once."""
+        self._broken = True
         if self._cuda is not None:
             abort_nccl(self.group, self._cuda)
         if self._sockets is not None:
             self._sockets.cut()
-            threading.Thread(target=self._abandon_stuck, name="relight-abandon", daemon=True).start()
+            self._abandon_soon()
 
     def is_broken(self) -> bool:
         return self._sockets is not None and self._sockets.is_broken()
@@ -124,6 +128,9 @@ class Inner:
         """Drop the group beside the main thread, or keep it for ever if an operation is stuck in it."""
         if not self.is_detached:
             threading.Thread(target=self._drop, name="relight-drop", daemon=True).start()
+
+    def _abandon_soon(self) -> None:
+        threading.Thread(target=self._abandon_stuck, name="relight-abandon", daemon=True).start()
 
     def _abandon_stuck(self) -> None:
         """gloo can lose the completion of a send whose connection fails; nobody may wait for such an operation."""
