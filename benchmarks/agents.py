@@ -180,8 +180,9 @@ def run(sizes: list[tuple[int, int]], rounds: int) -> Document:
     return document
 
 
-def _median(row: dict[str, Any], name: str) -> float:
-    return float(statistics.median(one[name] for one in row["rounds"]))
+def _median(row: dict[str, Any], name: str) -> float | None:
+    values = [one[name] for one in row["rounds"] if name in one]
+    return float(statistics.median(values)) if values else None
 
 
 def render(document: Document) -> str:
@@ -216,6 +217,7 @@ def render(document: Document) -> str:
             markdown_table(header, rows),
             markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
             *(f"Not measured: {text}" for text in document["not_measured"]),
+            *document.get("notes", []),
         ]
     )
 

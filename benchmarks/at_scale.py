@@ -75,17 +75,11 @@ def measured_costs(folder: Path) -> tuple[Costs, list[str]]:
             values["stop_s"] = max(0.001, growth["stop"]["at_zero_s"])
         used.append(path.name)
     if (path := folder / "agents.json").exists():
-        # With as many ranks to an agent as here, if that was measured: their reports come in one piece.
-        rows = read_document(path)["rows"]
-        row = max(rows, key=lambda row: (row["ranks"] // row["agents"] == RANKS_PER_AGENT, int(row["agents"])))
-        agents, ranks = row["agents"], row["ranks"]
-        rounds = row["rounds"]
-        stop_cpu_s = statistics.median(one["stop_cpu_s"] for one in rounds)
-        # While a recovery goes on, samples do too: their share is taken off.
-        cpu_s = statistics.median(one["cpu_s"] - row["idle_cpu"] * one["total_s"] for one in rounds)
-        values["order_s"] = max(1e-6, stop_cpu_s / agents)
-        # Each rank reports three times (stopped, a key of the store, restored), and gets three orders and an answer.
-        values["report_s"] = max(1e-6, (cpu_s - 4 * stop_cpu_s) / (3 * ranks))
+        # Upper bounds: samples that came meanwhile are in them. Of each rank the controller hears three times.
+        rows = [row for row in read_document(path)["rows"] if all("stop_cpu_s" in one for one in row["rounds"])]
+        row = max(rows, key=lambda row: int(row["agents"]))
+        values["order_s"] = statistics.median(one["stop_cpu_s"] for one in row["rounds"]) / row["agents"]
+        values["report_s"] = statistics.median(one["cpu_s"] for one in row["rounds"]) / (3 * row["ranks"])
         used.append(path.name)
     return Costs(**values), used
 
