@@ -156,7 +156,16 @@ class Cluster:
         )
         self._on(number, "nft", rules)
 
+    def cut_one_way(self, number: int, hook: str) -> None:
+        """What this host sends ("output") or what is sent to it ("input") is lost; the other way all arrives."""
+        rules = (
+            f"add table inet cut; add chain inet cut way {{ type filter hook {hook} priority 0; }}; "
+            "add rule inet cut way meta l4proto tcp ip daddr != 127.0.0.0/8 drop"
+        )
+        self._on(number, "nft", rules)
+
     def heal_controller(self, number: int) -> None:
+        """Also undoes `cut_one_way`."""
         self._on(number, "nft", "delete table inet cut")
 
     def _switch(self, *arguments: str) -> None:

@@ -133,6 +133,22 @@ def test_a_host_that_only_the_controller_has_lost(cluster: Cluster, reference: O
 
 @pytest.mark.all
 @needs_nft
+@pytest.mark.parametrize("hook", ["input", "output"])
+def test_a_host_that_hears_and_is_not_heard_or_the_reverse(cluster: Cluster, reference: Outcome, hook: str) -> None:
+    """All is lost in one direction. What lived on there is killed once it can be heard again."""
+    begin(cluster)
+    zombies = {process.pid for name, process in cluster.workers(1).items() if name in ("w2", "w3")}
+    assert len(zombies) == 2
+    cluster.cut_one_way(1, hook)
+    cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on without the host")
+    cluster.heal_controller(1)
+    cluster.wait_until(lambda: not zombies & {p.pid for p in cluster.workers(1).values()}, "the zombies are dead")
+    outcome = finish(cluster, reference)
+    assert {failure.rank for failure in outcome.report.failures} >= {2, 3}, outcome.describe()
+
+
+@pytest.mark.all
+@needs_nft
 def test_a_moment_of_silence_changes_nothing(cluster: Cluster, reference: Outcome) -> None:
     """Shorter than what the connections bear: what was on its way is sent again."""
     begin(cluster)
