@@ -555,6 +555,7 @@ def render(document: Document) -> str:
         markdown_table(["fault", "struck"], [[kind, str(count)] for kind, count in document["by_kind"].items()]),
         markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
     ]
+    parts += document.get("notes", [])
     parts += [f"Lost: {document['ended']}"] if document["ended"] else []
     parts += [f"Wrong: {sentence}" for sentence in document["violations"]]
     return "\n\n".join(parts)

@@ -65,6 +65,7 @@ class Recovery:
             try:
                 inners = self._obey(restore)
                 runtime.await_order(Resume, restore.generation)
+                runtime.page.put("fault_ns", 0)  # one that this process survived is not what it may die of later
                 runtime.faults.strike(Point.RESUME)
                 runtime.open_generation(restore.generation, inners)
             except Superseded:
