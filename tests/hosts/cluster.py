@@ -5,6 +5,7 @@ controller alone. Pathname sockets would reach across namespaces, so each host a
 for temporary files: what is not on the network is not there.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -138,7 +139,8 @@ class Cluster:
         """Power off: silence on the line first, so that not even the ends of its connections are heard."""
         self.cut(number)
         for process in self.processes(number):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it was told of its parent's end already
+                process.kill()
 
     def cut(self, number: int) -> None:
         """Unplug the host; everything on it runs on."""
