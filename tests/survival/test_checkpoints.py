@@ -43,6 +43,7 @@ def test_every_replica_is_lost_and_the_job_started_again(
     assert sorted(path.name for path in root.iterdir()) == [place_of(root, v).name for v in (4, 8)]
 
 
+@pytest.mark.all
 def test_a_failure_after_a_start_from_a_checkpoint_is_survived(bench: Bench, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     bench.run(keeping(root, steps=4), standbys=0)

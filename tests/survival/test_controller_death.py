@@ -76,7 +76,7 @@ def trains(job: Job) -> bool:
 
 
 # --- while nothing else happens -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.all)])
 def test_training_does_not_notice_that_the_controller_dies(bench: Bench, number: signal.Signals) -> None:
     with bench.start(IDLE, flags=FLAGS) as job:
         job.wait_until(lambda: trains(job), "training has begun")
