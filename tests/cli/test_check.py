@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 
 from relight.core.commands import Audience, Stop
-from relight.server.journal import Journal
 from relight.sim.schedule import random_schedule
 from relight.sim.timed import SimulatedJob
 from relight.wire.settings import JobSettings
 from tests.cli.command import Result
+from tests.recorded import write_journal
 
 Relight = Callable[..., Result]
 
@@ -21,14 +21,7 @@ def record(run_dir: Path, seed: int) -> Path:
     job.run()
     run_dir.mkdir()
     settings = JobSettings(job="simulated", script="none", world_size=job.world_size)
-    journal = Journal(run_dir, settings, lambda level, text: None)
-    for entry in job.journal:
-        if entry.event is None:
-            journal.expiry(entry.now)
-        else:
-            journal.event(entry.now, entry.event)
-        journal.commands(entry.now, entry.commands)
-    journal.close()
+    write_journal(run_dir, settings, job.journal)
     (run_dir / "report.json").write_text("{}")
     return run_dir
 

@@ -15,7 +15,6 @@ from relight.dashboard.http import BadRequest, Request
 from relight.dashboard.job import Job
 from relight.dashboard.metrics import exposition
 from relight.dashboard.server import Dashboard
-from relight.server.journal import Journal
 from relight.server.trace import StatusFile
 from relight.sim.schedule import random_schedule
 from relight.sim.timed import SimulatedJob
@@ -24,6 +23,7 @@ from relight.wire.status import EngineVersion, PublishStatus, RestoreStatus
 from tests.dashboard.conftest import Serve
 from tests.dashboard.made_up import MadeUpJob
 from tests.dashboard.test_job import read
+from tests.recorded import write_journal
 
 GRAFANA = Path(__file__).parents[2] / "docs" / "grafana" / "relight.json"
 UNITS = ("seconds", "bytes", "total", "info")
@@ -138,14 +138,7 @@ def test_no_counter_ever_goes_back(tmp_path: Path, seed: int) -> None:
     simulated = SimulatedJob(random_schedule(seed))
     simulated.run()
     settings = JobSettings(job="j", script="s", **msgspec.structs.asdict(simulated.settings))
-    journal = Journal(tmp_path, settings, lambda level, text: None)
-    for entry in simulated.journal:
-        if entry.event is None:
-            journal.expiry(entry.now)
-        else:
-            journal.event(entry.now, entry.event)
-        journal.commands(entry.now, entry.commands)
-    journal.close()
+    write_journal(tmp_path, settings, simulated.journal)
     job, text = Job(), ""
     before: dict[str, float] = {}
     for line in (tmp_path / "journal.jsonl").read_bytes().splitlines():

@@ -15,10 +15,11 @@ import pytest
 
 from relight.core.commands import Command
 from relight.core.controller import Controller, ControllerSettings
-from relight.server.journal import Journal, JournalLine, read_journal
+from relight.server.journal import JournalLine, read_journal
 from relight.sim.schedule import random_schedule
 from relight.sim.timed import JournalEntry, SimulatedJob
 from relight.wire.settings import JobSettings
+from tests.recorded import write_journal
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -109,14 +110,7 @@ def test_the_servers_journal_can_be_replayed(tmp_path: Path) -> None:
 def write(run_dir: Path, recording: Recording) -> None:
     """As the server does: the fact first, then the orders that it led to."""
     settings = JobSettings(job="simulated", script="none", world_size=recording.settings.world_size)
-    journal = Journal(run_dir, settings, lambda level, text: pytest.fail(text))
-    for entry in recording.entries:
-        if entry.event is None:
-            journal.expiry(entry.now)
-        else:
-            journal.event(entry.now, entry.event)
-        journal.commands(entry.now, entry.commands)
-    journal.close()
+    write_journal(run_dir, settings, recording.entries)
 
 
 def step(controller: Controller, line: JournalLine) -> tuple[Command, ...]:

@@ -11,7 +11,6 @@ import pytest
 
 from relight.core.events import ShutdownRequested
 from relight.core.report import JobReport
-from relight.server.journal import Journal
 from relight.server.trace import StatusFile
 from relight.sim.schedule import random_schedule
 from relight.sim.timed import SimulatedJob
@@ -20,6 +19,7 @@ from relight.watch.feed import write_events
 from relight.wire.settings import JobSettings
 from relight.wire.status import EngineVersion, PublishStatus
 from tests.dashboard.made_up import MadeUpJob
+from tests.recorded import write_journal
 
 DOCS = Path(__file__).parents[2] / "docs"
 KINDS = {kind.__struct_config__.tag: kind for kind in get_args(Event)}
@@ -79,14 +79,7 @@ def record(run_dir: Path, seed: int) -> JobReport:
     job.run()
     run_dir.mkdir()
     settings = JobSettings(job="simulated", script="none", **msgspec.structs.asdict(job.settings))
-    journal = Journal(run_dir, settings, lambda level, text: None)
-    for entry in job.journal:
-        if entry.event is None:
-            journal.expiry(entry.now)
-        else:
-            journal.event(entry.now, entry.event)
-        journal.commands(entry.now, entry.commands)
-    journal.close()
+    write_journal(run_dir, settings, job.journal)
     return job.controller.report()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
-from relight.errors import CheckpointError, UsageError
+from relight.errors import CheckpointError, RestoreError, UsageError
 from relight.training import checkpoint_files as files
 from relight.training.batches import Batches
 from relight.training.progress import Progress
@@ -23,6 +23,7 @@ from relight.training.state import TrackedState
 from relight.transfer.codec import Flat, decode_tree, digest_of, unflatten
 from relight.transfer.fabric import Address
 from relight.transfer.offer import Offer, plan_state
+from relight.transfer.restore import destination_for
 from relight.transfer.weights import TensorReader
 
 _KEY = "checkpoint"  # in the store of the generation: which one the job starts from
@@ -90,8 +91,12 @@ class Checkpointing:
             return
         self._version = version
         private = self._runtime.page.read_private(version)
-        work = self._write_all() if self._runtime.rank == 0 else lambda: None
         rank = self._runtime.rank
+        try:
+            work = self._write_all() if rank == 0 else lambda: None
+        except CheckpointError as error:
+            self._runtime.say("no checkpoints", f"no checkpoint can be written: {error}. Training goes on")
+            return
 
         def write() -> None:
             try:
@@ -108,7 +113,7 @@ class Checkpointing:
         """Copy the state; returns what writes the copy, and then makes the checkpoint complete."""
         flat = self._state.replicated()
         if len(set(flat.paths)) < len(flat.paths):
-            raise UsageError("two tensors of the state have the same name; give them names of their own")
+            raise CheckpointError("two tensors of the state have the same name; give them names of their own")
         if [(t.shape, t.dtype) for t in self._host] != [(t.shape, t.dtype) for t in flat.tensors]:
             self._host = [torch.empty(t.shape, dtype=t.dtype) for t in flat.tensors]
         for copy, tensor in zip(self._host, flat.tensors, strict=True):
@@ -220,10 +225,10 @@ class Checkpointing:
                 f"the place in the data, random streams), and cannot be divided among {runtime.world_size}"
             )
         own = state.destination()
-        tensors = [
-            own[path].detach() if path in own and own[path].shape == spec.shape else _empty(spec)
-            for path, spec in zip(meta.paths, meta.specs, strict=True)
-        ]
+        try:
+            tensors = [destination_for(own.get(p), spec) for p, spec in zip(meta.paths, meta.specs, strict=True)]
+        except RestoreError as error:
+            raise CheckpointError(str(error)) from error
         files.read_tensors(self._root, version, dict(zip(meta.paths, tensors, strict=True)))
         state.adopt(unflatten(meta.tree, tensors), meta.private_buffers)
         if (found := state.digest()) != meta.digest:
@@ -266,10 +271,3 @@ def _digest(flat: Flat, tensors: list[torch.Tensor]) -> str:
     """That of the state whose copy this is."""
     reader = TensorReader(tensors)
     return digest_of(flat, [reader.digest(bucket) for bucket in plan_state(flat.specs)])
-
-
-def _empty(spec: Any) -> torch.Tensor:
-    dtype = getattr(torch, spec.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"it holds tensors of type {spec.dtype}, which this torch lacks")
-    return torch.empty(spec.shape, dtype=dtype)

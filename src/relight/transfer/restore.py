@@ -243,7 +243,7 @@ class RestoreClient:
                 raise RestoreError("two sources describe the same version differently")
             _check(first)
             buckets = plan_state(first.specs)
-            tensors = [_destination(destination(p), spec) for p, spec in zip(first.paths, first.specs, strict=True)]
+            tensors = [destination_for(destination(p), spec) for p, spec in zip(first.paths, first.specs, strict=True)]
             shares = [part_of(buckets, part, parts) for part in range(parts)]
             digests = self._receive(links, shares, tensors)
         return Restored(first, tensors, digests, sum(t.numel() * t.element_size() for t in tensors))
@@ -371,7 +371,7 @@ def _check(header: Header) -> None:
         raise RestoreError(f"the source describes {describe_bytes(total_bytes)}, more than this machine can hold")
 
 
-def _destination(own: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
+def destination_for(own: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
     """The target's own tensor if bytes can go straight into it, otherwise a new one in host memory."""
     if own is not None and own.device.type == "cpu" and own.is_contiguous() and spec_of(own) == spec:
         return own.detach()
