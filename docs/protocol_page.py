@@ -2,8 +2,8 @@
 
     python docs/protocol_page.py [--check]
 
-- stages, events and orders: from the syntax tree of `core/controller.py`; an event *may* lead to what its handler can
-  reach;
+- stages, events and orders: from the syntax tree of `core/controller.py` and `core/stages`; an event *may* lead to what
+  its handler can reach;
 - decisions: `core/decision.py` is run over all that three ranks can report;
 - invariants, planted bugs: `sim/invariants.py`, `sim/mutations.py` and what tests/sim/regressions has of each.
 """
@@ -18,7 +18,7 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from relight.core import commands, controller, events
+from relight.core import commands, events
 from relight.core.controller import Controller, Stage
 from relight.core.decision import Decision, Halt, decide
 from relight.sim.golden import read_golden
@@ -186,9 +186,13 @@ def _reached(start: Iterable[ast.AST], methods: dict[str, ast.FunctionDef]) -> R
 
 
 def _methods() -> dict[str, ast.FunctionDef]:
-    tree = ast.parse(inspect.getsource(controller))
-    (kind,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == Controller.__name__]
-    return {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
+    """Of the controller and all that it inherits, by name."""
+    found: dict[str, ast.FunctionDef] = {}
+    for base in reversed(Controller.__mro__[:-1]):
+        (kind,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(kind, ast.ClassDef)
+        found.update({node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)})
+    return found
 
 
 def _branches(methods: dict[str, ast.FunctionDef]) -> Iterator[tuple[str, list[ast.stmt]]]:

@@ -21,17 +21,12 @@ from relight.core.commands import (
     Spawn,
     Stop,
 )
-from relight.core.controller import (
-    COLLECTIVE_GRACE_SECONDS,
-    MAX_RESTORE_FAILURES,
-    MAX_SOURCES_PER_TARGET,
-    STANDBY_PATIENCE_SECONDS,
-    STANDBY_PROVEN_SECONDS,
-    Controller,
-    ControllerSettings,
-    Stage,
-)
+from relight.core.controller import Controller, ControllerSettings, Stage
 from relight.core.position import Phase, Position
+from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, MAX_RESTORE_FAILURES
+from relight.core.stages.processes import STANDBY_PROVEN_SECONDS
+from relight.core.stages.reserve import STANDBY_PATIENCE_SECONDS
+from relight.core.stages.stopping import MAX_SOURCES_PER_TARGET
 
 Order = TypeVar("Order")
 RESTORE_TIMEOUT_SECONDS = 50.0

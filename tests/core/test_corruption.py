@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from relight.core import events as ev
 from relight.core.commands import Stop
-from relight.core.controller import MAX_CORRUPTIONS, Stage
+from relight.core.controller import Stage
 from relight.core.corruption import describe_difference, outvoted
+from relight.core.stages.failing import MAX_CORRUPTIONS
 from tests.core.test_controller import Desk, killed, one
 
 DIGESTS = st.lists(st.integers(0, 3), min_size=1, max_size=8)

@@ -11,6 +11,7 @@ from relight.core.commands import Restore
 from relight.core.events import AgentLost
 from relight.core.fault import Action
 from relight.sim.contents import Violation
+from relight.sim.points import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
 from relight.sim.schedule import (
     ACTIONS,
     ProcessFault,
@@ -21,7 +22,6 @@ from relight.sim.schedule import (
 )
 from relight.sim.swarm import search
 from relight.sim.timed import SimulatedJob
-from relight.sim.worker import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
 
 BLOCK = 200
 

@@ -6,6 +6,8 @@ meet this clock through `JobReport.started_wall`.
 
 import msgspec
 
+ENDED = "ended"  # kind of a failure whose process is still being torn down: how it ended is said later
+
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     """One device lost, and how it was noticed."""

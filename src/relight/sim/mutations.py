@@ -105,7 +105,7 @@ def one_source_and_the_rest_copies(reports: Sequence[ev.Stopped], private: Priva
 
 @contextmanager
 def _rule(rule: Rule) -> Iterator[None]:
-    module = importlib.import_module("relight.core.controller")
+    module = importlib.import_module("relight.core.stages.stopping")
     before = vars(module)["decide"]
     vars(module)["decide"] = rule
     try:

@@ -1,4 +1,4 @@
-"""Process groups that break as real ones do: a collective completes on some members and is lost on others.
+"""Process groups that break as real ones do: a collective completes on some members and is lost on others. And copies.
 
 Measured on gloo (docs/decisions/0001): after a kill, survivors end on different sides of a collective in 5 to 13 % of
 the cases. Here every combination is possible; who drives the simulation chooses, by chance or one after another.
@@ -6,7 +6,7 @@ the cases. Here every combination is possible; who drives the simulation chooses
 
 from collections.abc import Hashable
 
-from relight.sim.contents import Violation
+from relight.sim.contents import State, Violation
 
 
 class Operation:
@@ -133,3 +133,32 @@ class Rendezvous:
             return False
         self.absent.add(rank)
         return self.group.leave(rank)
+
+
+class Copying:
+    """A copy on its way into a target, from a source's restore server."""
+
+    __slots__ = ("failed", "generation", "sending", "source", "state", "version")
+
+    def __init__(self, source: str, generation: int, version: int) -> None:
+        self.source = source  # a process
+        self.generation = generation
+        self.version = version
+        self.sending = False
+        self.state: State | None = None
+        self.failed = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether the target need not wait any more."""
+        return self.state is not None or bool(self.failed)
+
+    def copy(self) -> "Copying":
+        """The same, to go on with in another way."""
+        twin = Copying(self.source, self.generation, self.version)
+        twin.sending, twin.state, twin.failed = self.sending, self.state, self.failed
+        return twin
+
+    def key(self) -> Hashable:
+        """What the future depends on."""
+        return self.source, self.generation, self.version, self.sending, self.state, self.failed

@@ -28,8 +28,9 @@ from relight.core.controller import Controller, Stage
 from relight.core.members import Process
 from relight.core.position import Position
 from relight.sim.contents import contribution, reference
-from relight.sim.network import Group
-from relight.sim.worker import Copying, Page, Worker
+from relight.sim.network import Copying, Group
+from relight.sim.page import Page
+from relight.sim.worker import Worker
 from relight.sim.world import CopyPrivate
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from relight.core.fault import Action
-from relight.sim.worker import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
+from relight.sim.points import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
 
 ACTIONS = (Action.KILL, Action.FREEZE, Action.RAISE, Action.EXIT, Action.LOOP, Action.CUT)
 

@@ -17,9 +17,10 @@ from relight.core.position import IN_STEP, Phase, Position
 from relight.core.replay import Record, replay
 from relight.sim.contents import Violation
 from relight.sim.hosts import FOR_EVER, Host, Hosts
-from relight.sim.network import Group
+from relight.sim.network import Copying, Group
+from relight.sim.points import PAUSES
 from relight.sim.schedule import NetworkFault, ProcessFault, Schedule
-from relight.sim.worker import PAUSES, Copying, Worker
+from relight.sim.worker import Worker
 from relight.sim.world import Action, NodeOrder, World
 
 MAX_EVENTS = 20_000

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from relight.core import events as ev
 from relight.core.commands import Assign, Begin, Release, Restore, Resume, Stop, WorkerCommand
-from relight.core.position import Phase, Position
+from relight.core.position import Phase
 from relight.sim.contents import (
     FIRST_STATE,
     State,
@@ -25,137 +25,9 @@ from relight.sim.contents import (
     next_private,
     reduce,
 )
-from relight.sim.network import Group, Rendezvous
-
-# Where a main thread can stand, in the order in which it gets there. See `_Handler` below for what comes next.
-STEP_POINTS = (
-    "OUTSIDE",  # between two steps
-    "FORWARD",
-    "GRADIENT",  # in the gradient's all-reduce
-    "PREPARE",  # writing the private state of the next version
-    "READY",  # prepared, barrier not entered
-    "BARRIER",
-    "VERDICT",  # a collective broke, and nobody has said why yet
-    "OPTIMIZER",
-    "AFTER_WRITE",
-    "AFTER_STEP",
-    "DONE",  # last step committed, waiting for the others
-)
-RECOVERY_POINTS = (
-    "STOP",  # about to report where it stands
-    "PARKED",  # waiting for the decision
-    "FINISH",  # about to finish a step by itself
-    "OBEY",  # about to form the new group
-    "COPY",  # waiting for the source's state, or receiving it
-    "TAKE_OVER",  # copied, not yet claimed
-    "ROLLBACK",
-    "REFORM",
-    "RESTORED",  # restored, waiting for Resume; a source may still be serving
-    "RESUME",
-    "FAILED",  # could not restore, waiting for the next generation
-    "PROMOTED",
-)
-OTHER_POINTS = (
-    "START",  # waiting for a rank
-    "LOADING",  # running the script up to the first step
-    "ENTERED",
-    "WARMUP",
-    "IDLE",  # warm, waiting for a rank
-    "RAISED",  # the script raised, and the process is about to exit
-    "RELEASED",  # running to the end of the script
-    "EXITING",
-)
-# At several hosts also PRIVATE: copied, and the rank-private state is on its way from another host.
-# Where nothing is waited for: the main thread goes on by itself, some time later.
-PAUSES = frozenset(
-    "OUTSIDE FORWARD PREPARE READY OPTIMIZER AFTER_WRITE AFTER_STEP STOP FINISH OBEY TAKE_OVER ROLLBACK RESUME "
-    "PROMOTED LOADING WARMUP RAISED RELEASED EXITING".split()
-)
-# Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
-# and the store's in group.py.
-PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "PRIVATE": 10.0, "REFORM": 60.0}
-CONNECT_SECONDS = 300.0
-
-
-class Page:
-    """The position page and the two slots of private state. `words` and `slots` are separate, as in the real one."""
-
-    __slots__ = (
-        "collectives",
-        "commits",
-        "generation",
-        "phase",
-        "prepared",
-        "progress",
-        "rank",
-        "slots",
-        "stamp_ns",
-        "step",
-        "torn",
-        "version",
-        "words",
-    )
-
-    def __init__(self) -> None:
-        self.generation = 0
-        self.rank = -1
-        self.step = 0
-        self.phase = Phase.STARTING
-        self.version = 0
-        self.prepared = -1
-        self.torn = False
-        self.collectives = 0
-        self.progress = 0
-        self.stamp_ns = 0
-        self.commits = 0
-        self.words = [-1, -1]
-        self.slots: list[tuple[int, int] | None] = [None, None]
-
-    def copy(self) -> "Page":
-        """The same, to go on with in another way."""
-        twin = Page.__new__(Page)
-        twin.generation, twin.rank, twin.step, twin.phase = self.generation, self.rank, self.step, self.phase
-        twin.version, twin.prepared, twin.torn = self.version, self.prepared, self.torn
-        twin.collectives, twin.progress, twin.stamp_ns = self.collectives, self.progress, self.stamp_ns
-        twin.commits, twin.words, twin.slots = self.commits, self.words.copy(), self.slots.copy()
-        return twin
-
-    def key(self) -> Hashable:
-        """What decisions may depend on; not the counters that only the detector reads."""
-        torn, words, slots = self.torn, tuple(self.words), tuple(self.slots)
-        return self.generation, self.rank, self.step, self.phase, self.version, self.prepared, torn, words, slots
-
-    def position(self, *, counters: bool) -> Position:
-        """As an agent reads it."""
-        return Position(
-            generation=self.generation,
-            rank=self.rank,
-            step=self.step,
-            phase=self.phase,
-            version=self.version,
-            prepared=self.prepared,
-            torn=self.torn,
-            collectives=self.collectives if counters else 0,
-            progress=self.progress if counters else 0,
-            stamp_ns=self.stamp_ns if counters else 0,
-            private_versions=(self.words[0], self.words[1]),
-            commits=self.commits if counters else 0,
-        )
-
-    def read_private(self, version: int) -> int | None:
-        """The private state with which that version starts, if it is here."""
-        slot = self.slots[version % 2]
-        return slot[1] if slot is not None and slot[0] == version else None
-
-    def forget_private(self, version: int) -> None:
-        """The slot is about to be overwritten."""
-        self.words[version % 2] = -1
-        self.slots[version % 2] = None
-
-    def keep_private(self, version: int, private: int) -> None:
-        """The payload first, then the word that says that it is there."""
-        self.slots[version % 2] = (version, private)
-        self.words[version % 2] = version
+from relight.sim.network import Copying, Group, Rendezvous
+from relight.sim.page import Page
+from relight.sim.points import CONNECT_SECONDS, PATIENCE_SECONDS, PAUSES
 
 
 class World(Protocol):
@@ -980,35 +852,6 @@ class Worker:
 
     def _exit_well(self) -> None:
         self.die(0)
-
-
-class Copying:
-    """A copy on its way into a target, from a source's restore server."""
-
-    __slots__ = ("failed", "generation", "sending", "source", "state", "version")
-
-    def __init__(self, source: str, generation: int, version: int) -> None:
-        self.source = source  # a process
-        self.generation = generation
-        self.version = version
-        self.sending = False
-        self.state: State | None = None
-        self.failed = ""
-
-    @property
-    def over(self) -> bool:
-        """Whether the target need not wait any more."""
-        return self.state is not None or bool(self.failed)
-
-    def copy(self) -> "Copying":
-        """The same, to go on with in another way."""
-        twin = Copying(self.source, self.generation, self.version)
-        twin.sending, twin.state, twin.failed = self.sending, self.state, self.failed
-        return twin
-
-    def key(self) -> Hashable:
-        """What the future depends on."""
-        return self.source, self.generation, self.version, self.sending, self.state, self.failed
 
 
 # What the main thread does when it leaves a point: the name of a method, so that variants may override it.

@@ -40,8 +40,8 @@ from relight.core.commands import (
 from relight.core.controller import Controller, ControllerSettings
 from relight.sim.checker import Checker
 from relight.sim.contents import Violation
-from relight.sim.network import Group, Rendezvous
-from relight.sim.worker import Copying, Worker
+from relight.sim.network import Copying, Group, Rendezvous
+from relight.sim.worker import Worker
 
 Action = tuple[Any, ...]
 NODE = "node-0"

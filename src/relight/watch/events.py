@@ -15,8 +15,8 @@ import msgspec
 from relight.chaos.plan import describe_fault
 from relight.core import events as ev
 from relight.core.commands import Begin, EndJob, Notice, Restore, Resume, Stop
-from relight.core.controller import ENDED, Controller, ControllerSettings
-from relight.core.report import FailureReport, RecoveryReport, RecoveryStages
+from relight.core.controller import Controller, ControllerSettings
+from relight.core.report import ENDED, FailureReport, RecoveryReport, RecoveryStages
 from relight.server.journal import JournalHeader, JournalLine, decode_line
 from relight.wire.settings import JobSettings
 from relight.wire.status import PublishStatus, StatusLine

@@ -1,0 +1,128 @@
+"""A failure, whoever noticed it: one too many, or the next generation, in which everybody is asked to stand still."""
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from relight.core import events as ev
+from relight.core.commands import Audience, Command, Kill, Notice, Stop
+from relight.core.corruption import describe_difference, outvoted
+from relight.core.members import Process
+from relight.core.position import Phase
+from relight.core.stages.reserve import Reserve
+from relight.core.stages.state import Stage
+
+# A collective that breaks is nearly always the echo of a death that the agent reports within milliseconds. Only
+# if none is reported for this long is the network itself held to be the cause.
+COLLECTIVE_GRACE_SECONDS = 0.25
+MAX_CORRUPTIONS = 3  # of the same ranks
+MAX_RESTORE_FAILURES = 5
+
+
+class Failing(Reserve):
+    """In any stage from training on."""
+
+    def _fail(
+        self,
+        processes: list[Process],
+        step: int,
+        key: tuple[object, ...] | None,
+        now: float,
+        raised: ev.WorkerFailed | None = None,
+        limit: int = 0,
+    ) -> list[Command]:
+        """Take failed processes out, unless it is one failure too many; then open the next generation."""
+        for process in processes:
+            self.members.fail(process)
+            process.failed_at_step = step
+        if self.stage is Stage.TRAINING:
+            self._recovery_step = step
+        self._failures_at_step[step] += 1
+        if key is not None:
+            self._identical[key] += 1
+        ending = self._breaker(step, key, limit or self.settings.max_identical_errors)
+        if ending:
+            return self._end(ending, now, raised)
+        return self._open_generation(now)
+
+    def _breaker(self, step: int, key: tuple[object, ...] | None, limit: int) -> str:
+        """Why it is useless to go on, or an empty string."""
+        last = self.ledger.failures[-1]
+        where = f"rank {last.rank} in {last.phase} of step {last.step}" if last.rank >= 0 else "all ranks"
+        if key is not None and self._identical[key] >= limit:
+            return f"{where}: {last.evidence} ({limit} times in the same place, so it is a bug, not a failure)"
+        if self.settings.max_failures is not None and self.failures > self.settings.max_failures:
+            return f"{self.failures} failures, more than --max-failures {self.settings.max_failures}; last {where}"
+        if step >= 0 and self._failures_at_step[step] > self.settings.max_failures_per_step:
+            return f"step {step} failed {self._failures_at_step[step]} times; last: {where}: {last.evidence}"
+        return ""
+
+    def _fail_late(self, late: list[Process], evidence: str, now: float) -> list[Command]:
+        out: list[Command] = []
+        for process in late:
+            self.ledger.failure(process, "hang", evidence, process.final_position, 0, self.generation, now)
+            out.append(Kill(process=process.name, why=evidence))
+        return out + self._fail(late, -1, None, now)
+
+    def _on_corruption(
+        self, digests: Mapping[int, int | str], voters: Collection[int], version: int, noticed_ns: int, now: float
+    ) -> list[Command]:
+        """Replicas of a version differ: those that are outvoted have failed. Nothing of theirs is copied from."""
+        out: list[Command] = []
+        processes: list[Process] = []
+        wrong: tuple[int, ...] = ()
+        for part in self.shards.differing(digests):  # those who hold the same part of the state vote on it
+            minority = outvoted(part, [rank for rank in voters if rank in part])
+            if minority is None:
+                what = describe_difference(part, version)
+                return self._end(f"{what}. Resume from your last checkpoint", now)
+            right = len(part) - len(minority)
+            evidence = f"its state of version {version} is not that of the other {right} ranks: memory was corrupted"
+            wrong += minority
+            for process in (self.members.by_rank()[rank] for rank in minority):
+                position = msgspec.structs.replace(process.final_position, step=version, phase=Phase.BARRIER)
+                self.ledger.failure(process, "corruption", evidence, position, noticed_ns, self.generation, now)
+                processes.append(process)
+                out.append(Kill(process=process.name, why=evidence))
+        # Again and again the same ranks: not memory, but a script whose ranks do not compute the same.
+        return out + self._fail(processes, version, ("corruption", wrong), now, limit=MAX_CORRUPTIONS)
+
+    def _open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
+        """A failure, wherever it struck: from the top, under a new number."""
+        if self._lost_without():
+            return self._end(self._all_lost(), now, self._last_traceback())
+        last = self.ledger.failures[-1]
+        return [
+            self._stop_everyone(last.evidence, now, stop_limit_seconds),
+            Notice(why=self.ledger.describe_failure(last), level="warning"),
+            *self._fill_vacancies(now),
+        ]
+
+    def _stop_everyone(self, why: str, now: float, stop_limit_seconds: float | None = None) -> Stop:
+        """Open the next generation: whatever was under way is forgotten, and everybody is asked anew."""
+        settings = self.settings
+        # The last resort: a rank between two steps may evaluate for long, and one inside is judged by the detector.
+        at_most = settings.stop_timeout_seconds + settings.outside_hang_timeout_seconds
+        self._stop_limit_seconds = at_most if stop_limit_seconds is None else stop_limit_seconds
+        for process in self.members.by_rank().values():
+            process.asked_at = now
+        self.generation += 1
+        self.stage = Stage.STOPPING
+        self._stopped.clear()
+        self._restored.clear()
+        self._done.clear()
+        self._decision = None
+        self._suspected_collective = None
+        self._suspected_restore = None
+        self._deadline = now + self._stop_limit_seconds
+        self.ledger.stopping(self.generation, now)
+        return Stop(audience=Audience.MEMBERS, generation=self.generation, why=why)
+
+    def _all_lost(self) -> str:
+        last = self.ledger.failures[-1]
+        held = [rank for rank, p in self.members.by_rank().items() if p.may_hold_state]
+        what = self.shards.lost(held) or "every replica of the state is lost"
+        return (
+            f"{what}; last: rank {last.rank} in {last.phase} of step {last.step}: {last.evidence}. "
+            "Resume from your last checkpoint"
+        )

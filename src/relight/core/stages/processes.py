@@ -1,0 +1,132 @@
+"""What is heard of one process, in any stage: it ends, it is suspected, its script raised."""
+
+import msgspec
+
+from relight.core import events as ev
+from relight.core.commands import Command, Kill, Notice
+from relight.core.members import Process
+from relight.core.report import ENDED
+from relight.core.stages.finishing import Finishing
+from relight.core.stages.reserve import MAX_STANDBY_FAILURES
+from relight.core.stages.starting import Starting
+from relight.core.stages.state import Stage
+from relight.core.stages.stopping import Stopping
+
+STANDBY_PROVEN_SECONDS = 60.0
+
+
+class Processes(Starting, Stopping, Finishing):
+    """Ranks and standbys."""
+
+    def _on_dying(self, event: ev.ProcessDying, now: float) -> list[Command]:
+        """Do not wait until its memory is freed. Outside training there is no hurry."""
+        process = self.members.processes.get(event.process)
+        if process is None or process.gone or process.rank is None:
+            return []
+        if not process.alive or self.stage in (Stage.STARTING, Stage.FINISHING):
+            return []
+        if not process.failed and self._lost_without(process):
+            return []  # the end of the job; then better with the reason, which comes with its exit
+        process.gone = True
+        process.final_position = event.position
+        if process.failed:
+            return self._advance(now)
+        self.ledger.failure(process, ENDED, "its process ended", event.position, event.noticed_ns, self.generation, now)
+        return self._fail([process], self._step_of(process, event.position.step), None, now)
+
+    def _on_exited(self, event: ev.ProcessExited, now: float) -> list[Command]:
+        process = self.members.processes.get(event.process)
+        if process is None or not process.alive:
+            return []
+        self.members.end(process)
+        process.final_position = event.position
+        unexplained = any(f.process == process.name and f.kind == ENDED for f in self.ledger.failures)
+        explanation = self._explain(process, event, now) if unexplained else []
+        if self.stage is Stage.FINISHING:
+            return explanation + self._on_exit_after_training(process, event, now)
+        if process.failed:  # declared failed before; its death was awaited
+            return explanation + self._advance(now)
+        if process.rank is None:
+            return self._on_standby_lost(process, event.evidence, now)
+        if self.stage is Stage.STARTING:
+            return self._on_exit_before_training(process, event, now)
+        kind = _kind_of_exit(event)
+        step = self._step_of(process, event.position.step)
+        known = kind != "killed" and event.exit_status is not None  # else nothing says that two ended alike
+        key = (kind, process.rank, step, event.exit_status) if known else None
+        self.ledger.failure(process, kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
+        return self._fail([process], step, key, now)
+
+    def _explain(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
+        """A process that was seen dying is dead, and it is known how it ended."""
+        failure = self.ledger.amend(process.name, _kind_of_exit(event), event.evidence)
+        out: list[Command] = [Notice(why=f"failure {failure.number}: its process {event.evidence}", level="warning")]
+        if failure.kind == "killed" or event.exit_status is None:
+            return out
+        step = process.failed_at_step  # not the page's: that of a replacement may say nothing yet, and is always alike
+        key = (failure.kind, failure.rank, step, event.exit_status)
+        self._identical[key] += 1
+        ending = self._breaker(step, key, self.settings.max_identical_errors)
+        return out + (self._end(ending, now) if ending else [])
+
+    def _on_suspected(self, event: ev.ProcessSuspected, now: float) -> list[Command]:
+        process = self.members.processes.get(event.process)
+        if process is None or not process.alive or process.failed:
+            return []
+        kill = Kill(process=process.name, why=event.evidence)
+        if self.stage is Stage.FINISHING:
+            return [kill]  # its death then ends the job with an error
+        if process.rank is None:
+            self.members.fail(process)
+            return [kill, *self._on_standby_lost(process, event.evidence, now)]
+        if self.stage is Stage.STARTING:
+            self.members.fail(process)
+            return [kill, *self._restart_startup(f"rank {process.rank}: {event.evidence}", now)]
+        position, noticed_ns = event.position, event.noticed_ns
+        self.ledger.failure(
+            process, event.kind, event.evidence, position, noticed_ns, self.generation, now, stack=event.stack
+        )
+        step = self._step_of(process, event.position.step)
+        key = ("hang", process.rank, step) if event.kind == "hang" else None
+        return [kill, *self._fail([process], step, key, now)]
+
+    def _on_worker_failed(self, event: ev.WorkerFailed, now: float) -> list[Command]:
+        process = self.members.processes.get(event.process)
+        if process is None or not process.alive or process.failed:
+            return []
+        self._tracebacks[event.process] = event
+        if event.kind == "usage" and process.rank is not None:
+            return self._end(f"rank {event.rank}: {event.summary}", now, event)
+        if process.rank is None or self.stage in (Stage.STARTING, Stage.FINISHING):
+            return []  # its exit tells the rest
+        position = msgspec.structs.replace(process.final_position, step=event.step)
+        self.ledger.failure(
+            process, "exception", event.summary, position, event.noticed_ns, self.generation, now, phase=event.phase
+        )
+        kill = Kill(process=process.name, why=f"it raised {event.summary}")
+        return [kill, *self._fail([process], event.step, ("exception", event.step, event.summary), now, event)]
+
+    def _on_standby_lost(self, process: Process, evidence: str, now: float) -> list[Command]:
+        if process.ready and now - process.ready_at > STANDBY_PROVEN_SECONDS:
+            self._standby_failures = 0  # it waited long enough to show that standbys as such work
+        self._standby_failures += 1
+        raised = self._tracebacks.get(process.name)
+        what = f"{evidence} ({raised.summary})" if raised else evidence
+        out: list[Command] = [Notice(why=f"standby {process.name} {what}", level="warning")]
+        if self._standby_failures == MAX_STANDBY_FAILURES:
+            out.append(
+                Notice(why="no more standbys are started: too many failed without a success between", level="warning")
+            )
+        if self.stage is Stage.STOPPING and self._standby_failures >= MAX_STANDBY_FAILURES:
+            ranks = ", ".join(map(str, self.members.vacant(self.settings.world_size)))
+            if ranks and not self.members.standbys():
+                what = f"{MAX_STANDBY_FAILURES} processes in a row failed before they could take rank {ranks}: {what}"
+                return out + self._end(what, now, raised)
+        out += self._top_up_standbys(now)
+        return out + self._advance(now)
+
+
+def _kind_of_exit(event: ev.ProcessExited) -> str:
+    if "out-of-memory" in event.evidence:
+        return "out of memory"
+    return "killed" if (event.exit_status or 0) < 0 else "exited"

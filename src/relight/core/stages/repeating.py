@@ -1,0 +1,73 @@
+"""Orders said again, to an agent that was restarted and by a controller that was."""
+
+from relight.core.commands import Assign, Audience, Begin, Command, Kill, Notice, Release, Resume, Spawn
+from relight.core.members import Process
+from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, Failing
+from relight.core.stages.state import Stage
+
+
+class Repeating(Failing):
+    """After a death in the control plane."""
+
+    def _repeat_orders(self) -> list[Command]:
+        """What an agent had not passed on when it died is lost. Who has an order already ignores it the second time.
+
+        Processes that it had not started are not repeated: the server reports them as ended.
+        """
+        why = "said again to an agent that was restarted"
+        out: list[Command] = [Kill(process=p.name, why=why) for p in self.members.processes.values() if _is_doomed(p)]
+        for rank, process in self.members.by_rank().items():
+            if process.replacement or (self.stage is Stage.STARTING and process.started):
+                out.append(Assign(process=process.name, rank=rank, generation=self.generation, why=why))
+        return out if self._standing_order is None else [*out, self._standing_order]
+
+    def _on_controller_restarted(self, now: float) -> list[Command]:
+        """Everything that the dead controller was told is known, but not which of its orders arrived.
+
+        So the orders that still hold are given again: whoever has obeyed one already takes no notice. An unfinished
+        decision is not gone on with (rule 12 of docs/PROTOCOL.md): a recovery begins again, in a new generation.
+        Whoever is waited for gets all of the time again: the time without a controller was nobody's fault.
+        """
+        self.ledger.controller_restarts += 1
+        out: list[Command] = []
+        for process in self.members.processes.values():
+            if process.failed and process.alive:
+                out.append(Kill(process=process.name, why="again: it was declared failed"))
+            elif process.alive and not process.started:
+                why = "again: the order may have been lost"
+                out.append(
+                    Spawn(agent=process.agent, process=process.name, rank=process.rank, slot=process.slot, why=why)
+                )
+        if self.stage is Stage.STARTING:
+            return out + self._start_again(now)
+        why = "again: the controller was restarted"
+        out.append(Begin(audience=Audience.MEMBERS, generation=self.generation, why=why))
+        if self.stage is Stage.FINISHING:
+            return [*out, Release(audience=Audience.MEMBERS, generation=self.generation, why=why)]
+        if self.stage is Stage.TRAINING:
+            self._deadline = None if self._suspected_collective is None else now + COLLECTIVE_GRACE_SECONDS
+            notice = Notice(why="the controller is back; training went on meanwhile", level="info")
+            return [*out, Resume(audience=Audience.MEMBERS, generation=self.generation, why=why), notice]
+        stop = self._stop_everyone("the controller died during the recovery, so it begins again", now)
+        notice = Notice(why=f"the controller is back; {stop.why}, as generation {self.generation}", level="warning")
+        out += [stop, notice]
+        for rank, process in self.members.by_rank().items():
+            if process.replacement:  # a standby that has never heard of its rank hears no Stop either
+                out.append(Assign(process=process.name, rank=rank, generation=self.generation, why=why))
+        return out + self._fill_vacancies(now)
+
+    def _start_again(self, now: float) -> list[Command]:
+        """Of a job that has not begun to train."""
+        if not len(self.hosts):
+            return []
+        self._deadline = now + self.settings.startup_timeout_seconds
+        return [
+            Assign(process=process.name, rank=rank, generation=self.generation, why="again: initial rank")
+            for rank, process in self.members.by_rank().items()
+            if process.started
+        ]
+
+
+def _is_doomed(process: Process) -> bool:
+    """It was ordered to be killed, and is not known to have ended."""
+    return process.failed and process.alive and not process.gone

@@ -1,0 +1,94 @@
+"""Standbys and vacant ranks: who is started where, who waits, who takes a rank that nobody holds."""
+
+from relight.core import events as ev
+from relight.core.commands import Assign, Command, Kill, Spawn
+from relight.core.members import Process
+from relight.core.stages.state import Stage, State
+
+# A standby that takes longer than this, and than twice the slowest start of this job, may never be warm: start another
+# beside it.
+STANDBY_PATIENCE_SECONDS = 30.0
+MAX_STANDBY_FAILURES = 3  # in a row
+
+
+class Reserve(State):
+    """In any stage."""
+
+    def _spawn(self, rank: int | None, place: tuple[str, int], now: float, *, why: str, fresh: bool = False) -> Spawn:
+        agent, slot = place
+        process = self.members.add(agent, slot, rank, now, fresh=fresh)
+        return Spawn(agent=process.agent, process=process.name, rank=rank, slot=slot, why=why)
+
+    def _place(self) -> tuple[str, int]:
+        return self.hosts.place(self.members.processes.values())
+
+    def _top_up_standbys(self, now: float) -> list[Command]:
+        """Keep as many standbys as were asked for, warm or on their way."""
+        if self._standby_failures >= MAX_STANDBY_FAILURES or not len(self.hosts):
+            return []
+        missing = self.settings.standbys - len(self.members.standbys())
+        return [self._spawn(None, self._place(), now, why="a standby in reserve") for _ in range(missing)]
+
+    def _on_standby_ready(self, event: ev.StandbyReady, now: float) -> list[Command]:
+        process = self.members.processes.get(event.process)
+        if process is None or process.rank is not None or process.failed:
+            return []
+        process.ready, process.ready_at = True, now
+        self._slowest_start_seconds = max(self._slowest_start_seconds, now - process.spawned_at)
+        if self.stage is Stage.STOPPING:
+            return self._fill_vacancies(now)
+        return self._surplus() if self.stage is Stage.TRAINING else []
+
+    def _fill_vacancies(self, now: float) -> list[Command]:
+        """Give vacant ranks to warm standbys; see that enough processes are on their way for the rest."""
+        out: list[Command] = []
+        vacant = list(self.members.vacant(self.settings.world_size))
+        for standby, rank in self._pair(self.members.ready_standbys(), vacant):
+            vacant.remove(rank)
+            self.members.take_rank(standby, rank, now)
+            what = "a fresh process" if standby.fresh else f"standby {standby.name}"
+            out.append(
+                Assign(
+                    process=standby.name,
+                    rank=rank,
+                    generation=self.generation,
+                    why=f"{what} takes the place of rank {rank}",
+                )
+            )
+        coming = [p for p in self.members.standbys() if now - p.spawned_at < self._patience_seconds]
+        for rank in vacant[len(coming) :]:
+            out.append(
+                self._spawn(
+                    None, self._place(), now, why=f"no standby is left for rank {rank}: a fresh process", fresh=True
+                )
+            )
+        if vacant:
+            self._deadline = now + min(self._patience_seconds, self._stop_limit_seconds)
+        return out
+
+    def _pair(self, standbys: list[Process], vacant: list[int]) -> list[tuple[Process, int]]:
+        """Who takes which rank: one on the lost holder's own host if there is one, since private state lies there."""
+        pairs: list[tuple[Process, int]] = []
+        free, ranks = list(standbys), list(vacant)
+        for rank in vacant:
+            before = self.members.predecessors.get(rank, ())
+            host = self.members.processes[before[-1]].agent if before else ""
+            near = next((standby for standby in free if standby.agent == host), None)
+            if near is not None:
+                pairs.append((near, rank))
+                free.remove(near)
+                ranks.remove(rank)
+        return pairs + list(zip(free, ranks, strict=False))
+
+    @property
+    def _patience_seconds(self) -> float:
+        return max(STANDBY_PATIENCE_SECONDS, 2 * self._slowest_start_seconds)
+
+    def _surplus(self) -> list[Command]:
+        """A fresh process that got warm after its rank was taken by another is one standby too many."""
+        worst_first = sorted(self.members.standbys(), key=lambda p: (p.ready, -p.spawned_at))
+        out: list[Command] = []
+        for process in worst_first[: max(0, len(worst_first) - self.settings.standbys)]:
+            self.members.fail(process)
+            out.append(Kill(process=process.name, why="a replacement that is no longer needed"))
+        return out

@@ -1,0 +1,91 @@
+"""RESTORING: every member reaches the target version; they must agree before anybody goes on."""
+
+from relight.core import events as ev
+from relight.core.commands import Audience, Command, Notice, Resume
+from relight.core.shards import Shards
+from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, MAX_RESTORE_FAILURES, Failing
+from relight.core.stages.state import Stage
+
+
+class Restoring(Failing):
+    """From Restore to Resume, and to the first step after it."""
+
+    def _on_restored(self, event: ev.Restored, now: float) -> list[Command]:
+        if self.stage is not Stage.RESTORING or event.generation != self.generation:
+            return []
+        if not self._is_member(event.process) or self._decision is None:
+            return []
+        self._restored[event.process] = event
+        self.ledger.restored(event, now)
+        if len(self._restored) < self.settings.world_size:
+            return []
+        reports = sorted(self._restored.values(), key=lambda e: e.rank)
+        problem = _handshake_mismatch(reports, self._decision.target, self.shards)
+        if problem:
+            digests = {report.rank: report.state_digest for report in reports}
+            voters = [rank for rank in digests if rank not in self._decision.targets]
+            alike = len({(r.version, r.lineage, r.layout_digest) for r in reports}) == 1
+            if alike and self.shards.differing({rank: digests[rank] for rank in voters}):
+                return self._on_corruption(digests, voters, self._decision.target, 0, now)
+            return self._end(problem, now)
+        self.stage, self._deadline, self._restore_failures = Stage.TRAINING, None, 0
+        for process in self.members.by_rank().values():
+            process.replacement = False
+        self.members.predecessors.clear()
+        if self._decision.targets:
+            self._standby_failures = 0
+        notice = Notice(why=self.ledger.describe_recovery(now), level="info")
+        self.ledger.resumed(now)
+        out: list[Command] = [
+            Resume(
+                audience=Audience.MEMBERS,
+                generation=self.generation,
+                why=f"all ranks hold version {self._decision.target} "
+                f"({self.shards.digest([report.state_digest for report in reports])})",
+            )
+        ]
+        self._to_resume = set(self.members.audience(Audience.MEMBERS))
+        return [*out, notice, *self._surplus()]
+
+    def _on_step_resumed(self, event: ev.StepResumed, now: float) -> list[Command]:
+        """A new standby is started once the interrupted step is done: its start would slow the redo down."""
+        self.ledger.step_resumed(event, self.settings.world_size, now)
+        self._to_resume.discard(event.process)
+        return self._top_up_standbys(now) if not self._to_resume and self.stage is Stage.TRAINING else []
+
+    def _on_restore_failed(self, event: ev.RestoreFailed, now: float) -> list[Command]:
+        if self.stage is not Stage.RESTORING or event.generation != self.generation:
+            return []
+        if self._suspected_restore is None:  # most often the echo of a death, as with collectives
+            self._suspected_restore = event
+            self._deadline = now + COLLECTIVE_GRACE_SECONDS
+        return []
+
+    def _on_restore_timeout(self, now: float) -> list[Command]:
+        """Nobody can be blamed for a restore that does not end; who then does not stand still, can."""
+        event = self._suspected_restore
+        evidence = event.evidence if event else f"not done within {self.settings.restore_timeout_seconds:g} s"
+        self._restore_failures += 1
+        self.ledger.failure(
+            None, "communication", f"restoring: {evidence}", None, 0, self.generation, now, self._recovery_step
+        )
+        if self._restore_failures > MAX_RESTORE_FAILURES:
+            return self._end(f"restoring failed {self._restore_failures} times in a row: {evidence}", now)
+        return self._open_generation(now, self.settings.stop_timeout_seconds)
+
+
+def _handshake_mismatch(reports: list[ev.Restored], target: int, shards: Shards) -> str:
+    """Why the members must not train on together (rule 8), or an empty string."""
+    peers: dict[str, ev.Restored] = {}  # the first holder of each part of the state
+    for report in reports:
+        peer = peers.setdefault(shards.key(report.rank), report)
+        if report.version != target:
+            return f"rank {report.rank} is at version {report.version} after a restore to {target}"
+        for what, first in (("lineage", reports[0]), ("layout_digest", reports[0]), ("state_digest", peer)):
+            mine, theirs = getattr(report, what), getattr(first, what)
+            if mine != theirs:
+                return (
+                    f"after the restore to version {target}, {what.replace('_', ' ')} of rank {report.rank} is {mine}, "
+                    f"of rank {first.rank} {theirs}: halting rather than training on replicas that differ"
+                )
+    return ""

@@ -1,0 +1,133 @@
+"""STARTING: all ranks are started, run the script up to its first step, and must hold the same state there."""
+
+from collections.abc import Sequence
+
+from relight.core import events as ev
+from relight.core.commands import Assign, Audience, Begin, Command, Kill, Notice
+from relight.core.coverage import coverage, describe
+from relight.core.members import Process
+from relight.core.shards import Shards, content_mismatch
+from relight.core.stages.reserve import Reserve
+from relight.core.stages.state import Stage
+
+MAX_NAMED = 64  # ranks in one line for people
+MAX_STARTUP_RESTARTS = 3
+
+
+class Starting(Reserve):
+    """From the first agent to Begin."""
+
+    def _spawn_initial(self, now: float, why: str) -> list[Command]:
+        places = self.hosts.initial(self.settings.world_size, self.settings.nodes)
+        return [self._spawn(rank, place, now, why=why) for rank, place in enumerate(places)]
+
+    def _on_started(self, event: ev.ProcessStarted) -> list[Command]:
+        process = self.members.processes.get(event.process)
+        if process is None or process.started:
+            return []
+        process.started, process.pid = True, event.pid
+        if process.rank is None:
+            return []
+        return [Assign(process=process.name, rank=process.rank, generation=self.generation, why="initial rank")]
+
+    def _on_entered(self, event: ev.TrainingEntered, now: float) -> list[Command]:
+        if self.stage is not Stage.STARTING or not self._is_member(event.process):
+            return []
+        self._entered[event.process] = event
+        if len(self._entered) < self.settings.world_size:
+            return []
+        reports = sorted(self._entered.values(), key=lambda e: e.rank)
+        self.shards = Shards([report.shard for report in reports])
+        problem = _startup_mismatch(reports, self.shards)
+        if problem:
+            return self._end(problem, now)
+        self.stage, self._deadline, self.until = Stage.TRAINING, None, reports[0].until
+        for process in self.members.by_rank().values():
+            process.may_hold_state = True
+        self._slowest_start_seconds = now - min(p.spawned_at for p in self.members.by_rank().values())
+        digest = self.shards.digest([report.state_digest for report in reports])
+        self.ledger.began(now, reports[0], digest)
+        what = "replicas of the same state" if self.shards.divided else "the same state"
+        return [
+            *self._cover(reports),
+            Begin(
+                audience=Audience.MEMBERS,
+                generation=self.generation,
+                why=f"all {self.settings.world_size} ranks hold {what} ({digest})",
+            ),
+            Notice(why=f"training; {self._describe_pids()}", level="info"),
+        ]
+
+    def _cover(self, reports: Sequence[ev.TrainingEntered]) -> list[Command]:
+        """Say what a divided state survives, before the first step."""
+        if not self.shards.divided:
+            return []
+        hosts = [process.agent for process in self.members.by_rank().values()]
+        self.coverage = coverage(self.shards.groups(), hosts, {r.shard: r.state_bytes for r in reports})
+        return [Notice(why=line, level="info") for line in describe(self.coverage)]
+
+    def _describe_pids(self) -> str:
+        """For people with py-spy, gdb or kill."""
+        held = list(self.members.by_rank().items())
+        named = ", ".join(f"rank {rank} is pid {process.pid}" for rank, process in held[:MAX_NAMED])
+        return f"{named}, and {len(held) - MAX_NAMED} more (see the journal)" if len(held) > MAX_NAMED else named
+
+    def _on_startup_timeout(self, now: float) -> list[Command]:
+        late = sorted(rank for rank, p in self.members.by_rank().items() if p.name not in self._entered)
+        return self._end(
+            f"rank {', '.join(map(str, late))} did not reach its first step within "
+            f"{self.settings.startup_timeout_seconds:g} s; raise --startup-timeout-seconds if the script needs longer",
+            now,
+        )
+
+    def _on_exit_before_training(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
+        raised = self._tracebacks.get(process.name)
+        if raised is not None:
+            return self._end(f"rank {process.rank} failed before its first step: {raised.summary}", now, raised)
+        if event.exit_status == 0:
+            return self._end(
+                f"rank {process.rank} ended before its first step: the script must call relight.init() and take its "
+                "steps from training.steps(); see `relight run --help` for an example",
+                now,
+            )
+        if (event.exit_status or 0) > 0:
+            return self._end(f"rank {process.rank} {event.evidence} before its first step", now)
+        self.members.fail(process)
+        return self._restart_startup(f"rank {process.rank} {event.evidence}", now)
+
+    def _restart_startup(self, failure: str, now: float) -> list[Command]:
+        """Before the first step there is nothing to preserve: start all ranks anew."""
+        self._startup_restarts += 1
+        if self._startup_restarts > MAX_STARTUP_RESTARTS:
+            return self._end(f"{failure}; {MAX_STARTUP_RESTARTS} starts have failed", now)
+        out: list[Command] = [Notice(why=f"{failure} before the first step; starting all ranks again", level="warning")]
+        for process in self.members.by_rank().values():
+            self.members.fail(process)
+            out.append(Kill(process=process.name, why="starting all ranks again"))
+        self.members.predecessors.clear()
+        self._entered.clear()
+        self.generation += 1
+        self._deadline = now + self.settings.startup_timeout_seconds
+        return out + self._spawn_initial(now, "initial rank, again")
+
+
+def _startup_mismatch(reports: list[ev.TrainingEntered], shards: Shards) -> str:
+    """Why the initial ranks cannot train together, or an empty string."""
+    first = reports[0]
+    for other in reports[1:]:
+        if other.layout_digest != first.layout_digest:
+            return (
+                f"rank {other.rank} has other parameters or optimizer settings than rank {first.rank} (names, shapes "
+                "or dtypes differ); every rank must build the same model"
+            )
+        if other.until != first.until:
+            return f"rank {other.rank} wants {other.until} steps, rank {first.rank} wants {first.until}; use one number"
+    different = content_mismatch(shards, [f"{report.version} {report.state_digest}" for report in reports])
+    if different:
+        first, other = (reports[rank] for rank in different)
+        part = f" (both hold part {first.shard})" if shards.divided else ""
+        return (
+            f"the state of rank {other.rank} ({other.state_digest}) differs from that of rank {first.rank} "
+            f"({first.state_digest}){part}: wrap the model in DDP, or seed every rank alike before building it"
+        )
+    return ""

@@ -1,0 +1,120 @@
+"""What the controller knows, and what every stage needs: who is a member, what is lost, and the end of the job.
+
+Every other file of this folder adds the decisions of one stage, or about one kind of fact. `Controller` in
+core/controller.py is all of them together. What one stage needs of another it inherits, so the order is:
+
+    state <- reserve <- starting
+                     <- failing <- training, stopping, restoring, finishing, repeating
+                                               processes, agents: facts that matter in any stage
+"""
+
+import enum
+from collections import Counter
+
+import msgspec
+
+from relight.core import events as ev
+from relight.core.commands import Begin, Command, EndJob, Release, Restore, Resume, Stop
+from relight.core.coverage import Coverage
+from relight.core.decision import Decision
+from relight.core.hosts import Hosts
+from relight.core.ledger import Ledger
+from relight.core.members import Members, Process
+from relight.core.shards import Shards
+
+
+class Stage(enum.StrEnum):
+    STARTING = "starting"  # waiting for every rank to reach its first step
+    TRAINING = "training"  # waiting for every rank to be done; after a broken collective, for the death behind it
+    STOPPING = "stopping"  # waiting for every member to stand still, and for a process for every rank
+    RESTORING = "restoring"  # waiting for every member to hold the target version
+    FINISHING = "finishing"  # training is done; the scripts run to their ends
+    ENDED = "ended"  # nothing is listened to any more
+
+
+class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the job's settings that decisions depend on."""
+
+    world_size: int
+    nodes: int = 1  # hosts that share the initial ranks; more may join, as room for standbys and replacements
+    standbys: int = 0
+    stop_timeout_seconds: float = 30.0
+    outside_hang_timeout_seconds: float = 600.0
+    restore_timeout_seconds: float = 120.0
+    startup_timeout_seconds: float = 600.0
+    max_failures: int | None = None
+    max_failures_per_step: int = 10
+    max_identical_errors: int = 2
+
+
+class State:
+    """One job, as far as its controller knows."""
+
+    def __init__(self, settings: ControllerSettings) -> None:
+        self.settings = settings
+        self.stage = Stage.STARTING
+        self.generation = 1
+        self.until = 0
+        self.ended: EndJob | None = None
+        self.members = Members()
+        self.ledger = Ledger(settings.world_size, settings.standbys)
+        self.hosts = Hosts()
+        self.shards = Shards()  # known from the first step on
+        self.coverage: Coverage | None = None  # what that is worth, if the state is divided
+        self._entered: dict[str, ev.TrainingEntered] = {}
+        self._stopped: dict[str, ev.Stopped] = {}
+        self._restored: dict[str, ev.Restored] = {}
+        self._done: dict[str, ev.TrainingDone] = {}
+        self._released: set[str] = set()
+        self._decision: Decision | None = None
+        self._deadline: float | None = None
+        self._extended: float | None = None  # the deadline that was put off, once, because the controller had slept
+        self._suspected_collective: ev.CollectiveFailed | None = None
+        self._suspected_restore: ev.RestoreFailed | None = None
+        self._stop_limit_seconds = 0.0
+        self._slowest_start_seconds = 0.0
+        self._recovery_step = -1  # the step that the recovery under way is about
+        self._failures_at_step: Counter[int] = Counter()
+        self._identical: Counter[tuple[object, ...]] = Counter()
+        self._attempts: Counter[int] = Counter()
+        self._tracebacks: dict[str, ev.WorkerFailed] = {}
+        self._to_resume: set[str] = set()  # members that have not committed a step since the last recovery
+        self._standing_order: Begin | Stop | Restore | Resume | Release | None = None
+        self._restore_failures = 0
+        self._standby_failures = 0
+        self._startup_restarts = 0
+
+    @property
+    def failures(self) -> int:
+        """Failures so far."""
+        return len(self.ledger.failures)
+
+    def _is_member(self, name: str) -> bool:
+        process = self.members.processes.get(name)
+        return process is not None and process.alive and not process.failed and process.rank is not None
+
+    def _lost_without(self, process: Process | None = None) -> bool:
+        """Whether some part of the state is on no member (other than `process`), as far as is known."""
+        return self.shards.lacks(
+            rank for rank, p in self.members.by_rank().items() if p.may_hold_state and p is not process
+        )
+
+    @property
+    def _newest_step(self) -> int:
+        """For a failure whose step nobody can know any more."""
+        return self._recovery_step if self.stage is not Stage.TRAINING else -1
+
+    def _step_of(self, process: Process, step: int) -> int:
+        """A replacement that is not restored yet has no step of its own; it dies for the recovery's."""
+        return self._recovery_step if process.replacement else step
+
+    def _last_traceback(self) -> ev.WorkerFailed | None:
+        """What the script said when the process of the last failure raised, if it did."""
+        return self._tracebacks.get(self.ledger.failures[-1].process) if self.ledger.failures else None
+
+    def _end(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
+        self.stage, self._deadline = Stage.ENDED, None
+        self.ledger.ended(error, now)
+        details = raised.traceback if raised else ""
+        self.ended = EndJob(error=error, details=details, why=error or "training finished")
+        return [self.ended]

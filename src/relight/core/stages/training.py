@@ -1,0 +1,43 @@
+"""TRAINING: what can go wrong while no process has failed, or before it is known which."""
+
+from relight.core import events as ev
+from relight.core.commands import Command
+from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, MAX_RESTORE_FAILURES, Failing
+from relight.core.stages.state import Stage
+
+
+class Training(Failing):
+    """From Begin or Resume to the next failure, or to the end."""
+
+    def _on_collective_failed(self, event: ev.CollectiveFailed, now: float) -> list[Command]:
+        if self.stage is not Stage.TRAINING or event.generation != self.generation:
+            return []
+        if self._suspected_collective is None:
+            self._suspected_collective = event
+            self._deadline = now + COLLECTIVE_GRACE_SECONDS
+        return []
+
+    def _on_grace_over(self, now: float) -> list[Command]:
+        event = self._suspected_collective
+        if event is None:
+            return []
+        evidence = f"a collective of rank {event.rank} broke while every process lives: {event.summary}"
+        self.ledger.failure(None, "communication", evidence, None, event.noticed_ns, self.generation, now, event.step)
+        return self._fail([], event.step, ("communication", event.step), now, limit=MAX_RESTORE_FAILURES)
+
+    def _on_stalled(self, event: ev.CommunicationStalled, now: float) -> list[Command]:
+        if self.stage is not Stage.TRAINING:
+            return []
+        noticed_ns, step, stack = event.noticed_ns, event.step, event.stack
+        self.ledger.failure(
+            None, "communication", event.evidence, None, noticed_ns, self.generation, now, step, stack=stack
+        )
+        return self._fail([], event.step, ("stall", event.step), now)
+
+    def _on_state_differs(self, event: ev.StateDiffers, now: float) -> list[Command]:
+        if self.stage is not Stage.TRAINING or event.generation != self.generation:
+            return []  # every rank says it; once is enough
+        digests = dict(enumerate(event.digests))
+        if len(digests) != self.settings.world_size or not self.shards.differing(digests):
+            return []  # nonsense: nobody can be blamed by it
+        return self._on_corruption(digests, digests, event.step, event.noticed_ns, now)

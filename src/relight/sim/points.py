@@ -1,0 +1,50 @@
+"""Where the main thread of a simulated worker can stand: the places at which faults strike and schedules differ."""
+
+# Where a main thread can stand, in the order in which it gets there. `_HANDLERS` in worker.py says what comes next.
+STEP_POINTS = (
+    "OUTSIDE",  # between two steps
+    "FORWARD",
+    "GRADIENT",  # in the gradient's all-reduce
+    "PREPARE",  # writing the private state of the next version
+    "READY",  # prepared, barrier not entered
+    "BARRIER",
+    "VERDICT",  # a collective broke, and nobody has said why yet
+    "OPTIMIZER",
+    "AFTER_WRITE",
+    "AFTER_STEP",
+    "DONE",  # last step committed, waiting for the others
+)
+RECOVERY_POINTS = (
+    "STOP",  # about to report where it stands
+    "PARKED",  # waiting for the decision
+    "FINISH",  # about to finish a step by itself
+    "OBEY",  # about to form the new group
+    "COPY",  # waiting for the source's state, or receiving it
+    "TAKE_OVER",  # copied, not yet claimed
+    "ROLLBACK",
+    "REFORM",
+    "RESTORED",  # restored, waiting for Resume; a source may still be serving
+    "RESUME",
+    "FAILED",  # could not restore, waiting for the next generation
+    "PROMOTED",
+)
+OTHER_POINTS = (
+    "START",  # waiting for a rank
+    "LOADING",  # running the script up to the first step
+    "ENTERED",
+    "WARMUP",
+    "IDLE",  # warm, waiting for a rank
+    "RAISED",  # the script raised, and the process is about to exit
+    "RELEASED",  # running to the end of the script
+    "EXITING",
+)
+# At several hosts also PRIVATE: copied, and the rank-private state is on its way from another host.
+# Where nothing is waited for: the main thread goes on by itself, some time later.
+PAUSES = frozenset(
+    "OUTSIDE FORWARD PREPARE READY OPTIMIZER AFTER_WRITE AFTER_STEP STOP FINISH OBEY TAKE_OVER ROLLBACK RESUME "
+    "PROMOTED LOADING WARMUP RAISED RELEASED EXITING".split()
+)
+# Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
+# and the store's in group.py.
+PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "PRIVATE": 10.0, "REFORM": 60.0}
+CONNECT_SECONDS = 300.0
