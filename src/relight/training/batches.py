@@ -26,6 +26,7 @@ class Batches:
         if accumulate < 1:
             raise UsageError(f"accumulate={accumulate}: at least one batch per step")
         self._source = make_source(data, seed)
+        self._draws = data is not None
         self._accumulate = accumulate
         self._seed = seed
         self._preserve = streams == "preserve"
@@ -52,7 +53,8 @@ class Batches:
         """The batch of `step`, with the streams set for its forward. The same one again in a redo."""
         if self._preserve and self._at_barrier is not None:
             rng.put_back(self._at_barrier)
-        self._seed_streams("step", step, rank)
+        if self._draws:
+            self._seed_streams("step", step, rank)
         if self._batch_of == step and _edits(self._batch) != self._edits:
             self.restore(step, rank)  # the script changed it in place: draw it again
         if self._batch_of != step:

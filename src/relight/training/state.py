@@ -6,6 +6,7 @@ position page, where it outlives the process.
 """
 
 import copy
+from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -311,13 +312,16 @@ class TrackedState:
     def fingerprint(self) -> tuple[Any, ...]:
         """Cheap trace of what only the protected block may change; compared between two steps."""
         return (
-            tuple(p._version for p in self.parameters),
+            sum(map(_VERSION, self.parameters)),  # versions only grow; without a frame of Python for each
             tuple(g["lr"] if not isinstance(g["lr"], torch.Tensor) else g["lr"]._version for g in self._groups()),
             tuple(getattr(thing, "last_epoch", None) for thing in self.objects.values()),
         )
 
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
+
+
+_VERSION = attrgetter("_version")
 
 
 def _may_change_before_write(thing: Any) -> bool:

@@ -44,6 +44,8 @@ from relight.training.writes import WriteWatch
 from relight.transfer.codec import encode_tree
 
 LOGGERS_SECONDS = 60.0  # to take what is left before the job ends
+_NOTHING: dict[str, Any] = {"buffers": {}, "per_rank": {}, "data": None, "rng": None}  # rank-private; the usual case
+_NO_PRIVATE = encode_tree(_NOTHING, "")
 _NOT_ENTERED = "the loop took a step but did not enter it: write `with step as batch:` in its body"
 
 
@@ -323,7 +325,8 @@ class Training:
 
     def _keep_private(self, version: int) -> None:
         tree = {**self._state.private(), **self._batches.private(), **self._scalars.private()}
-        self._runtime.page.write_private(version, encode_tree(tree, "rank-private state"))
+        payload = _NO_PRIVATE if tree == _NOTHING else encode_tree(tree, "rank-private state")
+        self._runtime.page.write_private(version, payload)
 
     # --- entering and leaving ---------------------------------------------------------------------------------
     def _enter_training(self) -> None:
