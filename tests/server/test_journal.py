@@ -180,7 +180,7 @@ def test_a_successor_goes_on_behind_the_last_whole_line(tmp_path: Path) -> None:
     journal.close()
     path.write_bytes(path.read_bytes()[:-5])
     successor = Journal(tmp_path, SETTINGS, Alarms(), resume=True)
-    assert [line.now for line in successor.found] == [1.0]
+    assert [line.now for line in successor.found()] == [1.0]
     successor.event(3.0, EVENT)
     assert [line.now for line in read_journal(path)[1]] == [1.0, 3.0]
 
@@ -189,7 +189,7 @@ def test_a_successor_of_one_that_wrote_nothing_begins(tmp_path: Path) -> None:
     for rest in (b"", b'{"format":1,"wa'):
         (tmp_path / "journal.jsonl").write_bytes(rest)
         journal = Journal(tmp_path, SETTINGS, Alarms(), resume=True)
-        assert journal.found == ()
+        assert not list(journal.found())
         assert read_journal(tmp_path / "journal.jsonl")[0].settings == SETTINGS
         journal.close()
 
@@ -257,7 +257,7 @@ def test_a_journal_that_is_locked_is_taken_over_only_by_force_and_its_writer_giv
     with pytest.raises(JournalInUse):
         Journal(tmp_path, SETTINGS, alarms, resume=True)
     new = Journal(tmp_path, SETTINGS, alarms, resume=True, take_over=True, give_way=lambda: gave_way.append("new"))
-    assert [line.event for line in new.found] == [EVENT]
+    assert [line.event for line in new.found()] == [EVENT]
     new.note(1.0, "of the new one")
     assert gave_way == []
     old.note(1.0, "of the old one")

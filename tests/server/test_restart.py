@@ -15,6 +15,8 @@ from relight.core.events import (
     TrainingDone,
     TrainingEntered,
 )
+from relight.core.ledger import KEPT_IN_ACCOUNT
+from relight.core.report import decode_report
 from relight.wire.messages import (
     JobEnded,
     NoticeUpdate,
@@ -26,6 +28,8 @@ from relight.wire.messages import (
     StoreSet,
     StoreWait,
 )
+from tests.core.test_memory import Recorded
+from tests.recorded import write_journal
 from tests.server.controller_process import ControllerProcess, Peer
 from tests.server.test_server import Start, exited, start_workers
 
@@ -202,3 +206,29 @@ def test_kills_are_ordered_again(start: Start) -> None:
     agent.expect_for(workers[0], Stop)
     agent = come_back(controller, *workers)  # it had come back to life
     assert agent.expect(Kill).process == workers[1]
+
+
+def test_the_report_lists_all_failures_of_a_job_that_had_too_many_to_remember(start: Start) -> None:
+    """The successor learns of the end from the journal, which is longer than what any controller keeps of it."""
+    controller = start(world_size=3, standbys=1)
+    controller.close()
+    desk = Recorded().train()
+    assert isinstance(desk, Recorded)
+    count = KEPT_IN_ACCOUNT + 10
+    for step in range(count):
+        desk.lose_and_replace(step)
+    desk.finish()
+    for process in desk.controller.rank_processes().values():
+        desk.exits(process, 0, evidence="exited with status 0")
+    for standby in [p.name for p in desk.controller.members.processes.values() if p.alive]:
+        desk.exits(standby)
+    (controller.run_dir / "journal.jsonl").unlink()
+    write_journal(controller.run_dir, controller.settings, desk.entries)
+    controller.restart()
+    observer = controller.observer()
+    assert observer.expect(JobEnded).error == ""
+    assert controller.wait() == 0
+    report = decode_report((controller.run_dir / "report.json").read_bytes())
+    assert [failure.number for failure in report.failures] == list(range(1, count + 1))
+    assert [recovery.number for recovery in report.recoveries] == list(range(1, count + 1))
+    assert not report.notices

@@ -1,5 +1,10 @@
-"""The account of a job: each failure and each recovery with its stages, for `report.json`. Takes no decisions."""
+"""The account of a job: each failure and each recovery with its stages, for `report.json`. Takes no decisions.
 
+A controller keeps the newest only, so that its memory does not grow with the job. The journal has all of them: who
+needs them (the report at the end, the dashboard) replays it with an account that forgets nothing.
+"""
+
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import msgspec
@@ -9,7 +14,9 @@ from relight.core.decision import Decision
 from relight.core.fault import Fault
 from relight.core.members import Process
 from relight.core.position import Position
-from relight.core.report import FailureReport, JobReport, RecoveryReport, RecoveryStages
+from relight.core.report import ENDED, FailureReport, JobReport, RecoveryReport, RecoveryStages
+
+KEPT_IN_ACCOUNT = 64  # failures, and as many recoveries
 
 
 @dataclass
@@ -20,6 +27,7 @@ class _Open:
     failures: list[int]
     since: float  # first failure noticed
     stop_sent: float
+    detect_seconds: float | None = None  # of the first failure
     survivors_stopped: float = 0.0
     all_stopped: float = 0.0
     decided: float = 0.0
@@ -41,11 +49,17 @@ class _Open:
 class Ledger:
     """Collects; `report()` gives the value."""
 
-    def __init__(self, world_size: int, standbys: int) -> None:
+    def __init__(self, world_size: int, standbys: int, kept: int | None = None) -> None:
+        """`kept`: so many of the newest failures, and of the newest recoveries; None: all."""
         self.world_size = world_size
         self.standbys = standbys
         self.failures: list[FailureReport] = []
+        self.failure_count = 0  # with those that are forgotten; also the number of the newest
+        self.unexplained: dict[str, FailureReport] = {}  # by process: seen dying, and not yet known how it ended
         self.recoveries: list[RecoveryReport] = []
+        self.recovery_count = 0
+        self._kept = kept
+        self._answered = 0  # number of the newest failure that a recovery is about
         self.notices: list[str] = []
         self.struck: set[Fault] = set()  # planned faults that happened
         self.controller_restarts = 0
@@ -58,6 +72,9 @@ class Ledger:
         self._digest = ""
         self._cut = 0
         self._error = ""
+        self._lost_seconds = 0.0  # by recoveries so far, steps computed again included
+        self._repeated = 0
+        self._moved_bytes = 0
 
     # --- the job ----------------------------------------------------------------------------------------------
     def started(self, now: float) -> None:
@@ -95,28 +112,47 @@ class Ledger:
         position = position or Position(step=step)
         known = 0 < position.fault_ns < noticed_ns
         idle = kind in ("hang", "frozen") and 0 < position.stamp_ns < noticed_ns
-        self.failures.append(
-            FailureReport(
-                number=len(self.failures) + 1,
-                rank=-1 if process is None or process.rank is None else process.rank,
-                process="" if process is None else process.name,
-                kind=kind,
-                stack=stack,
-                step=position.step,
-                phase=phase,
-                evidence=evidence,
-                generation=generation,
-                noticed_seconds=now - self._start,
-                detect_seconds=(noticed_ns - position.fault_ns) / 1e9 if known else None,
-                idle_seconds=(noticed_ns - position.stamp_ns) / 1e9 if idle else None,
-            )
+        self.failure_count += 1
+        failure = FailureReport(
+            number=self.failure_count,
+            rank=-1 if process is None or process.rank is None else process.rank,
+            process="" if process is None else process.name,
+            kind=kind,
+            stack=stack,
+            step=position.step,
+            phase=phase,
+            evidence=evidence,
+            generation=generation,
+            noticed_seconds=now - self._start,
+            detect_seconds=(noticed_ns - position.fault_ns) / 1e9 if known else None,
+            idle_seconds=(noticed_ns - position.stamp_ns) / 1e9 if idle else None,
         )
+        self.failures.append(failure)
+        if kind == ENDED:
+            self.unexplained[failure.process] = failure
+        if self._kept is not None:
+            del self.failures[: -self._kept]
+
+    @property
+    def forgot(self) -> bool:
+        """Whether more has happened than is kept here."""
+        return len(self.failures) < self.failure_count or len(self.recoveries) < self.recovery_count
+
+    def _find(self, number: int) -> FailureReport | None:
+        """None: it is forgotten."""
+        index = number - self.failure_count + len(self.failures) - 1
+        return self.failures[index] if index >= 0 else None
 
     def amend(self, process: str, kind: str, evidence: str) -> FailureReport:
-        """Now it is known how the process of the newest failure of that name ended."""
-        index = max(i for i, failure in enumerate(self.failures) if failure.process == process)
-        self.failures[index] = msgspec.structs.replace(self.failures[index], kind=kind, evidence=evidence)
-        return self.failures[index]
+        """Now it is known how a process ended whose death had been seen."""
+        failure = msgspec.structs.replace(self.unexplained.pop(process), kind=kind, evidence=evidence)
+        if self._find(failure.number) is not None:
+            self.failures[failure.number - self.failure_count - 1] = failure
+        return failure
+
+    def forget_unexplained(self, known: Container[str]) -> None:
+        """Of processes that nobody knows any more: their ends will not be told."""
+        self.unexplained = {name: failure for name, failure in self.unexplained.items() if name in known}
 
     def describe_failure(self, failure: FailureReport) -> str:
         """One line for people."""
@@ -154,8 +190,11 @@ class Ledger:
         recovery.survivors_stopped = recovery.all_stopped = now
         recovery.stop_seconds = 0.0
         recovery.progress.clear()
-        known = set(recovery.failures) | {n for r in self.recoveries for n in r.failures}
-        recovery.failures += [f.number for f in self.failures if f.number not in known]
+        if not recovery.failures:
+            first = self._find(self._answered + 1)
+            recovery.detect_seconds = None if first is None else first.detect_seconds
+        recovery.failures += range(self._answered + 1, self.failure_count + 1)
+        self._answered = self.failure_count
 
     def stopped(self, event: ev.Stopped, now: float) -> None:
         if self._open is None:
@@ -204,11 +243,17 @@ class Ledger:
     def _close(self) -> None:
         recovery, self._open = self._open, None
         if recovery is not None and recovery.decision is not None and recovery.resumed:
-            self.recoveries.append(self._recovery_report(recovery, recovery.decision))
+            done = self._recovery_report(recovery, recovery.decision)
+            self.recoveries.append(done)
+            self.recovery_count += 1
+            self._lost_seconds += _lost_seconds(done)
+            self._repeated += done.steps_repeated
+            self._moved_bytes += done.moved_bytes
+            if self._kept is not None:
+                del self.recoveries[: -self._kept]
 
     def _recovery_report(self, recovery: _Open, decision: Decision) -> RecoveryReport:
-        first = self.failures[recovery.failures[0] - 1]
-        detect = first.detect_seconds
+        detect = recovery.detect_seconds
         resume = recovery.forward_at - recovery.resumed
 
         def slowest(name: str) -> float:
@@ -216,7 +261,7 @@ class Ledger:
 
         repeated = int(decision.target <= recovery.worked_on and decision.direction == "back")
         return RecoveryReport(
-            number=len(self.recoveries) + 1,
+            number=self.recovery_count + 1,
             generation=recovery.generation,
             failures=tuple(recovery.failures),
             decision=decision.direction,
@@ -247,11 +292,10 @@ class Ledger:
 
     # --- the value --------------------------------------------------------------------------------------------
     def report(self) -> JobReport:
-        """Everything so far."""
-        recoveries = list(self.recoveries)
+        """Everything so far, of failures and recoveries those that are kept; the sums are of all."""
+        under_way: tuple[RecoveryReport, ...] = ()
         if self._open is not None and self._open.decision is not None and self._open.resumed:
-            recoveries.append(self._recovery_report(self._open, self._open.decision))
-        redone = sum(r.stages.redo_seconds for r in recoveries if r.steps_repeated)
+            under_way = (self._recovery_report(self._open, self._open.decision),)
         return msgspec.structs.replace(
             JobReport(job=""),
             wall_seconds=self._end - self._start,
@@ -260,15 +304,20 @@ class Ledger:
             steps=self._version,
             until=self._until,
             failures=tuple(self.failures),
-            recoveries=tuple(recoveries),
+            recoveries=(*self.recoveries, *under_way),
             notices=tuple(self.notices),
-            steps_repeated=sum(r.steps_repeated for r in recoveries),
-            moved_bytes=sum(r.moved_bytes for r in recoveries),
+            steps_repeated=self._repeated + sum(r.steps_repeated for r in under_way),
+            moved_bytes=self._moved_bytes + sum(r.moved_bytes for r in under_way),
             final_version=self._version,
             final_state_digest=self._digest,
             final_lineage=self._lineage,
-            time_lost_seconds=sum(r.stages.total_seconds for r in recoveries) + redone,
+            time_lost_seconds=self._lost_seconds + sum(map(_lost_seconds, under_way)),
             cut_collectives=self._cut,
             controller_restarts=self.controller_restarts,
             error=self._error,
         )
+
+
+def _lost_seconds(recovery: RecoveryReport) -> float:
+    redone = recovery.stages.redo_seconds if recovery.steps_repeated else 0.0
+    return recovery.stages.total_seconds + redone

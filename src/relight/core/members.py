@@ -41,6 +41,7 @@ class Members:
         self._holders: dict[int, str] = {}  # rank -> name of its live, unfailed process
         self._reserve: dict[str, None] = {}  # names of live, unfailed processes without a rank, oldest first
         self._names: dict[int, str] | None = None  # `_holders` in rank order, until it changes
+        self._forgettable: set[str] = set()  # were dead already when it was last asked
 
     def add(self, agent: str, slot: int, rank: int | None, now: float, *, fresh: bool = False) -> Process:
         """Register a process that is about to be started."""
@@ -102,6 +103,15 @@ class Members:
         """Its exit is known."""
         process.alive = False
         self._leave(process)
+
+    def forget_dead(self) -> None:
+        """Drop whoever was dead when this was last asked.
+
+        Not at once: a controller that is restarted soon tells agents again to let go of what the newest dead left.
+        """
+        for name in self._forgettable:
+            del self.processes[name]
+        self._forgettable = {name for name, process in self.processes.items() if not process.alive}
 
     def _hold(self, rank: int, process: Process) -> None:
         self._holders[rank] = process.name

@@ -76,7 +76,8 @@ class Job:
     def _begin(self, settings: JobSettings) -> None:
         self.settings = settings
         names = ControllerSettings.__struct_fields__
-        self._core = Controller(ControllerSettings(**{name: getattr(settings, name) for name in names}))
+        decisive = ControllerSettings(**{name: getattr(settings, name) for name in names})
+        self._core = Controller(decisive, full_account=True)
         self.phases = Phases(settings.world_size, self._standbys)
 
     def _take(self, line: JournalLine) -> None:

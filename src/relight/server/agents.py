@@ -122,6 +122,7 @@ class Agents:
         self._owner: dict[str, Agent] = {}  # process -> the agent that was ordered to start it
         self._count = 0
         self._dead: set[str] = set()  # processes whose pages may still be asked for
+        self._forgotten: set[str] = set()  # of which their agents were told that nobody will ask any more
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(self._agents.values())
@@ -224,7 +225,9 @@ class Agents:
 
     def forget_dead(self) -> None:
         """Everyone is restored: what dead processes left behind will not be asked for again."""
+        for process in self._forgotten:  # the last time: by now what was still on its way has come
+            self._owner.pop(process, None)
         for process in sorted(self._dead):
             if process in self._owner:
                 self._owner[process].send(ForgetProcess(process=process))
-        self._dead.clear()
+        self._forgotten, self._dead = self._dead, set()

@@ -89,7 +89,7 @@ class Journal:
         self._missing = False  # too much could not be written: the end of the file is the end of the journal
         self._descriptor: int | None = None
         self._reserve: Reserve | None = None
-        self.found: tuple[JournalLine, ...] = ()  # what an earlier controller has written, if this resumes it
+        self._found_bytes = 0  # written by an earlier controller, if this resumes its journal
         self.behind = False  # more happened under that controller than it could write
         try:
             self._open(settings, resume=resume, take_over=resume and take_over)
@@ -114,9 +114,23 @@ class Journal:
         whole = _whole_lines(self._descriptor)
         os.ftruncate(self._descriptor, whole)  # half a line is all that a dead controller may have left behind them
         if whole:
-            _, self.found = read_journal(self._path)
+            self._found_bytes = whole
+            read_header(self._path)
         else:
             self._write(JournalHeader(format=FORMAT_VERSION, wall=_wall(), settings=settings))
+
+    def found(self) -> Iterator[JournalLine]:
+        """What an earlier controller has written, one line after the other: a journal may be larger than the memory.
+
+        Raises OSError, or msgspec.DecodeError with the number of the line that is not understood.
+        """
+        return read_lines(self._path, self._found_bytes) if self._found_bytes else iter(())
+
+    def so_far(self) -> Iterator[JournalLine]:
+        """All lines up to now. Raises OSError if some of them could not be written; else as `found`."""
+        if self._descriptor is None or self._failing or self._missing:
+            raise OSError(0, "not all of it could be written")
+        return read_lines(self._path, os.fstat(self._descriptor).st_size)
 
     def event(self, now: float, event: Event) -> None:
         self._write(JournalLine(now=now, wall=_wall(), event=event))
@@ -252,7 +266,27 @@ def _whole_lines(descriptor: int) -> int:
 def read_header(path: Path) -> JournalHeader:
     """The first line alone. Raises OSError or msgspec.DecodeError."""
     with path.open("rb") as file:
-        return msgspec.json.decode(file.readline(), type=JournalHeader)
+        header = msgspec.json.decode(file.readline(), type=JournalHeader)
+    if header.format != FORMAT_VERSION:
+        raise msgspec.ValidationError(f"{path} has format {header.format}; this relight reads {FORMAT_VERSION}")
+    return header
+
+
+def read_lines(path: Path, end: int | None = None) -> Iterator[JournalLine]:
+    """All lines but the first, one after the other, up to `end` in bytes from the start of the file.
+
+    A last line that was cut short by a crash or a full disk is left out. Raises as `read_journal` does.
+    """
+    with path.open("rb") as file:
+        read = len(file.readline())
+        for number, line in enumerate(file, start=2):
+            read += len(line)
+            if not line.endswith(b"\n") or (end is not None and read > end):
+                return
+            try:
+                yield decode_line(line)
+            except msgspec.DecodeError as error:
+                raise msgspec.ValidationError(f"{path}, line {number}: {error}") from error
 
 
 def read_journal(path: Path) -> tuple[JournalHeader, tuple[JournalLine, ...]]:
@@ -260,19 +294,7 @@ def read_journal(path: Path) -> tuple[JournalHeader, tuple[JournalLine, ...]]:
 
     Raises OSError, or msgspec.DecodeError with the number of the line that is not understood.
     """
-    lines = path.read_bytes().split(b"\n")
-    header = msgspec.json.decode(lines[0], type=JournalHeader)
-    if header.format != FORMAT_VERSION:
-        raise msgspec.ValidationError(f"{path} has format {header.format}; this relight reads {FORMAT_VERSION}")
-    found = []
-    for number, line in enumerate(lines[1:], start=2):
-        if number == len(lines):  # after the last newline: nothing, or half a line
-            break
-        try:
-            found.append(decode_line(line))
-        except msgspec.DecodeError as error:
-            raise msgspec.ValidationError(f"{path}, line {number}: {error}") from error
-    return header, tuple(found)
+    return read_header(path), tuple(read_lines(path))
 
 
 def decode_line(line: bytes) -> JournalLine:

@@ -4,14 +4,17 @@ It decides nothing. Everything runs in one thread, so the core sees one event at
 """
 
 import asyncio
+import collections
 import contextlib
 import datetime
+import functools
+import itertools
 import os
 import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,7 +51,7 @@ from relight.core.events import (
 from relight.core.pace import SAMPLE_SECONDS, TRACED_RANKS, sample_seconds
 from relight.core.position import Position
 from relight.core.replay import replay
-from relight.core.report import StorageWait, encode_report
+from relight.core.report import JobReport, StorageWait, encode_report
 from relight.errors import ProtocolError
 from relight.server.agents import Agent, Agents
 from relight.server.connection import MAX_STRANGERS, Connection, Gate
@@ -161,9 +164,10 @@ class Server:
             take_over=self._take_over_journal,
             give_way=_give_way,
         )
-        if self._journal.found:
-            self._take_over(self._journal.found, behind=self._journal.behind)
-            self._journal.found = ()  # as large as the journal, and never needed again
+        lines = self._journal.found()
+        first = next(lines, None)
+        if first is not None:
+            self._take_over(itertools.chain([first], lines), behind=self._journal.behind)
         await self._listener.start_serving()
         host, port = self._listener.sockets[0].getsockname()[:2]
         return host, port
@@ -182,18 +186,23 @@ class Server:
             self._on_connection, address, port, backlog=MAX_STRANGERS, start_serving=False
         )
 
-    def _take_over(self, lines: Sequence[JournalLine], *, behind: bool) -> None:
+    def _take_over(self, lines: Iterator[JournalLine], *, behind: bool) -> None:
         """Learn from the journal what the dead controller knew, then find out what has become of its orders."""
-        last = lines[-1]
-        dated = next((line for line in reversed(lines) if line.wall), last)
-        written = datetime.datetime.fromisoformat(dated.wall).timestamp() if dated.wall else time.time()
-        now = max(last.now, dated.now + time.time() - written)
-        self._started, self._started_wall = time.monotonic() - now, written - dated.now
+        passed = _Passed(lines)
+        failure: EndJob | None = None
         try:
-            self._core = replay(self._core.settings, records(lines))
+            self._core = replay(self._core.settings, records(passed))
+        except msgspec.DecodeError:
+            raise
         except Exception as error:  # as in `_obey`: it ended the job then, and does so again
             text = f"the controller failed ({error!r}); this is a defect in relight"
-            self._end_job(EndJob(error=text, details=traceback.format_exc(), why=text))
+            failure = EndJob(error=text, details=traceback.format_exc(), why=text)
+            collections.deque(passed, maxlen=0)
+        written = datetime.datetime.fromisoformat(passed.wall).timestamp() if passed.wall else time.time()
+        now = max(passed.last, passed.dated + time.time() - written)
+        self._started, self._started_wall = time.monotonic() - now, written - passed.dated
+        if failure is not None:
+            self._end_job(failure)
             return
         self._fault = ControllerFault(life=self._core.ledger.controller_restarts + 1)
         for status in read_statuses(self._run_dir):
@@ -357,8 +366,20 @@ class Server:
             text = msgspec.json.format(msgspec.json.encode(self._core.coverage), indent=2)
             self._write(self._run_dir / "coverage.json", "the coverage", text + b"\n")
 
-    def _write_report(self) -> None:
+    def _account(self) -> JobReport:
+        """Of the whole job, also where the core has kept only the newest of its failures."""
         report = self._core.report()
+        if not self._core.ledger.forgot:
+            return report
+        try:
+            remember_all = functools.partial(Controller, full_account=True)
+            return replay(self._core.settings, records(self._journal.so_far()), remember_all).report()
+        except Exception as error:  # whatever it is: the job's end is not to be lost by it
+            text = f"only the newest of {self._core.failures} failures are listed: the journal cannot be read ({error})"
+            return msgspec.structs.replace(report, notices=(*report.notices, text))
+
+    def _write_report(self) -> None:
+        report = self._account()
         failed = self._ended is not None and bool(self._ended.error)
         idle = [fault for fault in self._settings.plan.faults if fault not in self._core.faults_struck]
         for fault in idle:
@@ -654,6 +675,22 @@ class Server:
         if not self._agents.owns(agent, process):
             self._refuse(f"ignored a message of agent {agent.name} about {process[:64]!r}, which it does not run")
         return False
+
+
+class _Passed:
+    """Lines that pass by, and when the newest of them was written."""
+
+    def __init__(self, lines: Iterator[JournalLine]) -> None:
+        self._lines = lines
+        self.last = 0.0  # `now` of the newest
+        self.dated, self.wall = 0.0, ""  # `now` of the newest that has a wall time, and that time
+
+    def __iter__(self) -> Iterator[JournalLine]:
+        for line in self._lines:
+            self.last = line.now
+            if line.wall:
+                self.dated, self.wall = line.now, line.wall
+            yield line
 
 
 def _give_way() -> None:

@@ -74,9 +74,9 @@ def read_statuses(run_dir: Path) -> Iterator[Status]:
     """What the status files of a run say, oldest first; lines that cannot be read are left out. Never raises."""
     for name in ("status.1.jsonl", "status.jsonl"):
         try:
-            lines = (run_dir / name).read_bytes().splitlines()
+            with (run_dir / name).open("rb") as lines:
+                for line in lines:
+                    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                        yield decode_line(line).status
         except OSError:
             continue
-        for line in lines:
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                yield decode_line(line).status

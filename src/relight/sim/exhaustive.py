@@ -22,7 +22,7 @@ the write. Without, what nobody can tell apart happens at once, so that larger j
 
 import contextlib
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -339,10 +339,7 @@ def _copy_controller(controller: Controller) -> Controller:
     mine = vars(twin)
     mine.update(vars(controller))
     for name, value in mine.items():
-        if isinstance(value, Counter):  # whose own `copy` takes ten times as long
-            mine[name] = counts = Counter.__new__(Counter)
-            dict.update(counts, value)
-        elif isinstance(value, dict | set):
+        if isinstance(value, dict | set):
             mine[name] = value.copy()
         elif isinstance(value, Members):
             mine[name] = _copy_members(value)
@@ -365,7 +362,7 @@ def _copy_members(members: Members) -> Members:
 def _copy_ledger(ledger: Ledger) -> Ledger:
     twin = Ledger.__new__(Ledger)
     for name, value in vars(ledger).items():
-        vars(twin)[name] = value.copy() if isinstance(value, list | set) else value
+        vars(twin)[name] = value.copy() if isinstance(value, list | set | dict) else value
     if ledger._open is not None:
         twin._open = ledger._open.__class__.__new__(ledger._open.__class__)
         for name, value in vars(ledger._open).items():

@@ -60,7 +60,11 @@ LEFT_OUT = {
         "started": "for the controller's restart, which does not occur",
         "failed_at_step": "counts what failed alike, far below its limit",
     },
-    "Members": {"_next_name": "names do not matter", "_names": "follows from _holders"},
+    "Members": {
+        "_next_name": "names do not matter",
+        "_names": "follows from _holders",
+        "_forgettable": "dead, and nobody's predecessor",
+    },
     "Worker": {
         **dict.fromkeys(("name", "world", "ticket"), "names do not matter"),
         **dict.fromkeys(("resume_on_thaw", "waits_on"), "of thawing and patience, which do not occur"),

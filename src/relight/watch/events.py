@@ -268,7 +268,8 @@ class EventFeed:
     def _start(self, header: JournalHeader) -> Event:
         self._settings = settings = header.settings
         names = ControllerSettings.__struct_fields__
-        self._core = Controller(ControllerSettings(**{name: getattr(settings, name) for name in names}))
+        decisive = ControllerSettings(**{name: getattr(settings, name) for name in names})
+        self._core = Controller(decisive, full_account=True)
         self._dated = datetime.datetime.fromisoformat(header.wall), 0.0
         return JobStarted(
             **self._common(),

@@ -37,9 +37,9 @@ class Failing(Reserve):
             process.failed_at_step = step
         if self.stage is Stage.TRAINING:
             self._recovery_step = step
-        self._failures_at_step[step] += 1
+        self._failures_at_step.add(step)
         if key is not None:
-            self._identical[key] += 1
+            self._identical.add(key)
         ending = self._breaker(step, key, limit or self.settings.max_identical_errors)
         if ending:
             return self._end(ending, now, raised)

@@ -40,8 +40,7 @@ class Processes(Starting, Stopping, Finishing):
             return []
         self.members.end(process)
         process.final_position = event.position
-        unexplained = any(f.process == process.name and f.kind == ENDED for f in self.ledger.failures)
-        explanation = self._explain(process, event, now) if unexplained else []
+        explanation = self._explain(process, event, now) if process.name in self.ledger.unexplained else []
         if self.stage is Stage.FINISHING:
             return explanation + self._on_exit_after_training(process, event, now)
         if process.failed:  # declared failed before; its death was awaited
@@ -65,7 +64,7 @@ class Processes(Starting, Stopping, Finishing):
             return out
         step = process.failed_at_step  # not the page's: that of a replacement may say nothing yet, and is always alike
         key = (failure.kind, failure.rank, step, event.exit_status)
-        self._identical[key] += 1
+        self._identical.add(key)
         ending = self._breaker(step, key, self.settings.max_identical_errors)
         return out + (self._end(ending, now) if ending else [])
 

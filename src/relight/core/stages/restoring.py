@@ -32,6 +32,7 @@ class Restoring(Failing):
         for process in self.members.by_rank().values():
             process.replacement = False
         self.members.predecessors.clear()
+        self._forget_the_dead()
         if self._decision.targets:
             self._standby_failures = 0
         notice = Notice(why=self.ledger.describe_recovery(now), level="info")

@@ -9,7 +9,6 @@ core/controller.py is all of them together. What one stage needs of another it i
 """
 
 import enum
-from collections import Counter
 
 import msgspec
 
@@ -18,8 +17,9 @@ from relight.core.commands import Begin, Command, EndJob, Release, Restore, Resu
 from relight.core.coverage import Coverage
 from relight.core.decision import Decision
 from relight.core.hosts import Hosts
-from relight.core.ledger import Ledger
+from relight.core.ledger import KEPT_IN_ACCOUNT, Ledger
 from relight.core.members import Members, Process
+from relight.core.recent import Recent
 from relight.core.shards import Shards
 
 
@@ -48,16 +48,17 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State:
-    """One job, as far as its controller knows."""
+    """One job, as far as its controller knows. What decisions do not need is forgotten after a while."""
 
-    def __init__(self, settings: ControllerSettings) -> None:
+    def __init__(self, settings: ControllerSettings, *, full_account: bool = False) -> None:
+        """`full_account`: remember every failure and recovery, for a report or a page, and not only the newest."""
         self.settings = settings
         self.stage = Stage.STARTING
         self.generation = 1
         self.until = 0
         self.ended: EndJob | None = None
         self.members = Members()
-        self.ledger = Ledger(settings.world_size, settings.standbys)
+        self.ledger = Ledger(settings.world_size, settings.standbys, kept=None if full_account else KEPT_IN_ACCOUNT)
         self.hosts = Hosts()
         self.shards = Shards()  # known from the first step on
         self.coverage: Coverage | None = None  # what that is worth, if the state is divided
@@ -74,9 +75,9 @@ class State:
         self._stop_limit_seconds = 0.0
         self._slowest_start_seconds = 0.0
         self._recovery_step = -1  # the step that the recovery under way is about
-        self._failures_at_step: Counter[int] = Counter()
-        self._identical: Counter[tuple[object, ...]] = Counter()
-        self._attempts: Counter[int] = Counter()
+        self._failures_at_step: Recent[int] = Recent()
+        self._identical: Recent[tuple[object, ...]] = Recent()  # failures, by what makes two of them alike
+        self._attempts: Recent[int] = Recent()  # of steps
         self._tracebacks: dict[str, ev.WorkerFailed] = {}
         self._to_resume: set[str] = set()  # members that have not committed a step since the last recovery
         self._standing_order: Begin | Stop | Restore | Resume | Release | None = None
@@ -87,7 +88,7 @@ class State:
     @property
     def failures(self) -> int:
         """Failures so far."""
-        return len(self.ledger.failures)
+        return self.ledger.failure_count
 
     def _is_member(self, name: str) -> bool:
         process = self.members.processes.get(name)
@@ -107,6 +108,14 @@ class State:
     def _step_of(self, process: Process, step: int) -> int:
         """A replacement that is not restored yet has no step of its own; it dies for the recovery's."""
         return self._recovery_step if process.replacement else step
+
+    def _forget_the_dead(self) -> None:
+        """Everyone is restored: nobody will be asked about them again, and what is still said of them is ignored."""
+        self.members.forget_dead()
+        known = self.members.processes
+        last = self.ledger.failures[-1].process if self.ledger.failures else ""
+        self._tracebacks = {name: said for name, said in self._tracebacks.items() if name in known or name == last}
+        self.ledger.forget_unexplained(known)
 
     def _last_traceback(self) -> ev.WorkerFailed | None:
         """What the script said when the process of the last failure raised, if it did."""

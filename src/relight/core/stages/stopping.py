@@ -71,7 +71,7 @@ class Stopping(Failing):
         lost = [self.members.processes[name] for rank in replaced for name in self.members.predecessors.get(rank, ())]
         begun = {r.step for r in reports if not r.blank} | {p.final_position.step for p in lost}
         if decision.target in begun:
-            self._attempts[decision.target] += 1
+            self._attempts.add(decision.target)
         return [
             Restore(
                 audience=Audience.MEMBERS,

@@ -1,0 +1,32 @@
+"""Counts that do not grow with the job: of what happened lately."""
+
+from typing import TypeVar
+
+Thing = TypeVar("Thing")
+KEPT = 256
+
+
+class Recent(dict[Thing, int]):
+    """How often each of the newest `KEPT` different things has happened; of any other thing, 0.
+
+    What it is for are limits ("the same twice", "so often at one step"). Whoever is that many different things behind
+    has not repeated itself.
+    """
+
+    __slots__ = ()
+
+    def __missing__(self, thing: Thing) -> int:
+        return 0
+
+    def add(self, thing: Thing) -> None:
+        """Once more."""
+        count = self.pop(thing, 0)
+        self[thing] = count + 1  # the newest last
+        if len(self) > KEPT:
+            del self[next(iter(self))]
+
+    def copy(self) -> "Recent[Thing]":
+        """The same, to go on with in another way."""
+        twin: Recent[Thing] = Recent()
+        dict.update(twin, self)
+        return twin
