@@ -1114,6 +1114,21 @@ def test_holders_of_one_part_must_start_alike() -> None:
     assert "both hold part shard 2/2" in desk.end().error
 
 
+def test_only_holders_of_one_part_must_have_built_the_same() -> None:
+    """Stages of a pipeline are different modules."""
+    desk = Desk(world_size=4)
+    desk.started()
+    for rank, part in enumerate(DIVIDED):
+        desk.enters(f"w{rank}", rank, shard=part, state_digest=f"v0 of {part}", layout_digest=f"layout of {part}")
+    assert desk.controller.stage is Stage.TRAINING
+
+    desk = Desk(world_size=4)
+    desk.started()
+    for rank, part in enumerate(DIVIDED):
+        desk.enters(f"w{rank}", rank, shard=part, layout_digest="other" if rank == 3 else f"layout of {part}")
+    assert "rank 3 has other parameters or optimizer settings than rank 1" in desk.end().error
+
+
 def test_a_replacement_copies_from_holders_of_its_part() -> None:
     desk = divided()
     desk.exits("w1")
@@ -1132,6 +1147,16 @@ def test_restored_holders_of_one_part_must_agree() -> None:
     for rank, process in desk.controller.rank_processes().items():
         desk.restores(process, state_digest="wrong" if rank == 1 else f"v0 of {DIVIDED[rank]}")
     assert "state digest of rank 3 is v0 of shard 2/2, of rank 1 wrong" in desk.end().error
+
+
+def test_restored_holders_of_one_part_must_have_built_the_same() -> None:
+    desk = divided()
+    desk.exits("w1")
+    desk.all_stand()
+    for rank, process in desk.controller.rank_processes().items():
+        layout = "other" if rank == 1 else f"layout of {DIVIDED[rank]}"
+        desk.restores(process, state_digest=f"v0 of {DIVIDED[rank]}", layout_digest=layout)
+    assert "layout digest of rank 3 is layout of shard 2/2, of rank 1 other" in desk.end().error
 
 
 def test_all_copies_of_one_part_lost_end_the_job_at_once() -> None:

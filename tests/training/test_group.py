@@ -1,6 +1,7 @@
 """Operations of an inner group end at Stop, also those that gloo itself would never end."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -85,3 +86,57 @@ def test_an_abandoned_reduce_scatter_leaves_its_output_alone(pair: tuple[Inner, 
     (error,) = outcome_of(inner, "_reduce_scatter_base", output, torch.ones(4))
     assert "abandoned" in str(error)
     assert output.tolist() == [9.0, 9.0]
+
+
+LATE_SECONDS = 0.1  # much longer than gloo's waits are cut into elsewhere
+
+
+def test_a_receive_waits_for_a_late_send(pair: tuple[Inner, Inner]) -> None:
+    """A wait with a limit that passes would close the group's connections."""
+    sent, received = [torch.arange(3.0), torch.ones(2)], [torch.zeros(3), torch.zeros(2)]
+    works = [pair[1].launch("recv", [tensor], 0, 0) for tensor in received]
+
+    def send() -> None:
+        for tensor in sent:
+            time.sleep(LATE_SECONDS)  # late, so that the receiver is waiting
+            assert pair[0].launch("send", [tensor], 1, 0).wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(send)
+        assert all(work.wait() for work in works)
+        done.result()
+    assert [tensor.tolist() for tensor in received] == [tensor.tolist() for tensor in sent]
+    assert all(work.is_completed() for work in works)
+
+
+def test_a_receive_can_be_waited_for_twice_and_knows_its_sender(pair: tuple[Inner, Inner]) -> None:
+    work = pair[1].launch("recv_anysource", [tensor := torch.zeros(1)], 0)
+    assert not work.is_completed()
+    pair[0].launch("send", [torch.ones(1)], 1, 0).wait()
+    assert work.wait()
+    assert work.wait()
+    assert (work._source_rank(), tensor.tolist()) == (0, [1.0])
+
+
+@pytest.mark.parametrize(("operation", "elements"), [("send", 4 << 20), ("recv", 1)])
+def test_a_send_and_a_receive_that_gloo_never_ends_end_at_the_cut(
+    pair: tuple[Inner, Inner], operation: str, elements: int
+) -> None:
+    """Nobody receives what is sent, more than connections take up; nobody sends what is to be received."""
+    inner, _ = pair
+    found: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            inner.launch(operation, [torch.ones(elements)], 1, 0).wait()
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    while not inner._operations:  # until it is waited for
+        time.sleep(0.001)
+    inner.break_connections()
+    thread.join(DEADLINE_SECONDS)
+    assert isinstance(found[0], StepInterrupted)
+    assert "abandoned" in str(found[0])

@@ -41,7 +41,9 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     version: Whole = 0  # optimizer steps applied to the state
     prepared: Whole = -1  # the step whose gradient is completely reduced here, or -1
     torn: bool = False  # a write is in progress, or was cut short
-    collectives: Whole = 0  # launched in this generation; the rank with fewest is the one the others wait for
+    # Launched in this generation; the rank with fewest is the one the others wait for. Where ranks run different
+    # modules, and so make different numbers of them: 1 while the rank waits for others.
+    collectives: Whole = 0
     progress: Whole = 0  # goes up at every stamp
     stamp_ns: Whole = 0  # time of the last stamp
     fault_ns: Whole = 0  # when a planned fault struck here, or 0

@@ -74,8 +74,9 @@ class Barrier:
         inner = runtime.groups[0].inner
         if runtime.closed or inner is None:
             return False
+        over = runtime.waits.begin()
         try:
-            runtime.page.count_collective()
+            runtime.count_collective()
             work = inner.fence(fence)
             runtime.faults.strike(Point.BARRIER)
             work.wait()
@@ -84,6 +85,8 @@ class Barrier:
                 raise
             self._fence = torch.zeros_like(fence)  # the broken operation may still hold the old one
             return False
+        finally:
+            over()
         ranks, versions, *digests = fence.tolist()
         if (ranks, versions) != (runtime.world_size, runtime.world_size * version):
             raise UsageError(

@@ -20,7 +20,10 @@ class Batches:
     one batch together (tensor parallelism) have one place, and the same random streams.
     """
 
-    def __init__(self, data: Any, accumulate: int, seed: int, streams: str, page: PositionPage) -> None:
+    def __init__(
+        self, data: Any, accumulate: int, seed: int, streams: str, page: PositionPage, *, stage: str = ""
+    ) -> None:
+        """`stage`: of a pipeline. Its ranks draw the same batch, but their forward passes have different streams."""
         if streams not in ("step", "preserve"):
             raise UsageError(f'rng={streams!r}: choose "step" or "preserve"')
         if accumulate < 1:
@@ -31,6 +34,7 @@ class Batches:
         self._seed = seed
         self._preserve = streams == "preserve"
         self._page = page
+        self._forward = f"forward {stage}" if stage else "forward"
         self._batch: Any = None
         self._batch_of = -1  # the step whose batch is in hand
         self._edits: list[int] = []  # version counters of the batch's tensors when it was drawn
@@ -63,7 +67,7 @@ class Batches:
             self._compare_with_predecessor(step, rank)
             self._after_draw = rng.capture() if self._preserve else None
         # Drawing may have used the streams; a redo draws nothing.
-        self._seed_streams("forward", step, rank)
+        self._seed_streams(self._forward, step, rank)
         if self._after_draw is not None:
             rng.put_back(self._after_draw)
         return self._batch

@@ -23,11 +23,13 @@ from relight.training.sockets import GroupSockets
 from relight.training.store import GenerationStore, StoreClient
 from relight.training.torch_private import (
     OPERATIONS,
+    POINT_TO_POINT,
     REDUCE_SCATTERS,
     abort_nccl,
     make_detached_group,
     make_inner_group,
 )
+from relight.training.waits import Waiters, Waits
 
 
 class Gate(Protocol):
@@ -55,11 +57,16 @@ class Inner:
     """One formed group, the sockets it opened, and its operations in flight."""
 
     def __init__(
-        self, group: dist.ProcessGroup, sockets: GroupSockets | None = None, cuda: torch.device | None = None
+        self,
+        group: dist.ProcessGroup,
+        sockets: GroupSockets | None = None,
+        cuda: torch.device | None = None,
+        waits: Waits | None = None,
     ) -> None:
         self.group = group
         self._sockets = sockets
         self._cuda = cuda
+        self._waits = waits or Waits()
         self._operations: collections.deque[_Waitable] = collections.deque()
         self._broken = False  # connections were cut; set before that, and looked at after an operation is remembered
 
@@ -72,11 +79,14 @@ class Inner:
         """Start an operation; the work it returns ends by itself or at Stop, never later."""
         if self._cuda is not None:
             return getattr(self.group, operation)(*args, **kwargs)  # NCCL's own abort ends it
+        if operation in POINT_TO_POINT:
+            return _Exchange(getattr(self.group, operation)(*args, **kwargs), args[0], self._remember, self._waits)
+        over = self._waits.begin()
         if operation in REDUCE_SCATTERS:
-            return self._remember(self._reduce_scatter(*args, **kwargs))
-        return self._remember(_Operation(getattr(self.group, operation)(*args, **kwargs)))
+            return self._remember(self._reduce_scatter(over, *args, **kwargs))
+        return self._remember(_Operation(getattr(self.group, operation)(*args, **kwargs), over=over))
 
-    def _reduce_scatter(self, outputs: Any, inputs: Any, options: Any = None) -> "_Operation":
+    def _reduce_scatter(self, over: Callable[[], None], outputs: Any, inputs: Any, options: Any = None) -> "_Operation":
         """As gloo does it: reduce all of it everywhere, keep a part. With the same bits.
 
         gloo's own returns a work that does the last step only when it is waited for, is never complete, and cannot be
@@ -97,7 +107,7 @@ class Inner:
                     output.copy_(buffer.chunk(size)[rank])
             return list(outputs)
 
-        return _Operation(works[-1], works[:-1], keep)
+        return _Operation(works[-1], works[:-1], keep, over)
 
     def fence(self, tensor: torch.Tensor) -> Any:
         """Start the all-reduce that only one thread of ours waits for: no future, half the time of `launch`."""
@@ -192,9 +202,19 @@ class _WaitedFor:
 class _Operation(dist.Work):
     """One that DDP's reducer or a script may hold: it has a future."""
 
-    def __init__(self, work: Any, before: Sequence[Any] = (), finish: Callable[[], Any] | None = None) -> None:
-        """`finish` is called once `work` and those launched `before` it are done, and gives the result."""
+    def __init__(
+        self,
+        work: Any,
+        before: Sequence[Any] = (),
+        finish: Callable[[], Any] | None = None,
+        over: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`finish` is called once `work` and those launched `before` it are done, and gives the result.
+
+        `over` is called when the operation has ended, however.
+        """
         super().__init__()
+        self._over = over
         self._waited_for = _WaitedFor(work)
         self._before = before
         self._finish = finish
@@ -205,11 +225,7 @@ class _Operation(dist.Work):
         self._trigger: torch.futures.Future[Any] = torch.futures.Future()
         # An error must reach C++ (DDP's reducer) as a future's error, and only `then` can make one of those.
         self._future = self._trigger.then(self._deliver)
-        self._has_future = True
-        try:
-            work.get_future().add_done_callback(self._on_done)
-        except RuntimeError:  # send and recv have none
-            self._has_future = False
+        work.get_future().add_done_callback(self._on_done)
 
     def is_over(self) -> bool:
         return self._waited_for.is_over()
@@ -219,16 +235,14 @@ class _Operation(dist.Work):
         self._settle(StepInterrupted("the operation was abandoned: its generation is closed"))
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
-        if self._has_future:
-            self._future.wait()
-            return True
-        return self._waited_for.wait()
+        self._future.wait()
+        return True
 
     def is_completed(self) -> bool:
         return self._settled or self.is_over()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        return self._future if self._has_future else self._work.get_future()
+        return self._future
 
     def _on_done(self, done: torch.futures.Future[Any]) -> None:
         try:
@@ -246,6 +260,7 @@ class _Operation(dist.Work):
             if self._settled:
                 return
             self._settled = True
+        self._over()
         self._result = result
         self._trigger.set_result(None)
 
@@ -255,6 +270,65 @@ class _Operation(dist.Work):
         return self._result
 
 
+class _Exchange(dist.Work):
+    """A send or a receive, of pipeline stages for instance.
+
+    gloo cannot be asked whether one is done, only be waited for; and a wait with a time limit that passes closes all
+    connections of the group. So an expendable thread waits without a limit, and whoever needs the result waits for
+    that thread, and can walk away from it. Until somebody waits, nothing can be stuck: gloo drops such an operation
+    together with its group.
+    """
+
+    def __init__(self, work: Any, tensors: Any, remember: Callable[["_Exchange"], Any], waits: Waits) -> None:
+        super().__init__()
+        self._work = work
+        self._tensors = tensors  # gloo may still read or write them after everybody walked away
+        self._remember = remember
+        self._waits = waits
+        self._done: concurrent.futures.Future[bool] | None = None
+
+    def is_over(self) -> bool:
+        return self._done is not None and self._done.done()
+
+    def abandon(self) -> None:
+        self._settle(error=StepInterrupted("the operation was abandoned: its generation is closed"))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
+        over = self._waits.begin()
+        try:
+            if self._done is None:
+                self._done = concurrent.futures.Future()
+                _waiters.run(self._await_gloo)
+                self._remember(self)
+            return self._done.result()
+        finally:
+            over()
+
+    def is_completed(self) -> bool:
+        return self.is_over()
+
+    def source_rank(self) -> int:
+        return int(self._work.source_rank())
+
+    def _source_rank(self) -> int:
+        return int(self._work._source_rank())
+
+    def _await_gloo(self) -> None:
+        try:
+            self._settle(bool(self._work.wait()))
+        except Exception as error:
+            self._settle(error=error)
+
+    def _settle(self, result: bool = True, error: Exception | None = None) -> None:
+        assert self._done is not None
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # the thread or `abandon`: the first one counts
+            if error is None:
+                self._done.set_result(result)
+            else:
+                self._done.set_exception(error)
+
+
+_waiters = Waiters()
 # How late a lost completion is noticed; a failed operation returns by itself. Each look costs 60 us, which on a
 # machine with more ranks than cores are taken from those that still compute.
 _SLICE = timedelta(milliseconds=50)
@@ -275,7 +349,13 @@ class Forming:
     """
 
     def __init__(
-        self, client: StoreClient, generation: int, groups: Sequence[Ranks], rank: int, cuda: torch.device | None
+        self,
+        client: StoreClient,
+        generation: int,
+        groups: Sequence[Ranks],
+        rank: int,
+        cuda: torch.device | None,
+        waits: Waits | None = None,
     ) -> None:
         self.result: concurrent.futures.Future[Inners] = concurrent.futures.Future()
 
@@ -285,7 +365,7 @@ class Forming:
             store = GenerationStore(client, generation, f"{name}/")
             group = make_inner_group(store, ranks.index(rank), len(ranks), f"{name}@{generation}", cuda)
             sockets.formed()
-            return Inner(group, sockets, cuda)
+            return Inner(group, sockets, cuda, waits)
 
         def form() -> None:
             try:

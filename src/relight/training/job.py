@@ -1,6 +1,7 @@
 """`relight.init()`: join the job that `relight run` started."""
 
 import os
+import sys
 from typing import Any
 
 import torch
@@ -58,11 +59,24 @@ class Job:
         return self._runtime.generation
 
 
-def init() -> Job:
+# Whoever imports these gives ranks modules of different kinds.
+_PIPELINES = "torch.distributed.pipelining"
+
+
+def init(*, late_standby: bool | None = None) -> Job:
     """Form the process group and return this process's place in the job.
 
     Call it once, before the model is built, instead of `torch.distributed.init_process_group`. Everything in
-    `torch.distributed` works afterwards. Raises UsageError if the script was not started by `relight run`.
+    `torch.distributed` works afterwards.
+
+    Args:
+        late_standby: True: a standby waits in here until it is given a rank, and builds its modules only then. It must
+            where ranks build different things (the stages of a pipeline), and a recovery then takes as long as that
+            longer. False: a standby runs ahead to the first step, so that being given a rank is one message. None: True
+            if torch.distributed.pipelining was imported before.
+
+    Raises:
+        UsageError: the script was not started by `relight run`.
     """
     global _runtime  # noqa: PLW0603 - one job per process, as c10d has one default group
     if _runtime is not None:
@@ -76,6 +90,7 @@ def init() -> Job:
         raise UsageError("torch.distributed is initialized already: let relight.init() do it")
     runtime = connect()
     runtime.page.stamp(Phase.STARTING)
+    runtime.builds_late = _PIPELINES in sys.modules if late_standby is None else late_standby
 
     def create(options: Any, _: Any = None) -> RelightProcessGroup:
         return _create_group(runtime, options)
@@ -83,6 +98,9 @@ def init() -> Job:
     dist.Backend.register_backend("relight", create, extended_api=True, devices=["cpu", "cuda"])
     store: Store
     if runtime.is_standby:
+        if runtime.builds_late:
+            runtime.stand_by(layout_digest="")
+            runtime.page.stamp(Phase.STARTING)
         store = HashStore()
     else:
         order = runtime.await_order(Assign)
@@ -92,7 +110,7 @@ def init() -> Job:
         torch.cuda.set_device(runtime.device)
     dist.init_process_group("relight", store=store, rank=runtime.rank, world_size=runtime.world_size)
     watch_groups(lambda ranks, members_only: runtime.table.add(ranks, members_only=members_only))
-    if runtime.is_standby:
+    if runtime.is_standby and not runtime.builds_late:
         follow_rank(runtime.rank)
     _runtime = runtime
     return Job(runtime)

@@ -74,11 +74,19 @@ def dimensions_of(mesh: Any, names: Sequence[str] | None = None) -> set[Dimensio
     return {(id(root), root.mesh_dim_names.index(name)) for name in chosen if name in root.mesh_dim_names}
 
 
-def batch_place(tensors: Iterable[torch.Tensor], by_data: Collection[Dimension], rank: int, world_size: int) -> int:
+def batch_place(
+    tensors: Iterable[torch.Tensor],
+    by_data: Collection[Dimension],
+    rank: int,
+    world_size: int,
+    *,
+    pipelines: bool = False,
+) -> int:
     """Which of the batches of a step `rank` computes on: its number among those who have different ones.
 
     It is the rank itself, unless tensors are divided along dimensions of a mesh other than those `by_data`, along which
     FSDP2 gives every rank a batch of its own. Along others (tensor parallelism) ranks compute on one batch together.
+    With `pipelines` they do so along all others, also where no tensor is divided along them.
     """
     together: set[int] = set()
     roots: dict[int, Any] = {}
@@ -90,6 +98,10 @@ def batch_place(tensors: Iterable[torch.Tensor], by_data: Collection[Dimension],
             if not placement.is_replicate() and not found <= set(by_data):
                 together |= {index for _, index in found}
                 roots[id(mesh._get_root_mesh())] = mesh._get_root_mesh()
+        if pipelines:
+            root = mesh._get_root_mesh()
+            together |= {index for index in range(root.ndim) if (id(root), index) not in by_data}
+            roots[id(root)] = root
     if len(roots) != 1:
         return rank
     (root,) = roots.values()

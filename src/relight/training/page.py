@@ -34,8 +34,8 @@ _LOSS = struct.Struct("<d")
 class PositionPage:
     """Stamps (generation, step, phase, version, ...) and keeps the rank-private state of two versions.
 
-    Not thread-safe: only the main thread stamps, except `count_collective`, which the autograd thread may call
-    while the main thread waits for it.
+    Not thread-safe: only the main thread stamps, except `count_collective`, `note_operation` and `show_waiting`, which
+    the autograd thread may call while the main thread waits for it.
     """
 
     def __init__(self, file_descriptor: int) -> None:
@@ -84,8 +84,16 @@ class PositionPage:
 
     def count_collective(self) -> None:
         """One more collective was launched in this generation; that is progress."""
+        self._words[WORD["collectives"]] += 1
+        self.note_operation()
+
+    def show_waiting(self, waiting: bool) -> None:
+        """Instead of the count, where ranks make different numbers of them: 1 while this one waits for others."""
+        self._words[WORD["collectives"]] = int(waiting)
+
+    def note_operation(self) -> None:
+        """An operation was launched; that is progress."""
         words = self._words
-        words[WORD["collectives"]] += 1
         words[WORD["progress"]] += 1
         words[WORD["stamp_ns"]] = time.monotonic_ns()
 

@@ -60,6 +60,10 @@ class Publishing:
         if model is not None and model not in names:
             raise UsageError(f"publish(model={model!r}): relight.Training was given {', '.join(names)}")
         self._module = model or names[0]
+        if self._state.pipelines:
+            raise UsageError(
+                "publish(): this rank holds only some stages of the pipeline, and publishing such is not supported yet"
+            )
         if any(is_distributed(parameter) for parameter in self._state.modules[self._module].parameters()):
             raise UsageError(
                 "publish(): the weights are divided over ranks (DTensors), and publishing such is not supported yet: "

@@ -45,7 +45,11 @@ class Recovery:
         self._progress = progress
         self._batches = batches
         self._blank = False  # nothing to offer: a replacement before its copy is complete and verified
-        self._layouts = [BucketLayout(m) for m in state.modules.values() if isinstance(m, DistributedDataParallel)]
+        self._layouts = [
+            BucketLayout(module, fixed=bool(state.pipelines))
+            for module in state.modules.values()
+            if isinstance(module, DistributedDataParallel)
+        ]
 
     def begin_step(self) -> None:
         """Every attempt of a step begins with the same state of the communication, whatever came before."""
@@ -90,6 +94,7 @@ class Recovery:
         for group in runtime.groups:
             group.detach()
         self._state.sharded.reset()
+        self._state.pipelines.reset()
         started_ns = time.monotonic_ns()
         copied_bytes, known = 0, Digests()
         is_target = runtime.rank in restore.targets

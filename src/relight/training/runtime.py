@@ -17,7 +17,15 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from relight.core.commands import Assign, Begin, Release, Restore, Resume, Stop
-from relight.core.events import CollectiveFailed, FaultStruck, RestoreFailed, StateDiffers, Stopped, WorkerNotice
+from relight.core.events import (
+    CollectiveFailed,
+    FaultStruck,
+    RestoreFailed,
+    StandbyReady,
+    StateDiffers,
+    Stopped,
+    WorkerNotice,
+)
 from relight.core.fault import Fault, Point
 from relight.core.position import Phase
 from relight.errors import RestoreError, StepInterrupted
@@ -28,6 +36,7 @@ from relight.training.link import AgentLink
 from relight.training.mesh_private import regroup
 from relight.training.page import PositionPage
 from relight.training.store import StoreClient
+from relight.training.waits import Waits
 from relight.transfer.restore import RestoreClient, RestoreServer
 from relight.wire.handshake import read_token
 from relight.wire.messages import StoreLost, StoreReply
@@ -72,6 +81,8 @@ class Runtime:
         self.closed = False  # set by the link thread: a newer generation was opened
         self.in_step = False  # inside `with step`
         self.started = False  # the first step was offered; before that nothing is protected
+        self.builds_late = False  # a standby of this job builds nothing before it knows which rank it takes
+        self.waits = Waits()  # whether this rank waits for others, where ranks run different modules
         self.cut_collectives = 0
         self.derivable: Callable[[], bool] = lambda: False  # whether a rank's private state follows from rank and step
         self.at_end: Callable[[], None] | None = None  # what is left to do when the script has run to its end
@@ -154,6 +165,8 @@ class Runtime:
         return list({id(group.inner): group.inner for group in self.groups if group.inner is not None}.values())
 
     def _interrupt_forward(self, module: torch.nn.Module, arguments: Any) -> None:  # noqa: ARG002
+        if not self.started:  # a replacement that builds its modules after it was given its rank
+            return
         if self.closed and self.is_protected() and threading.current_thread() is threading.main_thread():
             raise StepInterrupted("the generation was closed by a failure elsewhere")
 
@@ -162,7 +175,14 @@ class Runtime:
         return not self.started or (self.in_step and self.page.phase is not Phase.OPTIMIZER)
 
     def count_collective(self) -> None:
-        self.page.count_collective()
+        if self.waits.show is None:
+            self.page.count_collective()
+        else:
+            self.page.note_operation()
+
+    def runs_other_modules(self) -> None:
+        """Ranks run different modules, so the number of their collectives says nothing about who is behind whom."""
+        self.waits.show = self.page.show_waiting
 
     def cut(self, operation: str) -> None:
         self.cut_collectives += 1
@@ -245,6 +265,19 @@ class Runtime:
                     raise Superseded
                 self._condition.wait()
 
+    def stand_by(self, layout_digest: str) -> int:
+        """A standby: say that it is warm, and wait for a rank. Returns that rank, which this process has from now on.
+
+        `layout_digest` is of what it has built; empty if it builds nothing before.
+        """
+        self.page.stamp(Phase.STANDBY)
+        self.link.send(StandbyReady(process=self.process, layout_digest=layout_digest), report=True)
+        self.faults.strike(Point.IDLE)
+        order = self.await_order(Assign)
+        self.take_assignment(order.generation, order.rank)
+        self.faults.recovery = order.generation - 1
+        return int(order.rank)
+
     def await_begin(self) -> None:
         """Before the first step: until it may begin, or until a recovery needs this rank. Begin may have been lost."""
         with self._condition:
@@ -311,7 +344,7 @@ class Runtime:
         """Form groups of a generation, on a thread of its own."""
         self.faults.strike(Point.REFORM)
         cuda = self.device if self.device.type == "cuda" and _one_gpu_per_rank(self.world_size) else None
-        return Forming(self.store, generation, groups, self.rank, cuda)
+        return Forming(self.store, generation, groups, self.rank, cuda, self.waits)
 
     def await_formed(self, forming: Forming, generation: int) -> Inners:
         """The formed groups. Raises Superseded if the generation is closed first, RestoreError if forming failed."""
@@ -378,6 +411,7 @@ class Runtime:
             for group in self.groups:
                 group.attach(inners[group.ranks])
             self.generation = generation
+            self.waits.forget()
             self.closed = False
             self._broken = ""
             self._client = None

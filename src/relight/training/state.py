@@ -10,7 +10,9 @@ from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -19,6 +21,7 @@ from relight.errors import UsageError
 from relight.training.corruption import flip_bit
 from relight.training.fsdp_private import ShardedModules
 from relight.training.mesh_private import as_part_like, batch_place, cuts_of, fit_part, is_distributed
+from relight.training.pipeline_private import Pipelines
 from relight.training.shards import shard_key
 from relight.training.torch_private import reset_scaler
 from relight.transfer.codec import Flat, digest_of, local_part, tensor_digests
@@ -54,6 +57,7 @@ class TrackedState:
         optimizers: dict[str, Optimizer],
         objects: dict[str, Any],
         per_rank: dict[str, Any],
+        pipeline: Any = None,
     ) -> None:
         for name in [name for name, thing in objects.items() if isinstance(thing, nn.Module)]:
             modules[name] = objects.pop(name)  # an averaged model, say: copied tensor by tensor
@@ -72,6 +76,7 @@ class TrackedState:
         self._check_kinds()
         self._check_optimizers()
         self.sharded = ShardedModules(modules.values())
+        self.pipelines = Pipelines(pipeline, self.parameters)
         self._mid_step = False
         self.gradients_to_none = True  # whether gradients were None, not zeros, when the step under way started
         # Buffers known to change in forward, by module and name: rank-private from then on.
@@ -93,11 +98,17 @@ class TrackedState:
             for owner, module in self.modules.items()
             for name, tensor in (*module.named_parameters(), *module.named_buffers())
         ]
-        return shard_key(cuts_of(tensor, world_size, name) for name, tensor in named)
+        return shard_key([self.pipelines.cuts(), *(cuts_of(tensor, world_size, name) for name, tensor in named)])
 
     def batch_place(self, rank: int, world_size: int) -> int:
-        """Which of a step's batches `rank` computes on; ranks of one tensor-parallel group share theirs."""
-        return batch_place(self.parameters, self.sharded.data_dimensions(), rank, world_size)
+        """Which of a step's batches `rank` computes on; ranks of one tensor-parallel group or pipeline share theirs."""
+        by_data = self.sharded.data_dimensions()
+        if not self.pipelines:
+            return batch_place(self.parameters, by_data, rank, world_size)
+        for module in self.modules.values():
+            if isinstance(module, DistributedDataParallel):
+                return dist.get_rank(module.process_group)
+        return batch_place(self.parameters, by_data, rank, world_size, pipelines=True) if self.sharded else 0
 
     def rebind(self) -> None:
         """This process has taken another rank than it was built as, so it holds other parts of what is divided."""

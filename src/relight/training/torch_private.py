@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import ProcessGroup
-from torch.nn.parallel import DistributedDataParallel
 
 from relight.wire.settings import host_address
 
@@ -25,6 +24,7 @@ _OPERATIONS = (
 REDUCE_SCATTERS = frozenset(
     "_reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced".split()
 )
+POINT_TO_POINT = frozenset(("send", "recv", "recv_anysource"))
 # A hung peer is the controller's business: it knows who hangs, and Stop ends the wait. Collectives never time out.
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
 _FORMING_TIMEOUT = timedelta(seconds=60)
@@ -88,9 +88,17 @@ class BucketLayout:
     exception in the middle of forward or backward left behind in the reducer.
     """
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._ddp: Any = ddp
+    def __init__(self, ddp: Any, *, fixed: bool = False) -> None:
+        """`ddp` is a DistributedDataParallel; if `fixed`, the initial layout is kept for the whole job.
+
+        A replacement knows the rebuilt layout from its rehearsal, and in a pipeline there is none: a stage alone has no
+        input.
+        """
+        self._ddp = ddp
         self._rebuilt = False
+        self._fixed = fixed
+        if fixed:
+            self._ddp.reducer = _FixedReducer(ddp.reducer)
 
     def begin_step(self) -> None:
         """Have the first forward pass of a step broadcast buffers from rank 0, on every rank or on none.
@@ -100,17 +108,32 @@ class BucketLayout:
         has not seen; ranks that decide differently wait for each other for ever.
         """
         self._ddp.require_forward_param_sync = True
+        if self._fixed:
+            self._ddp.reducer._reset_state()  # it has noted the order of the last step, and would go on and on
 
     def reset(self, target_version: int) -> None:
         """Make the reducer ready for the step after `target_version`. The group must be detached meanwhile."""
         reducer = self._ddp.reducer
-        if target_version > 0 and not self._rebuilt and not self._ddp._has_rebuilt_buckets:
+        if target_version > 0 and not self._rebuilt and not self._ddp._has_rebuilt_buckets and not self._fixed:
             # The gradients of step 0 have all been ready once, so the order is known; a peer's broadcast of the
             # same order may have been cut short by the failure.
             reducer._rebuild_buckets()
         self._rebuilt = self._rebuilt or target_version > 0
         self._ddp._has_rebuilt_buckets = False
         reducer._reset_state()
+
+
+class _FixedReducer:
+    """DDP's reducer, but for the rebuilding of its buckets."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
 
 
 def reset_scaler(scaler: torch.amp.GradScaler) -> None:

@@ -24,8 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from relight.core.commands import Assign
-from relight.core.events import StandbyReady, StepResumed, TrainingDone, TrainingEntered
+from relight.core.events import StepResumed, TrainingDone, TrainingEntered
 from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
@@ -38,6 +37,7 @@ from relight.training.progress import Progress
 from relight.training.publishing import Publishing
 from relight.training.recovery import Recovery
 from relight.training.scalars import Scalars
+from relight.training.shards import shard_key
 from relight.training.state import TrackedState
 from relight.training.step import Step
 from relight.training.writes import WriteWatch
@@ -65,6 +65,8 @@ class Training:
             `relight run --seed`.
         rng: "step" for that, or "preserve" to let the script's own streams run on from step to step.
         per_rank: objects with `state_dict` whose state differs between ranks.
+        pipeline: the schedule (of torch.distributed.pipelining) that the step runs, or a list of them; `model` is then
+            the module of this rank's stage, or a dict of those of its stages.
         stateful: any other objects with `state_dict` that hold the same state on every rank.
 
     Raises:
@@ -84,6 +86,7 @@ class Training:
         seed: int | None = None,
         rng: str = "step",
         per_rank: dict[str, Any] | None = None,
+        pipeline: Any = None,
         **stateful: Any,
     ) -> None:
         runtime = self._runtime = current_runtime()
@@ -93,13 +96,23 @@ class Training:
             optimizers=dict(optimizer) if isinstance(optimizer, dict) else {"optimizer": optimizer},
             objects={**{name: thing for name, thing in companions.items() if thing is not None}, **stateful},
             per_rank=per_rank or {},
+            pipeline=pipeline,
         )
-        if obstacle := runtime.table.obstacle():
+        stages = shard_key([self._state.pipelines.cuts()])
+        if stages:
+            runtime.runs_other_modules()
+        if stages and not runtime.builds_late:
+            raise UsageError(
+                "ranks build different stages of a pipeline, so a standby must know which rank it takes before it "
+                "builds anything: relight.init(late_standby=True)"
+            )
+        # A standby that knows its rank makes whichever groups that one makes.
+        if not runtime.builds_late and (obstacle := runtime.table.obstacle()):
             raise UsageError(obstacle)
         self._find_place()
         seed = runtime.settings.seed if seed is None else seed
-        self._batches = Batches(data, accumulate, seed, rng, runtime.page)
-        birth = f"{seed}/{runtime.world_size}/{self._state.layout()}"
+        self._batches = Batches(data, accumulate, seed, rng, runtime.page, stage=stages)
+        birth = f"{seed}/{runtime.world_size}/{'' if stages else self._state.layout()}"  # one for all stages
         self._progress = Progress(lineage=xxhash.xxh3_64_hexdigest(birth.encode()))
         self._publishing = Publishing(runtime, self._state, self._progress)
         self._scalars = Scalars(runtime, self._progress)
@@ -192,7 +205,9 @@ class Training:
         self._progress.until = until
         self._install()
         try:
-            if self._runtime.is_standby:
+            if self._runtime.is_standby and self._runtime.builds_late:
+                self._take_rank()
+            elif self._runtime.is_standby:
                 yield from self._stand_by()
             else:
                 self._enter_training()
@@ -254,7 +269,7 @@ class Training:
             error = interruption
         finally:
             self._runtime.in_step = False
-        error.__traceback__ = None  # its frames hold the broken group and the activations of the aborted step
+        _drop_frames(error)
         self._recover()
         return True
 
@@ -362,16 +377,17 @@ class Training:
         if not step.entered:
             raise UsageError(_NOT_ENTERED)
         progress.warming = False
-        runtime.page.stamp(Phase.STANDBY)
-        runtime.link.send(StandbyReady(process=runtime.process, layout_digest=self._state.layout()), report=True)
-        runtime.faults.strike(Point.IDLE)
-        order = runtime.await_order(Assign)
-        runtime.take_assignment(order.generation, order.rank)
+        runtime.stand_by(self._state.layout())
         self._state.rebind()
         self._find_place()
-        runtime.faults.recovery = order.generation - 1
+        self._take_rank()
+
+    def _take_rank(self) -> None:
+        """A replacement has what its rank has, but for the contents."""
+        runtime = self._runtime
         runtime.faults.strike(Point.PROMOTED)
         runtime.closed = True
+        runtime.started = True
         self._recover(blank=True)
 
     def _finish(self) -> bool:
@@ -487,3 +503,11 @@ class Training:
                     f"{name} changed between step {self.version - 1} and step {self.version}, outside `with step`: "
                     "move that code into the block, after optimizer.step(), or a replacement would not have the change"
                 )
+
+
+def _drop_frames(error: BaseException) -> None:
+    """They hold the broken group and the activations of the aborted step; also those of what it was raised from."""
+    seen: BaseException | None = error
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__

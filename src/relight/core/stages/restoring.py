@@ -24,7 +24,8 @@ class Restoring(Failing):
         if problem:
             digests = {report.rank: report.state_digest for report in reports}
             voters = [rank for rank in digests if rank not in self._decision.targets]
-            alike = len({(r.version, r.lineage, r.layout_digest) for r in reports}) == 1
+            alike = len({(r.version, r.lineage) for r in reports}) == 1
+            alike = alike and not self.shards.differing({r.rank: r.layout_digest for r in reports})
             if alike and self.shards.differing({rank: digests[rank] for rank in voters}):
                 return self._on_corruption(digests, voters, self._decision.target, 0, now)
             return self._end(problem, now)
@@ -82,7 +83,7 @@ def _handshake_mismatch(reports: list[ev.Restored], target: int, shards: Shards)
         peer = peers.setdefault(shards.key(report.rank), report)
         if report.version != target:
             return f"rank {report.rank} is at version {report.version} after a restore to {target}"
-        for what, first in (("lineage", reports[0]), ("layout_digest", reports[0]), ("state_digest", peer)):
+        for what, first in (("lineage", reports[0]), ("layout_digest", peer), ("state_digest", peer)):
             mine, theirs = getattr(report, what), getattr(first, what)
             if mine != theirs:
                 return (

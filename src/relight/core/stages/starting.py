@@ -115,11 +115,14 @@ class Starting(Reserve):
 def _startup_mismatch(reports: list[ev.TrainingEntered], shards: Shards) -> str:
     """Why the initial ranks cannot train together, or an empty string."""
     first = reports[0]
-    for other in reports[1:]:
-        if other.layout_digest != first.layout_digest:
+    builders: dict[str, ev.TrainingEntered] = {}  # the first holder of each part of the state
+    for other in reports:
+        peer = builders.setdefault(shards.key(other.rank), other)
+        if other.layout_digest != peer.layout_digest:
             return (
-                f"rank {other.rank} has other parameters or optimizer settings than rank {first.rank} (names, shapes "
-                "or dtypes differ); every rank must build the same model"
+                f"rank {other.rank} has other parameters or optimizer settings than rank {peer.rank} (names, shapes "
+                "or dtypes differ); every rank must build the same model, or those of the same stage of a pipeline: "
+                "relight.Training(pipeline=...)"
             )
         if other.until != first.until:
             return f"rank {other.rank} wants {other.until} steps, rank {first.rank} wants {first.until}; use one number"

@@ -1,0 +1,69 @@
+"""Waiting for other ranks: who does it, and how others see that it is done."""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+
+class Waits:
+    """Whether this rank waits for others, shown in its position page.
+
+    Where all ranks run the same modules, the number of collectives tells who is behind whom. Stages of a pipeline make
+    different numbers of them. There it is shown instead whether an operation of this rank is under way: if all ranks
+    are idle, who waits for nobody is the one that the others wait for.
+    """
+
+    def __init__(self, show: Callable[[bool], None] | None = None) -> None:
+        """`show` is called with every change; None: nobody wants to know."""
+        self.show = show
+        self._lock = threading.Lock()
+        self._under_way: set[object] = set()
+
+    def begin(self) -> Callable[[], None]:
+        """An operation is under way until the returned function is called, from whichever thread."""
+        if self.show is None:
+            return _nothing
+        token = object()
+        with self._lock:
+            self._under_way.add(token)
+            self.show(True)
+        return lambda: self._end(token)
+
+    def forget(self) -> None:
+        """Operations so far are of an older generation; their ends may never come."""
+        with self._lock:
+            self._under_way.clear()
+            if self.show is not None:
+                self.show(False)
+
+    def _end(self, token: object) -> None:
+        with self._lock:
+            if token in self._under_way:
+                self._under_way.remove(token)
+                if not self._under_way and self.show is not None:
+                    self.show(False)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Waiters:
+    """Expendable threads for what can be waited for but not be interrupted. Idle ones are used again."""
+
+    def __init__(self) -> None:
+        self._idle: list[SimpleQueue[Callable[[], None]]] = []
+
+    def run(self, wait: Callable[[], None]) -> None:
+        """Have a thread call `wait`, which must not raise."""
+        try:
+            tasks = self._idle.pop()
+        except IndexError:
+            tasks = SimpleQueue()
+            threading.Thread(target=self._serve, args=(tasks,), name="relight-wait", daemon=True).start()
+        tasks.put(wait)
+
+    def _serve(self, tasks: "SimpleQueue[Callable[[], None]]") -> None:
+        while True:
+            tasks.get()()
+            self._idle.append(tasks)
