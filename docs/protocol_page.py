@@ -72,8 +72,8 @@ survivor is prepared(i)*. The rule rests on that alone.
    Of ranks whose page is gone with their agent or their host: if the private state of every intact member follows from
    rank and step alone, so does theirs, for any version; if not, the job halts (decisions/0004).
    Where the state is divided over ranks (`core/shards.py`) the rule is the same: it asks every intact survivor, of
-   whatever part, so there is one target for all. Each part must have an intact holder; if one has none, the job halts
-   and names it.
+   whatever part, so there is one target for all. Each part must have an intact holder; if one has none, it goes down
+   (below), or halts and names it.
 4. **Restore**: prepared members finish the step locally. Copies go only into blank or torn ranks, are verified piece
    by piece, and do not count until the last digest matched. Of a divided state, only from holders of the same part.
 5. **Rollback**: buffers that forward changed, objects that may have changed, random streams, the batch in hand (kept;
@@ -98,7 +98,22 @@ the one waited for has failed too.
 | all survivors prepared, barrier not passed | forward if the dead rank had kept its private state, else back | 0 or 1 |
 | BARRIER, OPTIMIZER, commit | forward to i+1 | 0 (or the next step, if survivors had started it) |
 
-No version that any rank had finished is ever undone.
+No version that any rank had finished is ever undone, while each part of the state has an intact holder.
+
+## Below replicas
+
+If some part has no intact holder, or some rank's private state is held by nobody, the controller looks whether a lower
+rung has all of it (`core/ladder.py`): snapshots in host memory, of which each rank reports those that it holds
+complete, its own and its ward's. The newest version of which every rank's snapshot is in some memory is the target,
+*all* ranks go back to it, and the Restore says from which rung, how many finished versions are undone, and why. That is
+the exception to I7; the judge of journals demands that there was no intact holder and no newer version.
+
+From this order on, newer versions count for nothing: should the recovery begin again, ranks that have gone back stay,
+and the others are blank. Snapshots of newer versions are forgotten; the snapshot that is gone back to is only read.
+Snapshots fit together because all ranks make them of the same versions: at multiples of K, and at the first boundary
+after a recovery. A version is *established* when the barrier's all-reduce has counted every rank that has both its own
+snapshot and its ward's; only then may older ones be overwritten. A recovery keeps the newest version that is complete
+by the ranks' reports, so who had not heard of it yet does not overwrite it.
 
 ## What ends the job instead
 

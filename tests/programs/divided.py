@@ -39,6 +39,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scheduler", action="store_true")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--evaluate", action="store_true", help="evaluate between steps, which gathers parameters")
+    parser.add_argument("--buddy", type=int, default=0, help="steps from one snapshot in buddy memory to the next")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes on top")
     parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
@@ -171,6 +172,8 @@ def main() -> None:
     training = relight.Training(
         model=model, optimizer=optimizer, scheduler=scheduler, data=batch_of, accumulate=options.accumulate
     )
+    if options.buddy:
+        training.buddy(every=options.buddy)
     for step in training.steps(until=options.steps):
         with step as batch:
             step.report(train(batch if options.accumulate > 1 else [batch]))

@@ -16,6 +16,14 @@ class Audience(enum.StrEnum):
     EVERYONE = "everyone"  # members and standbys
 
 
+class Rung(enum.StrEnum):
+    """Where the state of a recovery comes from, the best first."""
+
+    REPLICA = "replica"  # the memory of other ranks' devices: nothing that was finished is lost
+    BUDDY = "buddy memory"  # snapshots in host memory, a few steps old
+    CHECKPOINT = "checkpoint"  # on disk
+
+
 class _Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     why: str
 
@@ -36,10 +44,14 @@ class Kill(_Command, frozen=True, kw_only=True):
 
 
 class Begin(_Command, frozen=True, kw_only=True):
-    """All initial ranks hold the same state: take the first step."""
+    """All initial ranks hold the same state: take the first step.
+
+    `buddies` has, for each rank, the rank that keeps its snapshots in its memory; empty if there are none.
+    """
 
     audience: Audience
     generation: int
+    buddies: tuple[int, ...] = ()
 
 
 class Assign(_Command, frozen=True, kw_only=True):
@@ -64,12 +76,16 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     address: str  # a Unix socket, for targets on the same host
     endpoint: str = ""  # host:port, for targets on other hosts
     shard: str = ""  # the part of the state that it holds; a target copies from sources of its own part
+    of: int = -1  # the rank whose snapshot is meant; -1: the source's own state, as it stands
 
 
 class Restore(_Command, frozen=True, kw_only=True):
     """Reach `target`: finish the step locally if prepared, copy from `sources` if blank or torn, then roll back.
 
     `targets` are ranks that copy. `attempt` counts how often step `target` has been started before.
+
+    On a lower rung than REPLICA every rank goes back, whatever it holds. BUDDY: who is no target takes its own
+    snapshot of `target`. CHECKPOINT: `sources` read their parts from the disk, and `targets` copy from them.
     """
 
     audience: Audience
@@ -79,13 +95,17 @@ class Restore(_Command, frozen=True, kw_only=True):
     sources: tuple[Source, ...]
     targets: tuple[int, ...]
     derived: tuple[int, ...] = ()  # of these: nobody holds their private state, and it follows from rank and step
+    rung: Rung = Rung.REPLICA
+    undone: int = 0  # versions that were finished, and are computed again: on a lower rung
+    keep: int = -1  # the newest version of which there is a snapshot of every rank: not to be overwritten yet
 
 
 class Resume(_Command, frozen=True, kw_only=True):
-    """The handshake agreed: train on from the target version."""
+    """The handshake agreed: train on from the target version. `buddies` as in Begin."""
 
     audience: Audience
     generation: int
+    buddies: tuple[int, ...] = ()
 
 
 class Release(_Command, frozen=True, kw_only=True):

@@ -25,9 +25,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Halt(msgspec.Struct, frozen=True, kw_only=True):
-    """No target keeps the promise; the job ends and says why."""
+    """No target keeps the promise; the job ends and says why, unless a lower rung has what is `lost`."""
 
     reason: str
+    lost: bool = True  # False: something has happened that must not happen, and nobody knows what else is wrong
 
 
 def decide(
@@ -47,7 +48,7 @@ def decide(
     base = min(r.version for r in intact)
     contradiction = _contradiction(intact, base)
     if contradiction:
-        return Halt(reason=contradiction)
+        return Halt(reason=contradiction, lost=False)
     ahead = tuple(r.rank for r in intact if r.version == base + 1)
     prepared = tuple(r.rank for r in intact if r.version == base and r.prepared == base)
     unprepared = tuple(r.rank for r in intact if r.version == base and r.prepared != base)
@@ -56,7 +57,8 @@ def decide(
     if ahead and unprepared:
         return Halt(
             reason=f"{_ranks(ahead)} finished step {base} though {_ranks(unprepared)} had not reduced its "
-            "gradient: the barrier was passed without everyone, which must not happen"
+            "gradient: the barrier was passed without everyone, which must not happen",
+            lost=False,
         )
     missing = tuple(rank for rank in sorted(private_versions) if base + 1 not in private_versions[rank])
     if not (ahead or prepared) or unprepared or (missing and not ahead):

@@ -90,6 +90,15 @@ class TrainingEntered(_Event, frozen=True, kw_only=True):
     until: Whole
     shard: str = ""  # what part of the state this rank holds: ranks with the same key hold the same bits; empty: all
     state_bytes: Whole = 0  # of that part
+    buddy_every: Whole = 0  # steps from one snapshot in a buddy's memory to the next; 0: there are none
+    checkpoint_every: Whole = 0  # the same of checkpoints on disk
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete, verified copy of the state of `rank` in the host memory of the process that says so."""
+
+    rank: Whole
+    version: Whole
 
 
 class Stopped(_Event, frozen=True, kw_only=True):
@@ -108,6 +117,8 @@ class Stopped(_Event, frozen=True, kw_only=True):
     derivable: bool = False  # a rank's private state follows from its number and the step: nothing of it can be lost
     restore_address: str  # the Unix socket at which this worker serves its state
     restore_endpoint: str = ""  # host:port at which it serves other hosts; empty: it does not
+    snapshots: tuple[Snapshot, ...] = ()  # of its own rank, and those that it keeps as a buddy
+    checkpoints: tuple[Whole, ...] = ()  # versions of complete checkpoints on disk that it can see, newest first
 
 
 class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):

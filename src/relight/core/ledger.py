@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from relight.core import events as ev
+from relight.core.commands import Rung
 from relight.core.decision import Decision
 from relight.core.fault import Fault
 from relight.core.members import Process
@@ -35,6 +36,8 @@ class _Open:
     resumed: float = 0.0
     restarts: int = 0
     decision: Decision | None = None
+    rung: Rung = Rung.REPLICA
+    undone: int = 0  # finished versions that it goes back over
     replaced: tuple[int, ...] = ()
     replacement_kind: str = "none"
     pids: str = ""
@@ -174,7 +177,10 @@ class Ledger:
             f"rank{plural} {ranks} taken over by a {recovery.replacement_kind} (pid {recovery.pids}), " if ranks else ""
         )
         decision = recovery.decision
-        return f"recovered in {now - recovery.since:.3f} s: {who}{decision.direction} to version {decision.target}"
+        said = f"recovered in {now - recovery.since:.3f} s: {who}{decision.direction} to version {decision.target}"
+        if recovery.rung is Rung.REPLICA:
+            return said
+        return f"{said} from {recovery.rung}; {recovery.undone} finished steps are computed again"
 
     # --- the recovery under way -------------------------------------------------------------------------------
     def stopping(self, generation: int, now: float) -> None:
@@ -205,9 +211,17 @@ class Ledger:
             self._open.worked_on = max(self._open.worked_on, event.step)
             self._open.stop_seconds = max(self._open.stop_seconds, event.stop_seconds)
 
-    def decided(self, decision: Decision, replacements: list[Process], now: float) -> None:
+    def decided(
+        self,
+        decision: Decision,
+        replacements: list[Process],
+        now: float,
+        rung: Rung = Rung.REPLICA,
+        undone: int = 0,
+    ) -> None:
         if self._open is None:
             return
+        self._open.rung, self._open.undone = rung, undone
         self._open.decided, self._open.decision = now, decision
         self._open.replaced = tuple(p.rank for p in replacements if p.rank is not None)
         kinds = {"fresh process" if p.fresh else "standby" for p in replacements}
@@ -259,7 +273,7 @@ class Ledger:
         def slowest(name: str) -> float:
             return max((float(getattr(p, name)) for p in recovery.progress), default=0.0)
 
-        repeated = int(decision.target <= recovery.worked_on and decision.direction == "back")
+        repeated = int(decision.target <= recovery.worked_on and decision.direction == "back") + recovery.undone
         return RecoveryReport(
             number=self.recovery_count + 1,
             generation=recovery.generation,
@@ -286,6 +300,8 @@ class Ledger:
                 total_seconds=(detect or 0.0) + (recovery.resumed - recovery.since) + resume,
             ),
             steps_repeated=repeated,
+            rung=recovery.rung,
+            steps_undone=recovery.undone,
             moved_bytes=sum(p.copied_bytes for p in recovery.progress),
             restarts=recovery.restarts,
         )

@@ -19,6 +19,7 @@ from relight.core.commands import (
     Release,
     Restore,
     Resume,
+    Rung,
     Spawn,
     Stop,
 )
@@ -75,6 +76,7 @@ class _Judge:
         self._digests: dict[tuple[int, str], str] = {}  # by version and part of the state
         self._parts: dict[int, str] = {}  # the part that each rank holds
         self._finished = 0  # newest version that anyone is known to have finished
+        self._fallen_to = -1  # the version that an unfinished recovery went back to, below replicas
         self._late: ev.Event | None = None  # what was said last was about a closed generation
         self._end: EndJob | None = None
 
@@ -103,8 +105,9 @@ class _Judge:
             return
         match event:
             case ev.ProcessDying() | ev.ProcessExited():
+                if event.process not in self._dead:  # else it was read before: nothing was finished there since
+                    self._note_position(event.process, event.position)
                 self._dead.add(event.process)
-                self._note_position(event.process, event.position)
             case ev.AgentLost():  # with all of its processes: the generation is closed to them
                 self._dead.update(process for process, agent in self._agents.items() if agent == event.agent)
             case ev.Stopped():
@@ -203,10 +206,45 @@ class _Judge:
             alive = [process for process in holders[:-1] if process not in self._dead]
             if alive:
                 self._say(f"I10: rank {rank} was given to {holders[-1]} while {alive[-1]} was not known to be dead")
+        if restore.rung is not Rung.REPLICA:
+            self._check_fall(restore, {rank: self._stopped[process] for rank, process in members.items()})
+            return
         if restore.target < self._finished:
             self._say(f"I7: back to version {restore.target}, though {self._finished} was finished")
         for rank, process in members.items():
             self._check_reachable(restore, rank, self._stopped[process])
+
+    def _check_fall(self, restore: Restore, reports: dict[int, ev.Stopped]) -> None:
+        """The exception to I7: below replicas finished versions are undone. Only if it must be, and no more of them."""
+        intact = {rank for rank, report in reports.items() if not report.blank and not report.torn}
+        before = self._fallen_to
+        self._fallen_to = restore.target
+        held = {self._parts.get(rank, "") for rank in intact}
+        if before < 0 and held == set(self._parts.values()) and "private state" not in restore.why:
+            self._say(f"I7: down to the {restore.rung}, though every part of the state has an intact holder")
+        if restore.rung is Rung.BUDDY:
+            self._check_snapshots(restore, reports, intact, before)
+        elif any(restore.target not in report.checkpoints for report in reports.values()):
+            self._say(f"I5: back to the checkpoint of version {restore.target}, which not every rank can see")
+        if restore.target < self._finished and not restore.undone:
+            self._say(f"I7: versions {restore.target} to {self._finished} are undone, and nobody is told")
+        self._finished = restore.target
+
+    def _check_snapshots(self, restore: Restore, reports: dict[int, ev.Stopped], intact: set[int], before: int) -> None:
+        """`before`: newer ones were undone by an order that was not carried out; -1: there was none."""
+        kept = {
+            (rank, snapshot.rank, snapshot.version) for rank, report in reports.items() for snapshot in report.snapshots
+        }
+        offered = {source.of for source in restore.sources if (source.rank, source.of, restore.target) in kept}
+        for rank, report in reports.items():
+            own = (rank, rank, restore.target) in kept or (rank in intact and report.version == restore.target)
+            parts = {self._parts.get(of, "") for of in offered}
+            if not (own if rank not in restore.targets else rank in offered or self._parts.get(rank, "") in parts):
+                self._say(f"I5: rank {rank} is to go back to {restore.target}, of which no snapshot of it is named")
+        newer = {version for _, _, version in kept if version > restore.target and (before < 0 or version <= before)}
+        whole = [v for v in newer if {of for _, of, version in kept if version == v} == set(reports)]
+        if whole:
+            self._say(f"I7: back to {restore.target}, though there are snapshots of every rank of {max(whole)}")
 
     def _check_reachable(self, restore: Restore, rank: int, report: ev.Stopped) -> None:
         worthless = report.blank or report.torn
@@ -218,6 +256,7 @@ class _Judge:
 
     def _check_resume(self, resume: Resume) -> None:
         reports = [self._restored.get(process) for process in self._members().values()]
+        self._fallen_to = -1
         if self._restore is None or self._restore.generation != resume.generation:
             self._say(f"I9: generation {resume.generation} is resumed, and nothing was decided in it")
         elif None in reports or len(reports) < self._world_size:

@@ -48,6 +48,7 @@ _UNREAD_FIELDS = frozenset(
 LEFT_OUT = {
     "Controller": {
         **dict.fromkeys(("settings", "until", "shards", "coverage"), "the same throughout a search"),
+        **dict.fromkeys(("buddy_every", "checkpoint_every", "_fallen_to", "_fallen_from"), "of rungs below replicas"),
         **dict.fromkeys(("ended", "ledger", "_tracebacks", "_recovery_step"), "an account for people"),
         **dict.fromkeys(("_attempts", "_failures_at_step", "_identical", "_startup_restarts"), "far below its limit"),
         **dict.fromkeys(("hosts", "_extended", "_standing_order"), "of hosts, sleep and restarts, which do not occur"),

@@ -72,6 +72,11 @@ def _recovery(report: JobReport, recovery: RecoveryReport) -> str:
     failures = [failure for failure in report.failures if failure.number in recovery.failures]
     said = [f"Recovery {recovery.number}: {_list(_failure(failure) for failure in failures) or 'something failed'}."]
     said.append(f"Training went on after {duration(recovery.stages.total_seconds)}.")
+    if recovery.rung != "replica":
+        said.append(
+            f"No replica had all of the state ({recovery.reason}), so all ranks went back to version "
+            f"{recovery.target_version}: {_count(recovery.steps_undone, 'finished step')} had to be computed again."
+        )
     if recovery.restarts:
         said.append(
             f"{_count(recovery.restarts, 'more failure')} struck while it recovered, and each began the recovery again."

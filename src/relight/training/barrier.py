@@ -11,6 +11,7 @@ from relight.errors import StepInterrupted, UsageError
 from relight.training.corruption import Ballot, differ
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
+from relight.training.snapshots import Snapshots
 
 
 class Barrier:
@@ -24,6 +25,7 @@ class Barrier:
         passed: Callable[[], None],
         digest: Callable[[], str],
         shard: Callable[[], str],
+        snapshots: Snapshots,
     ) -> None:
         """`prepare` is called in front of the barrier, `passed` between it and the write.
 
@@ -34,6 +36,7 @@ class Barrier:
         self._prepare = prepare
         self._passed = passed
         self._ballot = Ballot(runtime.settings.verify_every, digest, shard)
+        self._snapshots = snapshots
         self._fence = torch.zeros(2, dtype=torch.int64)
 
     def before_write(self) -> None:
@@ -66,7 +69,8 @@ class Barrier:
     def _complete_fence(self, runtime: Runtime) -> bool:
         """One small all-reduce: it completes only once every rank has entered it, prepared. False if it broke."""
         fence, version = self._fence, self._progress.version
-        entries = self._ballot.entries(version, runtime.rank, runtime.world_size)
+        vote = self._snapshots.vote()
+        entries = [*vote, *self._ballot.entries(version, runtime.rank, runtime.world_size)]
         if entries:
             fence = torch.tensor([1, version, *entries], dtype=torch.int64)
         else:
@@ -87,7 +91,8 @@ class Barrier:
             return False
         finally:
             over()
-        ranks, versions, *digests = fence.tolist()
+        ranks, versions, *sums = fence.tolist()
+        votes, digests = sums[: len(vote)], sums[len(vote) :]
         if (ranks, versions) != (runtime.world_size, runtime.world_size * version):
             raise UsageError(
                 f"rank {runtime.rank} is at step {version}, but the step numbers of all ranks add up to {versions} "
@@ -97,6 +102,8 @@ class Barrier:
             runtime.page.put("prepared", -1)  # these gradients come from a state that is wrong somewhere
             runtime.await_replacement(version, digests[: runtime.world_size])
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
+        if votes:
+            self._snapshots.count(votes[0])
         return True
 
     def _await_decision(self, runtime: Runtime) -> None:

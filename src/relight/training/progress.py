@@ -18,6 +18,7 @@ class Progress:
     until: int = 0
     started: int = -1  # newest step that was started
     attempt: int = 0  # how often the step after `version` was started before
+    begun_before: int = 0  # steps below this one were started before, if a recovery went back over them
     wrote: bool = False  # the barrier of the step under way was passed
     warming: bool = False  # a standby's rehearsal
     restore: Restore | None = None  # a decision that is not carried out yet

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from relight.core.commands import Restore, Resume
+from relight.core.commands import Restore, Resume, Rung
 from relight.core.events import Restored, RestoreProgress
 from relight.core.fault import Point
 from relight.core.position import Phase
@@ -20,9 +20,10 @@ from relight.training.batches import Batches
 from relight.training.group import Inners
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime, Superseded
+from relight.training.snapshots import Snapshots
 from relight.training.state import TrackedState
 from relight.training.torch_private import BucketLayout
-from relight.transfer.codec import encode_tree, unflatten
+from relight.transfer.codec import decode_tree, encode_tree, raw_bytes, unflatten
 from relight.transfer.fabric import Address, choose_sources
 from relight.transfer.offer import Offer
 
@@ -36,9 +37,16 @@ class Recovery:
     """Everything that changes the state of this rank other than the script itself."""
 
     def __init__(
-        self, runtime: Runtime, state: TrackedState, progress: Progress, batches: Batches, place: Callable[[], int]
+        self,
+        runtime: Runtime,
+        state: TrackedState,
+        progress: Progress,
+        batches: Batches,
+        snapshots: Snapshots,
+        place: Callable[[], int],
     ) -> None:
         """`place`: which of a step's batches is this rank's."""
+        self._snapshots = snapshots
         self._place = place
         self._runtime = runtime
         self._state = state
@@ -68,7 +76,7 @@ class Recovery:
             runtime.page.stamp(Phase.PARKED)
             try:
                 inners = self._obey(restore)
-                runtime.await_order(Resume, restore.generation)
+                resume: Resume = runtime.await_order(Resume, restore.generation)
                 runtime.page.put("fault_ns", 0)  # one that this process survived is not what it may die of later
                 runtime.faults.strike(Point.RESUME)
                 runtime.open_generation(restore.generation, inners)
@@ -79,6 +87,9 @@ class Recovery:
                 runtime.await_newer(restore.generation)
                 continue
             progress.attempt = restore.attempt
+            if restore.undone:
+                progress.begun_before = restore.target + restore.undone + 1
+            self._snapshots.assign(resume.buddies, restore.keep)
             progress.resumed_ns = time.monotonic_ns()
             progress.first_after_recovery = True
             runtime.is_standby = False
@@ -95,10 +106,13 @@ class Recovery:
             group.detach()
         self._state.sharded.reset()
         self._state.pipelines.reset()
+        self._snapshots.before_write()
         started_ns = time.monotonic_ns()
         copied_bytes, known = 0, Digests()
         is_target = runtime.rank in restore.targets
-        if is_target:
+        if restore.rung is not Rung.REPLICA:
+            copied_bytes = self._go_down(restore)
+        elif is_target:
             copied_bytes, known = self._copy(restore)
         elif progress.version != restore.target:
             raise RestoreError(f"rank {runtime.rank} is at version {progress.version}, the target is {restore.target}")
@@ -153,7 +167,7 @@ class Recovery:
 
     def _copy(self, restore: Restore) -> tuple[int, Digests]:
         """Fetch the target version from a source, and the rank-private state from beside the page."""
-        runtime, progress = self._runtime, self._progress
+        runtime = self._runtime
         runtime.page.put("torn", 1)
         client = runtime.fetcher(restore.generation)
         destination = self._state.destination()
@@ -171,16 +185,73 @@ class Recovery:
         private = self._await_private(restore)
         self._state.adopt_private(private)
         self._batches.take_over(private, restore.target, self._place())
-        progress.version, progress.lineage, progress.until = restore.target, meta["lineage"], meta["until"]
-        self._state.gradients_to_none = meta["gradients_to_none"]
-        self._state.clear_step()
-        runtime.page.claim_private(restore.target)
-        self._blank = False
-        runtime.page.put("torn", 0)
-        runtime.page.put("version", progress.version)
+        self._stand_at(restore.target, meta)
         # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state.
         in_place = _same_storage(self._state.replicated().tensors, fetched.tensors)
         return fetched.received_bytes, fetched.digests if in_place else {}
+
+    # --- below replicas -------------------------------------------------------------------------------------------
+    def _go_down(self, restore: Restore) -> int:
+        """Back to a version that a lower rung holds; whatever this rank has now is worth nothing. Returns bytes copied.
+
+        From here until it is done this rank is blank: should the recovery begin again, it must not be a source of what
+        it holds. The snapshot itself is only read.
+        """
+        runtime, state = self._runtime, self._state
+        is_there = not self._blank and self._progress.version == restore.target
+        self._blank = True
+        self._snapshots.fall(restore.target)
+        runtime.page.put("torn", 1)
+        runtime.page.set_private_versions((-1, -1))  # of versions that are undone
+        copied_bytes = 0
+        is_target = runtime.rank in restore.targets
+        slot = None if is_target else self._snapshots.own(restore.target)
+        if slot is None and is_there and not is_target:  # this recovery began again, and it had gone back before
+            state.roll_back()
+            self._blank = False
+            runtime.page.put("torn", 0)
+            runtime.page.claim_private(restore.target)
+            return 0
+        if slot is None:
+            meta, tree, tensors = self._fetch_snapshot(restore)
+            copied_bytes = sum(tensor.nbytes for tensor in tensors)
+        else:
+            meta, tree, tensors = slot.meta, slot.tree, slot.copy_to(state.destination())
+        state.adopt(unflatten(tree, tensors), meta["private_buffers"])
+        is_derived = runtime.rank in restore.derived
+        private = encode_tree(_NOTHING, "rank-private state") if is_derived else bytes(raw_bytes(tensors[-1]))
+        runtime.page.write_private(restore.target, private)
+        private_tree = decode_tree(private)
+        state.adopt_private(private_tree)
+        self._batches.take_over(private_tree, restore.target, self._place())
+        self._stand_at(restore.target, meta)
+        if (found := state.digest()) != meta["digest"]:
+            self._blank = True
+            raise RestoreError(f"the snapshot of version {restore.target} has the digest {found}, not {meta['digest']}")
+        return copied_bytes
+
+    def _fetch_snapshot(self, restore: Restore) -> tuple[dict[str, Any], Any, list[torch.Tensor]]:
+        """This rank's own, or one of the same part of the state, out of another rank's memory."""
+        rank, part = self._runtime.rank, self._state.shard(self._runtime.world_size)
+        own = [source for source in restore.sources if source.of == rank]
+        found = own or [source for source in restore.sources if source.shard == part]
+        if not found:
+            raise RestoreError(f"rank {rank} is to hold part {part!r} of the state, of which no source has a snapshot")
+        client = self._runtime.fetcher(restore.generation)
+        address, destination = Address(found[0].address, found[0].endpoint), self._state.destination()
+        fetched = client.fetch(restore.generation, restore.target, [address], destination.get, of=found[0].of)
+        return fetched.header.meta, fetched.header.tree, fetched.tensors
+
+    def _stand_at(self, version: int, meta: dict[str, Any]) -> None:
+        """This rank holds `version`, and nothing of a step."""
+        progress, page = self._progress, self._runtime.page
+        progress.version, progress.lineage, progress.until = version, meta["lineage"], meta["until"]
+        self._state.gradients_to_none = meta["gradients_to_none"]
+        self._state.clear_step()
+        page.claim_private(version)
+        self._blank = False
+        page.put("torn", 0)
+        page.put("version", version)
 
     def _await_private(self, restore: Restore) -> dict[str, Any]:
         """From beside the page, where the agent puts it; from another host it may still be on its way."""

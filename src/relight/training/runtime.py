@@ -21,6 +21,7 @@ from relight.core.events import (
     CollectiveFailed,
     FaultStruck,
     RestoreFailed,
+    Snapshot,
     StandbyReady,
     StateDiffers,
     Stopped,
@@ -85,6 +86,9 @@ class Runtime:
         self.waits = Waits()  # whether this rank waits for others, where ranks run different modules
         self.cut_collectives = 0
         self.derivable: Callable[[], bool] = lambda: False  # whether a rank's private state follows from rank and step
+        self.snapshots: Callable[[], tuple[Snapshot, ...]] = tuple  # complete ones in this process's memory
+        self.checkpoints: Callable[[], tuple[int, ...]] = tuple  # versions of complete ones on disk, newest first
+        self.at_close: list[Callable[[], None]] = []  # to be called by the link's thread when a generation is closed
         self.at_end: Callable[[], None] | None = None  # what is left to do when the script has run to its end
         self.groups: list[RelightProcessGroup] = []  # as many as `table` has of this rank, in that order
         self.table = GroupTable(settings.world_size)
@@ -153,6 +157,8 @@ class Runtime:
         self.break_connections()
         if self._client is not None:
             self._client.cancel()
+        for call in self.at_close:
+            call()
         self.server.withdraw(self._newest)
 
     def break_connections(self) -> None:
@@ -278,10 +284,11 @@ class Runtime:
         self.faults.recovery = order.generation - 1
         return int(order.rank)
 
-    def await_begin(self) -> None:
+    def await_begin(self) -> Begin | None:
         """Before the first step: until it may begin, or until a recovery needs this rank. Begin may have been lost."""
         with self._condition:
             self._condition.wait_for(lambda: Begin in self._orders or self.closed)
+            return self._orders.get(Begin)
 
     def await_release(self) -> bool:
         """After the last step: True once everyone may leave, False if a recovery needs this rank first."""
@@ -332,6 +339,8 @@ class Runtime:
                     derivable=self.derivable(),
                     restore_address=self.server.address.path,
                     restore_endpoint=self.server.address.endpoint,
+                    snapshots=self.snapshots(),
+                    checkpoints=self.checkpoints(),
                 ),
                 report=True,
             )
@@ -394,6 +403,10 @@ class Runtime:
             if self._newest > generation:
                 client.cancel()
         return client
+
+    def background_fetcher(self) -> RestoreClient:
+        """A client for what is no part of a recovery. Whoever asks for it must cancel it (`at_close`)."""
+        return RestoreClient(lambda: None, self.settings.restore_timeout_seconds, self._token, tls=self._tls)
 
     def report_restore_failure(self, generation: int, error: Exception) -> None:
         self.link.send(RestoreFailed(process=self.process, generation=generation, evidence=str(error), culprit=""))

@@ -38,6 +38,7 @@ from relight.training.publishing import Publishing
 from relight.training.recovery import Recovery
 from relight.training.scalars import Scalars
 from relight.training.shards import shard_key
+from relight.training.snapshots import Snapshots
 from relight.training.state import TrackedState
 from relight.training.step import Step
 from relight.training.writes import WriteWatch
@@ -117,10 +118,19 @@ class Training:
         self._publishing = Publishing(runtime, self._state, self._progress)
         self._scalars = Scalars(runtime, self._progress)
         self._checkpointing = Checkpointing(runtime, self._state, self._progress, self._batches)
+        self._snapshots = Snapshots(runtime, self._state, self._progress, lambda: self._shard)
         self._barrier = Barrier(
-            runtime, self._progress, self._prepare, self._passed, self._state.digest, lambda: self._shard
+            runtime,
+            self._progress,
+            self._prepare,
+            self._passed,
+            self._state.digest,
+            lambda: self._shard,
+            self._snapshots,
         )
-        self._recovery = Recovery(runtime, self._state, self._progress, self._batches, lambda: self._place)
+        self._recovery = Recovery(
+            runtime, self._state, self._progress, self._batches, self._snapshots, lambda: self._place
+        )
         self._phases = PhaseHooks(runtime, self._state, self._progress)
         self._writes = WriteWatch(self._state.is_tracked, self._barrier.before_write, lambda: runtime.in_step)
         self._fingerprint: tuple[Any, ...] | None = None
@@ -194,6 +204,27 @@ class Training:
             )
         self._checkpointing.ask(directory, every, keep, resume)
 
+    def buddy(self, *, every: int) -> None:
+        """Keep snapshots of a divided state in the host memory of other ranks, for when a part has no holder left.
+
+        Call it before the loop, on every rank. After every so many steps each rank copies its part of the state into
+        host memory, and another rank, its buddy, on another host if there is one, fetches that copy in the background.
+        If all holders of a part are lost, all ranks go back to the newest version of which there is a snapshot of
+        every part: at most `every` steps, and those during which that version was on its way, are computed again. While
+        each part has a holder, recoveries never use one.
+
+        Memory, on each rank's host: four times the rank's part of the state (two snapshots of its own, two that it
+        keeps for its ward). Where every rank holds all of the state (plain DDP) a buddy would hold nothing that others
+        do not, and nothing is copied.
+
+        Args:
+            every: steps.
+
+        Raises:
+            UsageError: every < 1.
+        """
+        self._snapshots.ask(every)
+
     def steps(self, until: int) -> Iterator[Step]:
         """Offer steps until `until` of them are committed, in total, on every rank.
 
@@ -235,6 +266,7 @@ class Training:
             self._show_position()
             self._publishing.between_steps()
             self._checkpointing.between_steps()
+            self._snapshots.between_steps()
             runtime.faults.strike(Point.BETWEEN_STEPS)
             step = Step(self, progress.version, progress.attempt)
             yield step
@@ -297,7 +329,7 @@ class Training:
         self._scalars.commit(step.number)
         self._report_first_commit(step)
         runtime.faults.strike(Point.AFTER_STEP)
-        progress.attempt = 0
+        progress.attempt = int(progress.version < progress.begun_before)
         if progress.restore is not None or runtime.closed:  # a recovery decided to finish this step, or waits for it
             self._recover()
 
@@ -337,6 +369,7 @@ class Training:
         """Every rank is prepared, or it was decided to finish this step: all of them hold its version."""
         self._publishing.confirm(self._progress.version)
         self._publishing.before_write()
+        self._snapshots.before_write()
 
     def _keep_private(self, version: int) -> None:
         tree = {**self._state.private(), **self._batches.private(), **self._scalars.private()}
@@ -360,10 +393,13 @@ class Training:
                 until=progress.until,
                 shard=self._shard,
                 state_bytes=self._state.nbytes(),
+                buddy_every=self._snapshots.every if self._snapshots.active else 0,
             ),
             report=True,
         )
-        runtime.await_begin()
+        begin = runtime.await_begin()
+        if begin is not None and not runtime.closed:
+            self._snapshots.assign(begin.buddies)
         self._show_position()
 
     def _stand_by(self) -> Iterator[Step]:

@@ -20,6 +20,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     version: int
     part: int
     parts: int
+    of: int = -1  # the rank whose snapshot is wanted; -1: the source's own state, as it is on offer
 
 
 class Header(msgspec.Struct, frozen=True, tag=True):

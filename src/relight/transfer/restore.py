@@ -64,6 +64,8 @@ class RestoreServer:
         self._tls = tls
         self._condition = threading.Condition()
         self._offer: Offer | None = None
+        self._kept: dict[tuple[int, int], Offer] = {}  # snapshots, by rank and version
+        self._serving: dict[SourceLink, Offer] = {}
         self._newest = 0
         self._links: set[SourceLink] = set()
         self._strangers = Strangers()
@@ -81,6 +83,23 @@ class RestoreServer:
         with self._condition:
             self._offer = offer
             self._condition.notify_all()
+
+    def keep(self, rank: int, offer: Offer) -> None:
+        """Serve this snapshot of a rank's state as well, in any generation, until it is to be forgotten."""
+        with self._condition:
+            self._kept[rank, offer.header.version] = offer
+            self._condition.notify_all()
+
+    def forget(self, rank: int, offer: Offer) -> None:
+        """Do not serve that snapshot any more; nobody reads it when this returns."""
+        key = (rank, offer.header.version)
+        with self._condition:
+            if self._kept.get(key) is offer:
+                del self._kept[key]
+            for link, served in self._serving.items():
+                if served is offer:
+                    link.break_off()
+            self._condition.wait_for(lambda: all(served is not offer for served in self._serving.values()))
 
     def withdraw(self, generation: int) -> None:
         """Serve nothing older than `generation`; transfers under way are broken off."""
@@ -122,31 +141,39 @@ class RestoreServer:
             if not isinstance(request, Request) or not 0 <= request.part < request.parts:
                 return
             link.set_timeout(None)
-            offer = self._await_offer(request)
+            offer = self._await_offer(request, link)
             if offer is None:
                 closed = Header(request.generation, request.version, {}, None, [], [], error="generation is closed")
                 link.send(closed)
                 return
-            link.send(offer.header)
+            link.send(msgspec.structs.replace(offer.header, generation=request.generation))
             mine = part_of(offer.buckets, request.part, request.parts)
+            planned = self._halfway if request.part == 0 and request.of < 0 else None
             if mine:
-                _send_part(link, offer, mine, Halfway(mine, self._halfway if request.part == 0 else None))
+                _send_part(link, offer, mine, Halfway(mine, planned))
         except (OSError, ProtocolError, TransferError):
             pass  # the target sees the end of the connection, and knows why
         finally:
             with self._condition:
                 self._links.discard(link)
+                self._serving.pop(link, None)
+                self._condition.notify_all()
             link.close()
 
-    def _await_offer(self, request: Request) -> Offer | None:
+    def _await_offer(self, request: Request, link: SourceLink) -> Offer | None:
         def settled() -> bool:
             return self._newest > request.generation or self._matching(request) is not None
 
         with self._condition:
             self._condition.wait_for(settled, _OFFER_SECONDS)
-            return self._matching(request)
+            offer = self._matching(request)
+            if offer is not None:
+                self._serving[link] = offer
+            return offer
 
     def _matching(self, request: Request) -> Offer | None:
+        if request.of >= 0:
+            return self._kept.get((request.of, request.version)) if request.generation >= self._newest else None
         offer = self._offer
         if offer is None:
             return None
@@ -212,14 +239,16 @@ class RestoreClient:
         version: int,
         addresses: Sequence[Address],
         destination: Callable[[str], torch.Tensor | None],
+        of: int = -1,
     ) -> Restored:
         """Copy `version` from `addresses`, every n-th bucket from each.
 
-        `destination(path)` gives the tensor to receive into, if the target has one; otherwise one is made.
+        `destination(path)` gives the tensor to receive into, if the target has one; otherwise one is made. `of`: the
+        rank whose snapshot of that version is wanted, instead of the state that a source holds itself.
         Raises RestoreError on a broken connection, a digest that does not match, or sources that disagree.
         """
         try:
-            return self._fetch(generation, version, addresses, destination)
+            return self._fetch(generation, version, addresses, destination, of)
         except RestoreError as error:
             if self._cancelled:  # whatever it looks like from here
                 raise RestoreError("cancelled: a newer generation was opened") from error
@@ -231,12 +260,13 @@ class RestoreClient:
         version: int,
         addresses: Sequence[Address],
         destination: Callable[[str], torch.Tensor | None],
+        of: int,
     ) -> Restored:
         parts = len(addresses)
         with contextlib.ExitStack() as stack:
             links = []
             for part, address in enumerate(addresses):
-                links.append(self._ask(stack, address, Request(generation, version, part, parts)))
+                links.append(self._ask(stack, address, Request(generation, version, part, parts, of)))
             headers = [self._header(link, generation, version) for link in links]
             first = headers[0]
             if any((h.paths, h.specs, h.meta) != (first.paths, first.specs, first.meta) for h in headers[1:]):

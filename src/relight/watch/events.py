@@ -139,6 +139,8 @@ class RecoveryFinished(_Event, frozen=True, kw_only=True, tag="recovery_finished
     replacement_kind: str
     sources: tuple[int, ...]
     steps_repeated: int
+    rung: str  # where the state came from: "replica", "buddy memory" or "checkpoint"
+    steps_undone: int  # of those repeated, the ones that were finished; only on a rung below replicas
     moved_bytes: int
     restarts: int
     stages: RecoveryStages  # seconds
@@ -404,6 +406,8 @@ class EventFeed:
             replacement_kind=recovery.replacement_kind,
             sources=recovery.sources,
             steps_repeated=recovery.steps_repeated,
+            rung=recovery.rung,
+            steps_undone=recovery.steps_undone,
             moved_bytes=recovery.moved_bytes,
             restarts=recovery.restarts,
             stages=recovery.stages,

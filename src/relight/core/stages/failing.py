@@ -89,7 +89,7 @@ class Failing(Reserve):
 
     def _open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
         """A failure, wherever it struck: from the top, under a new number."""
-        if self._lost_without():
+        if self._lost_without() and not self._has_lower_rung:
             return self._end(self._all_lost(), now, self._last_traceback())
         last = self.ledger.failures[-1]
         return [

@@ -42,6 +42,7 @@ class Starting(Reserve):
         if problem:
             return self._end(problem, now)
         self.stage, self._deadline, self.until = Stage.TRAINING, None, reports[0].until
+        self.buddy_every, self.checkpoint_every = reports[0].buddy_every, reports[0].checkpoint_every
         for process in self.members.by_rank().values():
             process.may_hold_state = True
         self._slowest_start_seconds = now - min(p.spawned_at for p in self.members.by_rank().values())
@@ -54,6 +55,7 @@ class Starting(Reserve):
             Begin(
                 audience=Audience.MEMBERS,
                 generation=self.generation,
+                buddies=self._buddies(),
                 why=f"all {self.settings.world_size} ranks hold {what} ({digest})",
             ),
             Notice(why=f"training; {self._describe_pids()}", level="info"),
@@ -126,6 +128,11 @@ def _startup_mismatch(reports: list[ev.TrainingEntered], shards: Shards) -> str:
             )
         if other.until != first.until:
             return f"rank {other.rank} wants {other.until} steps, rank {first.rank} wants {first.until}; use one number"
+        if other.buddy_every != first.buddy_every:
+            return (
+                f"rank {other.rank} makes a snapshot every {other.buddy_every} steps, rank {first.rank} every "
+                f"{first.buddy_every}; call training.buddy(every=...) alike on every rank"
+            )
     different = content_mismatch(shards, [f"{report.version} {report.state_digest}" for report in reports])
     if different:
         first, other = (reports[rank] for rank in different)

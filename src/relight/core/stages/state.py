@@ -13,6 +13,7 @@ import enum
 import msgspec
 
 from relight.core import events as ev
+from relight.core.buddies import choose_buddies
 from relight.core.commands import Begin, Command, EndJob, Release, Restore, Resume, Stop
 from relight.core.coverage import Coverage
 from relight.core.decision import Decision
@@ -62,6 +63,10 @@ class State:
         self.hosts = Hosts()
         self.shards = Shards()  # known from the first step on
         self.coverage: Coverage | None = None  # what that is worth, if the state is divided
+        self.buddy_every = 0  # steps from snapshot to snapshot, 0: none
+        self.checkpoint_every = 0
+        self._fallen_to = -1  # the version that an unfinished recovery has ordered everybody back to, below replicas
+        self._fallen_from = -1  # the newest version that was finished then
         self._entered: dict[str, ev.TrainingEntered] = {}
         self._stopped: dict[str, ev.Stopped] = {}
         self._restored: dict[str, ev.Restored] = {}
@@ -99,6 +104,18 @@ class State:
         return self.shards.lacks(
             rank for rank, p in self.members.by_rank().items() if p.may_hold_state and p is not process
         )
+
+    @property
+    def _has_lower_rung(self) -> bool:
+        """Whether there may be something below replicas. What there is, only the ranks' reports can say."""
+        return bool(self.buddy_every or self.checkpoint_every)
+
+    def _buddies(self) -> tuple[int, ...]:
+        """For each rank, who keeps its snapshots from now on."""
+        if not self.buddy_every:
+            return ()
+        held = self.members.by_rank()
+        return choose_buddies([self.shards.key(rank) for rank in held], [process.agent for process in held.values()])
 
     @property
     def _newest_step(self) -> int:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from relight.core import events as ev
-from relight.core.commands import Audience, Command, Restore, Source
+from relight.core.commands import Audience, Command, Notice, Restore, Rung, Source
 from relight.core.decision import Decision, Halt, decide
+from relight.core.ladder import descend, newest_snapshots
 from relight.core.shards import require_every_part
 from relight.core.stages.failing import Failing
 from relight.core.stages.state import Stage
@@ -54,7 +55,11 @@ class Stopping(Failing):
         private = {rank: self.members.private_versions(rank) for rank in replaced if rank in blank}
         derived = _derived(reports, private)
         known = {rank: versions for rank, versions in private.items() if rank not in derived}
+        if self._fallen_to >= 0:
+            return self._descend("the recovery before went back that far, and was not finished", reports, now)
         decision = require_every_part(decide(reports, known, self.settings.world_size), self.shards)
+        if isinstance(decision, Halt) and decision.lost:
+            return self._descend(decision.reason, reports, now)
         if isinstance(decision, Halt):
             return self._end(f"{decision.reason}. Resume from your last checkpoint", now, self._last_traceback())
         self.stage, self._decision = Stage.RESTORING, decision
@@ -62,12 +67,8 @@ class Stopping(Failing):
             process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
         self.ledger.decided(decision, [p for p in held.values() if p.replacement], now)
-        served = {
-            r.rank: Source(
-                rank=r.rank, address=r.restore_address, endpoint=r.restore_endpoint, shard=self.shards.key(r.rank)
-            )
-            for r in reports
-        }
+        snapshots = newest_snapshots(reports, self.shards) if self.buddy_every else None
+        served = {r.rank: self._source(r) for r in reports}
         lost = [self.members.processes[name] for rank in replaced for name in self.members.predecessors.get(rank, ())]
         begun = {r.step for r in reports if not r.blank} | {p.final_position.step for p in lost}
         if decision.target in begun:
@@ -81,8 +82,59 @@ class Stopping(Failing):
                 sources=tuple(served[rank] for rank in self._choose_sources(decision)),
                 targets=decision.targets,
                 derived=derived,
+                keep=-1 if snapshots is None else snapshots[0],
                 why=f"{decision.direction} to version {decision.target}: {decision.reason}",
             )
+        ]
+
+    def _source(self, report: ev.Stopped, of: int = -1) -> Source:
+        part = self.shards.key(report.rank if of < 0 else of)
+        address, endpoint = report.restore_address, report.restore_endpoint
+        return Source(rank=report.rank, address=address, endpoint=endpoint, shard=part, of=of)
+
+    def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
+        """What the replicas hold is not enough: the highest rung below them that is, or the end of the job."""
+        unfinished = None if self._fallen_to < 0 else self._fallen_to
+        fall = descend(reason, reports, self.shards, unfinished)
+        if fall is None:
+            return self._end(f"{reason}. Resume from your last checkpoint", now, self._last_traceback())
+        held = self.members.by_rank()
+        dead = [self.members.processes[name] for names in self.members.predecessors.values() for name in names]
+        finished = [self._fallen_from, *(r.version for r in reports if not r.blank)]
+        finished += [process.final_position.version for process in dead]
+        self._fallen_to, self._fallen_from = fall.target, max(finished)
+        undone = max(0, self._fallen_from - fall.target)
+        decision = Decision(
+            target=fall.target,
+            direction="back",
+            reason=f"{fall.reason}; the {fall.rung} holds version {fall.target} of all of the state",
+            sources=fall.sources,
+            finishers=(),
+            targets=fall.targets,
+        )
+        self.stage, self._decision = Stage.RESTORING, decision
+        for process in held.values():
+            process.may_hold_state = True
+        self._deadline = now + self.settings.restore_timeout_seconds
+        self.ledger.decided(decision, [p for p in held.values() if p.replacement], now, fall.rung, undone)
+        self._attempts[fall.target] += 1
+        asked = {fall.places[rank] for rank in fall.targets} or {(source, -1) for source in fall.sources}
+        went = f"from version {self._fallen_from}: {undone} finished steps are computed again"
+        return [
+            Restore(
+                audience=Audience.MEMBERS,
+                generation=self.generation,
+                target=fall.target,
+                attempt=self._attempts[fall.target],
+                sources=tuple(self._source(reports[holder], of) for holder, of in sorted(asked)),
+                targets=fall.targets,
+                derived=tuple(rank for rank, (_, of) in enumerate(fall.places) if of not in (rank, -1)),
+                rung=fall.rung,
+                undone=undone,
+                keep=fall.target if fall.rung is Rung.BUDDY else -1,
+                why=f"down to the {fall.rung}: back to version {fall.target} {went}, because {reason}",
+            ),
+            Notice(why=f"down to the {fall.rung}: all ranks go back to version {fall.target} {went}", level="warning"),
         ]
 
     def _choose_sources(self, decision: Decision) -> Sequence[int]:

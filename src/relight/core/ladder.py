@@ -1,0 +1,98 @@
+"""The rungs below replicas: what to go back to when some part of the state has no intact holder. Pure.
+
+    replica on another device  ->  buddy memory  ->  checkpoint on disk  ->  the end of the job
+
+The highest rung that holds *every* part at one version is taken, and all ranks go back to that version: the only
+exception to the rule that no finished version is undone (I7). Everything follows from what the ranks report once they
+stand still; nothing that was said before a failure counts.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from relight.core.commands import Rung
+from relight.core.events import Stopped
+from relight.core.shards import Shards
+
+
+class Fall(msgspec.Struct, frozen=True, kw_only=True):
+    """All ranks go back to `target`."""
+
+    rung: Rung
+    target: int
+    reason: str
+    places: tuple[tuple[int, int], ...]  # by rank: whose memory it comes from, and whose snapshot that is
+    targets: tuple[int, ...]  # ranks that copy from another rank
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Ranks that others copy from."""
+        return tuple(sorted({self.places[rank][0] for rank in self.targets}))
+
+
+def descend(reason: str, reports: Sequence[Stopped], shards: Shards, at_most: int | None = None) -> Fall | None:
+    """The highest rung below replicas that holds every part of the state at one version; None: there is none.
+
+    Args:
+        reason: what the replicas lack.
+        reports: of all ranks, in rank order, blank ones included.
+        at_most: a version that an unfinished recovery has gone back to already: newer ones are undone.
+    """
+    found = newest_snapshots(reports, shards, at_most)
+    if found is not None:
+        version, places = found
+        targets = tuple(rank for rank, place in enumerate(places) if place != (rank, rank))
+        return Fall(rung=Rung.BUDDY, target=version, reason=reason, places=places, targets=targets)
+    version = _newest_checkpoint(reports, at_most)
+    if version < 0:
+        return None
+    readers = {key: ranks[0] for key, ranks in shards.groups().items()} if shards.divided else {"": reports[0].rank}
+    places = tuple((readers[shards.key(report.rank)], -1) for report in reports)
+    targets = tuple(rank for rank, (reader, _) in enumerate(places) if reader != rank)
+    return Fall(rung=Rung.CHECKPOINT, target=version, reason=reason, places=places, targets=targets)
+
+
+def newest_snapshots(
+    reports: Sequence[Stopped], shards: Shards, at_most: int | None = None
+) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+    """The newest version of which every rank's state is in somebody's memory, and where; None: there is none."""
+    copies: dict[int, dict[int, int]] = {}  # by version: of which rank, in whose memory
+    for report in reports:
+        if report.version == at_most and not report.blank and not report.torn:
+            copies.setdefault(at_most, {})[report.rank] = report.rank  # it has gone back already, and stays there
+        for snapshot in report.snapshots:
+            if at_most is None or snapshot.version <= at_most:
+                known = copies.setdefault(snapshot.version, {})
+                if snapshot.rank not in known or snapshot.rank == report.rank:  # one's own needs no copy
+                    known[snapshot.rank] = report.rank
+    intact = [report for report in reports if not report.blank and not report.torn]
+    derivable = bool(intact) and all(report.derivable for report in intact)
+    for version in sorted(copies, reverse=True):
+        places = _find(copies[version], len(reports), shards, derivable)
+        if places is not None:
+            return version, places
+    return None
+
+
+def _find(
+    copies: Mapping[int, int], world_size: int, shards: Shards, derivable: bool
+) -> tuple[tuple[int, int], ...] | None:
+    """Of one version: where each rank's state is. Another holder's of the same part will do if that is all there is to
+    a rank's state, besides what follows from rank and step."""
+    by_part = {shards.key(rank): (holder, rank) for rank, holder in copies.items()}
+    places = []
+    for rank in range(world_size):
+        if rank in copies:
+            places.append((copies[rank], rank))
+        elif derivable and shards.key(rank) in by_part:
+            places.append(by_part[shards.key(rank)])
+        else:
+            return None
+    return tuple(places)
+
+
+def _newest_checkpoint(reports: Sequence[Stopped], at_most: int | None) -> int:
+    """That every rank can see."""
+    seen = [{v for v in report.checkpoints if at_most is None or v <= at_most} for report in reports]
+    return max(set.intersection(*seen), default=-1) if seen else -1
