@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from relight.agent.agent import TRACE_SECONDS
+from relight.agent.agent import CONFIRM_SECONDS, TRACE_SECONDS
 from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
 from relight.core.events import (
     ProcessDying,
@@ -27,6 +27,7 @@ from relight.core.events import (
     Stopped,
     TrainingEntered,
 )
+from relight.core.gathering import Gathering, subject
 from relight.core.pace import SAMPLE_SECONDS
 from relight.core.position import Phase, Position
 from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder, split_payloads
@@ -36,6 +37,7 @@ from relight.wire.messages import (
     AgentDown,
     Challenge,
     FromWorker,
+    FromWorkers,
     Hello,
     Pace,
     Received,
@@ -83,7 +85,10 @@ class Member(asyncio.Protocol):
         self.trace = True
         self.joined = False
         self.received = 0
+        self._unconfirmed = False
+        self._confirming: asyncio.TimerHandle | None = None
         self._buffer = bytearray()
+        self._gathering: Gathering[FromWorker] = Gathering()
         self._transport: asyncio.Transport | None = None
 
     # --- the connection -------------------------------------------------------------------------------------------
@@ -99,9 +104,21 @@ class Member(asyncio.Protocol):
             self._take(message, out)
             if isinstance(message, COUNTED):
                 self.received += 1
-                out.append(encode_frame(Received(count=self.received)))
+                self._unconfirmed = True
         if out:
+            self._confirm()
             self.write(b"".join(out))
+        elif self._unconfirmed and self._confirming is None:
+            self._confirming = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._confirm)
+
+    def _confirm(self) -> None:
+        """With the next report, or after a while, as an agent does."""
+        if self._confirming is not None:
+            self._confirming.cancel()
+            self._confirming = None
+        if self._unconfirmed:
+            self._unconfirmed = False
+            self.write(encode_frame(Received(count=self.received)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -154,14 +171,16 @@ class Member(asyncio.Protocol):
                     out.append(_exited(message.process))
             case ToWorkers():
                 order = decode(self.crowd.decode_order, message.payload)
+                said: list[tuple[str, msgspec.Struct]] = []
                 for name in message.processes:
                     worker = self.workers.get(name) or Worker(name)
                     if name in self.workers:
-                        self._obey(worker, order, out)
+                        self._obey(worker, order, said)
+                out += self._pass_on(said)
             case Pace():
                 self.sample_seconds, self.trace = message.sample_seconds, message.trace
 
-    def _obey(self, worker: Worker, order: Any, out: list[bytes]) -> None:
+    def _obey(self, worker: Worker, order: Any, out: list[tuple[str, msgspec.Struct]]) -> None:
         crowd = self.crowd
         match order:
             case Assign():
@@ -176,23 +195,23 @@ class Member(asyncio.Protocol):
                         state_digest=STATE,
                         until=10**6,
                     )
-                    out.append(_from_worker(worker.name, entered))
+                    out.append((worker.name, entered))
                 else:
-                    out.append(_from_worker(worker.name, self._stopped(worker, order.generation)))
+                    out.append((worker.name, self._stopped(worker, order.generation)))
             case Begin():
                 worker.blank = False
                 crowd.note("begin")
             case Stop():
                 worker.generation = order.generation
                 crowd.note("stop")
-                out.append(_from_worker(worker.name, self._stopped(worker, order.generation)))
+                out.append((worker.name, self._stopped(worker, order.generation)))
             case Restore():
                 crowd.note("restore")
                 if worker.rank == 0:
                     key = StoreSet(generation=order.generation, key="0", value=b"x" * 128)
-                    out.append(_from_worker(worker.name, key))
+                    out.append((worker.name, key))
                 wait = StoreWait(request=1, generation=order.generation, keys=("0",))
-                out.append(_from_worker(worker.name, wait))
+                out.append((worker.name, wait))
             case StoreReply():
                 worker.blank = False
                 restored = Restored(
@@ -206,7 +225,7 @@ class Member(asyncio.Protocol):
                     progress=RestoreProgress(),
                 )
                 crowd.note("restored")
-                out.append(_from_worker(worker.name, restored))
+                out.append((worker.name, restored))
             case Resume():
                 crowd.note("resume")
                 resumed = StepResumed(
@@ -218,9 +237,31 @@ class Member(asyncio.Protocol):
                     forward_ns=1,
                     commit_ns=2,
                 )
-                out.append(_from_worker(worker.name, resumed))
+                out.append((worker.name, resumed))
             case Release():
                 pass
+
+    def _pass_on(self, said: list[tuple[str, msgspec.Struct]]) -> list[bytes]:
+        """As an agent does: what every rank says once goes together, once the last of them has said it."""
+        frames: list[bytes] = []
+        for name, message in said:
+            relayed = FromWorker(process=name, payload=encode_payload(message))
+            about = subject(message)
+            if about is None or not self._gathering.joins(about):
+                frames += self._gathered()
+            if about is None:
+                frames.append(encode_frame(relayed))
+                continue
+            expected = [worker.name for worker in self.workers.values() if worker.rank >= 0]
+            if self._gathering.add(name, about, relayed, expected):
+                frames += self._gathered()
+        return frames
+
+    def _gathered(self) -> list[bytes]:
+        together = self._gathering.take()
+        if not together:
+            return []
+        return [encode_frame(together[0] if len(together) == 1 else FromWorkers(messages=tuple(together)))]
 
     def _stopped(self, worker: Worker, generation: int) -> Stopped:
         self.crowd.note("stopped")

@@ -341,8 +341,8 @@ def _where(mutation: Mutation) -> str:
     default = Mutation(name="", within=0)
     changed = [
         part
-        for part in ("controller", "worker", "detector", "rule")
-        if getattr(mutation, part) is not getattr(default, part)
+        for part in ("controller", "worker", "detector", "agent", "rule")
+        if getattr(mutation, part) != getattr(default, part)
     ]
     return ", ".join(changed)
 

@@ -129,7 +129,7 @@ def test_a_worker_that_its_agent_does_not_know_is_ended(job: Job) -> None:
     first.sigkill()
     connection.close()
     agent, connection = job.start_agent(adopt=False)
-    assert connection.hello.processes == ()
+    assert set(connection.hello.processes) <= {"talk-0"}, "it may have come back before the agent had said hello"
     exited = connection.expect(ProcessExited)
     assert exited.process == "talk-0"
     assert "counted as lost" in exited.evidence

@@ -22,6 +22,7 @@ from relight.agent.stacks import NoStack, take_stack
 from relight.agent.uplink import Uplink
 from relight.core.commands import Assign, Kill, Spawn
 from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
+from relight.core.gathering import HOLD_SECONDS, Gathering, subject
 from relight.core.pace import SAMPLE_SECONDS
 from relight.core.position import Position
 from relight.errors import ProtocolError
@@ -31,6 +32,7 @@ from relight.wire.messages import (
     CopyPrivate,
     ForgetProcess,
     FromWorker,
+    FromWorkers,
     Hello,
     Pace,
     PrivateState,
@@ -58,6 +60,7 @@ GPU_SECONDS = 5.0  # between two looks at the health of GPUs, if there are any
 ADDRESS_SECONDS = 2.0  # between two looks whether the job has a controller elsewhere
 END_SECONDS = 10.0  # for killed processes to be gone
 FLUSH_SECONDS = 2.0
+CONFIRM_SECONDS = 0.1  # until an order is confirmed, if nothing else is said meanwhile
 RECONNECT_SECONDS = 0.1  # between two attempts to reach a controller that is gone
 RECONNECTS_PER_SECOND = 2000  # of all agents together: one controller answers no more
 STOPPED = "T"  # process state
@@ -72,6 +75,7 @@ class _Worker:
         self.process = process
         self.output = output
         self.life_watched = False
+        self.ends = False  # it was seen dying, or was told to: nothing more is to be expected of it
         self.mailbox = Mailbox()
         self.sampled = -1  # its progress when it was last looked at
 
@@ -112,6 +116,10 @@ class Agent:
         self._controller_life = ""
         self._received = 0  # counted messages of that controller
         self._address = ("", 0)  # of that controller
+        self._unconfirmed = False  # some of them, by this agent
+        self._confirming: asyncio.TimerHandle | None = None
+        self._gathering: Gathering[FromWorker] = Gathering()
+        self._hold: asyncio.TimerHandle | None = None  # until when what it has gathered waits
         self._pace = Pace(sample_seconds=SAMPLE_SECONDS, trace=True)
         self._ending = asyncio.Event()
         self._none_live = asyncio.Event()
@@ -228,6 +236,7 @@ class Agent:
         """Kill every process, wait until all are gone, and let go of what was printed and reported."""
         for _, worker in sorted(self._live.items()):
             worker.process.kill("the agent was told to end")
+        self._send_gathered()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 while self._live:
@@ -311,6 +320,7 @@ class Agent:
         process = worker.process
         if process.name not in self._live:
             return
+        worker.ends = True
         self._reception.drain(process.pid)
         self._report(ProcessDying(process=process.name, position=process.page.position(), noticed_ns=noticed_ns))
 
@@ -408,8 +418,28 @@ class Agent:
             self._watch_life(worker)
         return worker.mailbox
 
-    def relay(self, process: str, payload: bytes) -> None:
-        self._report(FromWorker(process=process, payload=msgspec.Raw(payload)))
+    def relay(self, process: str, message: msgspec.Struct, payload: bytes) -> None:
+        relayed = FromWorker(process=process, payload=msgspec.Raw(payload))
+        about = subject(message)
+        if about is None:
+            self._report(relayed)
+            return
+        if not self._gathering.joins(about):
+            self._send_gathered()
+        expected = [name for name, worker in self._live.items() if worker.process.rank is not None and not worker.ends]
+        if self._gathering.add(process, about, relayed, expected):
+            self._send_gathered()
+        elif len(self._gathering) == 1:
+            self._hold = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._send_gathered)
+
+    def _send_gathered(self) -> None:
+        """What waited for the other ranks of this host does so no longer."""
+        if self._hold is not None:
+            self._hold.cancel()
+            self._hold = None
+        gathered = self._gathering.take()
+        if gathered:
+            self._put(gathered[0] if len(gathered) == 1 else FromWorkers(messages=tuple(gathered)))
 
     def refused(self, peer_pid: int, reason: str) -> None:
         self._say(f"closed a connection of process {peer_pid}: {reason}")
@@ -424,7 +454,7 @@ class Agent:
                 self._obey(message)
                 if isinstance(message, COUNTED):
                     self._received += 1
-                    uplink.send(encode_frame(Received(count=self._received)))
+                    self._confirm_soon(uplink)
         except ProtocolError as error:
             return str(error)
         return "it closed the connection"
@@ -438,6 +468,7 @@ class Agent:
             case Kill():
                 worker = self._live.get(message.process)
                 if worker is not None:
+                    worker.ends = True
                     worker.process.kill(message.why)
             case ToWorkers():
                 self._deliver(message)
@@ -480,9 +511,28 @@ class Agent:
     # --- reports ------------------------------------------------------------------------------------------------
     def _report(self, message: msgspec.Struct) -> None:
         """Tell the controller, the one that is there or the one that comes."""
+        self._send_gathered()
+        self._put(message)
+
+    def _put(self, message: msgspec.Struct) -> None:
         frame = self._outbox.put(message)
         if self._uplink is not None:
+            self._confirm(self._uplink)
             self._uplink.send(frame)
+
+    def _confirm_soon(self, uplink: Uplink) -> None:
+        """With the next report, most often; a word of its own would cost the controller more than the order did."""
+        self._unconfirmed = True
+        if self._confirming is None:
+            self._confirming = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._confirm, uplink)
+
+    def _confirm(self, uplink: Uplink) -> None:
+        if self._confirming is not None:
+            self._confirming.cancel()
+            self._confirming = None
+        if self._unconfirmed and uplink is self._uplink:
+            self._unconfirmed = False
+            uplink.send(encode_frame(Received(count=self._received)))
 
     async def _take_stack(self, name: str) -> None:
         worker = self._live.get(name)

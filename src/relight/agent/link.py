@@ -8,6 +8,8 @@ from collections import deque
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from relight.errors import ProtocolError
 from relight.wire.framing import decode, make_decoder, split_payloads
 from relight.wire.messages import MAX_FRAME_BYTES, WorkerHello, WorkerUp
@@ -76,8 +78,8 @@ class Host(Protocol):
     def admit(self, hello: WorkerHello, peer_pid: int) -> Mailbox:
         """The mailbox of the worker that says hello. Raises ProtocolError or OSError if it is not that worker."""
 
-    def relay(self, process: str, payload: bytes) -> None:
-        """Pass a worker's frame on."""
+    def relay(self, process: str, message: msgspec.Struct, payload: bytes) -> None:
+        """Pass a worker's frame on; `message` is what is in it."""
 
     def refused(self, peer_pid: int, reason: str) -> None:
         """A connection was closed for what came through it."""
@@ -234,7 +236,7 @@ class Connection:
         elif isinstance(message, WorkerHello) or getattr(message, "process", self._process) != self._process:
             raise ProtocolError(f"{self._process} speaks for another process")
         else:
-            self._host.relay(self._process, payload)
+            self._host.relay(self._process, message, payload)
 
     def _refuse(self, reason: str) -> None:
         self._host.refused(self.peer_pid, reason)

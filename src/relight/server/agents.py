@@ -7,7 +7,7 @@ import msgspec
 from relight.core.commands import Kill, Spawn, WorkerCommand
 from relight.core.members import Process
 from relight.server.connection import Connection
-from relight.wire.framing import encode_payload
+from relight.wire.framing import encode_frame, encode_payload
 from relight.wire.messages import (
     CopyPrivate,
     ForgetProcess,
@@ -49,6 +49,8 @@ class Agent:
         """An order that must arrive, now or when the agent is back."""
         frame = self._outbox.put(message)
         if self._connection is not None:
+            if self.received != self._confirmed:  # in the same breath
+                frame = self._confirmation() + frame
             self._connection.send_frame(frame)
 
     def say(self, message: msgspec.Struct) -> None:
@@ -99,9 +101,13 @@ class Agent:
         return not was_due
 
     def tell_received(self) -> None:
-        """Confirm all that have been dealt with, in one word."""
+        """Confirm all that have been dealt with, in one word, unless an order has done so meanwhile."""
+        if self._connection is not None and self.received != self._confirmed:
+            self._connection.send_frame(self._confirmation())
+
+    def _confirmation(self) -> bytes:
         self._confirmed = self.received
-        self.say(Received(count=self.received))
+        return encode_frame(Received(count=self.received))
 
     def confirm(self, count: int) -> None:
         self._outbox.confirm(count)

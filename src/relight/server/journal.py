@@ -84,6 +84,7 @@ class Journal:
         self._say = say
         self._encoder = msgspec.json.Encoder()
         self._unwritten = bytearray()
+        self._gathers = False  # lines wait for each other
         self._failing = False
         self._synced_generation = 0  # the newest that is known to be on the disk
         self._missing = False  # too much could not be written: the end of the file is the end of the journal
@@ -128,6 +129,7 @@ class Journal:
 
     def so_far(self) -> Iterator[JournalLine]:
         """All lines up to now. Raises OSError if some of them could not be written; else as `found`."""
+        self._write_out()
         if self._descriptor is None or self._failing or self._missing:
             raise OSError(0, "not all of it could be written")
         return read_lines(self._path, os.fstat(self._descriptor).st_size)
@@ -149,6 +151,8 @@ class Journal:
         """
         for command in commands:
             self._write(JournalLine(now=now, command=command))
+        if self._gathers and commands:
+            self._write_out()
         generations = [command.generation for command in commands if isinstance(command, Stop | Assign | Begin)]
         if not generations or (max(generations) <= self._synced_generation and not self._failing):
             return ""  # ten thousand ranks are assigned in one generation: it is made durable once
@@ -157,6 +161,16 @@ class Journal:
             return self._keep_generation(max(generations))
         self._synced_generation = max(generations)
         return ""
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Lines in here go to the file together, at its end, or before orders are given."""
+        self._gathers = True
+        try:
+            yield
+        finally:
+            self._gathers = False
+            self._write_out()
 
     def show_life(self) -> None:
         """Touch the file: whoever sees the run directory, on whatever host, sees that the job has a controller."""
@@ -176,7 +190,11 @@ class Journal:
         if self._missing:
             return
         self._unwritten += self._encoder.encode(line) + b"\n"
-        if self._descriptor is None:
+        if not self._gathers:
+            self._write_out()
+
+    def _write_out(self) -> None:
+        if self._descriptor is None or self._missing or not self._unwritten:
             return
         try:
             if os.fstat(self._descriptor).st_nlink == 0:

@@ -67,6 +67,7 @@ from relight.wire.framing import decode, make_decoder, read_payload
 from relight.wire.messages import (
     AgentUp,
     FromWorker,
+    FromWorkers,
     Hello,
     JobEnded,
     ObserverUp,
@@ -96,6 +97,7 @@ LONG_WRITE_SECONDS = 0.02  # for the journal: worth a word in the report
 MAX_LONG_WRITES = 1000
 AGENT_STOP_SECONDS = 10.0  # for the agents to end their processes once the job is over
 FLUSH_SECONDS = 2.0
+CONFIRM_SECONDS = 0.1  # until agents hear that what they said has arrived, if they are told nothing else meanwhile
 Part = TypeVar("Part", bound=msgspec.Struct)
 
 
@@ -133,6 +135,7 @@ class Server:
         self._sample_seconds = SAMPLE_SECONDS  # that agents were told
         self._to_confirm: list[Agent] = []  # who hear, once all that has arrived is dealt with, that it has
         self._timer: asyncio.TimerHandle | None = None  # for the core's next deadline
+        self._timer_deadline: float | None = None  # which that is
         self._started = time.monotonic()
         self._started_wall = time.time()
         self._ended: EndJob | None = None
@@ -305,11 +308,13 @@ class Server:
         return refused
 
     def _arm_timer(self, now: float) -> None:
+        deadline = self._core.next_deadline() if self._ended is None else None
+        if deadline == self._timer_deadline and self._timer is not None:
+            return  # as after most reports
         if self._timer is not None:
             self._timer.cancel()
-        deadline = self._core.next_deadline()
-        self._timer = None
-        if deadline is not None and self._ended is None:
+        self._timer, self._timer_deadline = None, deadline
+        if deadline is not None:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - now), self._expire)
 
     def _now(self) -> float:
@@ -494,9 +499,9 @@ class Server:
                 self._on_agent_away(agent)
 
     def _confirm_soon(self, agent: Agent) -> None:
-        """One word for all that has arrived by now, rather than one for each message."""
+        """One word for all that arrives until then, and most often none: it goes along with the next order."""
         if not self._to_confirm:
-            asyncio.get_running_loop().call_soon(self._confirm)
+            asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._confirm)
         self._to_confirm.append(agent)
 
     def _confirm(self) -> None:
@@ -582,6 +587,8 @@ class Server:
         match message:
             case FromWorker():
                 self._on_worker_message(agent, message)
+            case FromWorkers():
+                self._on_worker_messages(agent, message.messages)
             case Samples():
                 self._on_samples(agent, message)
             case TraceChunk():
@@ -635,6 +642,15 @@ class Server:
             self._inquiries.begin(event, {p: f"rank {rank}" for rank, p in self._core.rank_processes().items()})
         else:
             self.feed(event)
+
+    def _on_worker_messages(self, agent: Agent, messages: Sequence[FromWorker]) -> None:
+        """Reports of a host's ranks, in one go: one line of the journal each, and one write for all of them.
+
+        Orders that one of them leads to are not given before it is written, and nothing is confirmed before all are.
+        """
+        with self._journal.gathered():
+            for message in messages:
+                self._on_worker_message(agent, message)
 
     def _on_worker_message(self, agent: Agent, relayed: FromWorker) -> None:
         process = relayed.process

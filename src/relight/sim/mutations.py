@@ -19,6 +19,7 @@ from relight.core.controller import Controller, Stage
 from relight.core.decision import Decision, Halt, decide
 from relight.core.detector import STALE_SECONDS, Detector, DetectorSettings
 from relight.core.fault import Action
+from relight.core.gathering import HOLD_SECONDS
 from relight.core.members import Process
 from relight.core.position import IN_STEP, Phase
 from relight.sim.contents import Violation
@@ -549,6 +550,18 @@ class LeavesAlone(Worker):
         self.poke()
 
 
+# --- other agents -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Gatherer:
+    """How long an agent lets reports of its ranks wait for each other."""
+
+    hold_seconds: float = HOLD_SECONDS
+
+
+class GathersForEver(Gatherer):
+    """The reports of a host's ranks wait for a rank that hangs, so the controller blames all of them."""
+
+
 # --- the list -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Mutation:
@@ -563,6 +576,7 @@ class Mutation:
     controller: type[Controller] = Controller
     worker: type[Worker] = Worker
     detector: type[Detector] = Detector
+    agent: Gatherer = Gatherer()
     actions: tuple[Action, ...] = ()
     points: tuple[str, ...] = ()
     hosts: bool | None = None
@@ -573,13 +587,15 @@ class Mutation:
         for kind, original in ((self.controller, Controller), (self.worker, Worker), (self.detector, Detector)):
             if kind is not original:
                 return (kind.__doc__ or "").strip()
+        if type(self.agent) is not Gatherer:
+            return (self.agent.__doc__ or "").strip()
         return (self.rule.__doc__ or "").strip()
 
     @contextmanager
     def planted(self) -> Iterator[Parts]:
         """The parts to build a simulated job from, while this lasts."""
         with _rule(self.rule):
-            yield Parts(self.controller, self.worker, self.detector)
+            yield Parts(self.controller, self.worker, self.detector, self.agent.hold_seconds)
 
     def breaks(self, schedule: Schedule) -> Violation | None:
         """The invariant that the variant breaks in this schedule."""
@@ -670,6 +686,7 @@ MUTATIONS = (
     Mutation("zombies-are-sources", 200, controller=CopiesFromZombies, hosts=True),
     Mutation("lost-private-derived", 200, controller=DerivesWhateverIsLost, hosts=True),
     Mutation("lost-host-is-awaited", 200, controller=WaitsForALostHost, hosts=True),
+    Mutation("gathers-for-ever", 5000, agent=GathersForEver(hold_seconds=10_000.0)),
     Mutation("private-not-claimed", 200, worker=DoesNotClaimPrivateState),
     Mutation("private-kept-too-late", 200, worker=KeepsPrivateStateTooLate),
     Mutation("write-interrupted", 200, worker=StopsInsideTheWrite),

@@ -72,6 +72,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     watched: bool = False  # the detector looks from the beginning, and not only once something hangs
     nodes: int = 1  # hosts that share the ranks
     derivable: bool = False  # private state follows from rank and step, so that it is not lost with a host
+    gathers: bool = False  # agents send what every rank says once in one message
 
 
 def encode_schedule(schedule: Schedule) -> str:
@@ -127,6 +128,7 @@ def random_schedule(
         seen_dying=choice((0.0, 0.5, 1.0)),
         slow_rank=choice((-1, -1, -1, 0, world_size - 1)),
         watched=chance() < 0.1,
+        gathers=random.Random(f"gathers? {seed}").random() < 0.5,
     )
     if hosts is None:
         hosts = not (actions or points or faults is not None) and random.Random(f"hosts? {seed}").random() < 0.2

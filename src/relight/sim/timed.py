@@ -13,6 +13,7 @@ from relight.core.commands import Command, EndJob, Spawn
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.detector import Detector, DetectorSettings, Sample
 from relight.core.fault import Action as Fault
+from relight.core.gathering import HOLD_SECONDS, Gathering, subject
 from relight.core.position import IN_STEP, Phase, Position
 from relight.core.replay import Record, replay
 from relight.sim.contents import Violation
@@ -75,6 +76,7 @@ class Parts:
     controller: type[Controller] = Controller
     worker: type[Worker] = Worker
     detector: type[Detector] = Detector
+    hold_seconds: float = HOLD_SECONDS
 
 
 PRODUCTION = Parts()
@@ -114,6 +116,9 @@ class SimulatedJob(World):
         self._parts = parts
         self._detector = parts.detector(DETECTOR)
         self._samples = 0
+        self._gatherings: dict[str, Gathering[tuple[Worker, ev.Event]]] = {}  # of each host
+        self._gone: set[str] = set()  # processes of which their node knows that they end
+        self._one_frame: float | None = None  # the latency of all that goes in it
 
     # --- the run ------------------------------------------------------------------------------------------------
     def run(self) -> EndJob:
@@ -192,7 +197,39 @@ class SimulatedJob(World):
         self.after(seconds, ("patience", worker.name, worker.ticket))
 
     # --- channels -------------------------------------------------------------------------------------------------
+    def send(self, worker: Worker, event: ev.Event) -> None:
+        """agent.py, `relay` and `_report`: what every rank says once waits for the others of its host."""
+        if not self.schedule.gathers:
+            super().send(worker, event)
+            return
+        host = self.host_of[worker.name]
+        gathering = self._gatherings.setdefault(host, Gathering())
+        about = subject(event)
+        if about is None or not gathering.joins(about):
+            self.send_gathered(host)
+        if about is None:
+            super().send(worker, event)
+            return
+        ranks = [
+            w.name for w in self.hosts.workers(self.hosts.called(host)) if w.rank >= 0 and w.name not in self._gone
+        ]
+        if gathering.add(worker.name, about, (worker, event), ranks):
+            self.send_gathered(host)
+        elif len(gathering) == 1:
+            self.after(self._parts.hold_seconds, ("gathered", host))
+
+    def send_gathered(self, host: str) -> None:
+        """In one frame: they arrive together."""
+        together = self._gatherings[host].take()
+        if together and self.hosts.called(host).alive:
+            self._one_frame = self._latency()
+            for worker, event in together:
+                super().send(worker, event)
+            self._one_frame = None
+
     def _latency(self) -> float:
+        if self._one_frame is not None:
+            return self._one_frame
         if self._random() < self.schedule.slow_messages:
             return self._between((0.02, 1.0))
         return self._between((0.0002, 0.004))
@@ -362,6 +399,7 @@ class SimulatedJob(World):
 
     def dying(self, process: str) -> None:
         """Its node sees that its main thread is gone, before its memory is freed."""
+        self._gone.add(process)
         worker = self.workers[process]
         position = worker.page.position(counters=True)
         self.send(worker, ev.ProcessDying(process=process, position=position, noticed_ns=1))
@@ -399,6 +437,10 @@ class SimulatedJob(World):
                 worker.cut()
             case _:
                 worker.die(-9)
+
+    def _dead(self, process: str, status: int) -> None:
+        self._gone.add(process)
+        super()._dead(process, status)
 
     def thaw(self, process: str) -> None:
         """SIGCONT."""
@@ -442,6 +484,8 @@ class SimulatedJob(World):
         """What it had not passed on is lost, in both directions; what comes later waits for its successor."""
         if not host.alive:
             return
+        if host.name in self._gatherings:
+            self._gatherings[host.name].take()
         for queues in (self.up, self.down):
             for process in sorted(queues):
                 if self.host_of[process] == host.name and self._random() < 0.5:
@@ -582,6 +626,8 @@ _PERFORM: dict[str, Callable[..., None]] = {
     "arrive": SimulatedJob._arrive,
     "again": SimulatedJob.again,
     "dying": SimulatedJob.dying,
+    "dead": SimulatedJob._dead,
+    "gathered": SimulatedJob.send_gathered,
     "thaw": SimulatedJob.thaw,
     "agent_back": SimulatedJob.agent_back,
     "controller_back": SimulatedJob.controller_back,

@@ -29,7 +29,7 @@ from relight.core.events import (
 from relight.core.position import Position
 from relight.wire.status import GpuStatus, PublishStatus, RestoreStatus
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 4 * 2**20
 
 
@@ -184,6 +184,12 @@ class FromWorker(_Message, frozen=True, kw_only=True):
     payload: msgspec.Raw
 
 
+class FromWorkers(_Message, frozen=True, kw_only=True):
+    """Frames of several workers that belong together, oldest first (see core.gathering)."""
+
+    messages: tuple[FromWorker, ...]
+
+
 class ToWorkers(_Message, frozen=True, kw_only=True):
     """A frame for some of this agent's workers."""
 
@@ -265,6 +271,7 @@ AgentUp = (
     | ProcessDying
     | ProcessExited
     | FromWorker
+    | FromWorkers
     | PrivateState
     | Samples
     | GpuStatus

@@ -14,11 +14,19 @@ import msgspec
 from relight.core.commands import Kill, Spawn
 from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
 from relight.wire.framing import encode_frame
-from relight.wire.messages import CopyPrivate, ForgetProcess, FromWorker, PrivateState, TakePrivate, ToWorkers
+from relight.wire.messages import (
+    CopyPrivate,
+    ForgetProcess,
+    FromWorker,
+    FromWorkers,
+    PrivateState,
+    TakePrivate,
+    ToWorkers,
+)
 
 MAX_UNCONFIRMED_BYTES = 64 * 2**20
 COUNTED = (
-    *(ProcessStarted, ProcessDying, ProcessExited, FromWorker),  # agent to controller
+    *(ProcessStarted, ProcessDying, ProcessExited, FromWorker, FromWorkers),  # agent to controller
     *(Spawn, Kill, ToWorkers, CopyPrivate, TakePrivate, ForgetProcess),  # controller to agent
     PrivateState,  # from one agent to the other, through the controller
 )
