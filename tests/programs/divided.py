@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,8 +13,10 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 import relight
 from tests.programs.train import digest
@@ -29,7 +32,9 @@ class PlainJob:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--layout", default="hsdp", choices=["hsdp", "fsdp", "tp_dp", "tp_fsdp"])
+    parser.add_argument("--layout", default="hsdp", choices=["hsdp", "fsdp", "tp_dp", "tp_fsdp", "zero_dp", "zero"])
+    parser.add_argument("--views", action="store_true", help="with ZeRO: parameters are views of a few buckets")
+    parser.add_argument("--ema", action="store_true", help="average parameters")
     parser.add_argument("--plain", action="store_true", help="without relight, under torchrun")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--width", type=int, default=48)
@@ -81,10 +86,14 @@ def make_mesh(layout: str, world_size: int) -> DeviceMesh:
         return init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("replicate", "shard"))
     if layout == "fsdp":
         return init_device_mesh("cpu", (world_size,), mesh_dim_names=("shard",))
-    return init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("dp", "tp"))
+    if layout == "zero":
+        return init_device_mesh("cpu", (1, world_size), mesh_dim_names=("dp", "zero"))
+    return init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("dp", layout.removesuffix("_dp")[:4]))
 
 
 def divide(net: Net, layout: str, mesh: DeviceMesh) -> nn.Module:
+    if layout.startswith("zero"):
+        return DistributedDataParallel(net)
     if layout.startswith("tp"):
         for block in net.blocks:
             parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -120,7 +129,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def save(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     parts = {name: local(tensor) for name, tensor in model.state_dict().items()}
-    moments = [{name: local(tensor) for name, tensor in state.items()} for state in optimizer.state.values()]
+    own = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+    states = [own.state[parameter] for parameter in model.parameters() if parameter in own.state]
+    moments = [{name: local(tensor) for name, tensor in state.items()} for state in states]
     with open(path + ".part", "w") as file:
         json.dump({"model": digest(parts), "optimizer": digest(moments)}, file)
     os.replace(path + ".part", path)
@@ -135,7 +146,18 @@ def main() -> None:
     # FSDP2 divides what does not divide evenly, torch's tensor parallelism does not.
     hidden = 2 * options.width + (not options.layout.startswith("tp"))
     model = divide(Net(options.width, hidden, options.dropout, options.batchnorm), options.layout, mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    optimizer: torch.optim.Optimizer = (
+        ZeroRedundancyOptimizer(
+            model.parameters(),
+            torch.optim.AdamW,
+            process_group=mesh.get_group("zero"),
+            parameters_as_bucket_view=options.views,
+            lr=0.003,
+        )
+        if options.layout.startswith("zero")
+        else torch.optim.AdamW(model.parameters(), lr=0.003)
+    )
+    ema: dict[str, Any] = {"ema": torch.optim.swa_utils.AveragedModel(model)} if options.ema else {}
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
 
     data = torch.randn(96, 16, generator=torch.Generator().manual_seed(7))
@@ -154,7 +176,9 @@ def main() -> None:
                 model.set_requires_gradient_sync(index == len(batches) - 1)  # type: ignore[operator]
             loss = F.cross_entropy(model(x), y) / len(batches)
             loss.backward()
-        if options.clip:
+        if options.clip and options.layout.startswith("zero"):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        elif options.clip:
             clip(list(model.parameters()), 0.5)
         optimizer.step()
         if scheduler is not None:
@@ -170,7 +194,7 @@ def main() -> None:
         return
 
     training = relight.Training(
-        model=model, optimizer=optimizer, scheduler=scheduler, data=batch_of, accumulate=options.accumulate
+        model=model, optimizer=optimizer, scheduler=scheduler, data=batch_of, accumulate=options.accumulate, **ema
     )
     if options.buddy:
         training.buddy(every=options.buddy)

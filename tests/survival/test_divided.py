@@ -1,4 +1,4 @@
-"""State that is divided over ranks, killed everywhere: HSDP on a 2 x 2 mesh (FSDP2 with replicas), and TP x DP.
+"""State that is divided over ranks, killed everywhere: HSDP on a 2 x 2 mesh (FSDP2 with replicas), TP x DP, ZeRO-1.
 
 Each job is compared bit for bit with an undisturbed one, per rank. All of it is marked `all`; what runs always is the
 example (tests/examples/test_hsdp.py).
@@ -41,9 +41,9 @@ def tensor_parallel(steps: int, *arguments: str) -> Training:
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("layout", ["hsdp", "tp_dp"])
+@pytest.mark.parametrize("layout", ["hsdp", "tp_dp", "zero_dp", "zero_dp --views --clip --scheduler"])
 def test_kills_in_a_row(bench: Bench, layout: str) -> None:
-    training = hsdp(2 + 2 * len(SHORT), "--layout", layout)
+    training = hsdp(2 + 2 * len(SHORT), "--layout", *layout.split())
     faults = [
         describe_fault(Fault(action=Action.KILL, point=point, rank=rank, step=1 + 2 * index))
         for index, (point, rank) in enumerate(SHORT)
@@ -78,6 +78,18 @@ def test_one_kill_under_tensor_parallelism(bench: Bench, point: Point, rank: int
 
 
 @pytest.mark.all
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("point", POINTS)
+def test_one_kill_with_a_divided_optimizer(bench: Bench, point: Point, rank: int) -> None:
+    training = hsdp(7, "--layout", "zero_dp")
+    fault = describe_fault(Fault(action=Action.KILL, point=point, rank=rank, step=STEP))
+    outcome = bench.run(training, faults=[fault])
+    check_survived(outcome, bench.reference(training))
+    check_faults(outcome, [fault])
+    assert "repeat" not in outcome.stderr, outcome.describe()  # nobody is told to move a collective
+
+
+@pytest.mark.all
 @pytest.mark.parametrize("point", [Point.FORWARD, Point.BACKWARD, Point.BARRIER, Point.OPTIMIZER])
 @pytest.mark.parametrize(
     "arguments",
@@ -100,7 +112,7 @@ def test_features(bench: Bench, arguments: str, point: Point) -> None:
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("layout", ["hsdp", "tp_dp"])
+@pytest.mark.parametrize("layout", ["hsdp", "tp_dp", "zero_dp"])
 @pytest.mark.parametrize("ranks", [(0, 1), (0, 3), (1, 2), (2, 3)])
 def test_two_ranks_of_different_parts_at_once(bench: Bench, ranks: tuple[int, int], layout: str) -> None:
     """Also both ranks of one shard group: a whole replica is lost, and restored from the other."""
@@ -112,9 +124,10 @@ def test_two_ranks_of_different_parts_at_once(bench: Bench, ranks: tuple[int, in
 
 
 @pytest.mark.all
+@pytest.mark.parametrize("layout", ["hsdp", "zero_dp"])
 @pytest.mark.parametrize("ranks", [(0, 1), (0, 3), (1, 2), (2, 3)])
-def test_two_ranks_of_different_parts_killed_at_any_moment(bench: Bench, ranks: tuple[int, int]) -> None:
-    training = hsdp(30, "--pause", "0.05")
+def test_two_ranks_of_different_parts_killed_at_any_moment(bench: Bench, ranks: tuple[int, int], layout: str) -> None:
+    training = hsdp(30, "--pause", "0.05", "--layout", layout)
     with bench.start(training, standbys=2) as job:
         job.wait_until(lambda: trains(job), "training has begun")
         holders = members(job)
@@ -158,7 +171,7 @@ def test_every_copy_of_one_part_lost(bench: Bench) -> None:
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("layout", ["hsdp", "tp_dp"])
+@pytest.mark.parametrize("layout", ["hsdp", "tp_dp", "zero_dp"])
 def test_undisturbed_is_plain_torch(bench: Bench, tmp_path: Path, layout: str) -> None:
     """Relight itself changes no bit: the same steps under torchrun end with the same parts on each rank."""
     training = hsdp(7, "--layout", layout, "--dropout", "0", "--clip")
@@ -183,13 +196,20 @@ def test_undisturbed_is_plain_torch(bench: Bench, tmp_path: Path, layout: str) -
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("layout", ["fsdp", "tp_fsdp"])
+@pytest.mark.parametrize("layout", ["fsdp", "tp_fsdp", "zero"])
 def test_without_replicas_the_first_loss_ends_the_job(bench: Bench, layout: str) -> None:
     outcome = bench.run(hsdp(7, "--layout", layout), faults=["kill rank 2 in FORWARD of step 3"])
     assert outcome.status == 1, outcome.describe()
     assert "held by rank 2 only: every copy is lost" in outcome.report.error, outcome.describe()
     assert "losing a device: never survived" in outcome.stderr
     assert not check_protocol(outcome), outcome.describe()
+
+
+@pytest.mark.all
+def test_an_average_of_what_a_divided_optimizer_sends_is_refused(bench: Bench) -> None:
+    outcome = bench.run(hsdp(7, "--layout", "zero_dp", "--ema"))
+    assert outcome.status == 1, outcome.describe()
+    assert "ema averages parameters that a ZeroRedundancyOptimizer sends" in outcome.report.error
 
 
 def check_coverage(run_dir: Path) -> None:

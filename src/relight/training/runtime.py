@@ -5,10 +5,11 @@ generation, break its connections, wake whoever waits. The *main* thread runs th
 it calls `stand_still`, and everything a recovery does to the state is done there, by the thread that owns it.
 """
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,7 @@ class Runtime:
         self._client: RestoreClient | None = None
         self._interrupt: Any = None
         self._said: set[str] = set()
+        self._gathering = False
         self._broken = ""  # why a collective broke in this generation, if one did
         self._token, self._tls = read_token(private_dir), Tls.from_environment()
         self.server = RestoreServer(
@@ -190,7 +192,18 @@ class Runtime:
         """Ranks run different modules, so the number of their collectives says nothing about who is behind whom."""
         self.waits.show = self.page.show_waiting
 
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Collectives in here follow the write, and are repeated after a recovery: nothing is lost if one is cut."""
+        self._gathering = True
+        try:
+            yield
+        finally:
+            self._gathering = False
+
     def cut(self, operation: str) -> None:
+        if self._gathering:
+            return
         self.cut_collectives += 1
         self.say(
             "cut",
@@ -199,7 +212,7 @@ class Runtime:
         )
 
     def unprotected(self, operation: str) -> None:
-        if self.rank == 0 and not self.is_standby:
+        if self.rank == 0 and not self.is_standby and not self._gathering:
             where = "after optimizer.step()" if self.in_step else "between two steps"
             self.say(
                 "unprotected",

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from relight.core.fault import Action
 from relight.errors import UsageError
@@ -24,6 +25,7 @@ from relight.training.mesh_private import as_part_like, batch_place, cuts_of, fi
 from relight.training.pipeline_private import Pipelines
 from relight.training.shards import shard_key
 from relight.training.torch_private import reset_scaler
+from relight.training.zero_private import ZeroOptimizers, state_of
 from relight.transfer.codec import Flat, digest_of, local_part, tensor_digests
 from relight.transfer.offer import plan_state
 from relight.transfer.weights import TensorReader
@@ -34,8 +36,6 @@ _BUFFER_CHECK_EVERY = 256
 # Of torch.distributed, by their names, so that nothing has to be imported for them.
 _REFUSED = {
     "FullyShardedDataParallel": "use FSDP2 (torch.distributed.fsdp.fully_shard) with a replicate dimension",
-    "ZeroRedundancyOptimizer": "use FSDP2 (torch.distributed.fsdp.fully_shard) with a replicate dimension, which "
-    "divides the optimizer's state as well",
 }
 
 
@@ -77,6 +77,9 @@ class TrackedState:
         self._check_optimizers()
         self.sharded = ShardedModules(modules.values())
         self.pipelines = Pipelines(pipeline, self.parameters)
+        self.zero = ZeroOptimizers(optimizers)
+        self._check_averages()
+        self._copies = self.zero.copies()  # parameters that another rank updates
         self._mid_step = False
         self.gradients_to_none = True  # whether gradients were None, not zeros, when the step under way started
         # Buffers known to change in forward, by module and name: rank-private from then on.
@@ -98,7 +101,8 @@ class TrackedState:
             for owner, module in self.modules.items()
             for name, tensor in (*module.named_parameters(), *module.named_buffers())
         ]
-        return shard_key([self.pipelines.cuts(), *(cuts_of(tensor, world_size, name) for name, tensor in named)])
+        own = [self.pipelines.cuts(), self.zero.cuts()]
+        return shard_key([*own, *(cuts_of(tensor, world_size, name) for name, tensor in named)])
 
     def batch_place(self, rank: int, world_size: int) -> int:
         """Which of a step's batches `rank` computes on; ranks of one tensor-parallel group or pipeline share theirs."""
@@ -113,6 +117,8 @@ class TrackedState:
     def rebind(self) -> None:
         """This process has taken another rank than it was built as, so it holds other parts of what is divided."""
         self.sharded.rebind()
+        self.zero.rebind()
+        self._copies = self.zero.copies()
         fitted = self.sharded.parameters()
         for tensor in (*self.parameters, *self._buffers.values()):
             if id(tensor) not in fitted:
@@ -134,7 +140,7 @@ class TrackedState:
         return sum(tensor.nbytes for tensor in self.replicated().tensors)
 
     def _module_tree(self, owner: str, module: nn.Module) -> dict[str, Any]:
-        tensors: dict[str, Any] = dict(module.named_parameters())
+        tensors: dict[str, Any] = {n: p for n, p in module.named_parameters() if id(p) not in self._copies}
         tensors.update((n, b) for n, b in module.named_buffers() if (owner, n) not in self.private_buffers)
         extra = {
             name: child.get_extra_state()
@@ -160,9 +166,10 @@ class TrackedState:
     def flip(self, action: Action) -> None:
         """A planned fault: one bit of the state changes behind everybody's back."""
         if action is Action.FLIP_PARAMETER:
-            flip_bit([local_part(parameter) for parameter in self.parameters])
+            flip_bit([local_part(parameter) for parameter in self.parameters if id(parameter) not in self._copies])
         elif action is Action.FLIP_OPTIMIZER:
-            values = [value for o in self.optimizers.values() for state in o.state.values() for value in state.values()]
+            states = [state for o in self.optimizers.values() for state in state_of(o).values()]
+            values = [value for state in states for value in state.values()]
             flip_bit([local_part(value) for value in values if isinstance(value, torch.Tensor)])
         else:
             flip_bit([buffer for key, buffer in self._buffers.items() if key not in self.private_buffers])
@@ -293,7 +300,7 @@ class TrackedState:
     def is_tracked(self, thing: Any) -> bool:
         """Whether this very object was handed over."""
         known = [*self.modules.values(), *self.optimizers.values(), *self.objects.values()]
-        return any(thing is other for other in known)
+        return any(thing is other for other in known) or self.zero.is_local(thing)
 
     def _check_kinds(self) -> None:
         """Refuse what looks replicated and is not."""
@@ -319,6 +326,16 @@ class TrackedState:
                     f"a learning-rate scheduler is attached to {name} but was not handed over: "
                     "relight.Training(..., scheduler=...)"
                 )
+
+    def _check_averages(self) -> None:
+        """An average of parameters that a recovery cuts short, before they are all there, would stay wrong."""
+        averages = [name for name, module in self.modules.items() if isinstance(module, AveragedModel)]
+        if self.zero and averages:
+            raise UsageError(
+                f"{averages[0]} averages parameters that a ZeroRedundancyOptimizer sends to other ranks after its "
+                "write: should a failure strike just there, the average would be of old ones. Use an optimizer that is "
+                "not divided, or leave the average out"
+            )
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Cheap trace of what only the protected block may change; compared between two steps."""
@@ -347,9 +364,10 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def _optimizer_tree(optimizer: Optimizer) -> dict[str, Any]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = state_of(optimizer)
     return {
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
-        "state": [[i, dict(optimizer.state[p])] for i, p in enumerate(parameters) if p in optimizer.state],
+        "state": [[i, dict(kept[p])] for i, p in enumerate(parameters) if p in kept],
     }
 
 
@@ -357,12 +375,12 @@ def _adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
         group.update(saved)
-    received = dict(tree["state"])
+    received, kept = dict(tree["state"]), state_of(optimizer)
     for index, parameter in enumerate(parameters):
         if index not in received:
-            optimizer.state.pop(parameter, None)
+            kept.pop(parameter, None)
             continue
-        own = optimizer.state[parameter]
+        own = kept[parameter]
         for key in [key for key in own if key not in received[index]]:
             del own[key]
         for key, value in received[index].items():

@@ -134,6 +134,7 @@ class Training:
         self._phases = PhaseHooks(runtime, self._state, self._progress)
         self._writes = WriteWatch(self._state.is_tracked, self._barrier.before_write, lambda: runtime.in_step)
         self._fingerprint: tuple[Any, ...] | None = None
+        self._state.zero.watch(runtime.gathering)
         runtime.faults.flip = self._state.flip
         runtime.derivable = lambda: self._batches.derivable and not self._state.has_private
 
@@ -335,10 +336,21 @@ class Training:
 
     def _recover(self, *, blank: bool = False) -> None:
         self._recovery.run(blank=blank)
+        while not self._gather():
+            self._recovery.run()
         self._publishing.confirm(self._progress.version)
         self._scalars.catch_up()
         self._fingerprint = self._state.fingerprint()
         self._show_position()
+
+    def _gather(self) -> bool:
+        """Get the parameters that other ranks update (ZeRO): not all may have come before the failure.
+
+        Only what a rank updates itself belongs to its state, so a failure in here is one like any other. False: it
+        struck.
+        """
+        self._state.zero.gather()
+        return not self._state.zero or not self._runtime.closed
 
     def _is_interruption(self, error: Exception) -> bool:
         """Whether this exception comes from a failure elsewhere rather than from the script."""
