@@ -43,6 +43,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--static", action="store_true", help="tell torch what the stages send each other")
     parser.add_argument("--early", action="store_true", help="have standbys build before they know their rank")
     parser.add_argument("--hide", action="store_true", help="do not hand the schedule over")
+    parser.add_argument("--buddy", type=int, default=0, help="steps from one snapshot in buddy memory to the next")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes on top")
     parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
@@ -157,6 +158,8 @@ def main() -> None:
         data=batch_of,
         pipeline=None if options.hide else schedule,
     )
+    if options.buddy:
+        training.buddy(every=options.buddy)
     for step in training.steps(until=options.steps):
         with step as batch:
             loss = train(*batch)

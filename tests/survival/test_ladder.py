@@ -67,10 +67,27 @@ def test_a_kill_while_snapshots_are_made(bench: Bench, step: int, point: str) ->
 @pytest.mark.all
 @pytest.mark.parametrize(
     "arguments",
-    ["--batchnorm", "--clip --scheduler", "--accumulate 2", "--evaluate --batchnorm", "--layout tp_fsdp --batchnorm"],
+    [
+        "--batchnorm",
+        "--clip --scheduler",
+        "--accumulate 2",
+        "--evaluate --batchnorm",
+        "--layout tp_fsdp --batchnorm",
+        "--layout zero --clip",
+        "--layout zero --views",
+    ],
 )
 def test_features(bench: Bench, arguments: str) -> None:
     training = divided(12, *arguments.split())
+    outcome = bench.run(training, faults=["kill rank 2 in BACKWARD of step 7"])
+    check_came_back(outcome, bench.reference(training), ("buddy memory",))
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("arguments", ["--schedule 1f1b", "--batchnorm --scheduler --static"])
+def test_a_pipeline_without_replicas(bench: Bench, arguments: str) -> None:
+    words = ("--layout", "none", "--buddy", str(EVERY), "--pause", "0.03", *arguments.split())
+    training = Training(ranks=4, steps=12, program="pipeline.py", arguments=words)
     outcome = bench.run(training, faults=["kill rank 2 in BACKWARD of step 7"])
     check_came_back(outcome, bench.reference(training), ("buddy memory",))
 
