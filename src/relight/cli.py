@@ -373,6 +373,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     detection = parser.add_argument_group("noticing failures")
     _add_detection_flags(detection)
     _add_verify_flag(detection)
+    _add_slow_flags(detection)
     _add_retry_flags(parser.add_argument_group("giving up"))
     _add_chaos_flags(parser.add_argument_group("faults on purpose"))
 
@@ -484,6 +485,27 @@ def _add_verify_flag(group: argparse._ArgumentGroup) -> None:
         metavar="K",
         help="every K steps compare the state of all ranks, bit for bit, before it is written; a rank that is outvoted "
         "(3 or more ranks) is replaced, since its memory was corrupted; default 0: never",
+    )
+
+
+def _add_slow_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--slow-factor",
+        type=float,
+        default=_DEFAULTS["slow_factor"],
+        metavar="F",
+        help="report a rank whose own work, waiting for others not counted, has long taken F times as long as that of "
+        "the median rank; default %(default)s",
+    )
+    group.add_argument(
+        "--slow-window-seconds",
+        type=float,
+        default=_DEFAULTS["slow_window_seconds"],
+        metavar="S",
+        help="it must be slow in three windows of so many seconds (and ten steps) in a row; default %(default)g",
+    )
+    group.add_argument(
+        "--replace-slow", action="store_true", help="and have a warm standby take its rank, between two steps"
     )
 
 

@@ -67,6 +67,9 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
         controller_timeout_seconds=_positive(arguments.controller_timeout_seconds, "--controller-timeout-seconds"),
         stop_timeout_seconds=_positive(arguments.stop_timeout_seconds, "--stop-timeout-seconds"),
         verify_every=_at_least(0, arguments.verify_every, "--verify-every"),
+        slow_factor=_slow_factor(arguments.slow_factor),
+        slow_window_seconds=_positive(arguments.slow_window_seconds, "--slow-window-seconds"),
+        replace_slow=arguments.replace_slow,
         restore_timeout_seconds=_positive(arguments.restore_timeout_seconds, "--restore-timeout-seconds"),
     )
     run_dir = make_run_dir(arguments.run_dir, script, now)  # last: a mistake above leaves nothing behind
@@ -296,6 +299,12 @@ def _run_dir_problem(run_dir: Path, error: OSError) -> str:
 def _positive(value: float, flag: str) -> float:
     if not (value > 0 and math.isfinite(value)):
         raise UsageError(f"{flag} {value:g}: expected a number of seconds above 0")
+    return value
+
+
+def _slow_factor(value: float) -> float:
+    if not (value > 1 and math.isfinite(value)):
+        raise UsageError(f"--slow-factor {value:g}: expected a number above 1, such as 1.5")
     return value
 
 

@@ -994,7 +994,7 @@ def test_training_is_done_when_every_rank_is() -> None:
     desk = Desk(standbys=1).train()
     assert desk.done("w0") == ()
     said = desk.done("w1")
-    assert kinds(said) == [Release, Kill]
+    assert tuple(kinds(said)) == (Release, Kill)
     assert killed(said) == ["w2"]
     assert desk.exits("w2") == ()
     assert desk.exits("w0", 0) == ()
@@ -1214,3 +1214,44 @@ def test_holders_of_one_part_vote_on_it_alone() -> None:
     assert "not that of the other 2 ranks" in desk.controller.report().failures[0].evidence
     desk.exits("w3", step=4)
     assert [source.rank for source in one(desk.all_stand(4), Restore).sources] == [1, 5]
+
+
+# --- slow ranks ---------------------------------------------------------------------------------------------------
+SLOW = "its own work takes 160 ms a step"
+
+
+def test_a_slow_rank_is_told_of_once_and_goes_on() -> None:
+    desk = Desk(standbys=1).train()
+    (notice,) = desk.tell(ev.RankSlow(process="w1", evidence=SLOW))
+    assert isinstance(notice, Notice)
+    assert notice.why == f"rank 1 is slow, and all others wait for it: {SLOW}"
+    assert desk.tell(ev.RankSlow(process="w1", evidence=SLOW)) == ()
+    assert desk.controller.report().notices == (notice.why,)
+
+
+def test_if_asked_a_warm_standby_takes_a_slow_rank_between_two_steps() -> None:
+    desk = Desk(standbys=1, replace_slow=True).train()
+    notice, order = desk.tell(ev.RankSlow(process="w1", evidence=SLOW))
+    assert isinstance(notice, Notice)
+    assert isinstance(order, Kill)
+    assert (order.process, order.after_step) == ("w1", True)
+    assert desk.tell(ev.RankSlow(process="w1", evidence=SLOW)) == ()  # it is on its way
+    said = desk.tell(ev.ProcessDying(process="w1", position=Position(step=7, phase=Phase.OUTSIDE), noticed_ns=1))
+    assert [command.rank for command in said if isinstance(command, Assign)] == [1]
+    (failure,) = desk.controller.report().failures
+    assert (failure.kind, failure.rank, failure.evidence) == ("slow", 1, SLOW)
+
+
+def test_a_slow_rank_is_replaced_once_somebody_is_warm() -> None:
+    desk = Desk(replace_slow=True).train()
+    assert tuple(map(type, desk.tell(ev.RankSlow(process="w1", evidence=SLOW)))) == (Notice,)
+    desk = Desk(standbys=1, replace_slow=True).train()
+    desk.exits("w2")  # its successor is not warm yet
+    assert tuple(map(type, desk.tell(ev.RankSlow(process="w1", evidence=SLOW)))) == (Notice,)
+    desk.warm("w3")
+    assert tuple(map(type, desk.tell(ev.RankSlow(process="w1", evidence=SLOW)))) == (Kill,)
+
+
+def test_who_alone_holds_a_part_of_the_state_stays_however_slow() -> None:
+    desk = Desk(world_size=1, standbys=1, replace_slow=True).train()
+    assert tuple(map(type, desk.tell(ev.RankSlow(process="w0", evidence=SLOW)))) == (Notice,)

@@ -183,7 +183,7 @@ def test_a_successor_repeats_what_holds() -> None:
     records += [Record(4.0, ev.ControllerRestarted()), Record(5.0, done)]
     controller = replay(successor.settings, records)
     successor, said = restart(controller, records, 6.0)
-    assert [type(command) for command in said] == [Kill, Begin, Release]
+    assert tuple(type(command) for command in said) == (Kill, Begin, Release)
     assert successor.report().controller_restarts == 3
     records.append(Record(6.0, ev.ShutdownRequested(reason="enough")))
     controller = replay(successor.settings, records)

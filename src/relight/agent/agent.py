@@ -467,7 +467,9 @@ class Agent:
                 self._spawn(message)
             case Kill():
                 worker = self._live.get(message.process)
-                if worker is not None:
+                if worker is not None and message.after_step:
+                    worker.process.page.ask_to_leave()
+                elif worker is not None:
                     worker.ends = True
                     worker.process.kill(message.why)
             case ToWorkers():

@@ -16,6 +16,7 @@ from relight.core.position import (
     BATCH_MARK,
     BATCH_MARK_OFFSET,
     INHERITED_MARK_OFFSET,
+    LEAVE_OFFSET,
     LIFE_LOCK_OFFSET,
     MAPPING_BYTES,
     PAGE_BYTES,
@@ -116,6 +117,10 @@ class Page:
         if len(mark) != BATCH_MARK.size:
             raise ValueError(f"a batch's mark has {BATCH_MARK.size} bytes, not {len(mark)}")
         self._mapping[INHERITED_MARK_OFFSET : INHERITED_MARK_OFFSET + BATCH_MARK.size] = mark
+
+    def ask_to_leave(self) -> None:
+        """Have the worker end by itself, between two steps."""
+        _WORD.pack_into(self._mapping, LEAVE_OFFSET, 1)
 
     def await_death(self) -> bool:
         """Block until the worker's main thread has ended; False if it never said that it lives."""

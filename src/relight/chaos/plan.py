@@ -26,6 +26,7 @@ ACTION_WORDS = {
     Action.FLIP_PARAMETER: "one bit of a parameter changes, and nobody notices (see --verify-every)",
     Action.FLIP_OPTIMIZER: "the same in the optimizer's state",
     Action.FLIP_BUFFER: "the same in a buffer that all ranks share",
+    Action.SLOW: "from that step on it takes 50 ms longer there (see --replace-slow)",
     Action.CUT: "loses its side of the collective in flight, but lives",
 }
 POINT_WORDS = {
@@ -55,6 +56,7 @@ EXAMPLES = (
     "segfault rank 1 after step 7",
     "freeze rank 1 in STOP of recovery 2",
     "flip-parameter rank 1 in FORWARD of step 9",
+    "slow rank 2 in FORWARD of step 20",
     "kill the restore source during the next restore",
     "block the restore target during restore 3",
     "kill the replacement when promoted in recovery 1",

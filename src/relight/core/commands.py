@@ -41,6 +41,7 @@ class Kill(_Command, frozen=True, kw_only=True):
     """SIGKILL a process: it was declared failed, and must be known dead before its rank is taken."""
 
     process: str
+    after_step: bool = False  # nothing is wrong with it but its speed: it shall end between two steps, by itself
 
 
 class Begin(_Command, frozen=True, kw_only=True):

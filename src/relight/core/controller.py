@@ -51,6 +51,8 @@ class Controller(Agents, Processes, Training, Restoring):
                 out = self._on_worker_failed(event, now)
             case ev.CollectiveFailed():
                 out = self._on_collective_failed(event, now)
+            case ev.RankSlow():
+                out = self._on_rank_slow(event)
             case ev.StateDiffers():
                 out = self._on_state_differs(event, now)
             case ev.CommunicationStalled():
@@ -127,6 +129,10 @@ class Controller(Agents, Processes, Training, Restoring):
     def rank_processes(self) -> Mapping[int, str]:
         """Rank to process name, in the order of ranks."""
         return self.members.names_by_rank()
+
+    def rank_hosts(self) -> Mapping[int, str]:
+        """Rank to the name of the agent that runs it."""
+        return {rank: process.agent for rank, process in self.members.by_rank().items()}
 
     @property
     def standbys_ready(self) -> int:

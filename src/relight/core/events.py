@@ -63,6 +63,13 @@ class ProcessSuspected(_Event, frozen=True, kw_only=True):
     stack: str = ""  # what its threads were doing, if that could be found out; for people
 
 
+class RankSlow(_Event, frozen=True, kw_only=True):
+    """What a rank does by itself, waiting not counted, has long taken much more time than on other ranks."""
+
+    process: str
+    evidence: str
+
+
 class CommunicationStalled(_Event, frozen=True, kw_only=True):
     """No rank progresses and none is behind the others: the network, or a deadlock in the script."""
 
@@ -251,6 +258,7 @@ Event = (
     | ProcessDying
     | ProcessExited
     | ProcessSuspected
+    | RankSlow
     | CommunicationStalled
     | StandbyReady
     | TrainingEntered

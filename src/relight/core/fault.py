@@ -16,6 +16,7 @@ class Action(enum.StrEnum):
     FLIP_PARAMETER = "flip-parameter"  # one bit of a parameter changes, and nobody notices
     FLIP_OPTIMIZER = "flip-optimizer"  # the same in the optimizer's state
     FLIP_BUFFER = "flip-buffer"  # the same in a buffer that all replicas share
+    SLOW = "slow"  # from here on it takes longer at this point, in every step
     CUT = "cut"  # loses this rank's side of the collective in flight; the process itself lives
 
 

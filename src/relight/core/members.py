@@ -28,6 +28,8 @@ class Process:
     asked_at: float = 0.0  # when it was told to stand still, by Stop or with its rank
     failed_at_step: int = -1  # the step that its failure counts for; a replacement dies for the recovery's
     may_hold_state: bool = False  # it trained, or was told to restore; whether it did, only its report can say
+    slow: bool = False  # which was said
+    leaving: str = ""  # why it was asked to end after its step
     final_position: Position = field(default_factory=Position)
 
 

@@ -50,6 +50,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     private_versions: tuple[Whole, Whole] = (-1, -1)  # versions of the rank-private state kept beside the page
     loss: float = float("nan")  # last loss the script reported
     commits: Whole = 0  # steps that this process itself has finished; unlike its version, never inherited
+    work_ns: tuple[Whole, Whole, Whole] = (0, 0, 0)  # FORWARD, BACKWARD, OPTIMIZER; waiting not counted
 
     def describe(self) -> str:
         """The position in words, for evidence lines."""
@@ -57,14 +58,15 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.phase.name} of {where} (generation {self.generation}, attempt {self.attempt})"
 
 
-# Layout: sixteen little-endian words. The private state's two slots and the phase trace follow the page in the
+# Layout: nineteen little-endian words. The private state's two slots and the phase trace follow the page in the
 # same mapping (see agent.page for the reader, training.page for the writer).
-_LAYOUT = struct.Struct("<14qd1q")
+_LAYOUT = struct.Struct("<14qd4q")
 PAGE_BYTES = 4096
 TRACE_RECORDS = 8192
 TRACE_RECORD = struct.Struct("<5q")  # stamp_ns, generation, step, phase, version
 TRACE_INDEX_OFFSET = 2048  # one word: number of trace records ever written
 TRACE_OFFSET = PAGE_BYTES
+LEAVE_OFFSET = 2304  # one word, the agent's: not 0 asks the worker to end between two steps
 LIFE_LOCK_OFFSET = 2560  # see wire.lifelock
 BATCH_MARK = struct.Struct("<qQ")  # a step, and a digest of the batch that was drawn for it
 BATCH_MARK_OFFSET = 3072  # this process's own
@@ -96,6 +98,7 @@ def encode_page(position: Position) -> bytes:
         position.private_versions[1],
         position.loss,
         position.commits,
+        *position.work_ns,
     )
 
 
@@ -120,6 +123,7 @@ def decode_page(page: bytes | memoryview) -> Position:
         private_versions=(words[12], words[13]),
         loss=words[14],
         commits=words[15],
+        work_ns=(words[16], words[17], words[18]),
     )
 
 
@@ -128,6 +132,6 @@ WORD = {
     name: index
     for index, name in enumerate(
         "generation rank step attempt phase version prepared torn collectives progress stamp_ns fault_ns "
-        "private_version_0 private_version_1 loss commits".split()
+        "private_version_0 private_version_1 loss commits forward_work_ns backward_work_ns optimizer_work_ns".split()
     )
 }

@@ -52,6 +52,7 @@ from relight.core.pace import SAMPLE_SECONDS, TRACED_RANKS, sample_seconds
 from relight.core.position import Position
 from relight.core.replay import replay
 from relight.core.report import JobReport, StorageWait, encode_report
+from relight.core.stragglers import Stragglers
 from relight.errors import ProtocolError
 from relight.server.agents import Agent, Agents
 from relight.server.connection import MAX_STRANGERS, Connection, Gate
@@ -120,6 +121,7 @@ class Server:
         self._run_dir = Path(settings.run_dir)
         self._core = Controller(_part(ControllerSettings, settings))
         self._detector = Detector(_part(DetectorSettings, settings))
+        self._stragglers = Stragglers(settings.slow_factor, settings.slow_window_seconds)
         self._gate = Gate(token, settings, tls)
         self._agents = Agents()
         self._observers = Observers()
@@ -629,8 +631,11 @@ class Server:
         samples = tuple(sample for sample in message.samples if sample.process in agent.running)
         for sample in samples:
             self._board.observe(sample)
-        for event in self._detector.observe(samples, self._core.rank_processes(), self._now()):
+        members, now = self._core.rank_processes(), self._now()
+        for event in self._detector.observe(samples, members, now):
             self._suspect(event)
+        for slow in self._stragglers.observe(samples, members, self._core.rank_hosts, now):
+            self.feed(slow)
 
     def _suspect(self, event: Event) -> None:
         """Before anyone is given up for a hang: ask what it was doing. A frozen process cannot say."""

@@ -229,6 +229,12 @@ def _patterns(report: JobReport) -> list[str]:
             f"The state of rank {', '.join(map(str, wrong))} had changed by itself: test that host's memory and device "
             "before you use it again."
         )
+    slow = sorted({failure.rank for failure in report.failures if failure.kind == "slow"})
+    if slow:
+        said.append(
+            f"Rank {', '.join(map(str, slow))} was replaced because it was slow, not because it failed: look at that "
+            "device, and at what else runs on its host."
+        )
     hungry = sorted({failure.rank for failure in report.failures if failure.kind == "out of memory"})
     if hungry:
         ranks = ", ".join(map(str, hungry))

@@ -9,6 +9,8 @@ from relight.chaos.plan import planned_for_standby, planned_in_recovery, planned
 from relight.core.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Plan, Point
 from relight.training.page import PositionPage
 
+SLOW_SECONDS = 0.05  # in each step
+
 
 class PlannedFault(RuntimeError):
     """The exception that `raise` faults put into the script."""
@@ -32,6 +34,7 @@ class Faults:
         self._cut = cut
         self._announce = announce
         self.flip: Callable[[Action], None] | None = None  # set once there is a state
+        self._slow_at: Point | None = None
         self.rank = -1
         self.step = 0
         self.attempt = 0
@@ -44,6 +47,8 @@ class Faults:
         fault = self._find(point)
         if fault is not None:
             self._carry_out(fault)
+        if point is self._slow_at:
+            time.sleep(SLOW_SECONDS)
 
     def _find(self, point: Point) -> Fault | None:
         if point in STEP_POINTS:
@@ -68,6 +73,8 @@ class Faults:
                 pass
         elif fault.action is Action.BLOCK:
             os.read(os.pipe()[0], 1)
+        elif fault.action is Action.SLOW:
+            self._slow_at = fault.point
         elif fault.action is Action.CUT:
             self._cut()
         elif fault.action is Action.RAISE:

@@ -40,6 +40,9 @@ class Gate(Protocol):
     def count_collective(self) -> None:
         """An operation is about to be launched."""
 
+    def waited(self, nanoseconds: int) -> None:
+        """Somebody waited so long for an operation."""
+
     def is_protected(self) -> bool:
         """Whether a failure here can be undone: inside a step, before its write."""
 
@@ -214,6 +217,7 @@ class _Operation(dist.Work):
         `over` is called when the operation has ended, however.
         """
         super().__init__()
+        self.on_wait: Callable[[int], None] | None = None  # told how long somebody waited, in ns
         self._over = over
         self._waited_for = _WaitedFor(work)
         self._before = before
@@ -235,7 +239,12 @@ class _Operation(dist.Work):
         self._settle(StepInterrupted("the operation was abandoned: its generation is closed"))
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
-        self._future.wait()
+        since_ns = time.monotonic_ns()
+        try:
+            self._future.wait()
+        finally:
+            if self.on_wait is not None:
+                self.on_wait(time.monotonic_ns() - since_ns)
         return True
 
     def is_completed(self) -> bool:
@@ -437,7 +446,10 @@ class RelightProcessGroup(dist.ProcessGroup):
             return _Done()
         gate.count_collective()
         if protected:
-            return self.inner.launch(operation, *args, **kwargs)
+            work = self.inner.launch(operation, *args, **kwargs)
+            if isinstance(work, _Operation):
+                work.on_wait = gate.waited
+            return work
         gate.unprotected(operation)
         try:
             work = self.inner.launch(operation, *args, **kwargs)

@@ -12,6 +12,7 @@ from relight.core.position import (
     BATCH_MARK,
     BATCH_MARK_OFFSET,
     INHERITED_MARK_OFFSET,
+    LEAVE_OFFSET,
     LIFE_LOCK_OFFSET,
     MAPPING_BYTES,
     PRIVATE_HEADER,
@@ -25,10 +26,16 @@ from relight.core.position import (
     Phase,
 )
 from relight.errors import RestoreError, UsageError
+from relight.training.work import WorkClock
 from relight.transfer.codec import decode_tree
 from relight.wire import lifelock
 
 _LOSS = struct.Struct("<d")
+_WORK_WORDS = {
+    Phase.FORWARD: WORD["forward_work_ns"],
+    Phase.BACKWARD: WORD["backward_work_ns"],
+    Phase.OPTIMIZER: WORD["optimizer_work_ns"],
+}
 
 
 class PositionPage:
@@ -46,6 +53,8 @@ class PositionPage:
         self._map = mmap.mmap(file_descriptor, MAPPING_BYTES)
         self._words = memoryview(self._map)[: 8 * len(WORD)].cast("q")
         self._trace_index = memoryview(self._map)[TRACE_INDEX_OFFSET : TRACE_INDEX_OFFSET + 8].cast("q")
+        self._leave = memoryview(self._map)[LEAVE_OFFSET : LEAVE_OFFSET + 8].cast("q")
+        self._work = WorkClock()
         if file_descriptor >= 0:
             self._hold_life_lock()
         self.phase = Phase.STARTING
@@ -62,6 +71,10 @@ class PositionPage:
         """Enter `phase` now."""
         words = self._words
         now = time.monotonic_ns()
+        word = _WORK_WORDS.get(self.phase)
+        if word is not None:
+            words[word] += self._work.done_ns(now, until_launch=self.phase is Phase.BACKWARD)
+        self._work.begin(now)
         self.phase = phase
         words[WORD["phase"]] = phase
         words[WORD["progress"]] += 1
@@ -95,7 +108,17 @@ class PositionPage:
         """An operation was launched; that is progress."""
         words = self._words
         words[WORD["progress"]] += 1
-        words[WORD["stamp_ns"]] = time.monotonic_ns()
+        words[WORD["stamp_ns"]] = now = time.monotonic_ns()
+        self._work.launched(now)
+
+    def waited(self, nanoseconds: int) -> None:
+        """So much of the present phase went by in waiting for other ranks."""
+        self._work.waited(nanoseconds)
+
+    @property
+    def asked_to_leave(self) -> bool:
+        """Whether this process is to end between two steps."""
+        return self._leave[0] != 0
 
     def report_loss(self, loss: float) -> None:
         """Show the last loss."""

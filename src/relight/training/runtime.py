@@ -7,11 +7,12 @@ it calls `stand_still`, and everything a recovery does to the state is done ther
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -182,6 +183,9 @@ class Runtime:
     def is_protected(self) -> bool:
         return not self.started or (self.in_step and self.page.phase is not Phase.OPTIMIZER)
 
+    def waited(self, nanoseconds: int) -> None:
+        self.page.waited(nanoseconds)
+
     def count_collective(self) -> None:
         if self.waits.show is None:
             self.page.count_collective()
@@ -271,6 +275,12 @@ class Runtime:
         if key not in self._said:
             self._said.add(key)
             self.link.send(WorkerNotice(process=self.process, rank=self.rank, text=text))
+
+    def leave(self) -> NoReturn:
+        """Asked to, between two steps: another process takes this rank, and finds its private state beside the page."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
     # --- orders, on the main thread ---------------------------------------------------------------------------
     def await_order(self, kind: type, generation: int | None = None) -> Any:

@@ -269,6 +269,8 @@ class Training:
             self._checkpointing.between_steps()
             self._snapshots.between_steps()
             runtime.faults.strike(Point.BETWEEN_STEPS)
+            if runtime.page.asked_to_leave:
+                runtime.leave()
             step = Step(self, progress.version, progress.attempt)
             yield step
             if not step.entered:

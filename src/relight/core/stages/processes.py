@@ -31,7 +31,8 @@ class Processes(Starting, Stopping, Finishing):
         process.final_position = event.position
         if process.failed:
             return self._advance(now)
-        self.ledger.failure(process, ENDED, "its process ended", event.position, event.noticed_ns, self.generation, now)
+        kind, evidence = ("slow", process.leaving) if process.leaving else (ENDED, "its process ended")
+        self.ledger.failure(process, kind, evidence, event.position, event.noticed_ns, self.generation, now)
         return self._fail([process], self._step_of(process, event.position.step), None, now)
 
     def _on_exited(self, event: ev.ProcessExited, now: float) -> list[Command]:
@@ -49,8 +50,12 @@ class Processes(Starting, Stopping, Finishing):
             return self._on_standby_lost(process, event.evidence, now)
         if self.stage is Stage.STARTING:
             return self._on_exit_before_training(process, event, now)
-        kind = _kind_of_exit(event)
         step = self._step_of(process, event.position.step)
+        if process.leaving:
+            evidence, noticed_ns = process.leaving, event.noticed_ns
+            self.ledger.failure(process, "slow", evidence, event.position, noticed_ns, self.generation, now)
+            return self._fail([process], step, None, now)
+        kind = _kind_of_exit(event)
         known = kind != "killed" and event.exit_status is not None  # else nothing says that two ended alike
         key = (kind, process.rank, step, event.exit_status) if known else None
         self.ledger.failure(process, kind, event.evidence, event.position, event.noticed_ns, self.generation, now)

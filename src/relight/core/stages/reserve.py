@@ -67,13 +67,18 @@ class Reserve(State):
         return out
 
     def _pair(self, standbys: list[Process], vacant: list[int]) -> list[tuple[Process, int]]:
-        """Who takes which rank: one on the lost holder's own host if there is one, since private state lies there."""
+        """Who takes which rank: one on the lost holder's own host if there is one, since private state lies there.
+
+        But not if it was that host, perhaps, which was slow.
+        """
         pairs: list[tuple[Process, int]] = []
         free, ranks = list(standbys), list(vacant)
         for rank in vacant:
             before = self.members.predecessors.get(rank, ())
-            host = self.members.processes[before[-1]].agent if before else ""
-            near = next((standby for standby in free if standby.agent == host), None)
+            last = self.members.processes[before[-1]] if before else None
+            if last is None:
+                continue
+            near = next((standby for standby in free if (standby.agent == last.agent) != bool(last.leaving)), None)
             if near is not None:
                 pairs.append((near, rank))
                 free.remove(near)

@@ -43,6 +43,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     outside_hang_timeout_seconds: float = 600.0
     restore_timeout_seconds: float = 120.0
     startup_timeout_seconds: float = 600.0
+    replace_slow: bool = False
     max_failures: int | None = None
     max_failures_per_step: int = 10
     max_identical_errors: int = 2

@@ -1,7 +1,7 @@
 """TRAINING: what can go wrong while no process has failed, or before it is known which."""
 
 from relight.core import events as ev
-from relight.core.commands import Command
+from relight.core.commands import Command, Kill, Notice
 from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, MAX_RESTORE_FAILURES, Failing
 from relight.core.stages.state import Stage
 
@@ -41,3 +41,20 @@ class Training(Failing):
         if len(digests) != self.settings.world_size or not self.shards.differing(digests):
             return []  # nonsense: nobody can be blamed by it
         return self._on_corruption(digests, digests, event.step, event.noticed_ns, now)
+
+    def _on_rank_slow(self, event: ev.RankSlow) -> list[Command]:
+        """No failure: training goes on. With a warm standby, and if asked for, another process takes its rank."""
+        process = self.members.processes.get(event.process)
+        if process is None or self.stage is not Stage.TRAINING or not self._is_member(event.process) or process.leaving:
+            return []
+        out: list[Command] = []
+        if not process.slow:
+            process.slow = True
+            text = f"rank {process.rank} is slow, and all others wait for it: {event.evidence}"
+            self.ledger.notices.append(text)
+            out.append(Notice(why=text, level="warning"))
+        wanted = self.settings.replace_slow and self.members.ready_standbys() and not self._lost_without(process)
+        if wanted and not self._to_resume:  # one recovery at a time
+            process.leaving = event.evidence
+            out.append(Kill(process=process.name, why=event.evidence, after_step=True))
+        return out
