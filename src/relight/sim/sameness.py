@@ -58,6 +58,7 @@ LEFT_OUT = {
     "Process": {
         **dict.fromkeys(("agent", "slot"), "there is one host"),
         **dict.fromkeys(("pid", "fresh"), "an account for people"),
+        **dict.fromkeys(("slow", "leaving"), "of slow ranks, which do not occur"),
         "started": "for the controller's restart, which does not occur",
         "failed_at_step": "counts what failed alike, far below its limit",
     },
