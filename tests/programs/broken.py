@@ -17,6 +17,18 @@ def raise_from_the_depths(rank: int, step: int) -> None:
     raise ValueError(f"sample 17 is broken on rank {rank} at step {step}")
 
 
+class Communicating(torch.optim.SGD):
+    """Averages parameters over all ranks after its update."""
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                dist.all_reduce(parameter.data)
+                parameter.data /= dist.get_world_size()
+        return result
+
+
 class Counter:
     """An object without state_dict."""
 
@@ -44,7 +56,8 @@ def main() -> None:
     first = nn.Linear(8, width)
     net = nn.Sequential(first, nn.ReLU(), nn.Linear(width, 4))
     model: nn.Module = net if how in ("weights", "shape") else DDP(net)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    kind: Any = Communicating if how == "communicating_optimizer" else torch.optim.AdamW
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=0.01)
     second = torch.optim.SGD(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2) if "scheduler" in how else None
     scaler = torch.amp.GradScaler("cpu") if "scaler" in how else None

@@ -42,6 +42,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batchnorm", action="store_true")
     parser.add_argument("--clip", action="store_true")
     parser.add_argument("--scheduler", action="store_true")
+    parser.add_argument("--scaler", action="store_true", help="scale gradients, so much that some steps overflow")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--evaluate", action="store_true", help="evaluate between steps, which gathers parameters")
     parser.add_argument("--buddy", type=int, default=0, help="steps from one snapshot in buddy memory to the next")
@@ -157,8 +158,13 @@ def main() -> None:
         if options.layout.startswith("zero")
         else torch.optim.AdamW(model.parameters(), lr=0.003)
     )
-    ema: dict[str, Any] = {"ema": torch.optim.swa_utils.AveragedModel(model)} if options.ema else {}
+    extra: dict[str, Any] = {"ema": torch.optim.swa_utils.AveragedModel(model)} if options.ema else {}
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, enabled=options.scaler)
+
+    if options.scaler:
+        extra["scaler"] = scaler
 
     data = torch.randn(96, 16, generator=torch.Generator().manual_seed(7))
     labels = torch.randint(0, 3, (96,), generator=torch.Generator().manual_seed(8))
@@ -175,12 +181,15 @@ def main() -> None:
             if options.accumulate > 1:
                 model.set_requires_gradient_sync(index == len(batches) - 1)  # type: ignore[operator]
             loss = F.cross_entropy(model(x), y) / len(batches)
-            loss.backward()
+            scaler.scale(loss).backward()
+        if options.clip:
+            scaler.unscale_(optimizer)
         if options.clip and options.layout.startswith("zero"):
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         elif options.clip:
             clip(list(model.parameters()), 0.5)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad()
@@ -194,7 +203,7 @@ def main() -> None:
         return
 
     training = relight.Training(
-        model=model, optimizer=optimizer, scheduler=scheduler, data=batch_of, accumulate=options.accumulate, **ema
+        model=model, optimizer=optimizer, scheduler=scheduler, data=batch_of, accumulate=options.accumulate, **extra
     )
     if options.buddy:
         training.buddy(every=options.buddy)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from relight.chaos.plan import parse_fault
 from relight.core.fault import Action, Fault, Point
@@ -86,7 +87,8 @@ def check_faults(outcome: Outcome, sentences: Sequence[str]) -> None:
         check_decision(outcome, fault, recovery)
     for fault, failure in zip(faults, report.failures, strict=True):
         if KINDS[fault.action] == "hang":  # what it was doing is part of the evidence
-            assert f"rank {fault.rank} is at train.py, line " in failure.evidence, outcome.describe()
+            script = next(Path(word).name for word in outcome.command if word.endswith(".py"))
+            assert f"rank {fault.rank} is at {script}, line " in failure.evidence, outcome.describe()
             assert "_carry_out" in failure.stack, f"{failure.stack}\n{outcome.describe()}"
 
 

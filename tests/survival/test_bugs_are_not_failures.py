@@ -166,6 +166,23 @@ def test_a_collective_that_cannot_be_repeated(bench: Bench, how: str, fault: str
     assert len(kept) == 1, outcome.describe()
 
 
+@pytest.mark.all
+def test_an_optimizer_that_communicates(bench: Bench) -> None:
+    """Named once, with what it costs: a failure just there ends the job, before ranks train on with other bits."""
+    training = broken("communicating_optimizer")
+    reference = bench.reference(training)
+    told = [notice for notice in reference.report.notices if "the optimizer calls allreduce in its step" in notice]
+    assert len(told) == 1, reference.describe()
+    assert len(reference.report.notices) == 1, reference.describe()
+
+    before = bench.run(training, faults=["kill rank 1 in BACKWARD of step 3"])
+    check_survived(before, reference)
+    amid = bench.run(training, faults=["kill rank 1 in OPTIMIZER of step 3"])
+    assert amid.status == 1, amid.describe()
+    assert "no intact replica is left" in amid.report.error, amid.describe()
+    assert "in the optimizer's step was cut short" in " ".join(amid.report.notices), amid.describe()
+
+
 # --- one rank -------------------------------------------------------------------------------------------------------
 def test_one_rank_trains(bench: Bench) -> None:
     reference = bench.reference(Training(ranks=1))

@@ -98,6 +98,8 @@ def test_one_kill_with_a_divided_optimizer(bench: Bench, point: Point, rank: int
         "--clip",
         "--accumulate 2",
         "--accumulate 3 --clip --scheduler",
+        "--scaler",
+        "--scaler --clip",
         "--evaluate",
         "--evaluate --batchnorm --accumulate 2 --clip --scheduler",
         "--layout tp_dp --batchnorm --clip --scheduler",

@@ -116,6 +116,8 @@ class Recovery:
             copied_bytes, known = self._copy(restore)
         elif progress.version != restore.target:
             raise RestoreError(f"rank {runtime.rank} is at version {progress.version}, the target is {restore.target}")
+        elif runtime.torn:  # it finished the step by itself, and its optimizer needed others for that
+            raise RestoreError(f"a collective inside the optimizer of rank {runtime.rank} was cut short")
         else:
             self._state.roll_back()
             if restore.targets:
@@ -244,12 +246,12 @@ class Recovery:
 
     def _stand_at(self, version: int, meta: dict[str, Any]) -> None:
         """This rank holds `version`, and nothing of a step."""
-        progress, page = self._progress, self._runtime.page
+        runtime, progress, page = self._runtime, self._progress, self._runtime.page
         progress.version, progress.lineage, progress.until = version, meta["lineage"], meta["until"]
         self._state.gradients_to_none = meta["gradients_to_none"]
         self._state.clear_step()
         page.claim_private(version)
-        self._blank = False
+        self._blank = runtime.torn = False
         page.put("torn", 0)
         page.put("version", version)
 

@@ -104,6 +104,8 @@ class Runtime:
         self._orders: dict[type, Any] = {}
         self._client: RestoreClient | None = None
         self._interrupt: Any = None
+        self.is_optimizer_at_work: Callable[[], bool] = lambda: False  # inside optimizer.step()
+        self.torn = False  # a collective in there was cut short: what was written is worth nothing
         self._said: set[str] = set()
         self._gathering = False
         self._broken = ""  # why a collective broke in this generation, if one did
@@ -209,14 +211,28 @@ class Runtime:
         if self._gathering:
             return
         self.cut_collectives += 1
+        where = "behind the write" if self.in_step else "between two steps"
+        if self.in_step and self.is_optimizer_at_work():
+            # Other ranks may have been cut at the same place, and have the same wrong bits: no digest would tell.
+            self.torn, where = True, "in the optimizer's step"
         self.say(
             "cut",
-            f"rank {self.rank}: {operation} between two steps was cut short by a recovery; its result is this rank's "
+            f"rank {self.rank}: {operation} {where} was cut short by a recovery; its result is this rank's "
             "own value. Put collectives inside `with step`, before optimizer.step(), where they are repeated",
         )
 
     def unprotected(self, operation: str) -> None:
-        if self.rank == 0 and not self.is_standby and not self._gathering:
+        if self.rank != 0 or self.is_standby or self._gathering:
+            return
+        if self.in_step and self.is_optimizer_at_work():
+            self.say(
+                "communicating optimizer",
+                f"the optimizer calls {operation} in its step, behind the first write, where a recovery cannot repeat "
+                "it: should a failure strike just there, what was written is worth nothing on any rank, and the job "
+                "ends, or goes back to buddy memory or a checkpoint. Have it communicate before optimizer.step(), or "
+                "take one that needs no other rank",
+            )
+        else:
             where = "after optimizer.step()" if self.in_step else "between two steps"
             self.say(
                 "unprotected",
@@ -356,7 +372,7 @@ class Runtime:
                     version=standing.version,
                     lineage=standing.lineage,
                     prepared=standing.prepared,
-                    torn=standing.torn,
+                    torn=standing.torn or self.torn,
                     blank=standing.blank,
                     stop_seconds=waited,
                     derivable=self.derivable(),

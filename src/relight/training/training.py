@@ -135,6 +135,7 @@ class Training:
         self._writes = WriteWatch(self._state.is_tracked, self._barrier.before_write, lambda: runtime.in_step)
         self._fingerprint: tuple[Any, ...] | None = None
         self._state.zero.watch(runtime.gathering)
+        runtime.is_optimizer_at_work = lambda: self._writes.is_optimizer_at_work
         runtime.faults.flip = self._state.flip
         runtime.derivable = lambda: self._batches.derivable and not self._state.has_private
 
@@ -283,6 +284,7 @@ class Training:
         progress.started = -1 if progress.warming else progress.version
         runtime.page.put("prepared", -1)
         runtime.in_step = True
+        self._writes.begin_step()
         runtime.page.stamp(Phase.FORWARD)
         progress.forward_ns = time.monotonic_ns()
         self._scalars.begin_step()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
@@ -26,11 +26,22 @@ class WriteWatch:
         self._before_write = before_write
         self._in_use = in_use
         self._undo: list[Callable[[], None]] = []
+        self._optimizers_at_work = 0  # one may use another
+
+    def begin_step(self) -> None:
+        """A step of the loop begins; one before may have been interrupted anywhere."""
+        self._optimizers_at_work = 0
+
+    @property
+    def is_optimizer_at_work(self) -> bool:
+        """Whether this is inside some `optimizer.step()`, behind its first write."""
+        return self._optimizers_at_work > 0
 
     def install(self) -> None:
         """Hook optimizers globally, and scalers, schedulers and averaged models by their classes."""
         handle = register_optimizer_step_pre_hook(self._before_optimizer)
         self._undo.append(handle.remove)
+        self._undo.append(register_optimizer_step_post_hook(self._after_optimizer).remove)
         self._wrap(torch.amp.GradScaler, "update", "scaler")
         self._wrap(AveragedModel, "update_parameters", "ema")
 
@@ -48,6 +59,10 @@ class WriteWatch:
             return
         self._require(optimizer, "optimizer")
         self._before_write()
+        self._optimizers_at_work += 1
+
+    def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        self._optimizers_at_work = max(0, self._optimizers_at_work - 1)
 
     def _wrap(self, owner: type, method: str, role: str | None) -> None:
         original = getattr(owner, method)
