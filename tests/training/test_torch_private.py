@@ -53,6 +53,10 @@ def test_scaler_forgets_an_aborted_step() -> None:
     scaler.unscale_(optimizer)
 
 
+def test_a_scaler_that_is_not_in_use_has_nothing_to_forget() -> None:
+    reset_scaler(torch.amp.GradScaler("cpu", enabled=False))
+
+
 def run_ranks(body: Callable[[int, str], Any]) -> list[Any]:
     """Run `body(rank, directory)` in WORLD forked processes; results in rank order."""
     context = multiprocessing.get_context("fork")

@@ -138,4 +138,5 @@ class _FixedReducer:
 
 def reset_scaler(scaler: torch.amp.GradScaler) -> None:
     """Forget what an aborted step did with the scaler; otherwise the redo's unscale_ is refused as a second one."""
-    scaler._per_optimizer_states.clear()
+    if scaler.is_enabled():  # else it has nothing to remember with
+        scaler._per_optimizer_states.clear()
