@@ -98,12 +98,10 @@ def estimate_loss(model: nn.Module, text: Tensor, options: argparse.Namespace, d
 
 def learning_rate(iter_num: int, options: argparse.Namespace) -> float:
     """Linear warm-up, then a cosine down to a tenth."""
-    highest: float = options.learning_rate
     if iter_num < options.warmup_iters:
-        return highest * (iter_num + 1) / (options.warmup_iters + 1)
+        return float(options.learning_rate) * (iter_num + 1) / (options.warmup_iters + 1)
     done = (iter_num - options.warmup_iters) / max(1, options.max_iters - options.warmup_iters)
-    share: float = 0.1 + 0.45 * (1 + math.cos(math.pi * done))
-    return highest * share
+    return float(options.learning_rate) * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
 
 
 # --- model --------------------------------------------------------------------------------------------------------
