@@ -108,10 +108,12 @@ def estimate_loss(model: nn.Module, text: Tensor, options: argparse.Namespace, d
 
 def learning_rate(iter_num: int, options: argparse.Namespace) -> float:
     """Linear warm-up, then a cosine down to a tenth."""
-    if iter_num < options.warmup_iters:
-        return float(options.learning_rate) * (iter_num + 1) / (options.warmup_iters + 1)
-    done = (iter_num - options.warmup_iters) / max(1, options.max_iters - options.warmup_iters)
-    return float(options.learning_rate) * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+    highest: float = options.learning_rate
+    warmup: int = options.warmup_iters
+    if iter_num < warmup:
+        return highest * (iter_num + 1) / (warmup + 1)
+    done = (iter_num - warmup) / max(1, int(options.max_iters) - warmup)
+    return highest * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
 
 
 # --- model --------------------------------------------------------------------------------------------------------
