@@ -19,6 +19,7 @@ SHORT = "--steps 4 --tell-every 2 --batch-size 8".split()
     [
         ("pipeline", "--width 10", "kill rank 0 in BACKWARD of step 2", 1, 3),
         pytest.param("zero", "--width 10", "kill rank 0 in OPTIMIZER of step 2", 2, 0, marks=pytest.mark.all),
+        pytest.param("moe", "--width 10", "kill rank 0 in BACKWARD of step 2", 2, 0, marks=pytest.mark.all),
     ],
 )
 def test_a_killed_worker_changes_neither_the_state_nor_what_is_printed(

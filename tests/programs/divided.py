@@ -32,7 +32,9 @@ class PlainJob:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--layout", default="hsdp", choices=["hsdp", "fsdp", "tp_dp", "tp_fsdp", "zero_dp", "zero"])
+    parser.add_argument(
+        "--layout", default="hsdp", choices=["hsdp", "fsdp", "tp_dp", "tp_fsdp", "tp_hsdp", "zero_dp", "zero"]
+    )
     parser.add_argument("--views", action="store_true", help="with ZeRO: parameters are views of a few buckets")
     parser.add_argument("--ema", action="store_true", help="average parameters")
     parser.add_argument("--plain", action="store_true", help="without relight, under torchrun")
@@ -87,9 +89,11 @@ def make_mesh(layout: str, world_size: int) -> DeviceMesh:
         return init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("replicate", "shard"))
     if layout == "fsdp":
         return init_device_mesh("cpu", (world_size,), mesh_dim_names=("shard",))
+    if layout == "tp_hsdp":
+        return init_device_mesh("cpu", (2, world_size // 4, 2), mesh_dim_names=("replicate", "shard", "tp"))
     if layout == "zero":
         return init_device_mesh("cpu", (1, world_size), mesh_dim_names=("dp", "zero"))
-    return init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("dp", layout.removesuffix("_dp")[:4]))
+    return init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("dp", layout.split("_", maxsplit=1)[0]))
 
 
 def divide(net: Net, layout: str, mesh: DeviceMesh) -> nn.Module:
@@ -98,7 +102,8 @@ def divide(net: Net, layout: str, mesh: DeviceMesh) -> nn.Module:
     if layout.startswith("tp"):
         for block in net.blocks:
             parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    parts = mesh if layout in ("hsdp", "fsdp") else mesh["dp"]
+    dimensions = {"tp_dp": ("dp",), "tp_fsdp": ("dp",), "tp_hsdp": ("replicate", "shard")}
+    parts = mesh[dimensions[layout]] if layout in dimensions else mesh
     wrap = replicate if layout == "tp_dp" else fully_shard
     for block in net.blocks:
         wrap(block, mesh=parts)
@@ -170,7 +175,7 @@ def main() -> None:
     labels = torch.randint(0, 3, (96,), generator=torch.Generator().manual_seed(8))
 
     def batch_of(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        place = mesh.get_local_rank("dp") if options.layout.startswith("tp") else job.rank
+        place = job.rank // 2 if options.layout.startswith("tp") else job.rank
         chosen = torch.randint(0, 96, (8,), generator=torch.Generator().manual_seed(1000 * number + place))
         return data[chosen], labels[chosen]
 

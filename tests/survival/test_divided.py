@@ -158,6 +158,18 @@ def test_a_second_failure_in_the_recovery(bench: Bench, point: str, rank: int) -
 
 
 @pytest.mark.all
+@pytest.mark.parametrize("point", [Point.BACKWARD, Point.OPTIMIZER])
+def test_three_dimensions(bench: Bench, point: Point) -> None:
+    """FSDP2 with a replicate dimension over tensor parallelism: eight ranks hold four parts, each twice."""
+    training = Training(ranks=8, steps=5, program="divided.py", arguments=("--layout", "tp_hsdp"))
+    fault = describe_fault(Fault(action=Action.KILL, point=point, rank=1, step=2))
+    outcome = bench.run(training, faults=[fault])
+    check_survived(outcome, bench.reference(training))
+    check_faults(outcome, [fault])
+    assert outcome.report.recoveries[0].sources == (5,)
+
+
+@pytest.mark.all
 def test_every_copy_of_one_part_lost(bench: Bench) -> None:
     """The job ends at once, says what is lost, and had said beforehand that it would."""
     faults = ["kill rank 1 in OPTIMIZER of step 3", "kill rank 3 in OPTIMIZER of step 3"]

@@ -136,6 +136,26 @@ def test_along_dimensions_of_data_every_rank_has_its_own_batch(made: object) -> 
     assert batch_place([row], (), 2, 4) == 0
 
 
+def test_a_flattened_dimension_is_those_that_it_is_made_of(made: object) -> None:
+    """With expert parallelism every rank has a batch of its own, though experts are divided among them."""
+    mesh = mesh_2x2()
+    everyone = mesh._flatten("everyone")
+    assert dimensions_of(everyone) == dimensions_of(mesh)
+    experts = distribute_tensor(torch.zeros(4, 4), mesh["tp"], [Shard(0)])
+    assert [batch_place([experts], dimensions_of(everyone), rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+    deep = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("a", "b", "c"))
+    some = {index for _, index in dimensions_of(deep["b", "c"]._flatten("bc"))}
+    assert some == {1, 2}
+
+
+def test_in_a_pipeline_ranks_share_a_batch_along_all_dimensions_but_those_of_data(made: object) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    weight = distribute_tensor(torch.zeros(4, 4), mesh["dp"], [Replicate()])
+    by_data = dimensions_of(mesh["dp"])
+    assert [batch_place([weight], by_data, rank, 4, pipelines=True) for rank in range(4)] == [0, 1, 0, 1]
+    assert [batch_place([weight], by_data, rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+
+
 def test_an_optimizers_state_is_divided_like_its_parameter(made: object) -> None:
     parameter = distribute_tensor(torch.zeros(5, 3), mesh_2x2(), [Replicate(), Shard(0)])
     moment = as_part_like(torch.ones(2, 3), parameter)

@@ -4,6 +4,7 @@ See tests/training/test_mesh_private.py. torch.distributed.tensor is imported on
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -66,12 +67,26 @@ Dimension = tuple[int, int]  # of a root mesh: its id, and the number of the dim
 
 
 def dimensions_of(mesh: Any, names: Sequence[str] | None = None) -> set[Dimension]:
-    """Those of a mesh, or of a slice of one, or some of them by name; flattened ones are left out."""
+    """Those of a mesh, or of a slice of one, or some of them by name; of a flattened one, those that it is made of."""
     root = mesh._get_root_mesh()
     if not root.mesh_dim_names:
         return {(id(root), index) for index in range(root.ndim)}
     chosen = mesh.mesh_dim_names if names is None else names
-    return {(id(root), root.mesh_dim_names.index(name)) for name in chosen if name in root.mesh_dim_names}
+    found = {(id(root), root.mesh_dim_names.index(name)) for name in chosen if name in root.mesh_dim_names}
+    if mesh.ndim == 1 and mesh.mesh_dim_names[0] not in root.mesh_dim_names:
+        found |= {(id(root), index) for index in _spanned(root, mesh.mesh.flatten().tolist())}
+    return found
+
+
+def _spanned(root: Any, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Along which dimensions of `root` one has to go, from this rank on, to meet just these ranks."""
+    here = root.get_coordinate()
+    for count in range(root.ndim + 1):
+        for chosen in itertools.combinations(range(root.ndim), count):
+            place = tuple(slice(None) if index in chosen else here[index] for index in range(root.ndim))
+            if sorted(root.mesh[place].flatten().tolist()) == sorted(ranks):
+                return chosen
+    return ()
 
 
 def batch_place(

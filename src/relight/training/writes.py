@@ -71,7 +71,7 @@ class WriteWatch:
 
         @functools.wraps(original)
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch._in_use():
+            if watch._in_use() and not _is_disabled(self):
                 if role is not None:
                     watch._require(self, role)
                 watch._before_write()
@@ -86,3 +86,8 @@ class WriteWatch:
                 f"this step uses a {type(thing).__qualname__} that relight.Training does not know: hand it over "
                 f"(relight.Training(..., {role}=...)), or a replacement would train on without its state"
             )
+
+
+def _is_disabled(thing: Any) -> bool:
+    """A scaler of a script that can do without: it changes nothing, and has no state."""
+    return isinstance(thing, torch.amp.GradScaler) and not thing.is_enabled()
