@@ -48,13 +48,14 @@ from relight.wire.address import read_address
 from relight.wire.settings import JobSettings
 
 SIZES = ((10, 1), (100, 1), (1000, 1), (10_000, 1), (1000, 8))  # agents, ranks of each
+BARE = ((1000, 1), (1000, 8), (4000, 1))  # without samples and store: what a recovery costs by itself
 ROUNDS = 3  # failures, one after the other
 IDLE_S = 10.0
 FILES = 20_000
 STAGES = ("stop", "restore", "resume")
 
 
-def measure(agents: int, ranks_each: int, rounds: int) -> dict[str, Any]:
+def measure(agents: int, ranks_each: int, rounds: int, *, meets: bool = True) -> dict[str, Any]:
     """One controller with so many agents: idle, then a few failures."""
     run_dir = Path("/tmp") / f"relight-agents-{os.getpid()}-{agents}-{ranks_each}"
     run_dir.mkdir()
@@ -76,7 +77,7 @@ def measure(agents: int, ranks_each: int, rounds: int) -> dict[str, Any]:
             stderr=output,
         )
     try:
-        return asyncio.run(_measure(controller, private_dir, token, agents, ranks_each, rounds))
+        return asyncio.run(_measure(controller, private_dir, token, agents, ranks_each, rounds, meets=meets))
     except BaseException:
         print((run_dir / "controller.txt").read_text()[-3000:], file=sys.stderr)
         raise
@@ -88,7 +89,14 @@ def measure(agents: int, ranks_each: int, rounds: int) -> dict[str, Any]:
 
 
 async def _measure(
-    controller: subprocess.Popen[bytes], private_dir: Path, token: bytes, agents: int, ranks_each: int, rounds: int
+    controller: subprocess.Popen[bytes],
+    private_dir: Path,
+    token: bytes,
+    agents: int,
+    ranks_each: int,
+    rounds: int,
+    *,
+    meets: bool,
 ) -> dict[str, Any]:
     process = psutil.Process(controller.pid)
     address = None
@@ -98,7 +106,7 @@ async def _measure(
         if controller.poll() is not None:
             raise JobFailed(f"the controller ended with status {controller.returncode}")
     empty_bytes = process.memory_info().rss
-    crowd = Crowd(address, token, agents, ranks_each)
+    crowd = Crowd(address, token, agents, ranks_each, meets=meets)
     started = time.monotonic()
     await crowd.join()
     joined_s = time.monotonic() - started
@@ -112,6 +120,7 @@ async def _measure(
     figures: dict[str, Any] = {
         "agents": agents,
         "ranks": agents * ranks_each,
+        "meets": meets,
         "join_s": joined_s,
         "training_s": training_s,
         "idle_cpu": (_cpu_s(process) - cpu) / spent,
@@ -119,6 +128,8 @@ async def _measure(
         "bytes_per_agent": (process.memory_info().rss - empty_bytes) / agents,
         "rounds": [],
     }
+    if not meets:
+        pulse.cancel()  # what a recovery costs by itself: nothing else is said meanwhile
     for number in range(rounds):
         await crowd.until_standby()
         await asyncio.sleep(1.0)
@@ -138,11 +149,12 @@ def _cpu_s(process: psutil.Process) -> float:
 def run(sizes: list[tuple[int, int]], rounds: int) -> Document:
     """All sizes; each in a process of its own, since memory that was taken once is not given back."""
     document = start_document("agents", sizes=sizes, rounds=rounds, idle_s=IDLE_S)
-    progress = Progress(len(sizes))
+    progress = Progress(len(sizes) + len(BARE))
     rows: list[dict[str, Any]] = []
     document["not_measured"] = []
-    for agents, ranks_each in sizes:
-        arguments = ("--one", str(agents), str(ranks_each), "--rounds", str(rounds))
+    bare: list[dict[str, Any]] = []
+    for agents, ranks_each, meets in [*((*size, True) for size in sizes), *((*size, False) for size in BARE)]:
+        arguments = ["--one", str(agents), str(ranks_each), "--rounds", str(rounds), *(() if meets else ("--bare",))]
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.agents", *arguments],
             check=False,
@@ -154,9 +166,12 @@ def run(sizes: list[tuple[int, int]], rounds: int) -> Document:
             document["not_measured"].append(f"{agents} agents")
             progress.skipped(f"{agents} agents")
             continue
-        rows.append(json.loads(done.stdout))
-        progress.done(f"{agents:,} agents: {rows[-1]['rounds']}")
-    document["rows"] = rows
+        row = json.loads(done.stdout)
+        (rows if meets else bare).append(row)
+        progress.done(f"{agents:,} agents: {row['rounds']}")
+    document["rows"], document["bare_rows"] = rows, bare
+    if len(bare) == len(BARE):
+        document["recovery_costs"] = recovery_costs(bare)
     largest = max(rows, key=lambda row: row["agents"], default=None)
     if largest is not None:
         document["headline"] = (
@@ -178,6 +193,20 @@ def run(sizes: list[tuple[int, int]], rounds: int) -> Document:
         ],
     )
     return document
+
+
+def recovery_costs(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of the controller's processor for one recovery, for each agent and for each rank: least squares."""
+    points = [(row["agents"], row["ranks"], _median(row, "cpu_s") or 0.0) for row in rows]
+    aa, ar, rr = (sum(x * y for x, y in pairs) for pairs in (
+        [(a, a) for a, _, _ in points], [(a, r) for a, r, _ in points], [(r, r) for _, r, _ in points]
+    ))  # fmt: skip
+    ac, rc = sum(a * c for a, _, c in points), sum(r * c for _, r, c in points)
+    determinant = aa * rr - ar * ar
+    return {
+        "for_each_agent_s": max(0.0, (ac * rr - rc * ar) / determinant),
+        "for_each_rank_s": max(0.0, (rc * aa - ac * ar) / determinant),
+    }
 
 
 def _median(row: dict[str, Any], name: str) -> float | None:
@@ -216,10 +245,25 @@ def render(document: Document) -> str:
             f"forming of groups. Medians of {document['settings']['rounds']} failures.",
             markdown_table(header, rows),
             markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
+            *_costs(document),
             *(f"Not measured: {text}" for text in document["not_measured"]),
             *document.get("notes", []),
         ]
     )
+
+
+def _costs(document: Document) -> list[str]:
+    found = document.get("recovery_costs")
+    if found is None:
+        return []
+    each_agent, each_rank = found["for_each_agent_s"] * 1e6, found["for_each_rank_s"] * 1e6
+    what = "a recovery by itself, without samples and store"
+    return [
+        f"Of the controller's processor, {what}, takes {each_agent:.0f} us for each agent (three orders, "
+        f"three messages) and {each_rank:.0f} us for each rank (three reports): least squares over "
+        + ", ".join(f"{row['agents']:,} agents with {row['ranks']:,} ranks" for row in document["bare_rows"])
+        + "."
+    ]
 
 
 def main() -> None:
@@ -228,13 +272,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--one", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=RESULTS / "agents.json")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, most), most))
     if options.one:
-        print(json.dumps(measure(options.one[0], options.one[1], options.rounds)))
+        print(json.dumps(measure(options.one[0], options.one[1], options.rounds, meets=not options.bare)))
         return
     sizes = [(count, options.ranks) for count in options.agents] if options.agents else list(SIZES)
     write_document(run(sizes, options.rounds), render, options.output)

@@ -207,25 +207,16 @@ class Member(asyncio.Protocol):
                 out.append((worker.name, self._stopped(worker, order.generation)))
             case Restore():
                 crowd.note("restore")
+                if not crowd.meets:
+                    out.append((worker.name, self._restored(worker)))
+                    return
                 if worker.rank == 0:
                     key = StoreSet(generation=order.generation, key="0", value=b"x" * 128)
                     out.append((worker.name, key))
                 wait = StoreWait(request=1, generation=order.generation, keys=("0",))
                 out.append((worker.name, wait))
             case StoreReply():
-                worker.blank = False
-                restored = Restored(
-                    process=worker.name,
-                    rank=worker.rank,
-                    generation=worker.generation,
-                    version=VERSION,
-                    lineage=LINEAGE,
-                    state_digest=STATE,
-                    layout_digest=LAYOUT,
-                    progress=RestoreProgress(),
-                )
-                crowd.note("restored")
-                out.append((worker.name, restored))
+                out.append((worker.name, self._restored(worker)))
             case Resume():
                 crowd.note("resume")
                 resumed = StepResumed(
@@ -262,6 +253,20 @@ class Member(asyncio.Protocol):
         if not together:
             return []
         return [encode_frame(together[0] if len(together) == 1 else FromWorkers(messages=tuple(together)))]
+
+    def _restored(self, worker: Worker) -> Restored:
+        worker.blank = False
+        self.crowd.note("restored")
+        return Restored(
+            process=worker.name,
+            rank=worker.rank,
+            generation=worker.generation,
+            version=VERSION,
+            lineage=LINEAGE,
+            state_digest=STATE,
+            layout_digest=LAYOUT,
+            progress=RestoreProgress(),
+        )
 
     def _stopped(self, worker: Worker, generation: int) -> Stopped:
         self.crowd.note("stopped")
@@ -328,8 +333,12 @@ class Member(asyncio.Protocol):
 class Crowd:
     """All agents of a job."""
 
-    def __init__(self, address: tuple[str, int], token: bytes, agents: int, ranks_each: int) -> None:
+    def __init__(
+        self, address: tuple[str, int], token: bytes, agents: int, ranks_each: int, *, meets: bool = True
+    ) -> None:
+        """`meets`: to form a group, every rank puts a key into the store, or waits for one."""
         self.token = token
+        self.meets = meets
         self.ranks_each = ranks_each
         self.decode = make_decoder(AgentDown)
         self.decode_order = make_decoder(WorkerDown)

@@ -5,17 +5,20 @@ import subprocess
 import sys
 
 import msgspec
+import pytest
 
-from relight.core.commands import Assign, Begin, Kill, Release, Resume, Spawn, Stop
+from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
 from relight.core.events import (
     ControllerRestarted,
     ProcessExited,
     ProcessStarted,
+    StandbyReady,
     Stopped,
     TrainingDone,
     TrainingEntered,
 )
 from relight.core.ledger import KEPT_IN_ACCOUNT
+from relight.core.position import Position
 from relight.core.report import decode_report
 from relight.wire.messages import (
     JobEnded,
@@ -123,6 +126,47 @@ def test_a_recovery_begins_again_in_a_new_generation(start: Start) -> None:
     assert spawned[2].process == spawned[3].process
 
 
+@pytest.mark.parametrize("life", ["the same", "another"])
+def test_the_successor_knows_an_agent_from_one_that_has_taken_its_place(start: Start, life: str) -> None:
+    """Agent and controller died together: what a dead rank had left beside its page is gone with the first agent."""
+    controller = start(world_size=2, standbys=1)
+    agent = controller.agent(life="the same")
+    workers = start_workers(agent, 2)
+    for rank, worker in enumerate(workers):
+        agent.relay(worker, entered(worker, rank))
+    standby = agent.expect(Spawn).process
+    agent.send(ProcessStarted(process=standby, pid=77))
+    agent.relay(standby, StandbyReady(process=standby, layout_digest="l"))
+    agent.expect_for(workers[0], Begin)
+    page = Position(generation=1, rank=1, step=3, version=3, stamp_ns=1, private_versions=(3, 2))
+    agent.send(msgspec.structs.replace(exited(workers[1]), position=page))
+    agent.expect_for(standby, Assign)
+    controller.restart()
+    agent = controller.agent(processes=(workers[0], standby), life=life)
+    generation = agent.expect_for(workers[0], Stop).generation
+    survivor = Stopped(
+        process=workers[0],
+        rank=0,
+        generation=generation,
+        step=3,
+        version=3,
+        lineage="v3",
+        prepared=-1,
+        torn=False,
+        blank=False,
+        derivable=True,
+        stop_seconds=0.0,
+        restore_address="",
+    )
+    agent.relay(workers[0], survivor)
+    agent.relay(
+        standby, msgspec.structs.replace(survivor, process=standby, rank=1, step=-1, version=0, lineage="", blank=True)
+    )
+    restore = agent.expect_for(standby, Restore)
+    assert (restore.target, restore.targets) == (3, (1,))
+    assert restore.derived == (() if life == "the same" else (1,))
+
+
 def test_a_death_that_was_reported_to_nobody_is_reported_to_the_successor(start: Start) -> None:
     controller = start(world_size=2)
     _, workers = train(controller)
@@ -227,6 +271,9 @@ def test_the_report_lists_all_failures_of_a_job_that_had_too_many_to_remember(st
     controller.restart()
     observer = controller.observer()
     assert observer.expect(JobEnded).error == ""
+    late = controller.agent()
+    late.expect(StopAgent)
+    late.close()
     assert controller.wait() == 0
     report = decode_report((controller.run_dir / "report.json").read_bytes())
     assert [failure.number for failure in report.failures] == list(range(1, count + 1))

@@ -5,6 +5,7 @@ import signal
 import psutil
 import pytest
 
+from relight.server.faults import ENVIRONMENT
 from tests.survival.harness import Bench, Job, Training, send
 from tests.survival.judge import check_survived
 
@@ -94,3 +95,26 @@ def test_a_worker_dies_while_there_is_no_agent(bench: Bench, own: bool) -> None:
     else:
         check_survived(outcome, bench.reference(training))
     assert [failure.rank for failure in outcome.report.failures] == [2], outcome.describe()
+
+
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.all)], ids=["derived", "of_its_own"])
+def test_controller_and_agent_die_in_a_recovery(bench: Bench, own: bool) -> None:
+    """The dead rank's page was in the first controller's journal, and in the hands of the first agent only."""
+    arguments = ("--batchnorm", "--local-buffers") if own else ()
+    training = Training(steps=9, arguments=arguments)
+    plan = {ENVIRONMENT: "orders Stop 1"}
+    with bench.start(training, flags=FLAGS, faults=["kill rank 1 in BACKWARD of step 3"], environment=plan) as job:
+        job.wait_until(lambda: '"type":"Stop"' in job.journal(), "the controller ends with its order to stop")
+        agent = job.module("relight.agent")
+        assert agent is not None
+        send(agent, signal.SIGKILL)
+        outcome = job.wait()
+    if own:
+        assert outcome.status == 1, outcome.describe()
+        assert "the private state of rank 1" in outcome.report.error, outcome.describe()
+        assert "Resume from your last checkpoint" in outcome.report.error, outcome.describe()
+    else:
+        check_survived(outcome, bench.reference(training))
+        assert len(outcome.report.recoveries) == 1, outcome.describe()
+    assert outcome.report.controller_restarts == 1, outcome.describe()
+    assert [failure.rank for failure in outcome.report.failures] == [1], outcome.describe()

@@ -16,10 +16,11 @@ class _Event(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class AgentJoined(_Event, frozen=True, kw_only=True):
-    """An agent connected and can start `slots` ranks on its node."""
+    """An agent connected and can start `slots` ranks on its node. Said again of another one in its place."""
 
     agent: str
     slots: Whole
+    life: str = ""  # names this run of the agent: one that is known by another life has no memory of the first one's
 
 
 class AgentLost(_Event, frozen=True, kw_only=True):

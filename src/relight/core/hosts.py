@@ -11,6 +11,7 @@ class Hosts:
 
     def __init__(self) -> None:
         self._slots: dict[str, int] = {}
+        self._lives: dict[str, str] = {}
 
     def __contains__(self, agent: str) -> bool:
         return agent in self._slots
@@ -18,11 +19,17 @@ class Hosts:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def add(self, agent: str, slots: int) -> None:
+    def add(self, agent: str, slots: int, life: str = "") -> None:
         self._slots[agent] = slots
+        self._lives[agent] = life
+
+    def life(self, agent: str) -> str:
+        """Which run of this agent was here last; empty: it is not known."""
+        return self._lives.get(agent, "")
 
     def remove(self, agent: str) -> None:
         self._slots.pop(agent, None)
+        self._lives.pop(agent, None)
 
     def in_order(self) -> tuple[str, ...]:
         """By the number at the end of their names: node-2 comes before node-10."""

@@ -41,6 +41,7 @@ class Members:
         self.predecessors: dict[int, tuple[str, ...]] = {}  # failed holders of a rank, newest last
         self._next_name = 0
         self._holders: dict[int, str] = {}  # rank -> name of its live, unfailed process
+        self._left: set[int] = set()  # ranks that were held, and are not
         self._reserve: dict[str, None] = {}  # names of live, unfailed processes without a rank, oldest first
         self._names: dict[int, str] | None = None  # `_holders` in rank order, until it changes
         self._forgettable: set[str] = set()  # were dead already when it was last asked
@@ -71,8 +72,10 @@ class Members:
         return len(self._holders) == world_size
 
     def vacant(self, world_size: int) -> tuple[int, ...]:
-        """Ranks that no process holds."""
-        return tuple(sorted(set(range(world_size)) - set(self._holders)))
+        """Ranks that no process holds. Asked at every report while there are any: it looks at those only."""
+        if len(self._holders) + len(self._left) == world_size:
+            return tuple(sorted(self._left))
+        return tuple(sorted(set(range(world_size)) - set(self._holders)))  # not all have been given yet
 
     def ready_standbys(self) -> list[Process]:
         """Warm standbys, oldest first."""
@@ -117,12 +120,14 @@ class Members:
 
     def _hold(self, rank: int, process: Process) -> None:
         self._holders[rank] = process.name
+        self._left.discard(rank)
         self._names = None
 
     def _leave(self, process: Process) -> None:
         self._reserve.pop(process.name, None)
         if process.rank is not None and self._holders.get(process.rank) == process.name:
             del self._holders[process.rank]
+            self._left.add(process.rank)
             self._names = None
 
     def audience(self, audience: Audience) -> tuple[str, ...]:

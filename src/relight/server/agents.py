@@ -1,6 +1,6 @@
 """The agents as the server knows them: the processes they run, and what they have to be told, also while away."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -136,10 +136,13 @@ class Agents:
     def __len__(self) -> int:
         return len(self._agents)
 
-    def recall(self, names: Iterable[str], processes: Iterable[Process]) -> None:
-        """After a restart: the agents that were here, who was ordered to start what, and what has ended."""
-        for name in names:
-            self.add(name)
+    def recall(self, lives: Mapping[str, str], processes: Iterable[Process]) -> None:
+        """After a restart: the agents that were here, who was ordered to start what, and what has ended.
+
+        `lives`: which run of each agent it was, so that another one is noticed that has taken its place meanwhile.
+        """
+        for name, life in lives.items():
+            self.add(name).life = life
         for process in processes:
             agent = self._agents.get(process.agent)
             if agent is None:  # its host was lost with it

@@ -215,7 +215,8 @@ class Server:
                 self._publications.take(status)
         self._board = StatusBoard(self._settings.job, self._core)
         self._store.open(self._core.generation)
-        self._agents.recall(self._core.hosts.in_order(), self._core.members.processes.values())
+        lives = {name: self._core.hosts.life(name) for name in self._core.hosts.in_order()}
+        self._agents.recall(lives, self._core.members.processes.values())
         if self._core.ended is None and behind:
             text = (
                 "the controller died while its journal could not be written, so what the job has done since is not "
@@ -525,14 +526,14 @@ class Server:
             if not any(self._agents):  # the job's clock starts here
                 self._started, self._started_wall = time.monotonic(), time.time()
             agent = self._agents.add(hello.name)
-        # To a controller that is new itself it is unknown; whatever holds has just been ordered again.
+        # A controller that is new itself knows from the journal whom the dead one had heard last.
         restarted = agent.life not in ("", hello.life)
         life = agent.recognise(hello, self._gate.life)
         self._gate.welcome(connection, hello, life, agent.received)
         unseen = agent.attach(connection, hello.processes)
         self._set_pace(agent, hello.slots)
         if is_new:
-            self.feed(AgentJoined(agent=hello.name, slots=hello.slots))
+            self.feed(AgentJoined(agent=hello.name, slots=hello.slots, life=hello.life))
         for process in unseen:
             evidence, now_ns = "ended while its agent was away", time.monotonic_ns()
             self._on_exit(
@@ -542,7 +543,7 @@ class Server:
                 ),
             )
         if restarted:
-            self.feed(AgentJoined(agent=hello.name, slots=hello.slots))
+            self.feed(AgentJoined(agent=hello.name, slots=hello.slots, life=hello.life))
         return agent
 
     def _set_pace(self, agent: Agent, slots: int) -> None:

@@ -320,6 +320,15 @@ class SaysNothingAfterItsRestart(Controller):
         return []
 
 
+class TakesAnotherAgentForTheSame(Controller):
+    """Once ours: if agent and controller died together, the successor did not know that the agent was another one."""
+
+    def _on_agent_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
+        if event.agent in self.hosts and self.ledger.controller_restarts:
+            return []
+        return super()._on_agent_joined(event, now)
+
+
 class TrustsThePagesOfALostAgent(Controller):
     """Once ours: a dead process's private state was still asked for when its agent, or its host, had died as well."""
 
@@ -680,6 +689,7 @@ MUTATIONS = (
     Mutation("restart-says-nothing", 2000, controller=SaysNothingAfterItsRestart),
     Mutation("blames-the-bereft", 10000, detector=BlamesTheBereft, hosts=True),
     Mutation("compares-out-of-sight", 60000, detector=ComparesWithWhoIsOutOfSight, hosts=True),
+    Mutation("agents-look-alike", 20000, controller=TakesAnotherAgentForTheSame),
     Mutation("pages-outlive-agents", 1000, controller=TrustsThePagesOfALostAgent, hosts=True),
     Mutation("last-host-at-the-end", 1000, controller=WaitsForTheLostAtTheEnd, hosts=True),
     Mutation("placed-on-lost-host", 200, controller=PlacesOnALostHost, hosts=True),

@@ -64,7 +64,7 @@ LEFT_OUT = {
     },
     "Members": {
         "_next_name": "names do not matter",
-        "_names": "follows from _holders",
+        **dict.fromkeys(("_names", "_left"), "follows from _holders"),
         "_forgettable": "dead, and nobody's predecessor",
     },
     "Worker": {

@@ -16,12 +16,13 @@ class Agents(Starting, Stopping, Finishing, Repeating):
 
     def _on_agent_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
         if event.agent in self.hosts:  # the same agent again, after a restart: its workers live on
+            self.hosts.add(event.agent, event.slots, event.life)
             self._forget_pages(event.agent)
             return self._repeat_orders()
         if not len(self.hosts) and not self.members.processes:
             self.ledger.started(now)
             self._deadline = now + self.settings.startup_timeout_seconds
-        self.hosts.add(event.agent, event.slots)
+        self.hosts.add(event.agent, event.slots, event.life)
         nodes = self.settings.nodes
         if self.members.processes:  # a late one: room for what is missing
             notice = Notice(why=f"{event.agent} joined; {len(self.hosts)} hosts", level="info")
