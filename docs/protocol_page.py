@@ -105,8 +105,9 @@ No version that any rank had finished is ever undone, while each part of the sta
 If some part has no intact holder, or some rank's private state is held by nobody, the controller looks whether a lower
 rung has all of it (`core/ladder.py`): snapshots in host memory, of which each rank reports those that it holds
 complete, its own and its ward's. The newest version of which every rank's snapshot is in some memory is the target,
-*all* ranks go back to it, and the Restore says from which rung, how many finished versions are undone, and why. That is
-the exception to I7; the judge of journals demands that there was no intact holder and no newer version.
+*all* ranks go back to it, and the Restore says from which rung, how many finished versions are undone, and why. If
+there is none, the newest checkpoint that every rank can see. That is the exception to I7; the judge of journals demands
+that there was no intact holder and no newer version.
 
 From this order on, newer versions count for nothing: should the recovery begin again, ranks that have gone back stay,
 and the others are blank. Snapshots of newer versions are forgotten; the snapshot that is gone back to is only read.

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relight.core.buddies import choose_buddies
 from relight.core.coverage import Coverage, coverage, describe
 from relight.core.decision import Decision, Halt, decide
 from relight.core.events import Stopped
@@ -179,6 +180,9 @@ def test_it_is_said_in_words() -> None:
         "  losing a host: always survived",
         "  losing two hosts: never survived",
         "  losing a host and a device elsewhere: never survived",
+        "  one more replica would need 2 devices, with 9.0 MiB of state each",
+        "  training.buddy(every=...) would take 36.0 MiB of host memory for each rank, and survive the loss of any one "
+        "device",
     )
 
 
@@ -215,8 +219,59 @@ def test_the_counts_are_those_of_trying_every_case(data: st.DataObject) -> None:
         expected["two hosts"] = [survives(*pair) for pair in combinations(names, 2)]
         elsewhere = [(name, rank) for name in names for rank in ranks if hosts[rank] != name]
         expected["a host and a device elsewhere"] = [survives(*pair) for pair in elsewhere]
-    found = {loss.what: (loss.survived, loss.cases) for loss in coverage(groups, hosts, {}).losses}
+    found = {loss.what: (loss.survived, loss.cases) for loss in coverage(groups, hosts, {"p": 1}).losses}
     assert found == {what: (sum(cases), len(cases)) for what, cases in expected.items()}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_what_buddies_save_is_counted_as_by_trying_every_case(data: st.DataObject) -> None:
+    world = data.draw(st.integers(2, 8))
+    keys = tuple(data.draw(st.lists(st.sampled_from(["p", "q", "r"]), min_size=world, max_size=world)))
+    hosts = tuple(data.draw(st.lists(st.sampled_from(["a", "b", "c"]), min_size=world, max_size=world)))
+    buddies = choose_buddies(keys, hosts)
+    names = sorted(set(hosts))
+
+    def saved(*lost: int | str) -> bool:
+        gone = {rank for rank in range(world) if rank in lost or hosts[rank] in lost}
+        is_fatal = {key for rank, key in enumerate(keys) if rank not in gone} != set(keys)
+        return bool(buddies) and is_fatal and not any(buddies[rank] in gone for rank in gone)
+
+    ranks = range(world)
+    expected = {
+        "a device": sum(saved(rank) for rank in ranks),
+        "two devices": sum(saved(*pair) for pair in combinations(ranks, 2)),
+        "a host": sum(saved(name) for name in names),
+    }
+    if len(names) > 1:
+        expected["two hosts"] = sum(saved(*pair) for pair in combinations(names, 2))
+        elsewhere = [(name, rank) for name in names for rank in ranks if hosts[rank] != name]
+        expected["a host and a device elsewhere"] = sum(saved(*pair) for pair in elsewhere)
+    found = coverage(Shards(keys).groups(), hosts, {}, buddies, 10).losses
+    assert {loss.what: loss.from_buddies for loss in found} == expected
+
+
+def test_rungs_are_said_in_words() -> None:
+    keys = tuple(f"shard {rank + 1}/4" for rank in range(4))
+    groups = Shards(keys).groups()
+    mib = dict.fromkeys(groups, 2**20)
+    without = describe(coverage(groups, ("a",) * 4, mib))
+    assert without[1] == "  losing a device: never survived"
+    assert without[-2:] == (
+        "  one more replica would need 4 devices, with 3.0 MiB of state each",
+        "  training.buddy(every=...) would take 12.0 MiB of host memory for each rank, and survive the loss of any one "
+        "device",
+    )
+    buddies = choose_buddies(keys, ("a",) * 4)
+    lines = describe(coverage(groups, ("a",) * 4, mib, buddies, 10, 500))
+    assert lines[1:4] == (
+        "  losing a device: of 4 cases 4 from buddy memory",
+        "  losing two devices: of 6 cases 2 from buddy memory, 4 from a checkpoint",
+        "  losing a host: of 1 cases 1 from a checkpoint",
+    )
+    assert any(line.startswith("  from buddy memory at most about 10 steps are computed again") for line in lines)
+    only_buddies = describe(coverage(groups, ("a",) * 4, mib, buddies, 10))
+    assert only_buddies[2] == "  losing two devices: of 6 cases 2 from buddy memory, 4 from nothing: the job ends"
 
 
 def test_it_can_be_written_as_json_and_read_again() -> None:

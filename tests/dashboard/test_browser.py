@@ -86,6 +86,7 @@ def test_every_view_of_a_job_with_a_failure(made: MadeUpJob, tmp_path: Path, ser
         "spares": "copies of all parameters",
         "engines": "vllm-041103 steps behind",
         "stragglers": "rank",
+        "coverage": "Every rank holds all of the state",
     }
     for tab, text in views.items():
         browser.run(f"document.getElementById('tab-{tab}').click()")

@@ -48,6 +48,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--evaluate", action="store_true", help="evaluate between steps, which gathers parameters")
     parser.add_argument("--buddy", type=int, default=0, help="steps from one snapshot in buddy memory to the next")
+    parser.add_argument("--checkpoint", default="", help="keep checkpoints in this directory")
+    parser.add_argument("--checkpoint-every", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes on top")
     parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
@@ -210,6 +212,8 @@ def main() -> None:
     training = relight.Training(
         model=model, optimizer=optimizer, scheduler=scheduler, data=batch_of, accumulate=options.accumulate, **extra
     )
+    if options.checkpoint:
+        training.checkpoint(options.checkpoint, every=options.checkpoint_every)
     if options.buddy:
         training.buddy(every=options.buddy)
     for step in training.steps(until=options.steps):

@@ -26,21 +26,121 @@ def check_same_end(outcome: Outcome, reference: Outcome) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), pytest.param(RICH, marks=pytest.mark.all)], ids=["plain", "rich"])
-def test_every_replica_is_lost_and_the_job_started_again(
-    bench: Bench, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
+def test_a_job_that_was_ended_is_started_again(bench: Bench, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     root = tmp_path / "checkpoints"
-    with bench.start(keeping(root, *arguments, "--hold-at", "4"), faults=ALL_LOST, standbys=0) as job:
+    with bench.start(keeping(root, *arguments, "--hold-at", "4"), standbys=0) as job:
         job.wait_until(lambda: published(root)[:1] == [4], "the checkpoint of step 4 was written")
-        job.release()
-        lost = job.wait()
-    assert lost.status == 1, lost.describe()
-    assert "every replica of the state is lost" in lost.report.error
+        job.kill()
     again = bench.run(keeping(root, *arguments), standbys=0)
     assert "training goes on from the checkpoint of step 4" in again.stderr
     check_same_end(again, bench.reference(Training(ranks=2, steps=8, arguments=arguments)))
     assert published(root) == [8, 4]
     assert sorted(path.name for path in root.iterdir()) == [place_of(root, v).name for v in (4, 8)]
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("arguments", [(), RICH], ids=["plain", "rich"])
+def test_every_replica_is_lost_and_the_job_goes_back_to_its_checkpoint(
+    bench: Bench, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """Nobody is left: processes that never trained read it."""
+    root = tmp_path / "checkpoints"
+    with bench.start(keeping(root, *arguments, "--hold-at", "4"), faults=ALL_LOST, standbys=1) as job:
+        job.wait_until(lambda: published(root)[:1] == [4], "the checkpoint of step 4 was written")
+        job.release()
+        outcome = job.wait()
+    check_same_end(outcome, bench.reference(Training(ranks=2, steps=8, arguments=arguments)))
+    (recovery,) = outcome.report.recoveries
+    assert (recovery.rung, recovery.target_version, recovery.steps_undone) == ("checkpoint", 4, 1), outcome.describe()
+    assert recovery.replaced == (0, 1)
+
+
+@pytest.mark.all
+def test_every_replica_is_lost_before_the_first_checkpoint(bench: Bench, tmp_path: Path) -> None:
+    faults = ("kill rank 1 in FORWARD of step 2", "kill rank 0 in STOP of recovery 1")
+    lost = bench.run(keeping(tmp_path / "checkpoints"), faults=faults, standbys=1)
+    assert lost.status == 1, lost.describe()
+    assert "every replica of the state is lost" in lost.report.error
+
+
+# --- divided state ------------------------------------------------------------------------------------------------
+def divided(layout: str, *arguments: str, steps: int = 10) -> Training:
+    return Training(ranks=4, steps=steps, program="divided.py", arguments=("--layout", layout, *arguments))
+
+
+def divided_keeping(root: Path, layout: str, *arguments: str, steps: int = 10) -> Training:
+    return divided(layout, *arguments, "--checkpoint", str(root), "--checkpoint-every", "4", steps=steps)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("arguments", ["fsdp", "hsdp --batchnorm", "tp_dp --clip", "tp_fsdp --scheduler"])
+def test_divided_state_is_started_again(bench: Bench, tmp_path: Path, arguments: str) -> None:
+    root = tmp_path / "checkpoints"
+    layout, *more = arguments.split()
+    bench.run(divided_keeping(root, layout, *more, steps=6), standbys=0)
+    again = bench.run(divided_keeping(root, layout, *more), standbys=0)
+    assert "training goes on from the checkpoint of step 6" in again.stderr
+    check_same_end(again, bench.reference(divided(layout, *more)))
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("arguments", ["fsdp", "fsdp --batchnorm --scheduler", "tp_fsdp"])
+def test_without_holders_and_buddies_the_job_goes_back_to_its_checkpoint(
+    bench: Bench, tmp_path: Path, arguments: str
+) -> None:
+    root = tmp_path / "checkpoints"
+    layout, *more = arguments.split()
+    with bench.start(
+        divided_keeping(root, layout, *more, "--hold-at", "5"), faults=["kill rank 2 in BACKWARD of step 7"]
+    ) as job:
+        job.wait_until(lambda: published(root)[:1] == [4], "the checkpoint of step 4 was written")
+        job.release()
+        outcome = job.wait()
+    check_same_end(outcome, bench.reference(divided(layout, *more)))
+    (recovery,) = outcome.report.recoveries
+    assert (recovery.rung, recovery.target_version, recovery.steps_undone) == ("checkpoint", 4, 3), outcome.describe()
+
+
+@pytest.mark.all
+def test_both_holders_of_a_part_are_lost_and_the_checkpoint_is_read_once_a_part(bench: Bench, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    faults = ["kill rank 1 in BACKWARD of step 7", "kill rank 3 in BACKWARD of step 7"]
+    training = divided_keeping(root, "hsdp", "--hold-at", "5")
+    with bench.start(training, faults=faults, standbys=2) as job:
+        job.wait_until(lambda: published(root)[:1] == [4], "the checkpoint of step 4 was written")
+        job.release()
+        outcome = job.wait()
+    check_same_end(outcome, bench.reference(divided("hsdp")))
+    (recovery,) = outcome.report.recoveries
+    assert (recovery.rung, recovery.target_version) == ("checkpoint", 4), outcome.describe()
+    assert recovery.sources == (0, 1)
+
+
+@pytest.mark.all
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_in_a_recovery(bench: Bench, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    training = divided_keeping(root, "fsdp", "--hold-at", "9", steps=12)
+    with bench.start(training, faults=["kill rank 2 in BACKWARD of step 10"]) as job:
+        job.wait_until(lambda: published(root)[:2] == [8, 4], "the checkpoints of steps 4 and 8 were written")
+        (data,) = place_of(root, 8).glob("__3_0.distcp")
+        data.write_bytes(b"")
+        job.release()
+        outcome = job.wait()
+    check_same_end(outcome, bench.reference(divided("fsdp", steps=12)))
+    (recovery,) = outcome.report.recoveries
+    assert (recovery.rung, recovery.target_version) == ("checkpoint", 4), outcome.describe()
+
+
+@pytest.mark.all
+def test_a_job_of_another_layout_goes_on(bench: Bench, tmp_path: Path) -> None:
+    """Other sums, so other bits from then on; what it starts from is the same."""
+    root = tmp_path / "checkpoints"
+    first = bench.run(divided_keeping(root, "fsdp", steps=4), standbys=0)
+    again = bench.run(divided_keeping(root, "hsdp", steps=4), standbys=0)
+    assert "training goes on from the checkpoint of step 4" in again.stderr
+    assert (first.status, again.status) == (0, 0), again.describe()
+    back = bench.run(divided_keeping(root, "fsdp", steps=4), standbys=0)
+    assert back.finals == first.finals
 
 
 @pytest.mark.all
@@ -58,7 +158,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(bench: Bench, tm
     bench.run(keeping(root, steps=4), standbys=0)
     bench.run(keeping(root, steps=6), standbys=0)
     assert published(root) == [6, 4]
-    (data,) = place_of(root, 6).glob("*.distcp")
+    (data,) = place_of(root, 6).glob("__0_0.distcp")
     damaged = bytearray(data.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     data.write_bytes(damaged)

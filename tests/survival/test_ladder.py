@@ -130,7 +130,7 @@ def test_fsdp_survives_two_losses_that_are_not_each_others_buddies(bench: Bench,
 @pytest.mark.parametrize("second", [0, 1, 3])
 @pytest.mark.parametrize("point", ["STOP", "ROLLBACK", "REFORM", "RESTORE_RECEIVE"])
 def test_a_second_failure_while_all_go_back(bench: Bench, point: str, second: int) -> None:
-    """Rank 3 is rank 2's buddy: dies it before the snapshot is elsewhere, nothing is left."""
+    """Rank 3 is rank 2's buddy, and rank 2 was rank 1's: if either dies before it has a new one, nothing is left."""
     training = divided(14)
     who = "target" if point == "RESTORE_RECEIVE" else ""
     later = "kill the restore target during the next restore" if who else f"kill rank {second} in {point} of recovery 1"
@@ -138,7 +138,7 @@ def test_a_second_failure_while_all_go_back(bench: Bench, point: str, second: in
     if outcome.status == 0:
         check_came_back(outcome, bench.reference(training), ("buddy memory",))
     else:
-        assert second == 3, outcome.describe()
+        assert second in (1, 3), outcome.describe()
         assert "Resume from your last checkpoint" in outcome.report.error
         assert not check_protocol(outcome), outcome.describe()
 

@@ -47,12 +47,14 @@ class Kill(_Command, frozen=True, kw_only=True):
 class Begin(_Command, frozen=True, kw_only=True):
     """All initial ranks hold the same state: take the first step.
 
-    `buddies` has, for each rank, the rank that keeps its snapshots in its memory; empty if there are none.
+    `buddies` has, for each rank, the rank that keeps its snapshots in its memory; empty if there are none. `writers`
+    has, for each part of a divided state, its key and the rank that writes it into checkpoints.
     """
 
     audience: Audience
     generation: int
     buddies: tuple[int, ...] = ()
+    writers: tuple[tuple[str, int], ...] = ()
 
 
 class Assign(_Command, frozen=True, kw_only=True):
@@ -102,11 +104,12 @@ class Restore(_Command, frozen=True, kw_only=True):
 
 
 class Resume(_Command, frozen=True, kw_only=True):
-    """The handshake agreed: train on from the target version. `buddies` as in Begin."""
+    """The handshake agreed: train on from the target version. `buddies` and `writers` as in Begin."""
 
     audience: Audience
     generation: int
     buddies: tuple[int, ...] = ()
+    writers: tuple[tuple[str, int], ...] = ()
 
 
 class Release(_Command, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Which losses a job survives, from who holds which part of the state, and where. Pure; shown before the first step.
 
-A loss is survived if each part of the state keeps a holder. One loss is that of a device (its process), or of a host
+A loss is survived if each part of the state keeps a holder; or, where there are buddies, if each rank's snapshot is
+left, its own or its buddy's. One loss is that of a device (its process), or of a host
 with all its devices; two are any two of these at once, before the first is replaced. Cases are counted, not tried one
 by one: a job of ten thousand ranks has fifty million pairs.
 """
@@ -16,11 +17,13 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
     what: str  # "a device", "two hosts", ...
     cases: int
-    fatal: int
+    fatal: int  # in which replicas do not have all of the state
     examples: tuple[str, ...] = ()  # of fatal cases, the first few: "rank 3", "ranks 1 and 3", "node-0 and rank 5"
+    from_buddies: int = 0  # of the fatal ones, those in which buddy memory has all of it
 
     @property
     def survived(self) -> int:
+        """From replicas, with no finished step lost."""
         return self.cases - self.fatal
 
 
@@ -33,24 +36,52 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     parameter_bytes: int  # of the parameters in one copy
 
 
+class RungCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What it costs to have one rung, and to need it. Bytes and seconds are estimates."""
+
+    rung: str  # "replica", "buddy memory", "checkpoint"
+    in_use: bool
+    steps_lost: int | None  # at most, of the finished ones; of buddies besides those while a snapshot is on its way
+    copied_bytes: int  # to restore one lost rank
+    copy_seconds: float  # for that, at COPY_BYTES_PER_SECOND
+    devices: int = 0  # that one more replica needs
+    host_bytes: int = 0  # of memory, for each rank
+
+
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """What the layout of a job's state is worth when something fails."""
 
     parts: tuple[Part, ...]
     losses: tuple[Loss, ...]
+    rungs: tuple[RungCost, ...] = ()
+
+
+# Parameters are known before the first step, the optimizer's state is not: that of Adam is taken, two moments each.
+STATE_PER_PARAMETER = 3
+COPY_BYTES_PER_SECOND = 2**30  # of one replacement; through memory it is more, over a slow network less
 
 
 _EXAMPLES = 4
 _Unit = int | str  # a rank, or a host
 
 
-def coverage(groups: Mapping[str, Sequence[int]], hosts: Sequence[str], part_bytes: Mapping[str, int]) -> Coverage:
+def coverage(
+    groups: Mapping[str, Sequence[int]],
+    hosts: Sequence[str],
+    part_bytes: Mapping[str, int],
+    buddies: Sequence[int] = (),
+    buddy_every: int = 0,
+    checkpoint_every: int = 0,
+) -> Coverage:
     """Count the losses that are survived.
 
     Args:
         groups: the holders of each part.
         hosts: of each rank.
         part_bytes: of each part's parameters.
+        buddies: for each rank, who keeps its snapshots; empty if there are none.
+        buddy_every: steps from snapshot to snapshot.
+        checkpoint_every: steps from checkpoint to checkpoint; 0: there are none.
     """
     parts = tuple(
         Part(
@@ -71,13 +102,87 @@ def coverage(groups: Mapping[str, Sequence[int]], hosts: Sequence[str], part_byt
         _two("two devices", range(len(hosts)), lone_ranks, rank_pairs),
         _one("a host", names, lone_hosts),
     ]
+    mixed: set[tuple[str, int]] = set()
     if len(names) > 1:
         mixed = {pair for part in parts for pair in _host_and_rank(part, hosts)}
         losses += [
             _two("two hosts", names, lone_hosts, host_pairs),
             _both("a host and a device elsewhere", hosts, lone_hosts, lone_ranks, mixed),
         ]
-    return Coverage(parts=parts, losses=tuple(losses))
+    if buddies:
+        pairs: list[tuple[int | str, ...]] = [*rank_pairs, *host_pairs, *mixed]
+        fatal = _Fatal(lone_ranks, lone_hosts, {frozenset(pair) for pair in pairs})
+        losses = [_with_buddies(loss, fatal, hosts, buddies) for loss in losses]
+    return Coverage(parts=parts, losses=tuple(losses), rungs=_costs(parts, hosts, buddy_every, checkpoint_every))
+
+
+def _costs(
+    parts: Sequence[Part], hosts: Sequence[str], buddy_every: int, checkpoint_every: int
+) -> tuple[RungCost, ...]:
+    copied = STATE_PER_PARAMETER * max(part.parameter_bytes for part in parts)
+    seconds = copied / COPY_BYTES_PER_SECOND
+    fewest = min(len(part.ranks) for part in parts)
+    buddy, checkpoint = buddy_every or None, checkpoint_every or None
+    return (
+        RungCost(
+            rung="replica",
+            in_use=fewest > 1,
+            steps_lost=0,
+            copied_bytes=copied,
+            copy_seconds=seconds,
+            devices=len(hosts) // max(1, fewest),
+        ),
+        RungCost(
+            rung="buddy memory",
+            in_use=buddy is not None,
+            steps_lost=buddy,
+            copied_bytes=copied,
+            copy_seconds=seconds,
+            host_bytes=4 * copied,
+        ),
+        RungCost(
+            rung="checkpoint",
+            in_use=checkpoint is not None,
+            steps_lost=checkpoint,
+            copied_bytes=copied,
+            copy_seconds=seconds,
+            host_bytes=copied,
+        ),
+    )
+
+
+class _Fatal(msgspec.Struct, frozen=True):
+    """Which losses are not survived from replicas."""
+
+    ranks: set[int]  # alone
+    hosts: set[str]  # alone
+    pairs: set[frozenset[int | str]]  # together
+
+    def __call__(self, case: Iterable[int | str]) -> bool:
+        lost = frozenset(case)
+        return bool(lost & self.ranks or lost & self.hosts) or lost in self.pairs
+
+
+def _with_buddies(loss: Loss, fatal: _Fatal, hosts: Sequence[str], buddies: Sequence[int]) -> Loss:
+    """How many of the fatal cases buddy memory has all of the state for: those that take no rank with its buddy."""
+    links = list(enumerate(buddies))
+    together = {hosts[rank] for rank, buddy in links if hosts[rank] == hosts[buddy]}  # hosts that take both
+    names = list(dict.fromkeys(hosts))
+    ends: set[frozenset[int | str]] = set()
+    if loss.what == "two devices":
+        ends = {frozenset(link) for link in links}
+    elif loss.what == "a host":
+        ends = {frozenset((name,)) for name in together}
+    elif loss.what == "two hosts":
+        ends = {frozenset((hosts[rank], hosts[buddy])) for rank, buddy in links if hosts[rank] != hosts[buddy]}
+        ends |= {frozenset((name, other)) for name in together for other in names if name != other}
+    elif loss.what == "a host and a device elsewhere":
+        for one, other in (*links, *((buddy, rank) for rank, buddy in links)):
+            if hosts[one] != hosts[other]:
+                ends.add(frozenset((hosts[one], other)))
+        ends |= {frozenset((name, rank)) for name in together for rank, host in enumerate(hosts) if host != name}
+    lost = sum(map(fatal, ends))
+    return msgspec.structs.replace(loss, from_buddies=loss.fatal - lost)
 
 
 def _host_and_rank(part: Part, hosts: Sequence[str]) -> Iterable[tuple[str, int]]:
@@ -127,7 +232,7 @@ def _named(case: tuple[_Unit, ...]) -> str:
 
 
 def describe(covered: Coverage) -> tuple[str, ...]:
-    """Lines for people, before the first step: what is held how often, and what is survived."""
+    """Lines for people, before the first step: what is held how often, what is survived, and what more would cost."""
     fewest, most = min(len(part.ranks) for part in covered.parts), max(len(part.ranks) for part in covered.parts)
     often = f"{most} rank{'s' if most > 1 else ''}" if fewest == most else f"{fewest} to {most} ranks"
     size = max(part.parameter_bytes for part in covered.parts) / 2**20
@@ -135,16 +240,47 @@ def describe(covered: Coverage) -> tuple[str, ...]:
         f"the state is divided into {len(covered.parts)} parts, up to {size:.1f} MiB of parameters each, each held by "
         f"{often}; a loss is survived if each part keeps a holder:"
     )
-    return (head, *(f"  losing {loss.what}: {_describe_loss(loss)}" for loss in covered.losses))
+    below = {cost.rung: cost for cost in covered.rungs if cost.in_use and cost.steps_lost}
+    return (
+        head,
+        *(f"  losing {loss.what}: {_describe_loss(loss, below)}" for loss in covered.losses),
+        *(f"  {line}" for line in _describe_costs(covered)),
+    )
 
 
-def _describe_loss(loss: Loss) -> str:
+def _describe_loss(loss: Loss, below: Mapping[str, RungCost]) -> str:
     if not loss.fatal:
         return "always survived"
-    if loss.fatal == loss.cases:
-        return "never survived"
-    which = f", not if it is {_among(loss)}" if loss.examples else ""
-    return f"survived in {loss.survived} of {loss.cases} cases{which}"
+    if not below:
+        if loss.fatal == loss.cases:
+            return "never survived"
+        which = f", not if it is {_among(loss)}" if loss.examples else ""
+        return f"survived in {loss.survived} of {loss.cases} cases{which}"
+    rest = loss.fatal - loss.from_buddies
+    counts = {"replicas": loss.survived, "buddy memory": loss.from_buddies}
+    counts["a checkpoint" if "checkpoint" in below else "nothing: the job ends"] = rest
+    said = [f"{count} from {source}" for source, count in counts.items() if count]
+    return f"of {loss.cases} cases {', '.join(said)}"
+
+
+def _describe_costs(covered: Coverage) -> Iterable[str]:
+    """Of rungs in use: what they lose and take. Of others, if something is not survived: what they would cost."""
+    worst = covered.losses[0].fatal or covered.losses[1].fatal
+    for cost in covered.rungs:
+        copied = f"{cost.copied_bytes / 2**20:.1f} MiB"
+        if cost.rung == "replica" and worst:
+            yield f"one more replica would need {cost.devices} devices, with {copied} of state each"
+        elif cost.rung == "buddy memory" and (cost.in_use or worst):
+            memory = f"{cost.host_bytes / 2**20:.1f} MiB of host memory for each rank"
+            if cost.in_use:
+                yield (
+                    f"from buddy memory at most about {cost.steps_lost} steps are computed again, and {copied} copied "
+                    f"for each lost rank (about {cost.copy_seconds:.2g} s at 1 GiB/s); it takes {memory}"
+                )
+            else:
+                yield f"training.buddy(every=...) would take {memory}, and survive the loss of any one device"
+        elif cost.rung == "checkpoint" and cost.in_use and worst:
+            yield f"from a checkpoint at most {cost.steps_lost} steps are computed again, and each part is read once"
 
 
 def _among(loss: Loss) -> str:

@@ -180,7 +180,8 @@ class Ledger:
         said = f"recovered in {now - recovery.since:.3f} s: {who}{decision.direction} to version {decision.target}"
         if recovery.rung is Rung.REPLICA:
             return said
-        return f"{said} from {recovery.rung}; {recovery.undone} finished steps are computed again"
+        steps = f"{recovery.undone} finished step{'s are' if recovery.undone != 1 else ' is'}"
+        return f"{said} from the {recovery.rung}; {steps} computed again"
 
     # --- the recovery under way -------------------------------------------------------------------------------
     def stopping(self, generation: int, now: float) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from relight.core.commands import EndJob, Notice
 from relight.core.controller import Controller, ControllerSettings, Stage
+from relight.core.coverage import Coverage
 from relight.core.events import ProcessStarted, StandbyReady
 from relight.core.members import Process
 from relight.core.report import FailureReport, JobReport, RecoveryReport
@@ -102,6 +103,10 @@ class Job:
             self.ended, self.ended_seconds = line.command, line.now
         elif line.note:
             self.notices.append((line.now, "warning", line.note))
+
+    def coverage(self) -> Coverage | None:
+        """What a divided state survives; None: it is not divided, or training has not begun."""
+        return None if self._core is None else self._core.coverage
 
     # --- the trace ------------------------------------------------------------------------------------------------
     def take_chunk(self, chunk: Chunk, wall_ns: int) -> None:

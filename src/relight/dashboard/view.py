@@ -199,6 +199,28 @@ def restore(status: RestoreStatus) -> Value:
     }
 
 
+def coverage(job: Job) -> Value:
+    """What is survived, and from which rung: a few numbers for each kind of loss, and what each rung costs."""
+    covered = job.coverage()
+    if covered is None:
+        return None
+    return {
+        "parts": len(covered.parts),
+        "losses": [
+            {
+                "what": loss.what,
+                "cases": loss.cases,
+                "replicas": loss.survived,
+                "buddies": loss.from_buddies,
+                "rest": loss.fatal - loss.from_buddies,
+                "examples": list(loss.examples),
+            }
+            for loss in covered.losses
+        ],
+        "rungs": [msgspec.to_builtins(cost) for cost in covered.rungs],
+    }
+
+
 def topics(job: Job, now_ns: int, silent_seconds: float = 0.0) -> dict[str, Value]:
     """Everything but the ranks. `silent_seconds`: since the controller last gave a sign of life."""
     report = job.report()
@@ -210,6 +232,7 @@ def topics(job: Job, now_ns: int, silent_seconds: float = 0.0) -> dict[str, Valu
         "failures": [failure(job, each) for each in job.failures()],
         "recoveries": [recovery(each, by_number) for each in job.recoveries()],
         "notices": [{"seconds": round(at, 3), "level": level, "text": text} for at, level, text in job.notices],
+        "coverage": coverage(job),
         "stragglers": [
             {"rank": number, "forward_seconds": seconds, "median_seconds": median}
             for number, seconds, median in job.stragglers()

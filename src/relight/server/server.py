@@ -31,6 +31,7 @@ from relight.core.commands import (
     Release,
     Restore,
     Resume,
+    Rung,
     Spawn,
     Stop,
 )
@@ -352,6 +353,8 @@ class Server:
                 self._end_job(command)
 
     def _hand_over_private_state(self, restore: Restore) -> None:
+        if restore.rung is not Rung.REPLICA:
+            return  # it comes with the rest, of an older version than any page has
         holders = self._core.rank_processes()
         for rank in restore.targets:
             self._agents.copy_private(self._core.predecessors.get(rank, ()), holders[rank], restore.target)

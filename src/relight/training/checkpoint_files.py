@@ -2,12 +2,14 @@
 
     checkpoints/
         step-0000000500/
-            .metadata, __0_0.distcp   tensors, as torch.distributed.checkpoint (DCP) writes and reads them
+            .metadata, __0_0.distcp   tensors, as torch.distributed.checkpoint (DCP) writes and reads them: of a state
+            __1_0.distcp, ...         that is divided, a file of each part, by the first rank that holds it
+            part-0.msgpack, ...       what else there is to say of these parts
             rank-0.msgpack, ...       what only that rank has: statistics of BatchNorm, the place in the data, streams
             relight.msgpack           everything else; the last file written
         step-0000001000.incomplete/   not yet; whatever is in it is never read
 
-Every rank writes its own file, and rank 0 the rest. The directory gets its name, by a rename, when all of it is on the
+Every rank writes its own files, and rank 0 the rest. The directory gets its name, by a rename, when all of it is on the
 disk; a job that dies in the middle leaves one that is called incomplete.
 """
 
@@ -15,39 +17,45 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from relight.errors import CheckpointError
-from relight.transfer.codec import TensorSpec
+from relight.training import dcp
+from relight.training.dcp import Piece, Stored
 
-FORMAT = 1
+FORMAT = 2
 _META = "relight.msgpack"
 _NAME = re.compile(r"step-(\d{10})(\.incomplete)?")
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds besides tensors."""
+    """What a checkpoint holds besides its parts."""
 
     format: int = FORMAT
     version: int  # optimizer steps applied
     lineage: str
     world_size: int
-    layout: str  # digest of names, shapes and dtypes
-    digest: str  # of the replicated state, bit for bit
     derivable: bool  # nothing belongs to one rank alone: any number of ranks may go on from here
-    private_buffers: list[list[str]]
     gradients_to_none: bool
+    parts: dict[str, int]  # the key of each part of the state, and the rank that wrote it
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of the state; all of it, if it is not divided."""
+
+    key: str
+    layout: str  # digest of names, shapes and dtypes of the whole
+    digest: str  # of this part, bit for bit
+    private_buffers: list[list[str]]
     tree: Any
-    paths: list[str]
-    specs: list[TensorSpec]
+    pieces: list[Piece]  # its tensors, in the order in which the tree numbers them
+    stored: list[Stored]  # and where they lie
 
 
 def place_of(root: Path, version: int, *, complete: bool = True) -> Path:
@@ -95,29 +103,51 @@ def read_private(root: Path, version: int, rank: int) -> bytes:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def write_tensors(root: Path, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-    """The replicated tensors, by path, host memory. Raises OSError or CheckpointError."""
+def write_part(root: Path, version: int, rank: int, part: Part, tensors: Sequence[torch.Tensor]) -> None:
+    """A part of the state, `tensors` in host memory. Raises OSError or CheckpointError."""
+    if place_of(root, version).exists():
+        return
     place = place_of(root, version, complete=False)
     place.mkdir(parents=True, exist_ok=True)
     try:
-        save(dict(tensors), checkpoint_id=place, no_dist=True)
+        stored = dcp.write(place, rank, part.pieces, tensors)
     except (Exception, CheckpointException) as error:
         raise CheckpointError(_summary(error)) from error
+    _write(place / _part_name(rank), msgspec.msgpack.encode(msgspec.structs.replace(part, stored=stored)))
 
 
-def read_tensors(root: Path, version: int, into: Mapping[str, torch.Tensor]) -> None:
-    """Fill these tensors. Raises CheckpointError."""
+def has_part(root: Path, version: int, rank: int) -> bool:
+    """Whether the part of a checkpoint that this rank writes is there; the checkpoint is not complete."""
+    return (place_of(root, version, complete=False) / _part_name(rank)).exists()
+
+
+def read_part(root: Path, version: int, rank: int, *, complete: bool = True) -> Part:
+    """Raises CheckpointError."""
+    path = place_of(root, version, complete=complete) / _part_name(rank)
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=Part)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def read_tensors(root: Path, version: int, pieces: Sequence[Piece], into: Sequence[torch.Tensor]) -> None:
+    """Fill these tensors, each with a piece, however the whole was divided. Raises CheckpointError."""
     place = place_of(root, version)
     try:
-        load(dict(into), checkpoint_id=place, no_dist=True)
+        dcp.read(place, pieces, into)
     except (Exception, CheckpointException) as error:  # whatever DCP met in damaged files
         raise CheckpointError(f"the tensors in {place} cannot be read: {_summary(error)}") from error
 
 
 def publish(root: Path, meta: Meta) -> None:
-    """All parts are there: give the checkpoint its name. Raises OSError."""
+    """All parts are there: give the checkpoint its name. Raises OSError or CheckpointError."""
     place, whole = place_of(root, meta.version, complete=False), place_of(root, meta.version)
     if not whole.exists():
+        parts = [read_part(root, meta.version, rank, complete=False) for rank in meta.parts.values()]
+        try:
+            dcp.describe(place, [(part.pieces, part.stored) for part in parts])
+        except (Exception, CheckpointException) as error:
+            raise CheckpointError(_summary(error)) from error
         _write(place / _META, msgspec.msgpack.encode(meta))
         os.rename(place, whole)
         _sync(root)
@@ -155,6 +185,10 @@ def _summary(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         error = next((cause for cause, _ in error.failures.values()), error)
     return (str(error).splitlines() or [""])[0] or type(error).__name__
+
+
+def _part_name(rank: int) -> str:
+    return f"part-{rank}.msgpack"
 
 
 def _private_name(rank: int) -> str:

@@ -1,13 +1,14 @@
 """Checkpoints of a training job: the last rung, for when no replica lives, or the job ends and is started again.
 
-A finished version is never undone, so each rank may write its part of one as soon as it has committed it, without
-asking anybody; the parts fit together because they are of the same version. Tensors are copied between two steps (one
-pass over memory) and written by a thread while training goes on.
+A finished version is never undone while a replica lives, so each rank may write its own of one as soon as it has
+committed it, without asking anybody; it fits together because it is of the same version. Tensors are copied between two
+steps (one pass over memory) and written by a thread while training goes on. Of a state that is divided over ranks, the
+first holder of each part writes it.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import torch
 from relight.errors import CheckpointError, RestoreError, UsageError
 from relight.training import checkpoint_files as files
 from relight.training.batches import Batches
+from relight.training.dcp import Piece
+from relight.training.mesh_private import place_in_whole
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
-from relight.training.state import TrackedState
-from relight.transfer.codec import Flat, decode_tree, digest_of, unflatten
+from relight.training.state import TrackedState, parameters_behind
+from relight.transfer.codec import Flat, decode_tree, digest_of, local_part, spec_of, unflatten
 from relight.transfer.fabric import Address
 from relight.transfer.offer import Offer, plan_state
 from relight.transfer.restore import destination_for
@@ -44,35 +47,53 @@ class _Start(msgspec.Struct, frozen=True):
 class Checkpointing:
     """What `Training.checkpoint` asked for. Nothing here can fail a training that runs; what goes wrong is told."""
 
-    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress, batches: Batches) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: TrackedState,
+        progress: Progress,
+        batches: Batches,
+        shard: Callable[[], str],
+        place: Callable[[], int],
+    ) -> None:
+        """`shard`: which part of the state this rank holds. `place`: which of a step's batches is its own."""
         self._runtime = runtime
         self._state = state
         self._progress = progress
         self._batches = batches
+        self._shard = shard
+        self._place = place
+        self.every = 0
         self._root = Path()
-        self._every = 0
         self._keep = 0
         self._resume = True
+        self._writers: dict[str, int] = {"": 0}  # of each part, who writes it
         self._version = -1  # of the newest one that was begun here
         self._host: list[torch.Tensor] = []  # a copy of the state, used again by the next
+        self._useless: set[int] = set()  # complete ones that could not be read
         self._thread: threading.Thread | None = None
+        runtime.checkpoints = self.seen
 
     def ask(self, directory: str | Path, every: int, keep: int, resume: bool) -> None:
         """See `Training.checkpoint`."""
         if every < 1 or keep < 1:
             raise UsageError(f"checkpoint(every={every}, keep={keep}): at least 1 each")
-        self._root, self._every, self._keep, self._resume = Path(directory).absolute(), every, keep, resume
+        self._root, self.every, self._keep, self._resume = Path(directory).absolute(), every, keep, resume
+
+    def assign(self, writers: Sequence[tuple[str, int]]) -> None:
+        """A generation begins. `writers`: of each part of the state, who writes it; nobody: it is not divided."""
+        self._writers = dict(writers) or {"": 0}
 
     # --- while training -------------------------------------------------------------------------------------------
     def between_steps(self) -> None:
         """The state is that of a finished version, and nobody writes: keep it if it is due."""
         version = self._progress.version
-        if self._every and version and version % self._every == 0:
+        if self.every and version and version % self.every == 0:
             self._begin(version)
 
     def finish(self) -> None:
         """All ranks hold the final version: it is the last checkpoint."""
-        if not self._every:
+        if not self.every:
             return
         self._wait(LAST_SECONDS)
         self._begin(self._progress.version)
@@ -93,24 +114,26 @@ class Checkpointing:
         private = self._runtime.page.read_private(version)
         rank = self._runtime.rank
         try:
-            work = self._write_all() if rank == 0 else lambda: None
+            write_part = self._take(version, rank) if rank in self._writers.values() else lambda: None
         except CheckpointError as error:
             self._runtime.say("no checkpoints", f"no checkpoint can be written: {error}. Training goes on")
             return
+        complete = self._completion(version) if rank == 0 else lambda: None
 
         def write() -> None:
             try:
                 if private is not None:
                     files.write_private(self._root, version, rank, private)
-                work()
+                write_part()
+                complete()
             except (OSError, CheckpointError) as error:  # a full disk, mostly
                 self._tell(f"no checkpoint of step {version} in {self._root}: {error}. Training goes on")
 
         self._thread = threading.Thread(target=write, name="relight-checkpoint", daemon=True)
         self._thread.start()
 
-    def _write_all(self) -> Callable[[], None]:
-        """Copy the state; returns what writes the copy, and then makes the checkpoint complete."""
+    def _take(self, version: int, rank: int) -> Callable[[], None]:
+        """Copy this rank's part of the state; returns what writes the copy."""
         flat = self._state.replicated()
         if len(set(flat.paths)) < len(flat.paths):
             raise CheckpointError("two tensors of the state have the same name; give them names of their own")
@@ -118,39 +141,56 @@ class Checkpointing:
             self._host = [torch.empty(t.shape, dtype=t.dtype) for t in flat.tensors]
         for copy, tensor in zip(self._host, flat.tensors, strict=True):
             copy.copy_(tensor)
-        version, ranks, host = self._progress.version, self._runtime.world_size, self._host
-        meta = files.Meta(
-            version=version,
-            lineage=self._progress.lineage,
-            world_size=ranks,
+        host = self._host
+        part = files.Part(
+            key=self._shard(),
             layout=self._state.layout(),
             digest="",
-            derivable=self._runtime.derivable(),
             private_buffers=[list(key) for key in sorted(self._state.private_buffers)],
-            gradients_to_none=self._state.gradients_to_none,
             tree=flat.tree,
-            paths=flat.paths,
-            specs=flat.specs,
+            pieces=_pieces(flat, self._prefix),
+            stored=[],
         )
 
         def work() -> None:
-            files.write_tensors(self._root, version, dict(zip(flat.paths, host, strict=True)))
-            self._await_others(version, ranks)
-            files.publish(self._root, msgspec.structs.replace(meta, digest=_digest(flat, host)))
+            files.write_part(self._root, version, rank, msgspec.structs.replace(part, digest=_digest(flat, host)), host)
+
+        return work
+
+    def _completion(self, version: int) -> Callable[[], None]:
+        """What rank 0 does when all ranks have written theirs."""
+        meta = files.Meta(
+            version=version,
+            lineage=self._progress.lineage,
+            world_size=self._runtime.world_size,
+            derivable=self._runtime.derivable(),
+            gradients_to_none=self._state.gradients_to_none,
+            parts=self._writers,
+        )
+
+        def work() -> None:
+            self._await_others(meta)
+            files.publish(self._root, meta)
             files.prune(self._root, self._keep)
 
         return work
 
-    def _await_others(self, version: int, ranks: int) -> None:
-        """Every rank writes its own part; one that was replaced in this very step may never do so."""
+    def _await_others(self, meta: files.Meta) -> None:
+        """Every rank writes its own; one that was replaced in this very step may never do so."""
         deadline = time.monotonic() + OTHERS_SECONDS
-        missing = list(range(ranks))
-        while missing := [rank for rank in missing if not files.has_private(self._root, version, rank)]:
-            if files.place_of(self._root, version).exists():
+        missing = list(range(meta.world_size))
+        while missing := [rank for rank in missing if not self._is_written(meta, rank)]:
+            if files.place_of(self._root, meta.version).exists():
                 return
             if time.monotonic() > deadline:
                 raise CheckpointError(f"rank {missing[0]} has not written its part of it")
             time.sleep(_POLL_SECONDS)
+
+    def _is_written(self, meta: files.Meta, rank: int) -> bool:
+        writes = rank in meta.parts.values()
+        return files.has_private(self._root, meta.version, rank) and (
+            not writes or files.has_part(self._root, meta.version, rank)
+        )
 
     def _wait(self, seconds: float) -> bool:
         if self._thread is not None:
@@ -162,11 +202,12 @@ class Checkpointing:
 
     # --- at the start ---------------------------------------------------------------------------------------------
     def resume(self) -> bool:
-        """Start from the newest checkpoint, if there is one: rank 0 reads it, and the others get it from rank 0.
+        """Start from the newest checkpoint, if there is one. Rank 0 says which.
 
-        Raises CheckpointError if there are some and none can be used: starting anew would silently lose them.
+        Where every rank holds all of the state, rank 0 reads it, and the others get it from rank 0; else each reads its
+        own part. Raises CheckpointError if there are some and none can be used: starting anew would silently lose them.
         """
-        if not self._every:
+        if not self.every:
             return False
         runtime = self._runtime
         if runtime.rank == 0:
@@ -179,10 +220,12 @@ class Checkpointing:
             raise CheckpointError(start.error)
         if not start.version:
             return False
-        if runtime.rank:
+        if runtime.rank and self._shard():
+            self.read(start.version)
+        elif runtime.rank:
             self._fetch(start)
         self._version = start.version
-        self._take_private(start.version)
+        self.take_private(start.version)
         return True
 
     def _load(self) -> _Start:
@@ -200,12 +243,13 @@ class Checkpointing:
             )
         for version in versions:
             try:
-                self._read(version)
+                meta = self.read(version)
             except CheckpointError as error:
                 errors.append(str(error))
                 self._tell(f"the checkpoint of step {version} cannot be used: {error}")
                 continue
             self._tell(f"training goes on from the checkpoint of step {version} in {self._root}")
+            self._runtime.server.offer(Offer(self._runtime.generation, version, meta, self._state.replicated()))
             address = self._runtime.server.address
             return _Start(version, address.path, address.endpoint)
         if errors:
@@ -213,33 +257,65 @@ class Checkpointing:
             return _Start(0, error=text)
         return _Start(0)
 
-    def _read(self, version: int) -> None:
-        """From the disk into this rank, which serves it from then on. Raises CheckpointError."""
-        runtime, state = self._runtime, self._state
+    def read(self, version: int) -> dict[str, Any]:
+        """This rank's part, from the disk. Returns what a copy of it needs to know. Raises CheckpointError.
+
+        If the state was divided in the same way its digest is verified; else its pieces are put together from those
+        that were written, each of which the file format guards.
+        """
+        state, runtime = self._state, self._runtime
         meta = files.read_meta(self._root, version)
-        if meta.layout != state.layout():
-            raise CheckpointError("it is of another model or optimizer (names, shapes or settings differ)")
         if meta.world_size != runtime.world_size and not meta.derivable:
             raise CheckpointError(
                 f"it was written by {meta.world_size} ranks, each with something of its own (statistics of BatchNorm, "
                 f"the place in the data, random streams), and cannot be divided among {runtime.world_size}"
             )
+        writer = meta.parts.get(self._shard())
+        if writer is None and self._prefix:
+            raise CheckpointError(
+                f"its state is divided into {', '.join(meta.parts)}, and this rank holds {self._shard()}: stages of a "
+                "pipeline and parts of ZeRO can only go on divided as they were"
+            )
+        part = files.read_part(self._root, version, min(meta.parts.values()) if writer is None else writer)
+        if part.layout != state.layout():
+            raise CheckpointError("it is of another model or optimizer (names, shapes or settings differ)")
         own = state.destination()
+        pieces = part.pieces if writer is not None else self._own_pieces(part)
         try:
-            tensors = [destination_for(own.get(p), spec) for p, spec in zip(meta.paths, meta.specs, strict=True)]
+            tensors = [destination_for(own.get(piece.path.removeprefix(self._prefix)), piece.spec) for piece in pieces]
         except RestoreError as error:
             raise CheckpointError(str(error)) from error
-        files.read_tensors(self._root, version, dict(zip(meta.paths, tensors, strict=True)))
-        state.adopt(unflatten(meta.tree, tensors), meta.private_buffers)
-        if (found := state.digest()) != meta.digest:
-            raise CheckpointError(f"its digest is {found}, and was {meta.digest} when it was written")
+        files.read_tensors(self._root, version, pieces, tensors)
+        state.adopt(unflatten(part.tree, tensors), part.private_buffers)
+        if writer is not None and (found := state.digest()) != part.digest:
+            raise CheckpointError(f"its digest is {found}, and was {part.digest} when it was written")
         self._adopt(meta.version, meta.lineage, meta.gradients_to_none)
-        header = {
+        return {
             "lineage": meta.lineage,
-            "private_buffers": meta.private_buffers,
+            "until": self._progress.until,
+            "private_buffers": part.private_buffers,
             "gradients_to_none": meta.gradients_to_none,
         }
-        runtime.server.offer(Offer(runtime.generation, version, header, state.replicated()))
+
+    def _own_pieces(self, part: files.Part) -> list[Piece]:
+        """Of a checkpoint that was divided in another way: which block of each tensor is this rank's."""
+        like = parameters_behind(self._state, part.tree, len(part.pieces))
+        pieces = []
+        for number, piece in enumerate(part.pieces):
+            parameter = like.get(number)
+            if parameter is None or tuple(parameter.shape) != piece.whole:
+                offset, shape = (0,) * len(piece.whole), piece.whole
+            else:
+                (_, offset), shape = place_in_whole(parameter), tuple(local_part(parameter).shape)
+            spec = msgspec.structs.replace(piece.spec, shape=shape)
+            pieces.append(Piece(piece.path, spec, piece.whole, offset))
+        return pieces
+
+    @property
+    def _prefix(self) -> str:
+        """Of the names of tensors in files."""
+        namesakes = self._state.namesakes()
+        return f"{namesakes}: " if namesakes else ""
 
     def _fetch(self, start: _Start) -> None:
         """From rank 0, which has read it: each byte leaves the disk once. Raises RestoreError."""
@@ -255,16 +331,44 @@ class Checkpointing:
         self._progress.version, self._progress.lineage = version, lineage
         self._state.gradients_to_none = gradients_to_none
 
-    def _take_private(self, version: int) -> None:
-        """What only this rank has; nothing, if ranks have nothing of their own and are more than there were."""
-        runtime = self._runtime
-        if self._runtime.derivable() and not self._state.private_buffers:
-            self._batches.start(version, runtime.rank)
+    def take_private(self, version: int) -> None:
+        """What only this rank has; nothing, if ranks have nothing of their own and may be more than there were."""
+        runtime, place = self._runtime, self._place()
+        if runtime.derivable() and not self._state.private_buffers:
+            self._batches.start(version, place)
             return
         payload = files.read_private(self._root, version, runtime.rank)
         runtime.page.write_private(version, payload)
         self._state.adopt_private(decode_tree(payload))
-        self._batches.restore(version, runtime.rank)
+        self._batches.restore(version, place)
+
+    # --- in a recovery --------------------------------------------------------------------------------------------
+    def seen(self) -> tuple[int, ...]:
+        """Versions of complete checkpoints that this rank can read, newest first."""
+        if not self.every:
+            return ()
+        return tuple(version for version in files.published(self._root) if version not in self._useless)
+
+    def go_back(self, version: int) -> dict[str, Any]:
+        """Read this rank's part in a recovery. Raises RestoreError; then this checkpoint is not named again."""
+        try:
+            return self.read(version)
+        except CheckpointError as error:
+            self._useless.add(version)
+            raise RestoreError(f"the checkpoint of step {version} cannot be used: {error}") from error
+
+    def fall(self, version: int) -> None:
+        """Newer versions are undone: those of which a checkpoint was begun come again."""
+        if self._version > version:
+            self._version = -1
+
+
+def _pieces(flat: Flat, prefix: str) -> list[Piece]:
+    pieces = []
+    for path, leaf, tensor in zip(flat.paths, flat.leaves, flat.tensors, strict=True):
+        whole, offset = place_in_whole(leaf)
+        pieces.append(Piece(prefix + path, spec_of(tensor), whole, offset))
+    return pieces
 
 
 def _digest(flat: Flat, tensors: list[torch.Tensor]) -> str:

@@ -156,6 +156,17 @@ def part_shape(spec: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
+def place_in_whole(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of the whole of which this process's rank holds a part, and where in it that part begins."""
+    if not is_distributed(tensor):
+        return tuple(tensor.shape), (0,) * tensor.ndim
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    spec = tensor._spec  # type: ignore[attr-defined]
+    _, offset = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)
+    return tuple(spec.shape), tuple(offset)
+
+
 def fit_part(tensor: torch.Tensor) -> None:
     """Give a DTensor room for the part that this process's rank holds now; its contents are not kept."""
     if not is_distributed(tensor):

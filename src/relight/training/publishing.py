@@ -85,9 +85,11 @@ class Publishing:
                 return
             engines = {engine.name: engine.version for engine in publisher.engines()}
             due = self._requested or (self._every and self._progress.version % self._every == 0)
-            if due and engines and self._version != self._progress.version:
+            # After a recovery that went back over versions, engines may have newer ones than the ranks: they keep them.
+            newer = {name for name, version in engines.items() if version > self._progress.version}
+            if due and engines.keys() - newer and self._version != self._progress.version:
                 self._offered = set(engines)
-                self._begin(publisher, None)
+                self._begin(publisher, self._offered - newer if newer else None)
                 self._requested = False
                 return
             # Who came late, or fell out, gets the newest weights by itself.
@@ -106,6 +108,11 @@ class Publishing:
         handle, patience = self._handle, self._stall_timeout_seconds
         if handle is not None and not handle.wait_until_read(patience):
             handle.cancel(f"it kept the training waiting for {patience:g} s (stall_timeout_seconds)")
+
+    def fall(self) -> None:
+        """Versions are undone, the one that is on its way perhaps among them: it is given up."""
+        if self._handle is not None:
+            self._handle.cancel("a recovery went back behind this version")
 
     def finish(self) -> None:
         """All ranks hold the final version: every engine gets it before the job ends."""

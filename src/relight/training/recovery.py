@@ -6,6 +6,7 @@ The order is that of docs/PROTOCOL.md: Stop (done by the runtime), then Clean, R
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import RestoreError
 from relight.training.batches import Batches
+from relight.training.checkpointing import Checkpointing
 from relight.training.group import Inners
 from relight.training.progress import Progress
+from relight.training.publishing import Publishing
 from relight.training.runtime import Runtime, Superseded
 from relight.training.snapshots import Snapshots
 from relight.training.state import TrackedState
@@ -33,6 +36,16 @@ _POLL_SECONDS = 0.001
 _NOTHING: dict[str, Any] = {"buffers": {}, "per_rank": {}, "data": None, "rng": None}  # private state that is derived
 
 
+@dataclass
+class Lower:
+    """The rungs below replicas, and what must hear of it when versions are undone."""
+
+    snapshots: Snapshots
+    checkpointing: Checkpointing
+    publishing: Publishing
+    keep_private: Callable[[int], None]  # this rank's own, as it is now, for that version
+
+
 class Recovery:
     """Everything that changes the state of this rank other than the script itself."""
 
@@ -42,11 +55,12 @@ class Recovery:
         state: TrackedState,
         progress: Progress,
         batches: Batches,
-        snapshots: Snapshots,
         place: Callable[[], int],
+        lower: "Lower",
     ) -> None:
-        """`place`: which of a step's batches is this rank's."""
-        self._snapshots = snapshots
+        """`place`: which of a step's batches is this rank's. `lower`: what there is below replicas."""
+        self._lower = lower
+        self._snapshots = lower.snapshots
         self._place = place
         self._runtime = runtime
         self._state = state
@@ -90,6 +104,7 @@ class Recovery:
             if restore.undone:
                 progress.begun_before = restore.target + restore.undone + 1
             self._snapshots.assign(resume.buddies, restore.keep)
+            self._lower.checkpointing.assign(resume.writers)
             progress.resumed_ns = time.monotonic_ns()
             progress.first_after_recovery = True
             runtime.is_standby = False
@@ -200,12 +215,16 @@ class Recovery:
         it holds. The snapshot itself is only read.
         """
         runtime, state = self._runtime, self._state
-        is_there = not self._blank and self._progress.version == restore.target
+        is_there = not (self._blank or runtime.torn) and self._progress.version == restore.target
         self._blank = True
         self._snapshots.fall(restore.target)
+        self._lower.checkpointing.fall(restore.target)
+        self._lower.publishing.fall()
         runtime.page.put("torn", 1)
         runtime.page.set_private_versions((-1, -1))  # of versions that are undone
         copied_bytes = 0
+        if restore.rung is Rung.CHECKPOINT:
+            return self._read_checkpoint(restore)
         is_target = runtime.rank in restore.targets
         slot = None if is_target else self._snapshots.own(restore.target)
         if slot is None and is_there and not is_target:  # this recovery began again, and it had gone back before
@@ -230,6 +249,25 @@ class Recovery:
         if (found := state.digest()) != meta["digest"]:
             self._blank = True
             raise RestoreError(f"the snapshot of version {restore.target} has the digest {found}, not {meta['digest']}")
+        return copied_bytes
+
+    def _read_checkpoint(self, restore: Restore) -> int:
+        """The first holder of each part reads it from the disk, and serves it to the others. Returns bytes copied."""
+        runtime, state, checkpointing = self._runtime, self._state, self._lower.checkpointing
+        copied_bytes = 0
+        if runtime.rank in restore.targets:
+            part = state.shard(runtime.world_size)
+            addresses = [Address(s.address, s.endpoint) for s in restore.sources if s.shard == part]
+            client = runtime.fetcher(restore.generation)
+            fetched = client.fetch(restore.generation, restore.target, addresses[:1], state.destination().get)
+            meta, copied_bytes = fetched.header.meta, fetched.received_bytes
+            state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
+        else:
+            meta = checkpointing.go_back(restore.target)
+            runtime.server.offer(Offer(restore.generation, restore.target, meta, state.replicated()))
+        checkpointing.take_private(restore.target)
+        self._lower.keep_private(restore.target)
+        self._stand_at(restore.target, meta)
         return copied_bytes
 
     def _fetch_snapshot(self, restore: Restore) -> tuple[dict[str, Any], Any, list[torch.Tensor]]:

@@ -26,7 +26,7 @@ from relight.training.pipeline_private import Pipelines
 from relight.training.shards import shard_key
 from relight.training.torch_private import reset_scaler
 from relight.training.zero_private import ZeroOptimizers, state_of
-from relight.transfer.codec import Flat, digest_of, local_part, tensor_digests
+from relight.transfer.codec import Flat, digest_of, local_part, tensor_digests, unflatten
 from relight.transfer.offer import plan_state
 from relight.transfer.weights import TensorReader
 
@@ -103,6 +103,14 @@ class TrackedState:
         ]
         own = [self.pipelines.cuts(), self.zero.cuts()]
         return shard_key([*own, *(cuts_of(tensor, world_size, name) for name, tensor in named)])
+
+    def stages(self) -> str:
+        """Which stages of a pipeline this rank holds; empty without one."""
+        return shard_key([self.pipelines.cuts()])
+
+    def namesakes(self) -> str:
+        """Of what this rank's tensors are, where those of other ranks have the same names: stages, parts of ZeRO."""
+        return shard_key([self.pipelines.cuts(), self.zero.cuts()])
 
     def batch_place(self, rank: int, world_size: int) -> int:
         """Which of a step's batches `rank` computes on; ranks of one tensor-parallel group or pipeline share theirs."""
@@ -350,6 +358,28 @@ class TrackedState:
 
 
 _VERSION = attrgetter("_version")
+
+
+def parameters_behind(state: TrackedState, tree: Any, count: int) -> dict[int, torch.Tensor]:
+    """Which of the `count` tensors of a flattened state are a parameter, a buffer, or an optimizer's state of one.
+
+    By their numbers in the tree. An optimizer's state of a parameter that is divided is divided alike.
+    """
+    numbered = unflatten(tree, [_Number(number) for number in range(count)])  # type: ignore[misc]
+    found: dict[int, torch.Tensor] = {}
+    for owner, part in numbered["modules"].items():
+        module = state.modules[owner]
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        found |= {number: own[name] for name, number in part["tensors"].items() if name in own}
+    for owner, part in numbered["optimizers"].items():
+        parameters = [p for group in state.optimizers[owner].param_groups for p in group["params"]]
+        for index, values in part["state"]:
+            found |= {number: parameters[index] for number in values.values() if isinstance(number, _Number)}
+    return found
+
+
+class _Number(int):
+    """Of a tensor, in place of it in a tree."""
 
 
 def _may_change_before_write(thing: Any) -> bool:

@@ -35,9 +35,8 @@ from relight.training.job import current_runtime
 from relight.training.phases import PhaseHooks
 from relight.training.progress import Progress
 from relight.training.publishing import Publishing
-from relight.training.recovery import Recovery
+from relight.training.recovery import Lower, Recovery
 from relight.training.scalars import Scalars
-from relight.training.shards import shard_key
 from relight.training.snapshots import Snapshots
 from relight.training.state import TrackedState
 from relight.training.step import Step
@@ -99,7 +98,7 @@ class Training:
             per_rank=per_rank or {},
             pipeline=pipeline,
         )
-        stages = shard_key([self._state.pipelines.cuts()])
+        stages = self._state.stages()
         if stages:
             runtime.runs_other_modules()
         if stages and not runtime.builds_late:
@@ -117,7 +116,9 @@ class Training:
         self._progress = Progress(lineage=xxhash.xxh3_64_hexdigest(birth.encode()))
         self._publishing = Publishing(runtime, self._state, self._progress)
         self._scalars = Scalars(runtime, self._progress)
-        self._checkpointing = Checkpointing(runtime, self._state, self._progress, self._batches)
+        self._checkpointing = Checkpointing(
+            runtime, self._state, self._progress, self._batches, lambda: self._shard, lambda: self._place
+        )
         self._snapshots = Snapshots(runtime, self._state, self._progress, lambda: self._shard)
         self._barrier = Barrier(
             runtime,
@@ -129,7 +130,12 @@ class Training:
             self._snapshots,
         )
         self._recovery = Recovery(
-            runtime, self._state, self._progress, self._batches, self._snapshots, lambda: self._place
+            runtime,
+            self._state,
+            self._progress,
+            self._batches,
+            lambda: self._place,
+            Lower(self._snapshots, self._checkpointing, self._publishing, self._keep_private),
         )
         self._phases = PhaseHooks(runtime, self._state, self._progress)
         self._writes = WriteWatch(self._state.is_tracked, self._barrier.before_write, lambda: runtime.in_step)
@@ -185,10 +191,12 @@ class Training:
         """Write a checkpoint after every so many steps, and at the end; start from the newest one there is.
 
         Call it before the loop. With this, a job that ended (every replica lost, the cluster gone, Ctrl-C) goes on
-        where its last checkpoint was made when it is started again, with the bits of a run that never ended. While a
-        replica lives, recoveries never read one. Rank 0 copies the state between two steps and a thread writes the
-        copy, in the format of torch.distributed.checkpoint; a checkpoint appears in the directory when all of it is
-        on the disk. What goes wrong while writing is told and does not fail the training.
+        where its last checkpoint was made when it is started again, with the bits of a run that never ended. Also, if
+        neither replicas nor buddies have all of the state, the ranks of a running job go back to it. While a replica
+        of every part lives, recoveries never read one. Rank 0, or the first holder of each part of a divided state,
+        copies it between two steps, and a thread writes the copy, in the format of torch.distributed.checkpoint; a
+        checkpoint appears in the directory when all of it is on the disk. What goes wrong while writing is told and
+        does not fail the training. Where the state is divided, a job of another layout can start from it.
 
         Args:
             directory: on a file system that all hosts share.
@@ -197,13 +205,8 @@ class Training:
             resume: False: start anew; then the directory must hold no checkpoint.
 
         Raises:
-            UsageError: every or keep < 1, or the state is divided over ranks.
+            UsageError: every or keep < 1.
         """
-        if self._shard:
-            raise UsageError(
-                "checkpoint(): the state is divided over ranks, and writing such is not supported yet: let each rank "
-                "save its own part, between two steps, guarded by `step.committed`"
-            )
         self._checkpointing.ask(directory, every, keep, resume)
 
     def buddy(self, *, every: int) -> None:
@@ -395,7 +398,9 @@ class Training:
     # --- entering and leaving ---------------------------------------------------------------------------------
     def _enter_training(self) -> None:
         runtime, progress = self._runtime, self._progress
-        if not self._checkpointing.resume():
+        if self._checkpointing.resume():
+            self._state.zero.gather()
+        else:
             self._batches.start(0, self._place)
         self._keep_private(progress.version)
         runtime.started = True
@@ -410,12 +415,14 @@ class Training:
                 shard=self._shard,
                 state_bytes=self._state.nbytes(),
                 buddy_every=self._snapshots.every if self._snapshots.active else 0,
+                checkpoint_every=self._checkpointing.every,
             ),
             report=True,
         )
         begin = runtime.await_begin()
         if begin is not None and not runtime.closed:
             self._snapshots.assign(begin.buddies)
+            self._checkpointing.assign(begin.writers)
         self._show_position()
 
     def _stand_by(self) -> Iterator[Step]:

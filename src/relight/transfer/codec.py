@@ -33,6 +33,7 @@ class Flat:
     def __init__(self, tree: Any, path: str = "") -> None:
         """Flatten `tree`. Raises UsageError that names the path of a value that cannot be carried."""
         self.paths: list[str] = []
+        self.leaves: list[torch.Tensor] = []  # as they stood in the tree
         self.tensors: list[torch.Tensor] = []
         self.tree = self._flatten(tree, path)
 
@@ -50,6 +51,7 @@ class Flat:
         if isinstance(tree, torch.Tensor):
             # A tensor met twice (tied parameters) is carried twice: that costs bytes, never correctness.
             self.paths.append(path)
+            self.leaves.append(tree)
             self.tensors.append(local_part(tree))
             return {_TAG: "tensor", "v": len(self.tensors) - 1}
         if isinstance(tree, (list, tuple)):

@@ -41,14 +41,18 @@ class Repeating(Failing):
         if self.stage is Stage.STARTING:
             return out + self._start_again(now)
         why = "again: the controller was restarted"
-        buddies = self._buddies()
-        out.append(Begin(audience=Audience.MEMBERS, generation=self.generation, buddies=buddies, why=why))
+        buddies, writers = self._buddies(), self._writers()
+        out.append(
+            Begin(audience=Audience.MEMBERS, generation=self.generation, buddies=buddies, writers=writers, why=why)
+        )
         if self.stage is Stage.FINISHING:
             return [*out, Release(audience=Audience.MEMBERS, generation=self.generation, why=why)]
         if self.stage is Stage.TRAINING:
             self._deadline = None if self._suspected_collective is None else now + COLLECTIVE_GRACE_SECONDS
             notice = Notice(why="the controller is back; training went on meanwhile", level="info")
-            resume = Resume(audience=Audience.MEMBERS, generation=self.generation, buddies=buddies, why=why)
+            resume = Resume(
+                audience=Audience.MEMBERS, generation=self.generation, buddies=buddies, writers=writers, why=why
+            )
             return [*out, resume, notice]
         stop = self._stop_everyone("the controller died during the recovery, so it begins again", now)
         notice = Notice(why=f"the controller is back; {stop.why}, as generation {self.generation}", level="warning")

@@ -44,6 +44,7 @@ class Restoring(Failing):
                 audience=Audience.MEMBERS,
                 generation=self.generation,
                 buddies=self._buddies(),
+                writers=self._writers(),
                 why=f"all ranks hold version {self._decision.target} "
                 f"({self.shards.digest([report.state_digest for report in reports])})",
             )

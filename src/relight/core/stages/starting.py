@@ -56,6 +56,7 @@ class Starting(Reserve):
                 audience=Audience.MEMBERS,
                 generation=self.generation,
                 buddies=self._buddies(),
+                writers=self._writers(),
                 why=f"all {self.settings.world_size} ranks hold {what} ({digest})",
             ),
             Notice(why=f"training; {self._describe_pids()}", level="info"),
@@ -66,7 +67,14 @@ class Starting(Reserve):
         if not self.shards.divided:
             return []
         hosts = [process.agent for process in self.members.by_rank().values()]
-        self.coverage = coverage(self.shards.groups(), hosts, {r.shard: r.state_bytes for r in reports})
+        self.coverage = coverage(
+            self.shards.groups(),
+            hosts,
+            {r.shard: r.state_bytes for r in reports},
+            self._buddies(),
+            self.buddy_every,
+            self.checkpoint_every,
+        )
         return [Notice(why=line, level="info") for line in describe(self.coverage)]
 
     def _describe_pids(self) -> str:

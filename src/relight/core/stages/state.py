@@ -118,6 +118,12 @@ class State:
         held = self.members.by_rank()
         return choose_buddies([self.shards.key(rank) for rank in held], [process.agent for process in held.values()])
 
+    def _writers(self) -> tuple[tuple[str, int], ...]:
+        """Who writes each part of a divided state into checkpoints: the first rank that holds it."""
+        if not self.checkpoint_every:
+            return ()
+        return tuple((key, ranks[0]) for key, ranks in self.shards.groups().items())
+
     @property
     def _newest_step(self) -> int:
         """For a failure whose step nobody can know any more."""

@@ -97,7 +97,8 @@ class Stopping(Failing):
         unfinished = None if self._fallen_to < 0 else self._fallen_to
         fall = descend(reason, reports, self.shards, unfinished)
         if fall is None:
-            return self._end(f"{reason}. Resume from your last checkpoint", now, self._last_traceback())
+            lost = self._all_lost() if self._lost_without() else f"{reason}. Resume from your last checkpoint"
+            return self._end(lost, now, self._last_traceback())
         held = self.members.by_rank()
         dead = [self.members.processes[name] for names in self.members.predecessors.values() for name in names]
         finished = [self._fallen_from, *(r.version for r in reports if not r.blank)]
@@ -119,7 +120,8 @@ class Stopping(Failing):
         self.ledger.decided(decision, [p for p in held.values() if p.replacement], now, fall.rung, undone)
         self._attempts[fall.target] += 1
         asked = {fall.places[rank] for rank in fall.targets} or {(source, -1) for source in fall.sources}
-        went = f"from version {self._fallen_from}: {undone} finished steps are computed again"
+        steps = f"{undone} finished step{'s are' if undone != 1 else ' is'}"
+        went = f"from version {self._fallen_from}: {steps} computed again"
         return [
             Restore(
                 audience=Audience.MEMBERS,

@@ -1,4 +1,4 @@
-// What happened: failures, recoveries with the seconds of each stage, spares, stragglers, notices.
+// What happened: failures, recoveries with the seconds of each stage, spares, stragglers, what is survived, notices.
 
 import { bytes, count, moment, seconds } from "./format.js";
 import { make } from "./dom.js";
@@ -123,6 +123,19 @@ export function showStragglers(element, stragglers, onRank) {
   if (!stragglers.length) return element.replaceChildren(empty("No rank's forward takes much longer than the others'. (In backward everyone waits for the slowest, so forward is what is compared.)"));
   const rows = stragglers.map((s) => pick(make("tr", {}, cell(`${s.rank}`, "n"), cell(seconds(s.forward_seconds), "n"), cell(seconds(s.median_seconds), "n"), cell(`${(s.forward_seconds / s.median_seconds).toFixed(2)}×`, "n")), () => onRank(s.rank), `Rank ${s.rank}: show its log`));
   element.replaceChildren(table([["rank", "n"], ["forward takes", "n"], ["median", "n"], ["", "n"]], rows));
+  return undefined;
+}
+
+export function showCoverage(element, coverage) {
+  if (!coverage) return element.replaceChildren(empty("Every rank holds all of the state: any one that is left is enough. (Or training has not begun yet.)"));
+  const used = new Map(coverage.rungs.map((r) => [r.rung, r.in_use]));
+  const last = used.get("checkpoint") ? "from a checkpoint" : "the job ends";
+  const losses = coverage.losses.map((l) => make("tr", {}, cell(l.what), cell(count(l.cases), "n"), cell(count(l.replicas), "n"), cell(count(l.buddies), "n"), cell(count(l.rest), "n"), cell(l.examples.join("; "), "evidence")));
+  const rungs = coverage.rungs.map((r) => make("tr", {}, cell(r.rung), cell(r.in_use ? "yes" : "no"), cell(r.in_use ? count(r.steps_lost) : "–", "n"), cell(bytes(r.copied_bytes), "n"), cell(seconds(r.copy_seconds), "n"), cell(r.host_bytes ? `${bytes(r.host_bytes)} of each rank's host` : `${count(r.devices)} devices for one more`)));
+  element.replaceChildren(
+    table([["losing"], ["cases", "n"], ["from replicas", "n"], ["from buddy memory", "n"], [last, "n"], ["not from replicas, for example"]], losses),
+    table([["rung"], ["in use"], ["steps lost, at most", "n"], ["copied for each lost rank", "n"], ["at 1 GiB/s", "n"], ["costs"]], rungs),
+  );
   return undefined;
 }
 

@@ -1,7 +1,7 @@
 // Brings the parts of the page together: the link's events go in, views are drawn.
 
 import { find, make, setText } from "./dom.js";
-import { share, showEngines, showFailures, showNotices, showRecoveries, showSpares, showStragglers } from "./events.js";
+import { share, showCoverage, showEngines, showFailures, showNotices, showRecoveries, showSpares, showStragglers } from "./events.js";
 import { count, moment, ns, percent, seconds } from "./format.js";
 import { getJson, listen } from "./link.js";
 import { LEGEND } from "./phases.js";
@@ -9,7 +9,7 @@ import { RankWindow } from "./rank.js";
 import { Ranks } from "./ranks.js";
 import { Timeline } from "./timeline.js";
 
-const job = { summary: null, failures: [], recoveries: [], notices: [], stragglers: [], publishing: null, restores: [], ranks: [] };
+const job = { summary: null, failures: [], recoveries: [], notices: [], stragglers: [], publishing: null, restores: [], coverage: null, ranks: [] };
 const tip = find("tip");
 const rankWindow = new RankWindow();
 const openRank = (rank) => { rankWindow.open(rank); rankWindow.update(job.ranks); };
@@ -55,7 +55,7 @@ function take(event) {
     job.ranks = [];
     told = -1; // failures of before this page was opened are not announced
   }
-  for (const topic of ["summary", "failures", "recoveries", "notices", "stragglers", "publishing", "restores"]) {
+  for (const topic of ["summary", "failures", "recoveries", "notices", "stragglers", "publishing", "restores", "coverage"]) {
     if (topic in event) job[topic] = event[topic];
   }
   for (const line of event.ranks) job.ranks[line.rank] = line;
@@ -83,6 +83,7 @@ function show(event) {
     spares: () => { if (total.job) showSpares(find("spares"), total); },
     engines: () => showEngines(find("engines"), job.publishing),
     stragglers: () => showStragglers(find("stragglers"), job.stragglers, openRank),
+    coverage: () => showCoverage(find("coverage"), job.coverage),
     notices: () => showNotices(find("notices"), job.notices),
   };
   for (const [page, render] of Object.entries(pages)) {
