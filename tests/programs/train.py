@@ -30,6 +30,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batchnorm", action="store_true")
     parser.add_argument("--local-buffers", action="store_true", help="let BatchNorm's statistics differ between ranks")
     parser.add_argument("--clip", action="store_true")
+    parser.add_argument("--compile", default="", metavar="BACKEND", help="compile the model")
+    parser.add_argument("--hand-over-compiled", action="store_true", help="the compiled model instead of the other one")
     parser.add_argument("--scheduler", action="store_true")
     parser.add_argument("--autocast", action="store_true")
     parser.add_argument("--scaler", action="store_true")
@@ -134,6 +136,7 @@ def main() -> None:
     torch.manual_seed(job.rank if options.data == "loader" else 0)  # DDP's broadcast makes replicas equal
     net = Net(options.width, options.dropout, options.batchnorm)
     model = DDP(net, broadcast_buffers=False) if options.local_buffers else DDP(net)
+    run: Any = torch.compile(model, backend=options.compile) if options.compile else model
     optimizer = make_optimizer(options.optimizer, model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if options.scaler else None
@@ -158,7 +161,7 @@ def main() -> None:
             source = DataLoader(dataset, batch_size=24, sampler=sampler, num_workers=options.loader_workers)
 
     training = relight.Training(
-        model=model,
+        model=run if options.hand_over_compiled else model,
         optimizer=optimizer,
         scheduler=scheduler,
         scaler=scaler,
@@ -185,7 +188,7 @@ def main() -> None:
                 with contextlib.nullcontext() if last else model.no_sync():
                     noise = (random.random() + numpy.random.random()) * options.noise
                     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.autocast):
-                        loss = F.cross_entropy(model(x + noise), y) / len(batches)
+                        loss = F.cross_entropy(run(x + noise), y) / len(batches)
                     if step.number == options.overflow_at:
                         loss = loss * float("inf")
                     (scaler.scale(loss) if scaler else loss).backward()

@@ -35,6 +35,10 @@ ALONE: dict[str, tuple[str, str]] = {
     "overflow_barrier": ("--scaler --overflow-at 5", "kill rank 1 in BARRIER of step 5"),
     "overflow_write": ("--scaler --overflow-at 5", "kill rank 1 in OPTIMIZER of step 5"),
     "overflow_autocast": ("--scaler --autocast --clip --overflow-at 5", "freeze rank 0 in BEFORE_BARRIER of step 5"),
+    "compile": ("--compile aot_eager --batchnorm", KILL),
+    "compile_after_write": ("--compile aot_eager --scaler --clip", "kill rank 0 in OPTIMIZER of step 5"),
+    "compile_handed_over": ("--compile aot_eager --hand-over-compiled", "kill rank 0 in FORWARD of step 5"),
+    "compile_inductor": ("--compile inductor", KILL),  # needs a C++ compiler
     "ema": ("--ema", "kill rank 0 in OPTIMIZER of step 5"),
     "ema_back": ("--ema", KILL),
     "accumulate": ("--accumulate 2", "kill rank 1 in BACKWARD of step 3"),

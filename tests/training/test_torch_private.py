@@ -19,6 +19,7 @@ from relight.training.torch_private import (
     BucketLayout,
     make_detached_group,
     make_inner_group,
+    not_compiled,
     reset_scaler,
 )
 
@@ -162,3 +163,30 @@ def aborted_at_different_micro_batches(rank: int, directory: str) -> list[float]
 
 def test_ranks_that_were_aborted_at_different_micro_batches_go_on_together() -> None:
     assert run_ranks(aborted_at_different_micro_batches) == [[5.0] * 4] * WORLD
+
+
+@pytest.mark.all
+def test_what_is_ours_is_left_out_of_a_compiled_model() -> None:
+    """Dynamo would trace into it, or refuse it, wherever a hook or the reducer of DDP calls it."""
+    seen: list[bool] = []
+
+    @not_compiled
+    def ours(module: nn.Module, arguments: object) -> None:
+        note()
+
+    def note() -> None:
+        seen.append(torch.compiler.is_compiling())
+
+    inner = nn.Linear(3, 3)
+    inner.register_forward_pre_hook(ours)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(nn.Sequential(inner), backend=backend)
+    for _ in range(2):
+        compiled(torch.ones(1, 3))
+    assert seen == [False, False]
+    assert len(graphs) >= 1

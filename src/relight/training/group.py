@@ -28,6 +28,7 @@ from relight.training.torch_private import (
     abort_nccl,
     make_detached_group,
     make_inner_group,
+    not_compiled,
 )
 from relight.training.waits import Waiters, Waits
 
@@ -193,6 +194,7 @@ class _WaitedFor:
     def abandon(self) -> None:
         self._abandoned = True
 
+    @not_compiled
     def wait(self) -> bool:
         while not self._work.is_completed():
             if self._abandoned:
@@ -238,6 +240,7 @@ class _Operation(dist.Work):
         self._waited_for.abandon()
         self._settle(StepInterrupted("the operation was abandoned: its generation is closed"))
 
+    @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
         since_ns = time.monotonic_ns()
         try:
@@ -247,9 +250,11 @@ class _Operation(dist.Work):
                 self.on_wait(time.monotonic_ns() - since_ns)
         return True
 
+    @not_compiled
     def is_completed(self) -> bool:
         return self._settled or self.is_over()
 
+    @not_compiled
     def get_future(self) -> torch.futures.Future[Any]:
         return self._future
 
@@ -302,6 +307,7 @@ class _Exchange(dist.Work):
     def abandon(self) -> None:
         self._settle(error=StepInterrupted("the operation was abandoned: its generation is closed"))
 
+    @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
         over = self._waits.begin()
         try:
@@ -313,6 +319,7 @@ class _Exchange(dist.Work):
         finally:
             over()
 
+    @not_compiled
     def is_completed(self) -> bool:
         return self.is_over()
 
@@ -462,6 +469,7 @@ class RelightProcessGroup(dist.ProcessGroup):
 
 
 def _delegate(operation: str) -> Callable[..., Any]:
+    @not_compiled
     def launch(self: RelightProcessGroup, *args: Any, **kwargs: Any) -> Any:
         return self._launch(operation, *args, **kwargs)
 
@@ -480,12 +488,15 @@ class _Done(dist.Work):
         super().__init__()
         self._result = result
 
+    @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002
         return True
 
+    @not_compiled
     def is_completed(self) -> bool:
         return True
 
+    @not_compiled
     def get_future(self) -> torch.futures.Future[Any]:
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(self._result)
@@ -501,6 +512,7 @@ class _CuttableWork(dist.Work):
         self._gate = gate
         self._operation = operation
 
+    @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
             return self._work.wait() if timeout is None or timeout.total_seconds() <= 0 else self._work.wait(timeout)
@@ -510,8 +522,10 @@ class _CuttableWork(dist.Work):
             self._gate.cut(self._operation)
             return True
 
+    @not_compiled
     def is_completed(self) -> bool:
         return self._work.is_completed()
 
+    @not_compiled
     def get_future(self) -> Any:
         return self._work.get_future()

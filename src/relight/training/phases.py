@@ -14,6 +14,7 @@ from relight.errors import StepInterrupted
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
+from relight.training.torch_private import not_compiled
 
 # How many parameters look, when their gradient is ready, whether the generation was closed: a backward pass stops
 # within a fraction of its length. Each look costs 10 us once the model has pushed the interpreter out of the caches.
@@ -48,6 +49,7 @@ class PhaseHooks:
     def _active(self) -> bool:
         return self._runtime.in_step and not self._progress.wrote and not self._progress.warming
 
+    @not_compiled
     def _on_forward(self, module: nn.Module, arguments: Any) -> None:  # noqa: ARG002
         if not self._active():
             return
@@ -55,6 +57,7 @@ class PhaseHooks:
             self._runtime.page.stamp(Phase.FORWARD)
         self._runtime.faults.strike(Point.FORWARD)
 
+    @not_compiled
     def _on_forward_end(self, module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG002
         if not self._active():
             return
@@ -62,14 +65,17 @@ class PhaseHooks:
         if tensor is not None:
             tensor.register_hook(self._on_backward)
 
+    @not_compiled
     def _on_backward(self, gradient: torch.Tensor) -> None:  # noqa: ARG002
         if self._active() and self._runtime.page.phase is Phase.FORWARD:
             self._runtime.page.stamp(Phase.BACKWARD)
 
+    @not_compiled
     def _gate(self, parameter: torch.Tensor) -> None:  # noqa: ARG002
         if self._runtime.closed and self._active():
             raise StepInterrupted("the generation was closed by a failure elsewhere")
 
+    @not_compiled
     def _gate_with_fault(self, parameter: torch.Tensor) -> None:
         self._gate(parameter)
         if self._active():

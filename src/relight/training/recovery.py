@@ -69,7 +69,8 @@ class Recovery:
         self._blank = False  # nothing to offer: a replacement before its copy is complete and verified
         self._layouts = [
             BucketLayout(module, fixed=bool(state.pipelines))
-            for module in state.modules.values()
+            for handed in state.modules.values()
+            for module in handed.modules()  # the compiler wraps it
             if isinstance(module, DistributedDataParallel)
         ]
 

@@ -39,6 +39,7 @@ from relight.training.link import AgentLink
 from relight.training.mesh_private import regroup
 from relight.training.page import PositionPage
 from relight.training.store import StoreClient
+from relight.training.torch_private import not_compiled
 from relight.training.waits import Waits
 from relight.transfer.restore import RestoreClient, RestoreServer
 from relight.wire.handshake import read_token
@@ -175,6 +176,7 @@ class Runtime:
         """Each formed group once, however many of the script's groups share it."""
         return list({id(group.inner): group.inner for group in self.groups if group.inner is not None}.values())
 
+    @not_compiled
     def _interrupt_forward(self, module: torch.nn.Module, arguments: Any) -> None:  # noqa: ARG002
         if not self.started:  # a replacement that builds its modules after it was given its rank
             return

@@ -117,7 +117,7 @@ class TrackedState:
         by_data = self.sharded.data_dimensions()
         if not self.pipelines:
             return batch_place(self.parameters, by_data, rank, world_size)
-        for module in self.modules.values():
+        for module in (part for handed in self.modules.values() for part in handed.modules()):
             if isinstance(module, DistributedDataParallel):
                 return dist.get_rank(module.process_group)
         return batch_place(self.parameters, by_data, rank, world_size, pipelines=True) if self.sharded else 0

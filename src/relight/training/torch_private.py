@@ -4,8 +4,9 @@ tests/training/test_torch_private.py exercises each against the installed versio
 one of them fails there, by name, and not in somebody's recovery.
 """
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -77,6 +78,23 @@ def make_detached_group(rank: int, size: int, device: torch.device) -> ProcessGr
 def abort_nccl(group: ProcessGroup, device: torch.device) -> None:
     """Make NCCL operations of this group fail at once. Not run on this project's CI, which has no GPU."""
     group._get_backend(device).abort()
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def not_compiled(function: _Function) -> _Function:
+    """Have torch.compile leave this function, and whatever it calls, to the interpreter.
+
+    Around a compiled model it looks at every frame, also at those that its hooks and DDP's reducer enter. Done by hand,
+    since torch.compiler.disable would import the compiler into every script.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined] # where a compiled frame calls it
+    frames: Any = torch._C._dynamo.eval_frame
+    if hasattr(frames, "_FrameExecStrategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
 
 
 class BucketLayout:
