@@ -30,6 +30,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batchnorm", action="store_true")
     parser.add_argument("--local-buffers", action="store_true", help="let BatchNorm's statistics differ between ranks")
     parser.add_argument("--clip", action="store_true")
+    parser.add_argument("--late-standby", action="store_true", help="standbys build when they know their rank")
     parser.add_argument("--compile", default="", metavar="BACKEND", help="compile the model")
     parser.add_argument("--hand-over-compiled", action="store_true", help="the compiled model instead of the other one")
     parser.add_argument("--scheduler", action="store_true")
@@ -130,7 +131,7 @@ def _feed(sha: Any, tree: Any) -> None:
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
-    job = relight.init()
+    job = relight.init(late_standby=options.late_standby)
     random.seed(job.rank)
     numpy.random.seed(job.rank)
     torch.manual_seed(job.rank if options.data == "loader" else 0)  # DDP's broadcast makes replicas equal

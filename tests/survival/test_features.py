@@ -38,7 +38,8 @@ ALONE: dict[str, tuple[str, str]] = {
     "compile": ("--compile aot_eager --batchnorm", KILL),
     "compile_after_write": ("--compile aot_eager --scaler --clip", "kill rank 0 in OPTIMIZER of step 5"),
     "compile_handed_over": ("--compile aot_eager --hand-over-compiled", "kill rank 0 in FORWARD of step 5"),
-    "compile_inductor": ("--compile inductor", KILL),  # needs a C++ compiler
+    "late_standby": ("--late-standby --batchnorm --local-buffers", KILL),
+    "late_standby_early": ("--late-standby", "kill rank 0 in OPTIMIZER of step 0"),
     "ema": ("--ema", "kill rank 0 in OPTIMIZER of step 5"),
     "ema_back": ("--ema", KILL),
     "accumulate": ("--accumulate 2", "kill rank 1 in BACKWARD of step 3"),

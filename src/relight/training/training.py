@@ -241,9 +241,7 @@ class Training:
         self._progress.until = until
         self._install()
         try:
-            if self._runtime.is_standby and self._runtime.builds_late:
-                self._take_rank()
-            elif self._runtime.is_standby:
+            if self._runtime.is_standby:
                 yield from self._stand_by()
             else:
                 self._enter_training()
@@ -426,24 +424,21 @@ class Training:
         self._show_position()
 
     def _stand_by(self) -> Iterator[Step]:
-        """A standby: rehearse one step alone, wait for a rank, be restored."""
+        """A standby: rehearse one step alone, wait for a rank (unless it has one, and builds late), be restored."""
         runtime, progress = self._runtime, self._progress
-        runtime.started = True
-        runtime.faults.strike(Point.WARMUP)
-        progress.warming = True
-        step = Step(self, 0, 0, warmup=True)
-        yield step
-        if not step.entered:
-            raise UsageError(_NOT_ENTERED)
-        progress.warming = False
-        runtime.stand_by(self._state.layout())
-        self._state.rebind()
-        self._find_place()
-        self._take_rank()
-
-    def _take_rank(self) -> None:
-        """A replacement has what its rank has, but for the contents."""
-        runtime = self._runtime
+        runtime.started = not runtime.builds_late  # else a Stop may come at any time, and would cut the rehearsal short
+        if not self._state.pipelines:  # a stage alone has no input
+            runtime.faults.strike(Point.WARMUP)
+            progress.warming = True
+            step = Step(self, 0, 0, warmup=True)
+            yield step
+            if not step.entered:
+                raise UsageError(_NOT_ENTERED)
+            progress.warming = False
+        if not runtime.builds_late:
+            runtime.stand_by(self._state.layout())
+            self._state.rebind()
+            self._find_place()
         runtime.faults.strike(Point.PROMOTED)
         runtime.closed = True
         runtime.started = True
