@@ -81,10 +81,10 @@ class CommunicationStalled(_Event, frozen=True, kw_only=True):
 
 
 class StandbyReady(_Event, frozen=True, kw_only=True):
-    """A standby ran the script up to its first step, and one warm-up step on a detached group."""
+    """A standby ran the script up to its first step, and one warm-up step on a detached group; or it builds late."""
 
     process: str
-    layout_digest: str  # of names, shapes and dtypes of all state
+    layout_digest: str  # of names, shapes and dtypes of all state; empty: it builds when it knows which rank it takes
 
 
 class TrainingEntered(_Event, frozen=True, kw_only=True):
