@@ -79,6 +79,14 @@ BENCHMARKS = (
         quick=("--quick", "--budget-s", "4"),
     ),
     Benchmark(
+        "buddy",
+        "benchmarks.buddy",
+        "snapshots in a buddy's memory",
+        full_s=400,
+        quick_s=70,
+        quick=("--quick", "--budget-s", "4"),
+    ),
+    Benchmark(
         "scaling",
         "benchmarks.scaling",
         "recovery against the number of workers",

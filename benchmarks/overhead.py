@@ -134,11 +134,11 @@ def two_jobs(workers: int, shape: Sequence[int], directory: Path, name: str) -> 
         for job in (first, second):
             stack.callback(job.stop)
             job.start()
-        links = _accept(listener, workers, (first, second))
+        links = accept(listener, workers, (first, second))
         yield Side(links["a"]), Side(links["b"]), (first, second)
 
 
-def _accept(
+def accept(
     listener: socket.socket, workers: int, jobs: Sequence[RelightJob | PlainJob]
 ) -> dict[str, dict[int, socket.socket]]:
     """Wait until every rank of both jobs has come to the gate."""
@@ -170,22 +170,22 @@ def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name:
         started = time.monotonic()
         pairs: list[tuple[Block, Block]] = []
         while len(pairs) < MIN_PAIRS or time.monotonic() < started + budget_s:
-            pairs.append(_pair(first, second, steps, swapped=len(pairs) % 2 == 1))
+            pairs.append(pair_of(first, second, steps, swapped=len(pairs) % 2 == 1))
         wall_s = time.monotonic() - started
         shares = [(now - then) / wall_s for now, then in zip(control_plane_cpu_s(jobs), before, strict=True)]
         first.end()
         second.end()
-    return {"workers": workers, "nominal_ms": nominal_ms, "name": name, "steps": steps} | _figures(pairs, shares)
+    return {"workers": workers, "nominal_ms": nominal_ms, "name": name, "steps": steps} | figures_of(pairs, shares)
 
 
-def _pair(first: Side, second: Side, steps: int, *, swapped: bool) -> tuple[Block, Block]:
+def pair_of(first: Side, second: Side, steps: int, *, swapped: bool) -> tuple[Block, Block]:
     if swapped:
         later = second.run(steps)
         return first.run(steps), later
     return first.run(steps), second.run(steps)
 
 
-def _figures(pairs: Sequence[tuple[Block, Block]], shares: Sequence[float]) -> dict[str, Any]:
+def figures_of(pairs: Sequence[tuple[Block, Block]], shares: Sequence[float]) -> dict[str, Any]:
     ratios = [a.step_s / b.step_s for a, b in pairs]
     low, high = median_interval(ratios)
     cpu = [a.cpu_s / b.cpu_s for a, b in pairs]

@@ -235,3 +235,32 @@ def test_what_only_a_lost_host_had_ends_the_job(tmp_path: Path) -> None:
     assert outcome.status == 1, outcome.describe()
     assert "the private state of ranks 2, 3" in outcome.report.error, outcome.describe()
     assert "Resume from your last checkpoint" in outcome.report.error, outcome.describe()
+
+
+DIVIDED = Training(
+    ranks=4,
+    steps=125,
+    program="divided.py",
+    arguments=("--layout", "fsdp", "--buddy", "10", "--pause", "0.05", "--tell", "--hold-at", "120"),
+)
+
+
+@pytest.mark.all
+def test_a_host_is_lost_with_half_of_a_state_without_replicas(tmp_path: Path) -> None:
+    """Each rank's buddy is on the other host: all that was lost is in the memory of the one that is left."""
+    directories = iter([tmp_path / "reference"])
+    undisturbed = Bench(lambda: next(directories)).reference(DIVIDED)
+    with Cluster(tmp_path / "hosts", DIVIDED, 2, standbys=2) as cluster:
+        cluster.start()
+        cluster.wait_until(lambda: cluster.journal().count('"StandbyReady"') >= 2, "both standbys are warm")
+        cluster.wait_until(lambda: "committed 13" in cluster.output(), "a snapshot is with its buddies")
+        cluster.lose(1)
+        cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on")
+        cluster.release()
+        outcome = cluster.wait()
+    assert (outcome.status, outcome.report.error) == (0, ""), outcome.describe()
+    (recovery,) = outcome.report.recoveries
+    assert (recovery.rung, recovery.replaced) == ("buddy memory", (2, 3)), outcome.describe()
+    assert recovery.steps_undone <= 20, outcome.describe()
+    assert outcome.finals == undisturbed.finals, outcome.describe()
+    assert outcome.report.final_state_digest == undisturbed.report.final_state_digest

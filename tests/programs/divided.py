@@ -50,6 +50,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--buddy", type=int, default=0, help="steps from one snapshot in buddy memory to the next")
     parser.add_argument("--checkpoint", default="", help="keep checkpoints in this directory")
     parser.add_argument("--checkpoint-every", type=int, default=4)
+    parser.add_argument("--tell", action="store_true", help="print each step that is committed")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes on top")
     parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
@@ -219,6 +220,8 @@ def main() -> None:
     for step in training.steps(until=options.steps):
         with step as batch:
             step.report(train(batch if options.accumulate > 1 else [batch]))
+        if options.tell and step.committed:
+            print(f"committed {step.number}", flush=True)
         while step.number == options.hold_at and not os.path.exists(options.hold):
             time.sleep(0.01)
         if options.evaluate and step.committed and step.number % 2 == 1:

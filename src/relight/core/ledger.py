@@ -336,5 +336,5 @@ class Ledger:
 
 
 def _lost_seconds(recovery: RecoveryReport) -> float:
-    redone = recovery.stages.redo_seconds if recovery.steps_repeated else 0.0
+    redone = recovery.stages.redo_seconds * recovery.steps_repeated
     return recovery.stages.total_seconds + redone
