@@ -195,3 +195,54 @@ def test_a_long_copy_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monk
     assert [copied for copied, _, _ in said] == sorted({copied for copied, _, _ in said})
     assert (said[-1][0], {whole for _, whole, _ in said}) == (total, {total})
     assert len(said) >= 5  # buckets
+
+
+def test_snapshots_are_served_beside_the_state_in_any_open_generation(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    server.offer(Offer(2, 7, {}, Flat({"w": torch.zeros(2)})))
+    for rank, version in ((0, 5), (3, 5), (3, 6)):
+        server.keep(rank, Offer(0, version, {}, Flat({"w": torch.tensor([float(rank), float(version)])})))
+    client = RestoreClient(nothing, TIMEOUT_SECONDS)
+    for generation in (1, 4):
+        for rank, version in ((0, 5), (3, 6), (3, 5)):
+            fetched = client.fetch(generation, version, [server.address], lambda _: None, of=rank)
+            assert fetched.tensors[0].tolist() == [rank, version]
+    assert client.fetch(2, 7, [server.address], lambda _: None).tensors[0].tolist() == [0, 0]
+    server.withdraw(5)
+    with pytest.raises(RestoreError, match="generation is closed"):
+        client.fetch(4, 5, [server.address], lambda _: None, of=3)
+    assert client.fetch(5, 5, [server.address], lambda _: None, of=3).tensors[0].tolist() == [3, 5]
+
+
+def test_nobody_reads_a_snapshot_that_is_forgotten(tmp_path: Path) -> None:
+    """Its memory is about to be used again: whoever is in the middle of it gets an error, never a mixture."""
+    server = make_server(tmp_path)
+    state = make_state(3)
+    offer = Offer(0, 5, {}, Flat(state))
+    server.keep(1, offer)
+    inside, forgotten = threading.Event(), threading.Event()
+
+    def halfway() -> None:
+        inside.set()
+        assert forgotten.wait(TIMEOUT_SECONDS)
+
+    outcome: list[str] = []
+
+    def fetch() -> None:
+        try:
+            RestoreClient(halfway, TIMEOUT_SECONDS).fetch(1, 5, [server.address], lambda _: None, of=1)
+        except RestoreError as error:
+            outcome.append(str(error))
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    assert inside.wait(TIMEOUT_SECONDS)
+    newer = Offer(0, 5, {}, Flat({"w": torch.ones(1)}))
+    server.keep(1, newer)  # the same version again, in other memory
+    server.forget(1, offer)
+    state["big"].fill_(float("nan"))
+    forgotten.set()
+    thread.join(TIMEOUT_SECONDS)
+    assert len(outcome) == 1
+    again = RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 5, [server.address], lambda _: None, of=1)
+    assert again.tensors[0].tolist() == [1.0]

@@ -97,6 +97,12 @@ class Snapshots:
         if every < 1:
             raise UsageError(f"buddy(every={every}): at least 1")
         self.every = every
+        if not self._shard() and self._runtime.rank == 0:
+            self._runtime.say(
+                "no buddies",
+                "training.buddy(): every rank holds all of the state, so a buddy would hold nothing that the others do "
+                "not; no snapshots are made",
+            )
 
     @property
     def active(self) -> bool:
@@ -148,7 +154,11 @@ class Snapshots:
         runtime = self._runtime
         self._newest, self._have = version, -1
         own, kept = self._free(self._own), self._free(self._kept)
-        copies = self._take(own, version)
+        try:
+            copies = self._take(own, version)
+        except (RuntimeError, MemoryError) as error:  # no memory, mostly; then this version is never established
+            runtime.say("no snapshots", f"rank {runtime.rank} cannot make a snapshot: {error}. Training goes on")
+            return
         self._copied.clear()
         self._closed.clear()
         generation, ward = runtime.generation, self._ward
