@@ -146,3 +146,13 @@ def test_never_half_of_the_ranks_or_the_median_one(totals: dict[int, float], fac
 @pytest.mark.parametrize("ranks", [0, 1])
 def test_alone_nobody_is_slow(ranks: int) -> None:
     assert slow_ranks({rank: Work(seconds=(9.0, 9.0, 9.0)) for rank in range(ranks)}, 1.5) == ()
+
+
+def test_when_no_rank_is_held_nobody_is_slow() -> None:
+    """A late sample of a process whose rank is vacant, or after the last one has ended."""
+    world = World(dict.fromkeys(range(3), (10, 10, 10)))
+    world.window()
+    world.names.clear()
+    world.now += 2 * WINDOW_SECONDS
+    late = Sample(process="w0", position=Position(), state="S", run_delay_ns=0, rss_bytes=0, sampled_ns=1)
+    assert world.stragglers.observe([late], world.names, lambda: world.hosts, world.now) == ()

@@ -80,6 +80,8 @@ class Stragglers:
         if now - self._opened_at < self._window_seconds or len(members) > TRACED_RANKS:
             return ()
         names = frozenset(members.values())
+        if not names:
+            return ()  # all are gone: at the end of a job, or in a recovery
         if not names <= self._base.keys() or not names <= self._newest.keys():
             self._open(names, now)  # somebody is new
             return ()
