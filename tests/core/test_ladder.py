@@ -170,7 +170,7 @@ def jobs(draw: st.DrawFn) -> tuple[list[Stopped], Shards]:
 
 
 @given(jobs())
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_whatever_is_reported(job: tuple[list[Stopped], Shards]) -> None:
     reports, shards = job
     fall = descend("why", reports, shards)
