@@ -136,12 +136,16 @@ class Detector:
         self._late_ns = BLIND_GAP_NS
         # Who is out of sight for long may be the one that all wait for: known before anybody can be blamed instead.
         self._stale_seconds = min(STALE_SECONDS, settings.hang_timeout_seconds / 2)
+        self._hang_seconds = settings.hang_timeout_seconds
 
     def expect(self, sample_seconds: float) -> None:
         """A process is sampled so often from now on: with many agents less often, and none of it is late."""
         more = sample_seconds - SAMPLE_SECONDS
         self._late_ns = BLIND_GAP_NS + round(more * 1e9)
-        self._stale_seconds = min(STALE_SECONDS, self._settings.hang_timeout_seconds / 2) + 2 * more
+        margin = min(STALE_SECONDS, self._settings.hang_timeout_seconds / 2)
+        self._stale_seconds = margin + more
+        # As without: nobody is blamed before it is known for a while who is out of sight.
+        self._hang_seconds = max(self._settings.hang_timeout_seconds, self._stale_seconds + margin)
 
     def observe(self, samples: Sequence[Sample], members: Mapping[int, str], now: float) -> tuple[Event, ...]:
         """Take in samples of some processes. `members` names the process of each rank, in the order of ranks.
@@ -270,7 +274,7 @@ class Detector:
         """How long this process may be idle where it is; 0: for ever."""
         settings, phase = self._settings, watch.position.phase
         if phase is Phase.PARKED and self._peers_train(watch, ranks):
-            return round(settings.hang_timeout_seconds * 1e9)
+            return round(self._hang_seconds * 1e9)
         if phase in _NEVER:
             return 0
         if phase is Phase.OUTSIDE:
@@ -278,7 +282,7 @@ class Detector:
         if phase is Phase.STARTING or not watch.committed:
             return round(settings.startup_timeout_seconds * 1e9)
         learned = LEARNED_FACTOR * self._longest_ns.get(phase, 0)
-        return max(round(settings.hang_timeout_seconds * 1e9), learned)
+        return max(round(self._hang_seconds * 1e9), learned)
 
     def _peers_train(self, watch: _Watch, ranks: Mapping[int, _Watch]) -> bool:
         """Whether a peer went on after this one parked: then Resume was sent, and no deadline of the core runs."""

@@ -12,7 +12,8 @@ from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore,
 from relight.core.events import Stopped
 from relight.core.fault import Action
 from relight.core.report import JobReport
-from relight.sim.contents import Violation, reference
+from relight.core.shards import Shards
+from relight.sim.contents import Violation, digest_of, part_key, reference
 from relight.sim.worker import Worker
 
 # Why a healthy process may be killed.
@@ -40,6 +41,7 @@ class Checker:
         self._standing: Command | None = None  # the newest order to all
         self._struck: tuple[tuple[Action, str, str], ...] = ()  # what, process, point
         self.disturbed: set[str] = set()  # kinds of faults that are not of one process
+        self.parts = 1  # that the state is divided into
         self.derivable = False  # private state follows from rank and step: it cannot be lost
         self.fenced: set[str] = set()  # processes of hosts that were given up; they may live on
         self._lost_hosts: set[str] = set()
@@ -152,7 +154,7 @@ class Checker:
         if not end.error:
             self._check_completed([self.workers[name] for name in members])
             self._check_report(report)
-        elif "every replica" in end.error or "no intact replica" in end.error:
+        elif any(text in end.error for text in ("every replica", "no intact replica", "every copy is lost")):
             self._check_all_lost(end)
         elif not self._is_excused(end.error):
             raise Violation(f"L1: the job ended without need: {end.error}")
@@ -205,6 +207,13 @@ class Checker:
         strangers = [source.address for source in restore.sources if source.address not in known]
         if strangers:
             raise Violation(f"I14: the state is to be copied from {strangers}, which hold no rank")
+        served = {source.shard for source in restore.sources}
+        for rank in restore.targets:
+            if part_key(rank, self.parts) not in served:
+                raise Violation(f"I5: rank {rank} is to copy {part_key(rank, self.parts)}, which no source holds")
+        wrong = [source for source in restore.sources if source.shard != part_key(source.rank, self.parts)]
+        if wrong:
+            raise Violation(f"I4: rank {wrong[0].rank} is said to hold {wrong[0].shard}")
 
     def _check_reachable(self, restore: Restore, worker: Worker) -> None:
         """I5, I8: blank ranks copy; each other one is there, or holds the gradient of the one step that is missing."""
@@ -244,16 +253,24 @@ class Checker:
         """What people read must be what happened."""
         if (report.final_version, report.until, report.error) != (self._until, self._until, ""):
             raise Violation(f"I12: the report says version {report.final_version} of {report.until}: {report.error}")
-        if report.final_state_digest != str(self._states[-1].content):
+        ranks = range(self._world_size)
+        keys = [part_key(rank, self.parts) for rank in ranks]
+        digests = [digest_of(self._states[-1].content, rank, self.parts) for rank in ranks]
+        if report.final_state_digest != Shards(keys).digest(digests):
             raise Violation(f"I12: the report has the digest {report.final_state_digest}")
         answered = sorted(number for recovery in report.recoveries for number in recovery.failures)
         if answered != [failure.number for failure in report.failures]:
             raise Violation(f"I12: failures {answered} were answered, of {len(report.failures)}")
 
     def _check_all_lost(self, end: EndJob) -> None:
-        for worker in self.workers.values():
-            if worker.healthy and worker.page.rank >= 0 and not worker.blank and worker.name not in self.fenced:
-                raise Violation(f"L1: {worker.name} holds version {worker.state.version}, but: {end.error}")
+        holders = [
+            worker
+            for worker in self.workers.values()
+            if worker.healthy and worker.page.rank >= 0 and not worker.blank and worker.name not in self.fenced
+        ]
+        if {worker.rank % self.parts for worker in holders} == set(range(self.parts)):
+            names = ", ".join(worker.name for worker in holders)
+            raise Violation(f"L1: {names} hold all of the state, but: {end.error}")
 
     def _is_excused(self, error: str) -> bool:
         """Whether these faults must end a job in this way."""

@@ -78,3 +78,13 @@ def reference(world_size: int, until: int) -> tuple[tuple[State, ...], tuple[tup
         states.append(states[-1].updated(gradient))
         privates.append(tuple(next_private(private, step) for private in privates[-1]))
     return tuple(states), tuple(privates)
+
+
+def part_key(rank: int, parts: int) -> str:
+    """What a rank says that it holds; empty: all of the state."""
+    return f"part {rank % parts}" if parts > 1 else ""
+
+
+def digest_of(content: int, rank: int, parts: int) -> str:
+    """Of what a rank holds of a state: another one for each part."""
+    return f"{content}/{rank % parts}" if parts > 1 else str(content)

@@ -7,7 +7,7 @@ the worker, it is the model of the worker that is changed.
 
 import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -105,14 +105,19 @@ def one_source_and_the_rest_copies(reports: Sequence[ev.Stopped], private: Priva
 
 
 @contextmanager
-def _rule(rule: Rule) -> Iterator[None]:
+def _replaced(name: str, by: Callable[..., object]) -> Iterator[None]:
+    """Another function of that name, where the controller decides."""
     module = importlib.import_module("relight.core.stages.stopping")
-    before = vars(module)["decide"]
-    vars(module)["decide"] = rule
+    before = vars(module)[name]
+    vars(module)[name] = by
     try:
         yield
     finally:
-        vars(module)["decide"] = before
+        vars(module)[name] = before
+
+
+def _rule(rule: Rule) -> AbstractContextManager[None]:
+    return _replaced("decide", rule)
 
 
 # --- other controllers --------------------------------------------------------------------------------------------
@@ -392,6 +397,17 @@ class WaitsForALostHost(Controller):
         return self._fail([], -1, None, now)
 
 
+class ForgetsTheParts(Controller):
+    """A divided state is decided upon as if every rank held all of it."""
+
+    def _lost_without(self, process: Process | None = None) -> bool:
+        return not any(p.may_hold_state and p is not process for p in self.members.by_rank().values())
+
+    def _advance(self, now: float) -> list[Command]:
+        with _replaced("require_every_part", lambda decision, shards: decision):  # noqa: ARG005
+            return super()._advance(now)
+
+
 # --- other detectors ----------------------------------------------------------------------------------------------
 class BlamesWhoStopsLater(Detector):
     """Once ours: a survivor that had long waited for a hung rank was blamed if another one stopped sooner."""
@@ -445,6 +461,26 @@ class ComparesWithWhoIsOutOfSight(Detector):
     def __init__(self, settings: DetectorSettings) -> None:
         super().__init__(settings)
         self._stale_seconds = STALE_SECONDS
+
+    def expect(self, sample_seconds: float) -> None:
+        super().expect(sample_seconds)
+        self._stale_seconds = STALE_SECONDS + 2 * sample_seconds
+
+
+class ComparesThoughSeldomHeard(Detector):
+    """Once ours: with many agents, each heard seldom, a survivor was blamed for waiting for a lost host."""
+
+    def expect(self, sample_seconds: float) -> None:
+        super().expect(sample_seconds)
+        self._hang_seconds = self._settings.hang_timeout_seconds
+        self._stale_seconds = self._hang_seconds / 2 + 2 * sample_seconds
+
+
+class TakesSlowSamplingForBlindness(Detector):
+    """With many agents each is heard seldom: then everybody is out of sight, and no hang is ever noticed."""
+
+    def expect(self, sample_seconds: float) -> None:
+        pass
 
 
 # --- other workers ------------------------------------------------------------------------------------------------
@@ -688,7 +724,7 @@ MUTATIONS = (
     Mutation("restart-reuses-generation", 2000, controller=ReusesAGenerationAfterItsRestart),
     Mutation("restart-says-nothing", 2000, controller=SaysNothingAfterItsRestart),
     Mutation("blames-the-bereft", 10000, detector=BlamesTheBereft, hosts=True),
-    Mutation("compares-out-of-sight", 60000, detector=ComparesWithWhoIsOutOfSight, hosts=True),
+    Mutation("compares-out-of-sight", 5000, detector=ComparesWithWhoIsOutOfSight, hosts=True),
     Mutation("agents-look-alike", 20000, controller=TakesAnotherAgentForTheSame),
     Mutation("pages-outlive-agents", 1000, controller=TrustsThePagesOfALostAgent, hosts=True),
     Mutation("last-host-at-the-end", 1000, controller=WaitsForTheLostAtTheEnd, hosts=True),
@@ -697,6 +733,9 @@ MUTATIONS = (
     Mutation("lost-private-derived", 200, controller=DerivesWhateverIsLost, hosts=True),
     Mutation("lost-host-is-awaited", 200, controller=WaitsForALostHost, hosts=True),
     Mutation("gathers-for-ever", 5000, agent=GathersForEver(hold_seconds=10_000.0)),
+    Mutation("parts-forgotten", 1000, controller=ForgetsTheParts),
+    Mutation("compares-seldom-heard", 10000, detector=ComparesThoughSeldomHeard, hosts=True),
+    Mutation("slow-samples-are-none", 5000, detector=TakesSlowSamplingForBlindness, hosts=True),
     Mutation("private-not-claimed", 200, worker=DoesNotClaimPrivateState),
     Mutation("private-kept-too-late", 200, worker=KeepsPrivateStateTooLate),
     Mutation("write-interrupted", 200, worker=StopsInsideTheWrite),

@@ -51,6 +51,7 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     host: int = 0
 
 
+SAMPLE_SECONDS = 0.5  # between two samples of a host
 HOST_KINDS = ("host", "cut", "unheard", "join")
 NETWORK_KINDS = ("silence", "blackhole", "agent", "asleep", "controller")
 
@@ -73,6 +74,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: int = 1  # hosts that share the ranks
     derivable: bool = False  # private state follows from rank and step, so that it is not lost with a host
     gathers: bool = False  # agents send what every rank says once in one message
+    parts: int = 1  # of the state: rank r holds part r % parts
+    sample_seconds: float = (
+        SAMPLE_SECONDS  # between two samples of a host; if longer, hosts are sampled in turn, as with many
+    )
 
 
 def encode_schedule(schedule: Schedule) -> str:
@@ -132,7 +137,14 @@ def random_schedule(
     )
     if hosts is None:
         hosts = not (actions or points or faults is not None) and random.Random(f"hosts? {seed}").random() < 0.2
-    return _with_hosts(schedule) if hosts else schedule
+    schedule = _with_hosts(schedule) if hosts else schedule
+    draw = random.Random(f"parts? {seed}")
+    parts = draw.choice((2, 2, 3)) if draw.random() < 0.2 else 1
+    return msgspec.structs.replace(
+        schedule,
+        parts=parts if 2 * parts <= schedule.world_size or draw.random() < 0.2 else 1,
+        sample_seconds=random.Random(f"pace? {seed}").choice((0.5, 0.5, 0.5, 2.0, 8.0)),
+    )
 
 
 def _with_hosts(schedule: Schedule) -> Schedule:

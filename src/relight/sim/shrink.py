@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from relight.sim.contents import Violation
-from relight.sim.schedule import NetworkFault, ProcessFault, Schedule
+from relight.sim.schedule import SAMPLE_SECONDS, NetworkFault, ProcessFault, Schedule
 
 Breaks = Callable[[Schedule], Violation | None]
 
@@ -44,6 +44,12 @@ def _simpler(schedule: Schedule) -> Iterator[Schedule]:
         yield change(schedule, slow_rank=-1)
     if schedule.watched:
         yield change(schedule, watched=False)
+    if schedule.gathers:
+        yield change(schedule, gathers=False)
+    if schedule.parts > 1:
+        yield change(schedule, parts=1)
+    if schedule.sample_seconds > SAMPLE_SECONDS:
+        yield change(schedule, sample_seconds=SAMPLE_SECONDS)
     fewer = schedule.world_size - schedule.nodes  # as many on each host
     if fewer >= max(2, schedule.nodes):
         yield change(schedule, world_size=fewer, slow_rank=-1)

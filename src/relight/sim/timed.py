@@ -20,12 +20,11 @@ from relight.sim.contents import Violation
 from relight.sim.hosts import FOR_EVER, Host, Hosts
 from relight.sim.network import Copying, Group
 from relight.sim.points import PAUSES
-from relight.sim.schedule import NetworkFault, ProcessFault, Schedule
+from relight.sim.schedule import SAMPLE_SECONDS, NetworkFault, ProcessFault, Schedule
 from relight.sim.worker import Worker
 from relight.sim.world import Action, NodeOrder, World
 
 MAX_EVENTS = 20_000
-SAMPLE_SECONDS = 0.5
 SPARSE_SAMPLE_SECONDS = 2.0  # later on, where only long waits are left: the detector counts no longer gap
 _SPARSE_AFTER = 40
 # How long a main thread stays at a point, least and most, in seconds.
@@ -93,6 +92,7 @@ class SimulatedJob(World):
         self.schedule = schedule
         self.several_hosts = schedule.nodes > 1
         self.derivable = self.checker.derivable = schedule.derivable
+        self.parts = self.checker.parts = schedule.parts
         self.checker.fenced = self.fenced
         self.hosts = Hosts(self, schedule.nodes, schedule.world_size // schedule.nodes)
         self.journal: list[JournalEntry] = []
@@ -114,7 +114,7 @@ class SimulatedJob(World):
         self._blackholes: set[int] = set()  # groups whose data vanishes
         self._held_up: dict[tuple[int, int], bool] = {}  # whether a rank's connections wait for a frozen peer
         self._parts = parts
-        self._detector = parts.detector(DETECTOR)
+        self._detector = self._make_detector()
         self._samples = 0
         self._gatherings: dict[str, Gathering[tuple[Worker, ev.Event]]] = {}  # of each host
         self._gone: set[str] = set()  # processes of which their node knows that they end
@@ -550,7 +550,7 @@ class SimulatedJob(World):
         """server.py, `_take_over`: its successor replays the journal, and is told that it was restarted."""
         records = [Record(entry.now, entry.event) for entry in self.journal]
         self.controller = replay(self.settings, records, self._parts.controller)
-        self._detector = self._parts.detector(DETECTOR)
+        self._detector = self._make_detector()
         self._away = False
         if self.controller.ended is not None:
             self.end = self.controller.ended
@@ -589,8 +589,14 @@ class SimulatedJob(World):
         if self.end is not None:
             return
         self._samples += 1
-        self.after(SAMPLE_SECONDS if self._samples < _SPARSE_AFTER else SPARSE_SAMPLE_SECONDS, ("sample",))
-        heard = {host.name for host in self.hosts if host.known and self.now >= host.silent_until["up"]}
+        pace = self.schedule.sample_seconds
+        heard = [host.name for host in self.hosts]
+        if pace > SAMPLE_SECONDS:  # each host at a moment of its own
+            self.after(pace / len(heard), ("sample",))
+            heard = [heard[self._samples % len(heard)]]
+        else:
+            self.after(pace if self._samples < _SPARSE_AFTER else SPARSE_SAMPLE_SECONDS, ("sample",))
+        heard = [name for name in heard if self._is_heard(self.hosts.called(name))]
         if self._away or self.now < self._asleep_until or not heard:
             return
         now_ns = int(self.now * 1e9)
@@ -608,6 +614,15 @@ class SimulatedJob(World):
         ]
         for event in self._detector.observe(samples, self.controller.rank_processes(), self.now):
             self.feed(event)
+
+    def _is_heard(self, host: Host) -> bool:
+        return host.known and self.now >= host.silent_until["up"]
+
+    def _make_detector(self) -> Detector:
+        detector = self._parts.detector(DETECTOR)
+        if self.schedule.sample_seconds > SAMPLE_SECONDS:
+            detector.expect(self.schedule.sample_seconds)
+        return detector
 
     def perform(self, action: Action) -> None:
         own = _PERFORM.get(action[0])

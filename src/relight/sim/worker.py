@@ -21,8 +21,10 @@ from relight.sim.contents import (
     Violation,
     contribution,
     derived_private,
+    digest_of,
     first_private,
     next_private,
+    part_key,
     reduce,
 )
 from relight.sim.network import Copying, Group, Rendezvous
@@ -38,6 +40,7 @@ class World(Protocol):
     now: float
     several_hosts: bool
     derivable: bool
+    parts: int
 
     def plan_step(self, worker: "Worker") -> None: ...
     def plan_patience(self, worker: "Worker", seconds: float) -> None: ...
@@ -440,11 +443,15 @@ class Worker:
                 rank=self.rank,
                 version=0,
                 layout_digest="layout",
-                state_digest=str(self.state.content),
+                state_digest=self._digest(),
                 until=self.world.until,
+                shard=part_key(self.rank, self.world.parts),
             )
         )
         self._go_to("ENTERED")
+
+    def _digest(self) -> str:
+        return digest_of(self.state.content, self.rank, self.world.parts)
 
     def _on_begin(self) -> None:
         self._offer_step()
@@ -719,6 +726,9 @@ class Worker:
             self._fail_restore("cancelled")
             return
         source = self.world.choose_source(self, restore)
+        if not source:
+            self._fail_restore("nobody serves its part")
+            return
         self.copying = Copying(source, restore.generation, restore.target)
         self.world.asked(self)
         self._go_to("COPY")
@@ -776,7 +786,7 @@ class Worker:
                 generation=generation,
                 version=self.state.version,
                 lineage=self.state.lineage,
-                state_digest=str(self.state.content),
+                state_digest=self._digest(),
                 layout_digest="layout",
                 progress=ev.RestoreProgress(),
             )
@@ -831,7 +841,7 @@ class Worker:
                 generation=self.generation,
                 version=self.state.version,
                 lineage=self.state.lineage,
-                state_digest=str(self.state.content),
+                state_digest=self._digest(),
                 cut_collectives=0,
             )
         )

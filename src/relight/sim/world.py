@@ -39,7 +39,7 @@ from relight.core.commands import (
 )
 from relight.core.controller import Controller, ControllerSettings
 from relight.sim.checker import Checker
-from relight.sim.contents import Violation
+from relight.sim.contents import Violation, part_key
 from relight.sim.network import Copying, Group, Rendezvous
 from relight.sim.worker import Worker
 
@@ -77,6 +77,7 @@ class World:
     detailed_pages = True  # with the counters that the detector reads
     several_hosts = False
     derivable = False  # a rank's private state follows from its number and the step
+    parts = 1  # that the state is divided into
 
     def __init__(
         self,
@@ -344,8 +345,9 @@ class World:
                 self.plan(("connect", meeting.group.generation, rank))
 
     def choose_source(self, target: Worker, restore: Restore) -> str:
-        """As transfer/fabric.py, `choose_sources`, spreads targets over sources."""
-        return restore.sources[target.rank % len(restore.sources)].address
+        """As transfer/fabric.py, `choose_sources`, spreads targets over sources of their part; empty: there is none."""
+        held = [source for source in restore.sources if source.shard == part_key(target.rank, self.parts)]
+        return held[target.rank % len(held)].address if held else ""
 
     def asked(self, target: Worker) -> None:
         assert target.copying is not None

@@ -118,7 +118,7 @@ class Stopping(Failing):
             process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
         self.ledger.decided(decision, [p for p in held.values() if p.replacement], now, fall.rung, undone)
-        self._attempts[fall.target] += 1
+        self._attempts.add(fall.target)
         asked = {fall.places[rank] for rank in fall.targets} or {(source, -1) for source in fall.sources}
         steps = f"{undone} finished step{'s are' if undone != 1 else ' is'}"
         went = f"from version {self._fallen_from}: {steps} computed again"
