@@ -726,7 +726,7 @@ class Worker:
             self._fail_restore("cancelled")
             return
         source = self.world.choose_source(self, restore)
-        if not source:
+        if not source and self.world.parts > 1:
             self._fail_restore("nobody serves its part")
             return
         self.copying = Copying(source, restore.generation, restore.target)
