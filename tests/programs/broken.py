@@ -1,6 +1,7 @@
 """Training scripts with one mistake each, chosen by --how."""
 
 import argparse
+import importlib
 import sys
 from typing import Any
 
@@ -46,6 +47,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if how == "no_init":
         return
+    if how == "idle_import":
+        importlib.import_module("torch.distributed.pipelining")
     job = relight.init()
     if how == "startup" and job.rank == options.rank:
         raise_from_the_depths(job.rank, -1)

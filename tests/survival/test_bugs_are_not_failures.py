@@ -167,6 +167,15 @@ def test_a_collective_that_cannot_be_repeated(bench: Bench, how: str, fault: str
 
 
 @pytest.mark.all
+def test_standbys_that_build_late_for_nothing(bench: Bench) -> None:
+    training = broken("idle_import")
+    reference = bench.reference(training)
+    assert [notice for notice in reference.report.notices if "late_standby=False" in notice], reference.describe()
+    outcome = bench.run(training, faults=["kill rank 1 in BACKWARD of step 3"])
+    check_survived(outcome, reference)
+
+
+@pytest.mark.all
 def test_an_optimizer_that_communicates(bench: Bench) -> None:
     """Named once, with what it costs: a failure just there ends the job, before ranks train on with other bits."""
     training = broken("communicating_optimizer")

@@ -90,6 +90,7 @@ def init(*, late_standby: bool | None = None) -> Job:
         raise UsageError("torch.distributed is initialized already: let relight.init() do it")
     runtime = connect()
     runtime.page.stamp(Phase.STARTING)
+    runtime.guessed = late_standby is None
     runtime.builds_late = _PIPELINES in sys.modules if late_standby is None else late_standby
 
     def create(options: Any, _: Any = None) -> RelightProcessGroup:

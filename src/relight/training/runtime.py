@@ -86,6 +86,7 @@ class Runtime:
         self.in_step = False  # inside `with step`
         self.started = False  # the first step was offered; before that nothing is protected
         self.builds_late = False  # a standby of this job builds nothing before it knows which rank it takes
+        self.guessed = False  # nobody said so
         self.waits = Waits()  # whether this rank waits for others, where ranks run different modules
         self.cut_collectives = 0
         self.derivable: Callable[[], bool] = lambda: False  # whether a rank's private state follows from rank and step

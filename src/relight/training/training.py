@@ -106,6 +106,13 @@ class Training:
                 "ranks build different stages of a pipeline, so a standby must know which rank it takes before it "
                 "builds anything: relight.init(late_standby=True)"
             )
+        if runtime.builds_late and runtime.guessed and not stages and runtime.rank == 0 and not runtime.is_standby:
+            runtime.say(
+                "late standby",
+                "the script imports torch.distributed.pipelining and hands over no pipeline: standbys build when they "
+                "know their rank, for nothing, and recoveries take that much longer. Say "
+                "relight.init(late_standby=False), or True if ranks build different things",
+            )
         # A standby that knows its rank makes whichever groups that one makes.
         if not runtime.builds_late and (obstacle := runtime.table.obstacle()):
             raise UsageError(obstacle)
