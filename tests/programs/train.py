@@ -18,6 +18,14 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import relight
 
+DDP_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "static": {"static_graph": True},
+    "unused": {"find_unused_parameters": True},
+    "view": {"gradient_as_bucket_view": True},
+    "small": {"bucket_cap_mb": 0.001},
+}
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
@@ -29,6 +37,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--batchnorm", action="store_true")
     parser.add_argument("--local-buffers", action="store_true", help="let BatchNorm's statistics differ between ranks")
+    parser.add_argument("--ddp", default="plain", choices=DDP_OPTIONS)
     parser.add_argument("--clip", action="store_true")
     parser.add_argument("--late-standby", action="store_true", help="standbys build when they know their rank")
     parser.add_argument("--compile", default="", metavar="BACKEND", help="compile the model")
@@ -61,9 +70,11 @@ def parse() -> argparse.Namespace:
 class Net(nn.Module):
     mask: torch.Tensor
 
-    def __init__(self, width: int, dropout: float, batchnorm: bool) -> None:
+    def __init__(self, width: int, dropout: float, batchnorm: bool, spare: bool = False) -> None:
         super().__init__()
         self.first = nn.Linear(16, width)
+        self.spare = nn.Linear(16, width) if spare else None
+        self.uses_spare = False
         self.norm: nn.Module = nn.BatchNorm1d(width) if batchnorm else nn.LayerNorm(width)
         self.middle = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
@@ -71,7 +82,8 @@ class Net(nn.Module):
         self.register_buffer("mask", torch.ones(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.norm(self.first(x))) * self.mask
+        layer = self.spare if self.spare is not None and self.uses_spare else self.first
+        x = torch.relu(self.norm(layer(x))) * self.mask
         logits: torch.Tensor = self.last(self.dropout(torch.relu(self.middle(x))))
         return logits
 
@@ -135,8 +147,8 @@ def main() -> None:
     random.seed(job.rank)
     numpy.random.seed(job.rank)
     torch.manual_seed(job.rank if options.data == "loader" else 0)  # DDP's broadcast makes replicas equal
-    net = Net(options.width, options.dropout, options.batchnorm)
-    model = DDP(net, broadcast_buffers=False) if options.local_buffers else DDP(net)
+    net = Net(options.width, options.dropout, options.batchnorm, spare=options.ddp == "unused")
+    model = DDP(net, broadcast_buffers=not options.local_buffers, **DDP_OPTIONS[options.ddp])
     run: Any = torch.compile(model, backend=options.compile) if options.compile else model
     optimizer = make_optimizer(options.optimizer, model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
@@ -182,6 +194,7 @@ def main() -> None:
             if options.zero_first:
                 optimizer.zero_grad()
             time.sleep(options.pause)
+            net.uses_spare = step.number % 2 == 1
             batches = batch if options.accumulate > 1 else [batch]
             loss = torch.zeros(())
             for index, (x, y) in enumerate(batches):

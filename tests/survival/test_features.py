@@ -25,6 +25,15 @@ ALONE: dict[str, tuple[str, str]] = {
     "batchnorm_of_each_rank": ("--batchnorm --local-buffers", KILL),
     "batchnorm_of_each_rank_after_write": ("--batchnorm --local-buffers", "kill rank 0 in OPTIMIZER of step 5"),
     "batchnorm_accumulated": ("--batchnorm --local-buffers --accumulate 2", "kill rank 0 in BACKWARD of step 3"),
+    "static_graph": ("--ddp static", KILL),
+    "static_graph_first_step": ("--ddp static", "kill rank 1 in BACKWARD of step 0"),
+    "static_graph_after_write": ("--ddp static --dropout 0.5", "kill rank 0 in OPTIMIZER of step 5"),
+    "unused_parameters": ("--ddp unused", KILL),
+    "unused_parameters_first_step": ("--ddp unused", "freeze rank 0 in BACKWARD of step 0"),
+    "unused_parameters_first_use": ("--ddp unused", "kill rank 0 in OPTIMIZER of step 0"),
+    "unused_parameters_after_write": ("--ddp unused", "kill rank 2 in OPTIMIZER of step 6"),
+    "bucket_view": ("--ddp view --clip", KILL),
+    "small_buckets": ("--ddp small --batchnorm", "kill rank 0 in BARRIER of step 5"),
     "dropout": ("--dropout 0.5", "kill rank 2 in BEFORE_BARRIER of step 5"),
     "clip": ("--clip", KILL),
     "scheduler": ("--scheduler", "kill rank 0 in OPTIMIZER of step 5"),
@@ -66,6 +75,8 @@ TOGETHER: dict[str, tuple[str, str]] = {
         "--optimizer adam --autocast --ema --streams preserve --evaluate",
         "kill rank 1 in BARRIER of step 6",
     ),
+    "static_graph_ema_clip": ("--ddp static --ema --clip", "kill rank 0 in BACKWARD of step 5"),
+    "unused_parameters_scheduler": ("--ddp unused --scheduler", "kill rank 1 in OPTIMIZER of step 6"),
     "foreach_overflow_stateful": (
         "--optimizer adamw-foreach --scaler --clip --overflow-at 5 --data stateful",
         "kill rank 1 in OPTIMIZER of step 5",
@@ -74,7 +85,13 @@ TOGETHER: dict[str, tuple[str, str]] = {
 }
 
 
-IN_CI = ("fused_batchnorm_accumulate", "adam_autocast_ema_preserve_evaluate", "foreach_overflow_stateful")
+IN_CI = (
+    "static_graph_ema_clip",
+    "unused_parameters_scheduler",
+    "fused_batchnorm_accumulate",
+    "adam_autocast_ema_preserve_evaluate",
+    "foreach_overflow_stateful",
+)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from relight.errors import UsageError
 from relight.training.state import TrackedState
-from relight.transfer.codec import Flat, decode_tree, encode_tree
+from relight.training.torch_private import stateful_hooks
+from relight.transfer.codec import Flat, decode_tree, encode_tree, unflatten
 
 
 class Net(nn.Module):
@@ -177,3 +183,40 @@ def test_fingerprint_sees_changes_between_steps() -> None:
     changed = state.fingerprint()
     optimizer.param_groups[0]["lr"] = 0.2
     assert len({before, changed, state.fingerprint()}) == 3
+
+
+def test_what_was_used_so_far_does_not_move_the_place_of_what_was_used_too() -> None:
+    """A replacement has used other parameters than the source: each tensor still arrives where it belongs."""
+    sent, state = used_so_far(0, 1, 2), used_so_far(0, 2)
+    flat, places = sent.replicated(), state.destination()
+    received = []
+    for path, tensor in zip(flat.paths, flat.tensors, strict=True):
+        place = places.get(path)
+        received.append(tensor.clone() if place is None else place.detach().copy_(tensor))
+    state.adopt(unflatten(flat.tree, received), [])
+    assert state.digest() == sent.digest()
+
+
+def used_so_far(*layers: int) -> TrackedState:
+    net = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+    optimizer = torch.optim.AdamW(net.parameters())
+    for layer in layers:
+        net[layer](torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return TrackedState({"model": net}, {"optimizer": optimizer}, {}, {})
+
+
+def test_a_communication_hook_with_a_state_of_its_own_is_refused() -> None:
+    dist.init_process_group("fake", store=HashStore(), rank=0, world_size=2)
+    try:
+        ddp = DistributedDataParallel(nn.Linear(4, 4))
+        ddp.register_comm_hook(PowerSGDState(None), powerSGD_hook)
+        with pytest.raises(UsageError, match=r"a state of its own \(PowerSGDState\)"):
+            TrackedState({"model": ddp}, {"optimizer": torch.optim.SGD(ddp.parameters(), 0.1)}, {}, {})
+        assert stateful_hooks(ddp)
+        ddp = DistributedDataParallel(nn.Linear(4, 4))
+        ddp.register_comm_hook(None, allreduce_hook)
+        TrackedState({"model": ddp}, {"optimizer": torch.optim.SGD(ddp.parameters(), 0.1)}, {}, {})
+    finally:
+        dist.destroy_process_group()

@@ -24,7 +24,7 @@ from relight.training.fsdp_private import ShardedModules
 from relight.training.mesh_private import as_part_like, batch_place, cuts_of, fit_part, is_distributed
 from relight.training.pipeline_private import Pipelines
 from relight.training.shards import shard_key
-from relight.training.torch_private import reset_scaler
+from relight.training.torch_private import reset_scaler, stateful_hooks
 from relight.training.zero_private import ZeroOptimizers, state_of
 from relight.transfer.codec import Flat, digest_of, local_part, tensor_digests, unflatten
 from relight.transfer.offer import plan_state
@@ -318,6 +318,12 @@ class TrackedState:
                 instead = _REFUSED.get(type(part).__name__)
                 if instead and type(part).__module__.startswith("torch.distributed."):
                     raise UsageError(f"{name} uses {type(part).__qualname__}, which relight cannot restore: {instead}")
+                for hook in stateful_hooks(part):
+                    raise UsageError(
+                        f"{name} has a communication hook of DDP with a state of its own ({type(hook).__qualname__}): "
+                        "each rank's is another, nobody else has it, and an aborted step changes it. Use a hook "
+                        "without state, such as fp16_compress_hook, or none"
+                    )
 
     def _check_optimizers(self) -> None:
         owned = {id(p) for p in self.parameters}
@@ -373,7 +379,7 @@ def parameters_behind(state: TrackedState, tree: Any, count: int) -> dict[int, t
         found |= {number: own[name] for name, number in part["tensors"].items() if name in own}
     for owner, part in numbered["optimizers"].items():
         parameters = [p for group in state.optimizers[owner].param_groups for p in group["params"]]
-        for index, values in part["state"]:
+        for index, values in part["state"].items():
             found |= {number: parameters[index] for number in values.values() if isinstance(number, _Number)}
     return found
 
@@ -397,7 +403,8 @@ def _optimizer_tree(optimizer: Optimizer) -> dict[str, Any]:
     kept = state_of(optimizer)
     return {
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
-        "state": [[i, dict(kept[p])] for i, p in enumerate(parameters) if p in kept],
+        # By number: a tensor's path must not depend on which other parameters have been used so far.
+        "state": {i: dict(kept[p]) for i, p in enumerate(parameters) if p in kept},
     }
 
 
@@ -405,7 +412,7 @@ def _adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
         group.update(saved)
-    received, kept = dict(tree["state"]), state_of(optimizer)
+    received, kept = tree["state"], state_of(optimizer)
     for index, parameter in enumerate(parameters):
         if index not in received:
             kept.pop(parameter, None)

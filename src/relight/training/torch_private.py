@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import _register_comm_hook as register_comm_hook
 from torch.distributed import ProcessGroup
 
 from relight.wire.settings import host_address
@@ -110,12 +111,13 @@ class BucketLayout:
         """`ddp` is a DistributedDataParallel; if `fixed`, the initial layout is kept for the whole job.
 
         A replacement knows the rebuilt layout from its rehearsal, and in a pipeline there is none: a stage alone has no
-        input.
+        input. With `find_unused_parameters` DDP itself rebuilds nothing. With `static_graph` the order is that of its
+        first iteration, which a survivor cannot go through again.
         """
         self._ddp = ddp
         self._rebuilt = False
-        self._fixed = fixed
-        if fixed:
+        self._fixed = fixed or ddp.find_unused_parameters or ddp.static_graph
+        if self._fixed:
             self._ddp.reducer = _FixedReducer(ddp.reducer)
 
     def begin_step(self) -> None:
@@ -131,6 +133,9 @@ class BucketLayout:
 
     def reset(self, target_version: int) -> None:
         """Make the reducer ready for the step after `target_version`. The group must be detached meanwhile."""
+        if self._ddp.static_graph:
+            self._make_reducer()
+            return
         reducer = self._ddp.reducer
         if target_version > 0 and not self._rebuilt and not self._ddp._has_rebuilt_buckets and not self._fixed:
             # The gradients of step 0 have all been ready once, so the order is known; a peer's broadcast of the
@@ -139,6 +144,28 @@ class BucketLayout:
         self._rebuilt = self._rebuilt or target_version > 0
         self._ddp._has_rebuilt_buckets = False
         reducer._reset_state()
+
+    def _make_reducer(self) -> None:
+        """A new one, in its first iteration: nothing else forgets how often an aborted one saw each parameter."""
+        ddp = self._ddp
+        ddp.reducer._remove_autograd_hooks()
+        parameters, sparse = ddp._build_params_for_reducer()
+        ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), True)
+        ddp.static_graph = False
+        ddp._set_static_graph()
+        for hook, state in ddp._comm_hooks:
+            register_comm_hook(ddp.reducer, state, hook)
+        ddp.reducer = _FixedReducer(ddp.reducer)
+
+
+def stateful_hooks(module: Any) -> list[Any]:
+    """States of DDP's communication hooks that change from step to step (PowerSGD's error, a local optimizer's)."""
+    hooks = getattr(module, "_comm_hooks", [])
+    return [state for _, state in hooks if type(state).__module__.startswith(_HOOKS_WITH_STATE)]
+
+
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+_HOOKS_WITH_STATE = (f"{_HOOKS}.powerSGD_hook", f"{_HOOKS}.post_localSGD_hook")
 
 
 class _FixedReducer:
