@@ -95,6 +95,14 @@ BENCHMARKS = (
         quick=("--workers", "2", "4", "8", "--kills", "1"),
     ),
     Benchmark(
+        "layouts",
+        "benchmarks.layouts",
+        "recovery of divided state beside DDP's",
+        full_s=240,
+        quick_s=60,
+        quick=("--rounds", "1", "--kills", "1"),
+    ),
+    Benchmark(
         "deciding",
         "benchmarks.deciding",
         "the controller's own work against the number of ranks",

@@ -12,9 +12,7 @@ Run by ``python -m benchmarks.scaling``.
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import signal
 import statistics
 import tempfile
 import time
@@ -26,14 +24,14 @@ import msgspec
 
 from benchmarks.documents import RESULTS, Document, Progress, command, measure_apart, start_document, write_document
 from benchmarks.figures import fit_line, markdown_table, milliseconds
-from benchmarks.jobs import START_DEADLINE_S, Journal, RelightJob, wait_until
+from benchmarks.jobs import Journal, RelightJob
+from benchmarks.kills import await_calm, kill_rank
 from benchmarks.recovery.peers import JobFailed, trial_directory
 from benchmarks.recovery.relight import PARTS, PATH, path_of
 
 WORKERS = (2, 4, 8, 16)
 KILLS = 4  # at each number of workers
 PAUSE_MS = 20  # in each step
-RECOVERY_DEADLINE_S = 60.0
 ENDLESS = 10**7
 # Slower growth than this for each worker is not told from noise here.
 NOISE_S = 0.0005
@@ -50,9 +48,9 @@ def measure(workers: int, kills: int, seed: int, workdir: Path) -> list[dict[str
         try:
             job.start()
             for number in range(kills):
-                _await_calm(job, journal)
+                await_calm(job, journal)
                 time.sleep(draw.uniform(0.2, 0.2 + 2 * PAUSE_MS / 1e3))  # the random moment of the fault
-                moments.append(_kill(job, journal, draw.randrange(workers), generation=number + 2, workers=workers))
+                moments.append(kill_rank(job, journal, draw.randrange(workers), generation=number + 2, workers=workers))
         finally:
             job.stop()
         journal.poll()
@@ -64,31 +62,6 @@ def measure(workers: int, kills: int, seed: int, workdir: Path) -> list[dict[str
             parts = {name: stages[f"{name}_seconds"] for name in PARTS}
             found.append({"workers": workers, "path_s": path, "parts_s": parts, "kind": recovery.replacement_kind})
         return found
-
-
-def _await_calm(job: RelightJob, journal: Journal) -> None:
-    """Until everyone trains and a standby is warm."""
-
-    def calm() -> bool:
-        journal.poll()
-        return bool(journal.of("Begin")) and journal.ready_standbys() > 0
-
-    wait_until(calm, START_DEADLINE_S, "a warm standby", job)
-
-
-def _kill(job: RelightJob, journal: Journal, rank: int, *, generation: int, workers: int) -> tuple[int, int]:
-    """Kill a rank and wait until all have committed a step again: when it was, and when the last one computed."""
-    pid = journal.members()[rank]
-    fault_ns = time.monotonic_ns()
-    os.kill(pid, signal.SIGKILL)
-
-    def recovered() -> bool:
-        journal.poll()
-        return len(journal.of("StepResumed", generation=generation)) == workers
-
-    wait_until(recovered, RECOVERY_DEADLINE_S, f"the recovery of {workers} workers", job)
-    resumed = journal.of("StepResumed", generation=generation)
-    return fault_ns, max(entry.fields["forward_ns"] for entry in resumed)
 
 
 def run(counts: Sequence[int], kills: int, seed: int, workdir: Path) -> Document:
