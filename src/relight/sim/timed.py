@@ -110,6 +110,7 @@ class SimulatedJob(World):
         self._dies: NetworkFault | None = None  # the controller does, with the next thing that it is told
         self._away = False  # there is no controller
         self._unheard: list[ev.Event] = []  # what agents keep for it meanwhile
+        self._unwitnessed: set[str] = set()  # processes that ended, and then their agent before it could say so
         self._unseen: set[str] = set()  # processes whose unseen end the controller that found out did not survive
         self._blackholes: set[int] = set()  # groups whose data vanishes
         self._held_up: dict[tuple[int, int], bool] = {}  # whether a rank's connections wait for a frozen peer
@@ -399,6 +400,8 @@ class SimulatedJob(World):
 
     def dying(self, process: str) -> None:
         """Its node sees that its main thread is gone, before its memory is freed."""
+        if process in self._unwitnessed:
+            return
         self._gone.add(process)
         worker = self.workers[process]
         position = worker.page.position(counters=True)
@@ -440,7 +443,8 @@ class SimulatedJob(World):
 
     def _dead(self, process: str, status: int) -> None:
         self._gone.add(process)
-        super()._dead(process, status)
+        if process not in self._unwitnessed:
+            super()._dead(process, status)
 
     def thaw(self, process: str) -> None:
         """SIGCONT."""
@@ -491,8 +495,15 @@ class SimulatedJob(World):
                 if self.host_of[process] == host.name and self._random() < 0.5:
                     queues[process].clear()
         for worker in self.hosts.workers(host):
-            if not worker.alive:  # with the last mapping of its page
-                worker.page.slots = [None, None]
+            if worker.alive:
+                continue
+            worker.page.slots = [None, None]  # with the last mapping of its page
+            self._unwitnessed.add(worker.name)  # its successor can only say that nobody saw how it ended
+            queue = self.up.get(worker.name)
+            if queue is not None:
+                left = [m for m in queue if not isinstance(m, ev.ProcessExited | ev.ProcessDying)]
+                queue.clear()
+                queue.extend(left)
         self._be_silent(host, until, up=True, down=True)
         self.after(until - self.now, ("agent_back", host.name))
 
