@@ -48,6 +48,7 @@ JOIN_SECONDS = 300.0  # for a controller on another host to be there
 CONTROLLER_START_SECONDS = 30.0
 END_SECONDS = 15.0  # for controller and agent, once the job has ended
 INTERRUPT_SECONDS = 5.0  # from Ctrl-C to SIGTERM
+WIND_DOWN_SECONDS = 600.0  # then, for a last step and a checkpoint; whoever sent the signal has a limit of his own
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 OUTPUT_SECONDS = 2.0  # for the last output, once nobody is left to write any
 MAX_TEMPORARY_BYTES = 60  # the agent's socket lies below it, and a socket's path has 107 bytes at most
@@ -198,6 +199,7 @@ class Launcher:
         self._at_once = asyncio.Event()  # no more patience
         self._signal = 0
         self._started = False
+        self._winding_down = False
         self._silent_looks = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._pumps: set[asyncio.Task[None]] = set()
@@ -216,7 +218,14 @@ class Launcher:
             self._at_once.set()
         else:
             self._ask_to_end(name)
-            asyncio.get_running_loop().call_later(INTERRUPT_SECONDS, self._at_once.set)
+            asyncio.get_running_loop().call_later(INTERRUPT_SECONDS, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        """Unless a last step is being taken, and a checkpoint written."""
+        if self._winding_down:
+            asyncio.get_running_loop().call_later(WIND_DOWN_SECONDS, self._at_once.set)
+        else:
+            self._at_once.set()
 
     def _ask_to_end(self, why: str) -> None:
         if self._observer is not None:
@@ -431,6 +440,7 @@ class Launcher:
         self._silent_looks = 0
         match update:
             case StatusUpdate():
+                self._winding_down = update.winding_down
                 self._screen.progress(update)
             case NoticeUpdate():
                 self._screen.say(update.text, update.level)

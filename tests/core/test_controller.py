@@ -20,6 +20,7 @@ from relight.core.commands import (
     Resume,
     Spawn,
     Stop,
+    WindDown,
 )
 from relight.core.controller import Controller, ControllerSettings, Stage
 from relight.core.position import Phase, Position
@@ -1255,3 +1256,45 @@ def test_a_slow_rank_is_replaced_once_somebody_is_warm() -> None:
 def test_who_alone_holds_a_part_of_the_state_stays_however_slow() -> None:
     desk = Desk(world_size=1, standbys=1, replace_slow=True).train()
     assert tuple(map(type, desk.tell(ev.RankSlow(process="w0", evidence=SLOW)))) == (Notice,)
+
+
+# --- told to end --------------------------------------------------------------------------------------------------
+TERM = ev.ShutdownRequested(reason="SIGTERM", after_step=True)
+
+
+def keeping_checkpoints(standbys: int = 0) -> Desk:
+    desk = Desk(standbys=standbys)
+    desk.started()
+    for rank, process in desk.controller.rank_processes().items():
+        desk.enters(process, rank, checkpoint_every=10)
+    for standby in desk.controller.members.standbys():
+        desk.warm(standby.name)
+    return desk
+
+
+def test_a_job_with_checkpoints_ends_after_a_step_that_all_ranks_finish() -> None:
+    desk = keeping_checkpoints()
+    assert tuple(map(type, desk.tell(TERM))) == (Notice, WindDown)
+    assert desk.tell(TERM) == ()  # another host says it too
+    for process in ("w0", "w1"):
+        desk.done(process, version=1, lineage="lineage 1")
+    desk.exits("w0", 0)
+    (end,) = desk.exits("w1", 0)
+    assert isinstance(end, EndJob)
+    assert end.error.startswith("stopped: SIGTERM, after 1 of 9 steps. Start the same command again")
+
+
+def test_after_a_recovery_it_is_said_again() -> None:
+    desk = keeping_checkpoints(standbys=1)
+    desk.tell(TERM)
+    desk.exits("w1")
+    desk.all_stand(0)
+    said = [order for process in ("w0", "w2") for order in desk.restores(process, 0)]
+    assert [type(order) for order in said if isinstance(order, Resume | WindDown)] == [Resume, WindDown]
+
+
+def test_without_checkpoints_or_asked_twice_it_ends_at_once() -> None:
+    assert [type(order) for order in Desk().train().tell(TERM)] == [EndJob]
+    desk = keeping_checkpoints()
+    desk.tell(TERM)
+    assert [type(order) for order in desk.tell(ev.ShutdownRequested(reason="SIGINT"))] == [EndJob]

@@ -112,6 +112,13 @@ class Resume(_Command, frozen=True, kw_only=True):
     writers: tuple[tuple[str, int], ...] = ()
 
 
+class WindDown(_Command, frozen=True, kw_only=True):
+    """The job is to end and to go on later: the next step that all ranks finish is the last one for now."""
+
+    audience: Audience
+    generation: int
+
+
 class Release(_Command, frozen=True, kw_only=True):
     """Training finished: leave the loop and run to the end of the script; standbys exit."""
 
@@ -132,5 +139,5 @@ class Notice(_Command, frozen=True, kw_only=True):
     level: str  # "info", "warning", "error"
 
 
-Command = Spawn | Kill | Begin | Assign | Stop | Restore | Resume | Release | EndJob | Notice
-WorkerCommand = Begin | Assign | Stop | Restore | Resume | Release
+Command = Spawn | Kill | Begin | Assign | Stop | Restore | Resume | WindDown | Release | EndJob | Notice
+WorkerCommand = Begin | Assign | Stop | Restore | Resume | WindDown | Release

@@ -86,7 +86,7 @@ class Controller(Agents, Processes, Training, Restoring):
             case ev.ControllerRestarted():
                 out = self._on_controller_restarted(now)
             case ev.ShutdownRequested():
-                out = self._end(f"stopped: {event.reason}", now)
+                out = self._on_shutdown(event, now)
             case _:
                 assert_never(event)
         return self._given(out)
@@ -133,6 +133,11 @@ class Controller(Agents, Processes, Training, Restoring):
     def rank_hosts(self) -> Mapping[int, str]:
         """Rank to the name of the agent that runs it."""
         return {rank: process.agent for rank, process in self.members.by_rank().items()}
+
+    @property
+    def is_winding_down(self) -> bool:
+        """Whether the job is to end after its next step."""
+        return bool(self._winding_down)
 
     @property
     def standbys_ready(self) -> int:

@@ -250,6 +250,7 @@ class ShutdownRequested(_Event, frozen=True, kw_only=True):
     """Ctrl-C, SIGTERM or `relight run` going away."""
 
     reason: str
+    after_step: bool = False  # time to finish the step and to write a checkpoint is left
 
 
 Event = (

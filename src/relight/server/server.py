@@ -34,6 +34,7 @@ from relight.core.commands import (
     Rung,
     Spawn,
     Stop,
+    WindDown,
 )
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.detector import Detector, DetectorSettings
@@ -263,7 +264,7 @@ class Server:
         if self._ended is not None:
             self._agents_gone.set()  # asked again: do not wait
             return
-        self.feed(ShutdownRequested(reason=reason))
+        self.feed(ShutdownRequested(reason=reason, after_step=reason == "SIGTERM"))
 
     # --- the loop -----------------------------------------------------------------------------------------------
     def feed(self, event: Event) -> None:
@@ -345,6 +346,8 @@ class Server:
             case Resume():
                 self._agents.order(self._core.audience(command.audience), command)
                 self._agents.forget_dead()
+            case WindDown():
+                self._agents.order(self._core.audience(command.audience), command)
             case Release():
                 self._agents.order(self._core.audience(command.audience), command)
             case Notice():

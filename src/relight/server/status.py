@@ -75,6 +75,7 @@ class StatusBoard:
             standbys_ready=core.standbys_ready,
             steps_per_second=self._rate(),
             ranks=tuple(ranks),
+            winding_down=core.is_winding_down,
             waiting=core.waiting(now),
             restoring=tuple(status for status in self._restoring.values() if self._is_now(status)),
             publishing=self._publishing,

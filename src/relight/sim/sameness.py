@@ -52,6 +52,7 @@ LEFT_OUT = {
         **dict.fromkeys(("ended", "ledger", "_tracebacks", "_recovery_step"), "an account for people"),
         **dict.fromkeys(("_attempts", "_failures_at_step", "_identical", "_startup_restarts"), "far below its limit"),
         **dict.fromkeys(("hosts", "_extended", "_standing_order"), "of hosts, sleep and restarts, which do not occur"),
+        "_winding_down": "of a signal, which does not occur",
         "_entered": "done with when training begins",
         "_slowest_start_seconds": "_patience_seconds is what it is for",
     },

@@ -37,7 +37,7 @@ class Barrier:
         self._passed = passed
         self._ballot = Ballot(runtime.settings.verify_every, digest, shard)
         self._snapshots = snapshots
-        self._fence = torch.zeros(2, dtype=torch.int64)
+        self._fence = torch.zeros(3, dtype=torch.int64)
 
     def before_write(self) -> None:
         """Returns when the write may begin. Raises StepInterrupted if this step is to be repeated."""
@@ -72,9 +72,9 @@ class Barrier:
         vote = self._snapshots.vote()
         entries = [*vote, *self._ballot.entries(version, runtime.rank, runtime.world_size)]
         if entries:
-            fence = torch.tensor([1, version, *entries], dtype=torch.int64)
+            fence = torch.tensor([1, version, runtime.winding_down, *entries], dtype=torch.int64)
         else:
-            fence[0], fence[1] = 1, version
+            fence[0], fence[1], fence[2] = 1, version, runtime.winding_down
         inner = runtime.groups[0].inner
         if runtime.closed or inner is None:
             return False
@@ -87,11 +87,11 @@ class Barrier:
         except (RuntimeError, StepInterrupted) as error:
             if not runtime.await_verdict(str(error)[:200]):
                 raise
-            self._fence = torch.zeros_like(fence)  # the broken operation may still hold the old one
+            self._fence = torch.zeros(3, dtype=torch.int64)  # the broken operation may still hold the old one
             return False
         finally:
             over()
-        ranks, versions, *sums = fence.tolist()
+        ranks, versions, winding_down, *sums = fence.tolist()
         votes, digests = sums[: len(vote)], sums[len(vote) :]
         if (ranks, versions) != (runtime.world_size, runtime.world_size * version):
             raise UsageError(
@@ -102,6 +102,8 @@ class Barrier:
             runtime.page.put("prepared", -1)  # these gradients come from a state that is wrong somewhere
             runtime.await_replacement(version, digests[: runtime.world_size])
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
+        if winding_down:
+            self._progress.last = version + 1
         if votes:
             self._snapshots.count(votes[0])
         return True

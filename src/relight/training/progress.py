@@ -16,6 +16,7 @@ class Progress:
     version: int = 0  # optimizer steps applied
     commits: int = 0  # optimizer steps applied by this process
     until: int = 0
+    last: int | None = None  # the version with which the job ends for now, if all ranks agreed on that at a barrier
     started: int = -1  # newest step that was started
     attempt: int = 0  # how often the step after `version` was started before
     begun_before: int = 0  # steps below this one were started before, if a recovery went back over them
@@ -26,6 +27,11 @@ class Progress:
     resumed_ns: int = 0
     forward_ns: int = 0
     first_after_recovery: bool = False
+
+    @property
+    def goal(self) -> int:
+        """How many steps are to be committed before this process leaves the loop."""
+        return self.until if self.last is None else min(self.until, self.last)
 
     def advance(self, world_size: int) -> None:
         """One more step is committed."""

@@ -74,6 +74,17 @@ class Recovery:
             if isinstance(module, DistributedDataParallel)
         ]
 
+    @property
+    def learns_layouts(self) -> bool:
+        """Whether some DDP orders its reductions as the first step of a process has shown."""
+        return any(not layout.is_fixed for layout in self._layouts)
+
+    def learn_layouts(self) -> None:
+        """After a rehearsal, alone: from now on as after any step but the first."""
+        for layout in self._layouts:
+            if not layout.is_fixed:
+                layout.reset(1)
+
     def begin_step(self) -> None:
         """Every attempt of a step begins with the same state of the communication, whatever came before."""
         for layout in self._layouts:

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch.nn.modules import module as torch_module
 
-from relight.core.commands import Assign, Begin, Release, Restore, Resume, Stop
+from relight.core.commands import Assign, Begin, Release, Restore, Resume, Stop, WindDown
 from relight.core.events import (
     CollectiveFailed,
     FaultStruck,
@@ -108,6 +108,7 @@ class Runtime:
         self._interrupt: Any = None
         self.is_optimizer_at_work: Callable[[], bool] = lambda: False  # inside optimizer.step()
         self.torn = False  # a collective in there was cut short: what was written is worth nothing
+        self.winding_down = False  # the job is to end; all ranks agree at the next barrier on when
         self._said: set[str] = set()
         self._gathering = False
         self._broken = ""  # why a collective broke in this generation, if one did
@@ -152,6 +153,8 @@ class Runtime:
                 self._orders[Assign] = message
             elif isinstance(message, (Begin, Restore, Resume, Release)) and message.generation >= self._newest:
                 self._orders[type(message)] = message
+            elif isinstance(message, WindDown):
+                self.winding_down = True
             self._condition.notify_all()
 
     def _close(self) -> None:
@@ -172,6 +175,19 @@ class Runtime:
         """Make collectives in flight fail at once."""
         for inner in self._inners():
             inner.break_connections()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Collectives complete at once, in this process alone; then they are what they were."""
+        kept = [(group, group.inner) for group in self.groups]
+        for group, _ in kept:
+            group.inner = None
+            group.detach()
+        try:
+            yield
+        finally:
+            for group, inner in kept:
+                group.inner = inner
 
     def _inners(self) -> list[Inner]:
         """Each formed group once, however many of the script's groups share it."""

@@ -120,6 +120,11 @@ class BucketLayout:
         if self._fixed:
             self._ddp.reducer = _FixedReducer(ddp.reducer)
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the initial layout is kept."""
+        return self._fixed
+
     def begin_step(self) -> None:
         """Have the first forward pass of a step broadcast buffers from rank 0, on every rank or on none.
 

@@ -251,10 +251,12 @@ class Training:
             if self._runtime.is_standby:
                 yield from self._stand_by()
             else:
-                self._enter_training()
+                yield from self._enter_training()
             while True:
                 yield from self._offer()
                 if self._finish():
+                    if self._progress.version < self._progress.until:
+                        raise SystemExit(0)  # what the script does after training is not due yet
                     return
         except GeneratorExit:
             # Either `break` (early stopping; every rank must do so after the same step), or an exception on its way
@@ -268,7 +270,7 @@ class Training:
     # --- the loop ---------------------------------------------------------------------------------------------
     def _offer(self) -> Iterator[Step]:
         runtime, progress = self._runtime, self._progress
-        while progress.version < progress.until:
+        while progress.version < progress.goal:
             if runtime.closed:
                 self._recover()
                 continue
@@ -347,6 +349,7 @@ class Training:
             self._recover()
 
     def _recover(self, *, blank: bool = False) -> None:
+        self._progress.last = None  # others may not have heard of it: the next barrier says it to all
         self._recovery.run(blank=blank)
         while not self._gather():
             self._recovery.run()
@@ -401,8 +404,14 @@ class Training:
         self._runtime.page.write_private(version, payload)
 
     # --- entering and leaving ---------------------------------------------------------------------------------
-    def _enter_training(self) -> None:
+    def _enter_training(self) -> Iterator[Step]:
         runtime, progress = self._runtime, self._progress
+        if self._recovery.learns_layouts and self._checkpointing.finds_some():
+            # The step from which it goes on is not this job's first: it reduces in the order that a first one shows.
+            with runtime.alone():
+                yield from self._rehearse()
+                self._recovery.learn_layouts()
+            runtime.page.stamp(Phase.STARTING)
         if self._checkpointing.resume():
             self._state.zero.gather()
         else:
@@ -432,16 +441,11 @@ class Training:
 
     def _stand_by(self) -> Iterator[Step]:
         """A standby: rehearse one step alone, wait for a rank (unless it has one, and builds late), be restored."""
-        runtime, progress = self._runtime, self._progress
+        runtime = self._runtime
         runtime.started = not runtime.builds_late  # else a Stop may come at any time, and would cut the rehearsal short
         if not self._state.pipelines:  # a stage alone has no input
             runtime.faults.strike(Point.WARMUP)
-            progress.warming = True
-            step = Step(self, 0, 0, warmup=True)
-            yield step
-            if not step.entered:
-                raise UsageError(_NOT_ENTERED)
-            progress.warming = False
+            yield from self._rehearse()
         if not runtime.builds_late:
             runtime.stand_by(self._state.layout())
             self._state.rebind()
@@ -451,12 +455,21 @@ class Training:
         runtime.started = True
         self._recover(blank=True)
 
+    def _rehearse(self) -> Iterator[Step]:
+        """A step of which nothing is kept: the script compiles, allocates, and shows DDP its order."""
+        self._progress.warming = True
+        step = Step(self, 0, 0, warmup=True)
+        yield step
+        if not step.entered:
+            raise UsageError(_NOT_ENTERED)
+        self._progress.warming = False
+
     def _finish(self) -> bool:
         """All steps are committed here: True once that holds everywhere, False if a recovery sent this rank back."""
         runtime, progress = self._runtime, self._progress
         if runtime.closed:
             self._recover()
-            if progress.version < progress.until:
+            if progress.version < progress.goal:
                 return False
         runtime.page.stamp(Phase.DONE)
         runtime.link.send(

@@ -6,7 +6,7 @@ that proves knowledge of the job's token. The agent relays workers' messages and
 
 import msgspec
 
-from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
+from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop, WindDown
 from relight.core.detector import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
 from relight.core.events import (
     CollectiveFailed,
@@ -162,7 +162,7 @@ WorkerUp = (
     | PublishStatus
     | RestoreStatus
 )
-WorkerDown = Begin | Assign | Stop | Restore | Resume | Release | StoreReply | StoreLost
+WorkerDown = Begin | Assign | Stop | Restore | Resume | WindDown | Release | StoreReply | StoreLost
 
 
 # --- agent <-> controller ---------------------------------------------------------------------------------------
@@ -317,6 +317,7 @@ class StatusUpdate(_Message, frozen=True, kw_only=True):
     standbys_ready: int
     steps_per_second: float
     ranks: tuple[RankStatus, ...]
+    winding_down: bool = False  # it ends after its next step, and a checkpoint
     waiting: str = ""  # whom the job waits for while it does not train, and why
     restoring: tuple[RestoreStatus, ...] = ()  # copies of the recovery under way
     publishing: PublishStatus | None = None  # the newest word about it

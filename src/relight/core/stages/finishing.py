@@ -1,7 +1,7 @@
 """FINISHING: training is done, and the scripts run to their ends."""
 
 from relight.core import events as ev
-from relight.core.commands import Audience, Command, Kill, Release
+from relight.core.commands import Audience, Command, Kill, Notice, Release
 from relight.core.members import Process
 from relight.core.stages.failing import Failing
 from relight.core.stages.state import Stage
@@ -28,6 +28,8 @@ class Finishing(Failing):
         if self.shards.differing(digests):
             return self._on_corruption(digests, digests, reports[0].version, 0, now)
         self.stage, self._deadline = Stage.FINISHING, None
+        if reports[0].version >= self.until:
+            self._winding_down = ""  # it was the last step anyway
         self.ledger.finished(reports, self.shards.digest([report.state_digest for report in reports]), now)
         out: list[Command] = [
             Release(audience=Audience.MEMBERS, generation=self.generation, why="every rank committed its last step")
@@ -49,4 +51,24 @@ class Finishing(Failing):
         return self._end_if_all_ended(now)
 
     def _end_if_all_ended(self, now: float) -> list[Command]:
-        return [] if any(p.alive for p in self.members.processes.values()) else self._end("", now)
+        if any(p.alive for p in self.members.processes.values()):
+            return []
+        if not self._winding_down:
+            return self._end("", now)
+        version = next(iter(self._done.values())).version
+        return self._end(
+            f"stopped: {self._winding_down}, after {version} of {self.until} steps. Start the same command again to go "
+            "on from the newest checkpoint",
+            now,
+        )
+
+    def _on_shutdown(self, event: ev.ShutdownRequested, now: float) -> list[Command]:
+        """At once; or, if there is time for it and anything to go on from later, after one more step."""
+        if event.after_step and self._winding_down:
+            return []  # each host may say it
+        under_way = self.stage in (Stage.TRAINING, Stage.STOPPING, Stage.RESTORING)
+        if not (event.after_step and under_way and self.checkpoint_every):
+            return self._end(f"stopped: {event.reason}", now)
+        self._winding_down = event.reason
+        notice = Notice(why=f"{event.reason}: a last step and a checkpoint, then the job ends", level="info")
+        return [notice, *self._wind_down()]

@@ -19,7 +19,9 @@ class Repeating(Failing):
         for rank, process in self.members.by_rank().items():
             if process.replacement or (self.stage is Stage.STARTING and process.started):
                 out.append(Assign(process=process.name, rank=rank, generation=self.generation, why=why))
-        return out if self._standing_order is None else [*out, self._standing_order]
+        if self._standing_order is not None:
+            out.append(self._standing_order)
+        return [*out, *(self._wind_down() if self.stage is Stage.TRAINING else [])]
 
     def _on_controller_restarted(self, now: float) -> list[Command]:
         """Everything that the dead controller was told is known, but not which of its orders arrived.
@@ -53,7 +55,7 @@ class Repeating(Failing):
             resume = Resume(
                 audience=Audience.MEMBERS, generation=self.generation, buddies=buddies, writers=writers, why=why
             )
-            return [*out, resume, notice]
+            return [*out, resume, *self._wind_down(), notice]
         stop = self._stop_everyone("the controller died during the recovery, so it begins again", now)
         notice = Notice(why=f"the controller is back; {stop.why}, as generation {self.generation}", level="warning")
         out += [stop, notice]

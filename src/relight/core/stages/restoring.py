@@ -50,7 +50,7 @@ class Restoring(Failing):
             )
         ]
         self._to_resume = set(self.members.audience(Audience.MEMBERS))
-        return [*out, notice, *self._surplus()]
+        return [*out, *self._wind_down(), notice, *self._surplus()]
 
     def _on_step_resumed(self, event: ev.StepResumed, now: float) -> list[Command]:
         """A new standby is started once the interrupted step is done: its start would slow the redo down."""

@@ -14,7 +14,7 @@ import msgspec
 
 from relight.core import events as ev
 from relight.core.buddies import choose_buddies
-from relight.core.commands import Begin, Command, EndJob, Release, Restore, Resume, Stop
+from relight.core.commands import Audience, Begin, Command, EndJob, Release, Restore, Resume, Stop, WindDown
 from relight.core.coverage import Coverage
 from relight.core.decision import Decision
 from relight.core.hosts import Hosts
@@ -66,6 +66,7 @@ class State:
         self.coverage: Coverage | None = None  # what that is worth, if the state is divided
         self.buddy_every = 0  # steps from snapshot to snapshot, 0: none
         self.checkpoint_every = 0
+        self._winding_down = ""  # why the job is to end after its next step
         self._fallen_to = -1  # the version that an unfinished recovery has ordered everybody back to, below replicas
         self._fallen_from = -1  # the newest version that was finished then
         self._entered: dict[str, ev.TrainingEntered] = {}
@@ -144,6 +145,12 @@ class State:
     def _last_traceback(self) -> ev.WorkerFailed | None:
         """What the script said when the process of the last failure raised, if it did."""
         return self._tracebacks.get(self.ledger.failures[-1].process) if self.ledger.failures else None
+
+    def _wind_down(self) -> list[Command]:
+        """Said again in each generation: who knew it may be gone, and nobody counts on it across a recovery."""
+        if not self._winding_down:
+            return []
+        return [WindDown(audience=Audience.MEMBERS, generation=self.generation, why=self._winding_down)]
 
     def _end(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
         self.stage, self._deadline = Stage.ENDED, None
