@@ -1253,6 +1253,13 @@ def test_a_slow_rank_is_replaced_once_somebody_is_warm() -> None:
     assert tuple(map(type, desk.tell(ev.RankSlow(process="w1", evidence=SLOW)))) == (Kill,)
 
 
+def test_a_slow_rank_is_asked_again_if_its_agent_may_have_died_with_the_order() -> None:
+    desk = Desk(standbys=1, replace_slow=True).train()
+    _, asked = desk.tell(ev.RankSlow(process="w1", evidence=SLOW))
+    for event in (ev.AgentJoined(agent="node-0", slots=2), ev.ControllerRestarted()):
+        assert [order for order in desk.tell(event) if isinstance(order, Kill)] == [asked]
+
+
 def test_who_alone_holds_a_part_of_the_state_stays_however_slow() -> None:
     desk = Desk(world_size=1, standbys=1, replace_slow=True).train()
     assert tuple(map(type, desk.tell(ev.RankSlow(process="w0", evidence=SLOW)))) == (Notice,)

@@ -75,9 +75,11 @@ class Stragglers:
         self, samples: Sequence[Sample], members: Mapping[int, str], hosts: Callable[[], Mapping[int, str]], now: float
     ) -> tuple[RankSlow, ...]:
         """`members` names the process of each rank, `hosts` the agents that run them."""
+        if len(members) > TRACED_RANKS:
+            return ()  # nor is anything kept of so many
         for sample in samples:
             self._newest[sample.process] = sample
-        if now - self._opened_at < self._window_seconds or len(members) > TRACED_RANKS:
+        if now - self._opened_at < self._window_seconds:
             return ()
         names = frozenset(members.values())
         if not names:

@@ -16,6 +16,7 @@ class Repeating(Failing):
         """
         why = "said again to an agent that was restarted"
         out: list[Command] = [Kill(process=p.name, why=why) for p in self.members.processes.values() if _is_doomed(p)]
+        out += self._ask_to_leave()
         for rank, process in self.members.by_rank().items():
             if process.replacement or (self.stage is Stage.STARTING and process.started):
                 out.append(Assign(process=process.name, rank=rank, generation=self.generation, why=why))
@@ -55,7 +56,7 @@ class Repeating(Failing):
             resume = Resume(
                 audience=Audience.MEMBERS, generation=self.generation, buddies=buddies, writers=writers, why=why
             )
-            return [*out, resume, *self._wind_down(), notice]
+            return [*out, resume, *self._ask_to_leave(), *self._wind_down(), notice]
         stop = self._stop_everyone("the controller died during the recovery, so it begins again", now)
         notice = Notice(why=f"the controller is back; {stop.why}, as generation {self.generation}", level="warning")
         out += [stop, notice]
@@ -63,6 +64,11 @@ class Repeating(Failing):
             if process.replacement:  # a standby that has never heard of its rank hears no Stop either
                 out.append(Assign(process=process.name, rank=rank, generation=self.generation, why=why))
         return out + self._fill_vacancies(now)
+
+    def _ask_to_leave(self) -> list[Command]:
+        """Slow ranks that were to make room for a standby, and have not yet."""
+        held = self.members.by_rank().values()
+        return [Kill(process=p.name, why=p.leaving, after_step=True) for p in held if p.leaving]
 
     def _start_again(self, now: float) -> list[Command]:
         """Of a job that has not begun to train."""
