@@ -48,6 +48,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--evaluate", action="store_true", help="evaluate between steps, which gathers parameters")
     parser.add_argument("--buddy", type=int, default=0, help="steps from one snapshot in buddy memory to the next")
+    parser.add_argument("--publish", type=int, default=0, metavar="K", help="the weights after every K steps")
+    parser.add_argument("--embed", action="store_true", help="an embedding, and a head that is tied to it")
     parser.add_argument("--checkpoint", default="", help="keep checkpoints in this directory")
     parser.add_argument("--checkpoint-every", type=int, default=4)
     parser.add_argument("--tell", action="store_true", help="print each step that is committed")
@@ -72,15 +74,22 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, width: int, hidden: int, dropout: float, batchnorm: bool) -> None:
+    def __init__(self, width: int, hidden: int, dropout: float, batchnorm: bool, embed: bool = False) -> None:
         super().__init__()
+        self.embedding = nn.Embedding(26, width) if embed else None
+        self.head = nn.Linear(width, 26, bias=False) if embed else None
+        if self.embedding is not None and self.head is not None:
+            self.head.weight = self.embedding.weight
+        self.scale = nn.Parameter(torch.ones(1))  # fewer elements than there are ranks
         self.first = nn.Linear(16, width)
         self.statistics = nn.BatchNorm1d(width) if batchnorm else nn.Identity()
         self.blocks = nn.ModuleList([Block(width, hidden, dropout) for _ in range(3)])
         self.last = nn.Linear(width, 3)  # fewer rows than some meshes have ranks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.statistics(self.first(x))
+        x = self.statistics(self.first(x)) * self.scale
+        if self.embedding is not None and self.head is not None:
+            x = x + self.embedding(self.head(x).argmax(-1))
         for block in self.blocks:
             x = block(x)
         logits: torch.Tensor = self.last(x)
@@ -136,13 +145,20 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def save(path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def whole_weights(model: nn.Module) -> str:
+    """A digest of what `full_tensor` gives, as engines compute it of what was published. All ranks together."""
+    named = {name.removeprefix("module."): tensor.detach() for name, tensor in model.state_dict().items()}
+    whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in named.items()}
+    return relight.digest_weights(whole)
+
+
+def save(path: str, model: nn.Module, optimizer: torch.optim.Optimizer, **others: str) -> None:
     parts = {name: local(tensor) for name, tensor in model.state_dict().items()}
     own = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
     states = [own.state[parameter] for parameter in model.parameters() if parameter in own.state]
     moments = [{name: local(tensor) for name, tensor in state.items()} for state in states]
     with open(path + ".part", "w") as file:
-        json.dump({"model": digest(parts), "optimizer": digest(moments)}, file)
+        json.dump({"model": digest(parts), "optimizer": digest(moments), **others}, file)
     os.replace(path + ".part", path)
 
 
@@ -154,7 +170,7 @@ def main() -> None:
     mesh = make_mesh(options.layout, job.world_size)
     # FSDP2 divides what does not divide evenly, torch's tensor parallelism does not.
     hidden = 2 * options.width + (not options.layout.startswith("tp"))
-    model = divide(Net(options.width, hidden, options.dropout, options.batchnorm), options.layout, mesh)
+    model = divide(Net(options.width, hidden, options.dropout, options.batchnorm, options.embed), options.layout, mesh)
     optimizer: torch.optim.Optimizer = (
         ZeroRedundancyOptimizer(
             model.parameters(),
@@ -215,6 +231,8 @@ def main() -> None:
     )
     if options.checkpoint:
         training.checkpoint(options.checkpoint, every=options.checkpoint_every)
+    if options.publish:
+        training.publish(every=options.publish)
     if options.buddy:
         training.buddy(every=options.buddy)
     for step in training.steps(until=options.steps):
@@ -229,8 +247,9 @@ def main() -> None:
             with torch.no_grad():
                 model(data[:8])
             model.train()
+    others = {"weights": whole_weights(model)} if options.publish else {}
     if options.save:
-        save(f"{options.save}.{job.rank}", model, optimizer)
+        save(f"{options.save}.{job.rank}", model, optimizer, **others)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class MakeUpdate(Protocol):
         stall_timeout_seconds: float,
         *,
         confirmed: bool,
+        writers: Sequence[Sequence[str]] | None,
     ) -> Update: ...
 
 
@@ -61,6 +62,7 @@ class Plan:
     engines: tuple[Member, ...]
     schedule: Schedule
     damaged_writes: frozenset[int]  # buckets that are written wrong the first time
+    writers: tuple[tuple[str, ...], ...] | None  # of each bucket, if not every source can write it
 
 
 def plan_of(seed: int) -> Plan:
@@ -74,7 +76,14 @@ def plan_of(seed: int) -> Plan:
     schedule = make_schedule(form, devices=len(sources), buckets=buckets, from_host=True)
     risk = 0.7 if rough else chance.choice((0.0, 0.3))
     wrong = frozenset(bucket for bucket in range(buckets) if chance.random() < risk)
-    return Plan(sources, engines, schedule, wrong)
+    return Plan(sources, engines, schedule, wrong, _writers(seed, [source.name for source in sources], buckets))
+
+
+def _writers(seed: int, sources: Sequence[str], buckets: int) -> tuple[tuple[str, ...], ...] | None:
+    chance = random.Random(f"writers {seed}")
+    if chance.random() < 0.5:
+        return None
+    return tuple(tuple(chance.sample(sources, chance.randint(1, len(sources)))) for _ in range(buckets))
 
 
 def _member(chance: random.Random, name: str, buckets: int, risk: float = 0.5) -> Member:
@@ -101,7 +110,9 @@ class World:
         self.members = {member.name: member for member in (*self.plan.sources, *self.plan.engines)}
         sources, engines = [m.name for m in self.plan.sources], [m.name for m in self.plan.engines]
         self.confirmed = self.chance.random() < 0.7
-        self.update = self.make(self.plan.schedule, sources, engines, STALL, confirmed=self.confirmed)
+        self.update = self.make(
+            self.plan.schedule, sources, engines, STALL, confirmed=self.confirmed, writers=self.plan.writers
+        )
         self.engines = {member.name for member in self.plan.engines}
         self.sources = {member.name for member in self.plan.sources}
         self.dropped: set[str] = set()
@@ -250,6 +261,8 @@ class World:
         return [order for order in self.asked if isinstance(order, kind) and order.buffer == buffer]
 
     def _check_write(self, order: Write) -> None:
+        if order.source not in self._able(order.bucket):
+            raise ViolationError(f"{order}, of which it does not hold all")
         for busy in self._using(order.buffer, Load) + self._using(order.buffer, Write):
             raise ViolationError(f"{order}, but {busy} is not answered")
         held = self.contents.get(order.buffer, (order.bucket, True))[0]
@@ -294,12 +307,18 @@ class World:
         if drop.member not in self.misled:
             return False
         scribbled = any(m.trouble == "dawdles" and m.name in self.dropped for m in self.plan.sources)
-        return not self.sources - self.dropped or scribbled
+        lacking = any(not self._able(bucket) - self.dropped for bucket in range(self.plan.schedule.buckets))
+        return lacking or not self.sources - self.dropped or scribbled
+
+    def _able(self, bucket: int) -> set[str]:
+        return self.sources if self.plan.writers is None else set(self.plan.writers[bucket])
 
     def _check_abandon(self, order: Abandon) -> None:
         if self.commits:
             raise ViolationError(f"{order} after commits were ordered")
-        if self.sources - self.dropped and self.engines - self.dropped:
+        unwritten = set(range(self.plan.schedule.buckets)) - self.writes.keys()
+        lacking = any(not self._able(bucket) - self.dropped for bucket in unwritten)
+        if self.sources - self.dropped and self.engines - self.dropped and not lacking:
             raise ViolationError(f"{order}, though somebody is left")
         if self.engines - self.dropped and len(self.writes) == self.plan.schedule.buckets:
             raise ViolationError(f"{order}, though everything was written")
@@ -317,7 +336,9 @@ class World:
 
     def _check_end(self) -> None:
         healthy = {m.name for m in self.plan.engines if m.is_healthy}
-        if any(m.is_healthy for m in self.plan.sources) and not healthy - self.misled <= self.committed:
+        lasting = {m.name for m in self.plan.sources if m.is_healthy}
+        can_last = lasting and all(lasting & self._able(bucket) for bucket in range(self.plan.schedule.buckets))
+        if can_last and not healthy - self.misled <= self.committed:
             raise ViolationError(f"{sorted(healthy - self.committed)} did not get it")
         if healthy - self.dropped - self.committed and isinstance(self.ended, Finished):
             raise ViolationError(f"{sorted(healthy - self.dropped - self.committed)} were forgotten")

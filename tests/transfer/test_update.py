@@ -16,7 +16,7 @@ def search(make: MakeUpdate, seeds: Sequence[int]) -> tuple[int, BaseException] 
     for seed in seeds:
         try:
             World(seed, make).run()
-        except (ViolationError, KeyError, AttributeError, AssertionError) as error:
+        except (ViolationError, LookupError, AttributeError, AssertionError) as error:
             return seed, error
     return None
 
@@ -96,8 +96,24 @@ class BlamesTheNextWriter(Update):
 class GivesUpWithTheLastSource(Update):
     """Everything has been written, but a bucket was to be written again for one engine. This was a bug here."""
 
-    def _is_everything_written(self) -> bool:
-        return super()._is_everything_written() and not any(b.deadline for b in self._broadcasts.values())
+    def _lacking(self) -> int | None:
+        again = [bucket for bucket, broadcast in self._broadcasts.items() if broadcast.deadline]
+        lacking = super()._lacking()
+        return again[0] if lacking is None and again and not self._sources else lacking
+
+
+class AsksAnySource(Update):
+    """Of weights that are divided, a source is to write what it does not hold."""
+
+    def _able(self, bucket: int) -> Sequence[str]:
+        return self._sources
+
+
+class WaitsForAHolder(Update):
+    """Nobody who is left holds a bucket that is still to be written, and nobody notices."""
+
+    def _lacking(self) -> int | None:
+        return None if self._sources else super()._lacking()
 
 
 class RewritesUnderReaders(Update):
@@ -214,6 +230,8 @@ BUGS = [
     ReadsWhatIsWrittenAgain,
     GoesOnBesideARewrite,
     GivesUpWithTheLastSource,
+    AsksAnySource,
+    WaitsForAHolder,
     RewritesUnderReaders,
     CommitsEarly,
     TakesDamagedBuckets,

@@ -3,25 +3,36 @@
 Between two writes parameters do not change, so buckets are read where the parameters lie, beside forward and
 backward, and no copy of the model is made. The next write waits until the last bucket has been read.
 
-Rank 0 publishes. An engine may answer with a version only once every rank is known to hold it: the barrier of the
-next step proves that, and so does a recovery that resumes at it. Until then the engines keep it staged.
+Rank 0 publishes. If the weights are divided over ranks (FSDP2, tensor parallelism), every rank lends it the parts that
+it holds (`lending`), and no rank ever holds the whole. An engine may answer with a version only once every rank is
+known to hold it: the barrier of the next step proves that, and so does a recovery that resumes at it. Until then the
+engines keep it staged.
 """
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
 
 from relight.errors import RelightError, UsageError
-from relight.training.mesh_private import is_distributed
+from relight.training.lending import Lending
+from relight.training.mesh_private import is_distributed, place_in_whole
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
+from relight.transfer.codec import local_part
+from relight.transfer.division import parts_of
+from relight.transfer.manifest import Entry, Part, make_manifest
 from relight.transfer.published import Published, UpdateProgress
 from relight.transfer.publisher import Handle, Publisher
-from relight.transfer.weights import TensorSource, own_tensors
+from relight.transfer.source import Source
+from relight.transfer.weights import PartSource, TensorSource, own_tensors
 from relight.wire.status import EngineVersion, PublishStatus
 
+JOIN_SECONDS = 0.01  # between two looks at whether a recovery has begun meanwhile
 LAST_SECONDS = 60.0  # for engines to take the final version before the job ends
 STATUS_SECONDS = 0.5  # between two looks at what has changed, for people
 COMING_SECONDS = 2.0  # for engines to find a publisher that was opened just now, in place of one that died
@@ -37,6 +48,9 @@ class Publishing:
         self._every = 0
         self._requested = False
         self._module = ""
+        self._divided = False
+        self._parts: PartSource | None = None  # of divided weights: what this rank holds
+        self._lending: Lending | None = None  # on other ranks than 0
         self._stall_timeout_seconds = 0.0
         self._publisher: Publisher | None = None
         self._opened = 0.0
@@ -64,11 +78,13 @@ class Publishing:
             raise UsageError(
                 "publish(): this rank holds only some stages of the pipeline, and publishing such is not supported yet"
             )
-        if any(is_distributed(parameter) for parameter in self._state.modules[self._module].parameters()):
-            raise UsageError(
-                "publish(): the weights are divided over ranks (DTensors), and publishing such is not supported yet: "
-                "gather them between two steps and use relight.Publisher, or publish a model that DDP replicates"
-            )
+        module = self._state.modules[self._module]
+        self._state.sharded.reshard()
+        self._divided = any(map(is_distributed, module.parameters()))
+        buffers = {id(buffer) for buffer in module.buffers()}
+        for name, tensor in own_tensors(module).items() if self._divided else ():
+            if id(tensor) in buffers and is_distributed(tensor) and tensor.numel() != local_part(tensor).numel():
+                raise UsageError(f"publish(): {name} is a buffer that is divided over ranks, which is not supported")
         self._stall_timeout_seconds = stall_timeout_seconds
         if every is None:
             self._requested = True
@@ -77,7 +93,10 @@ class Publishing:
 
     def between_steps(self) -> None:
         """The state is that of a finished version, and nobody writes: publish it if it is due."""
-        if not (self._every or self._requested) or self._runtime.rank != 0 or self._runtime.is_standby:
+        if not (self._every or self._requested) or self._runtime.is_standby:
+            return
+        if self._runtime.rank != 0:
+            self._lend()
             return
         with self._told():
             publisher = self._open()
@@ -88,13 +107,16 @@ class Publishing:
             # After a recovery that went back over versions, engines may have newer ones than the ranks: they keep them.
             newer = {name for name, version in engines.items() if version > self._progress.version}
             if due and engines.keys() - newer and self._version != self._progress.version:
+                if self._is_lacking(publisher, 0.0):
+                    self._requested = True  # at the next boundary, if they have come
+                    return
                 self._offered = set(engines)
                 self._begin(publisher, self._offered - newer if newer else None)
                 self._requested = False
                 return
             # Who came late, or fell out, gets the newest weights by itself.
             late = {name for name, version in engines.items() if version < self._version} - self._offered
-            if late:
+            if late and not self._is_lacking(publisher, 0.0):
                 self._offered |= late
                 self._begin(publisher, late)
 
@@ -103,8 +125,19 @@ class Publishing:
         if self._handle is not None and version >= self._version:
             self._handle.confirm()
 
+    def before_barrier(self) -> None:
+        """Rank 0 holds up the barrier until the other ranks know of the update: behind it they write."""
+        handle = self._handle
+        if not self._divided or handle is None:
+            return
+        end = time.monotonic() + self._stall_timeout_seconds
+        while not handle.wait_until_joined(JOIN_SECONDS) and not self._runtime.closed and time.monotonic() < end:
+            pass
+
     def before_write(self) -> None:
         """Parameters are about to change: wait until the last bucket has been read, but not for a slow engine."""
+        if self._lending is not None:
+            self._lending.before_write()
         handle, patience = self._handle, self._stall_timeout_seconds
         if handle is not None and not handle.wait_until_read(patience):
             handle.cancel(f"it kept the training waiting for {patience:g} s (stall_timeout_seconds)")
@@ -113,9 +146,14 @@ class Publishing:
         """Versions are undone, the one that is on its way perhaps among them: it is given up."""
         if self._handle is not None:
             self._handle.cancel("a recovery went back behind this version")
+        if self._lending is not None:
+            self._lending.fall()
 
     def finish(self) -> None:
         """All ranks hold the final version: every engine gets it before the job ends."""
+        if self._lending is not None:
+            self._lending.hold(self._progress.version)
+            self._lending.finish(LAST_SECONDS)
         publisher = self._publisher
         if publisher is None:
             return
@@ -126,7 +164,7 @@ class Publishing:
             if self._runtime.generation > 1:  # the publisher before may have died with its engines connected
                 publisher.wait_for_engines(1, max(0.0, self._opened + COMING_SECONDS - time.monotonic()))
             behind = [engine.name for engine in publisher.engines() if engine.version != self._progress.version]
-            if behind and self._every:
+            if behind and self._every and not self._is_lacking(publisher, COMING_SECONDS):
                 self._begin(publisher, behind).confirm()
                 self._is_under_way(LAST_SECONDS)
         self._closing.set()
@@ -144,19 +182,56 @@ class Publishing:
             self._telling.start()
         return self._publisher
 
+    def _lend(self) -> None:
+        """On another rank than 0: it may have the parts that this one holds."""
+        if not self._divided:
+            return
+        if self._lending is None:
+            parts, place = self._own_parts(), self._runtime.settings.run_dir
+            self._lending = Lending(Path(place), f"rank-{self._runtime.rank}", parts, self._stall_timeout_seconds)
+        self._lending.hold(self._progress.version)
+
+    def _is_lacking(self, publisher: Publisher, patience_seconds: float) -> bool:
+        """Whether some part of the weights is held by nobody who can be reached: by ranks that have yet to come."""
+        if not self._divided:
+            return False
+        parts = self._own_parts()
+        why = publisher.lacking(parts.manifest, parts.parts, patience_seconds)
+        if why and time.monotonic() > self._opened + COMING_SECONDS:
+            self._say(f"nothing is published: {why}; every part of the weights needs a rank on the host of rank 0")
+        return bool(why)
+
+    def _own_parts(self) -> PartSource:
+        """What this rank holds of divided weights. What is not divided at all, rank 0 holds."""
+        if self._parts is None:
+            self._state.sharded.reshard()
+            tensors = own_tensors(self._state.modules[self._module])
+            self._parts = describe_parts(tensors, all_else=self._runtime.rank == 0)
+        return self._parts
+
     def _begin(self, publisher: Publisher, only: Iterable[str] | None) -> Handle:
         module = self._state.modules[self._module]
         parameters = {id(parameter) for parameter in module.parameters()}
-        tensors = {
-            name: tensor.detach() if id(tensor) in parameters else tensor.detach().clone()  # forward changes buffers
-            for name, tensor in own_tensors(module).items()
-        }
+        source: Source
+        parts: tuple[Part, ...] = ()
+        if self._divided:
+            own = self._own_parts()
+            buffers = own_tensors(module).items()
+            source, parts = own.with_copies(name for name, b in buffers if id(b) not in parameters), own.parts
+        else:
+            source = TensorSource(
+                {
+                    name: tensor.detach() if id(tensor) in parameters else tensor.detach().clone()
+                    for name, tensor in own_tensors(module).items()  # forward changes buffers
+                }
+            )
         handle = self._handle = publisher.begin(
-            TensorSource(tensors),
+            source,
             version=self._progress.version,
             generation=self._runtime.generation,
             confirmed=False,
             only=only,
+            parts=parts,
         )
         self._version, self._begun = self._progress.version, time.monotonic()
         return handle
@@ -222,3 +297,31 @@ class Publishing:
             yield
         except (RelightError, OSError) as error:
             self._say(str(error))
+
+
+def describe_parts(tensors: Mapping[str, torch.Tensor], *, all_else: bool) -> PartSource:
+    """What this rank holds of these tensors: of each DTensor its part; of all others, with `all_else`, all.
+
+    Raises UsageError for a tensor that cannot be moved, or whose part is no box of the whole.
+    """
+    entries: list[Entry] = []
+    parts: list[Part] = []
+    boxes: dict[int, torch.Tensor] = {}
+    names: dict[int, str] = {}
+    for index, (name, tensor) in enumerate(tensors.items()):
+        whole, offset = place_in_whole(tensor)
+        first = names.setdefault(id(tensor), name)  # tied parameters are one object
+        entry = Entry(name, str(tensor.dtype).removeprefix("torch."), whole, "" if first == name else first)
+        entries.append(entry)
+        if not entry.nbytes or not (all_else or is_distributed(tensor)):
+            continue
+        box = local_part(tensor)
+        if box.layout is not torch.strided or box.is_quantized:
+            raise UsageError(f"publish(): {name} is a {box.layout} tensor; relight moves dense ones")
+        if any(first + size > limit for first, size, limit in zip(offset, box.shape, whole, strict=True)):
+            raise UsageError(f"publish(): what this rank holds of {name} is no box of the whole tensor")
+        found = parts_of(index, whole, offset, tuple(box.shape), tensor.element_size())
+        if found:
+            parts += found
+            boxes[index] = box
+    return PartSource(make_manifest(entries), parts, boxes)

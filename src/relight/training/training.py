@@ -166,7 +166,8 @@ class Training:
         boundary between two steps. Buckets travel while the next step computes; its write waits for the last one to
         be read, for `stall_timeout_seconds` at most: then the update is given up. Engines answer with a version only
         once every rank is known to hold it. An engine that is silent for so long is dropped; publishing never fails
-        the training.
+        the training. Call it on every rank: where weights are divided over ranks (FSDP2, tensor parallelism), each
+        writes the parts that it holds, and engines get whole tensors.
 
         Args:
             model: which, if `Training` was given several.
@@ -391,6 +392,7 @@ class Training:
         """Every gradient of the step is reduced here: keep the private state with which the next step starts."""
         self._state.notice_changed_buffers()
         self._keep_private(self._progress.version + 1)
+        self._publishing.before_barrier()
 
     def _passed(self) -> None:
         """Every rank is prepared, or it was decided to finish this step: all of them hold its version."""

@@ -32,10 +32,38 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         return 0 if self.same_as else math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of one tensor that the same sources hold: `count` runs of `run` bytes, the first at byte `start`.
+
+    The next one begins `stride` bytes further on. So a part can be rows of a matrix, or some columns of each row.
+    """
+
+    tensor: int  # index into the manifest's entries
+    start: int
+    run: int
+    stride: int
+    count: int
+    group: int = 0  # parts of one group have the same holders; a bucket carries parts of one group
+
+    @property
+    def nbytes(self) -> int:
+        return self.run * self.count
+
+    @property
+    def end(self) -> int:
+        """The byte behind its last one."""
+        return self.start + self.stride * (self.count - 1) + self.run
+
+
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
-    """Every tensor of one set of weights. Names are unique; the order is that of moving."""
+    """Every tensor of one set of weights. Names are unique; the order is that of moving.
+
+    `parts`: which bytes travel together, if no source holds all of them; empty otherwise. Together they are every
+    byte, once (`division.divide`).
+    """
 
     entries: tuple[Entry, ...]
+    parts: tuple[Part, ...] = ()
 
     @property
     def total_bytes(self) -> int:

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from relight.transfer.manifest import Manifest
+from relight.transfer.manifest import Manifest, Part
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2  # 2: weights that are divided over sources
 MAX_NAME = 200
 
 
@@ -28,11 +28,12 @@ class Behind(_Message, frozen=True, kw_only=True):
 
 
 class SourceHello(_Message, frozen=True, kw_only=True):
-    """A process that holds the same weights as the publisher's own, and writes buckets when told to."""
+    """A process that holds the same weights as the publisher's own, or parts of them; writes buckets when told to."""
 
     protocol_version: int
     name: str
     pid: int
+    parts: tuple[Part, ...] = ()  # that it holds, and nothing else; empty: it holds all
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
@@ -69,6 +70,12 @@ class WriteBucket(_Message, frozen=True, kw_only=True):
     update: int
     bucket: int
     buffer: int
+
+
+class Release(_Message, frozen=True, kw_only=True):
+    """To a source: nothing more is read from its weights for this update."""
+
+    update: int
 
 
 class BucketWritten(_Message, frozen=True, kw_only=True):
@@ -115,4 +122,4 @@ class Dismissed(_Message, frozen=True, kw_only=True):
 
 
 ToPublisher = EngineHello | SourceHello | Behind | Ready | Refuse | BucketWritten | BucketLoaded | Committed
-FromPublisher = Welcome | Begin | WriteBucket | LoadBucket | CommitUpdate | AbandonUpdate | Dismissed
+FromPublisher = Welcome | Begin | WriteBucket | Release | LoadBucket | CommitUpdate | AbandonUpdate | Dismissed

@@ -14,17 +14,18 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from relight.errors import ProtocolError, TransferError
+from relight.errors import ProtocolError, TransferError, UsageError
 from relight.transfer.buffers import Buffer, close_buffers, create_buffers
 from relight.transfer.channel import Channel, listen, socket_path
-from relight.transfer.manifest import Manifest, describe_bytes
+from relight.transfer.division import Division, divide
+from relight.transfer.manifest import Manifest, Part, describe_bytes
 from relight.transfer.messages import (
     MAX_NAME,
     PROTOCOL_VERSION,
@@ -40,6 +41,7 @@ from relight.transfer.messages import (
     LoadBucket,
     Ready,
     Refuse,
+    Release,
     SourceHello,
     ToPublisher,
     Welcome,
@@ -72,6 +74,7 @@ class _Member:
     name: str = ""
     is_source: bool = False
     hello: Any = None
+    parts: tuple[Part, ...] = ()  # that a source holds; empty: all
     version: int = -1
     generation: int = 0
     greet_by: float = 0.0
@@ -83,6 +86,7 @@ class Handle:
     """An update under way."""
 
     def __init__(self) -> None:
+        self._joined = threading.Event()
         self._read = threading.Event()
         self._over = threading.Event()
         self._on_confirm: Callable[[], None] = _do_nothing
@@ -90,6 +94,10 @@ class Handle:
         self._on_abandon: Callable[[str], None] = _say_nothing
         self._result: Published | None = None
         self._progress = UpdateProgress()  # replaced as a whole: may be read from any thread
+
+    def wait_until_joined(self, timeout_seconds: float | None = None) -> bool:
+        """Until every other source has said whether it takes part. False: not within the time."""
+        return self._joined.wait(timeout_seconds)
 
     def wait_until_read(self, timeout_seconds: float | None = None) -> bool:
         """Until no bucket is read from the source's tensors any more: they may change. False: not within the time."""
@@ -124,6 +132,9 @@ class Handle:
         self._on_abandon(why)
         self._read.wait()
 
+    def _note_joined(self) -> None:
+        self._joined.set()
+
     def _note_read(self) -> None:
         self._read.set()
 
@@ -132,6 +143,7 @@ class Handle:
 
     def _finish(self, result: Published) -> None:
         self._result = result
+        self._joined.set()
         self._read.set()
         self._over.set()
 
@@ -142,6 +154,8 @@ class _Job:
 
     number: int
     source: Source
+    manifest: Manifest  # as engines get it: with parts, if the weights are divided
+    writers: tuple[tuple[str, ...], ...] | None  # of each bucket, if the weights are divided
     version: int
     generation: int
     form: Form
@@ -155,9 +169,17 @@ class _Job:
     awaited: set[str] = field(default_factory=set)
     ready: set[str] = field(default_factory=set)
     ready_by: float = 0.0
+    released: bool = False  # sources were told that nothing more is read
     update: Update | None = None
     dropped: dict[str, str] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
+
+
+def _is_asked(job: _Job, member: _Member) -> bool:
+    """To take part: engines that it is for, and sources that hold parts, or all, as the publisher itself does."""
+    if member.is_source:
+        return bool(member.parts) == (job.writers is not None)
+    return job.only is None or member.name in job.only
 
 
 def _say_nothing(_: str) -> None:
@@ -254,16 +276,21 @@ class Publisher:
         hold: bool = False,
         confirmed: bool = True,
         only: Iterable[str] | None = None,
+        parts: Sequence[Part] = (),
     ) -> Handle:
         """Start an update of every engine that is connected, or of those named in `only`; returns at once.
 
         The source's tensors must not change until `Handle.wait_until_read`. `hold`: they never will, so engines
         that come later get this version at once. Not `confirmed`: buckets are moved, but no engine answers with
-        the version before `Handle.confirm`. Raises TransferError if an update is under way or `close` was called,
-        UsageError for weights that cannot be moved.
+        the version before `Handle.confirm`. `parts`: what this source holds, if it is not all (`division.parts_of`);
+        the rest must be held by other sources that are connected. Raises TransferError if an update is under way or
+        `close` was called, UsageError for weights that cannot be moved, or of which nobody holds some bytes.
         """
         handle = Handle()
-        job = self._make_job(source, version, generation, form or self._form, handle, only)
+        if hold and parts:
+            raise UsageError("weights that are divided over sources cannot be held for engines that come later")
+        division = self._divide(source.manifest, parts) if parts else None
+        job = self._make_job(source, version, generation, form or self._form, handle, only, division=division)
         job.confirmed = confirmed
         with self._lock:
             if self._closing:
@@ -301,6 +328,28 @@ class Publisher:
     def sources(self) -> tuple[str, ...]:
         """Names of the other processes that write buckets."""
         return tuple(sorted(m.name for m in list(self._members.values()) if m.is_source))
+
+    def lacking(self, manifest: Manifest, parts: Sequence[Part], timeout_seconds: float = 0.0) -> str:
+        """Why an update of a source that holds only `parts` cannot begin; empty: all is held by who is connected.
+
+        Waits for the holders of the rest to come, for so long at most.
+        """
+        why = ""
+
+        def is_complete() -> bool:
+            nonlocal why
+            try:
+                self._divide(manifest, parts)
+            except UsageError as error:
+                why = str(error)
+                return False
+            return True
+
+        return "" if _until(is_complete, timeout_seconds) else why
+
+    def _divide(self, manifest: Manifest, parts: Sequence[Part]) -> Division:
+        others = sorted((m.name, m.parts) for m in list(self._members.values()) if m.is_source and m.parts)
+        return divide(manifest, ((SELF, tuple(parts)), *others))
 
     def wait_for_engines(self, count: int, timeout_seconds: float) -> bool:
         """Until so many are connected. False: not within the time."""
@@ -485,7 +534,8 @@ class Publisher:
                 break
             member.name = f"{name}@{member.channel.peer_pid}" + (f".{number}" if number > 1 else "")
         member.hello, member.greet_by = hello, 0.0
-        member.is_source = isinstance(hello, SourceHello)
+        if isinstance(hello, SourceHello):
+            member.parts, member.is_source = hello.parts, True
         if isinstance(hello, EngineHello):
             member.version, member.generation = hello.version, hello.generation
         descriptors = [buffer.descriptor for buffer in self._buffers]
@@ -556,15 +606,19 @@ class Publisher:
         only: Iterable[str] | None,
         *,
         is_late: bool = False,
+        division: Division | None = None,
     ) -> _Job:
         started_ns = time.monotonic_ns()
         total_bytes = source.manifest.total_bytes
         bucket_bytes = bucket_bytes_for(total_bytes, self._bucket_bytes)
-        buckets = plan_buckets(source.manifest, bucket_bytes)
+        manifest = source.manifest if division is None else division.manifest
+        buckets = plan_buckets(manifest, bucket_bytes)
         handle._note_progress(UpdateProgress(total_buckets=len(buckets), total_bytes=total_bytes))
         return _Job(
             number=next(self._numbers),
             source=source,
+            manifest=manifest,
+            writers=None if division is None else division.writers(buckets),
             version=version,
             generation=generation,
             form=form,
@@ -581,17 +635,13 @@ class Publisher:
         job = self._job
         if job is None:
             return
-        asked = [
-            member
-            for member in self._members.values()
-            if member.hello is not None and (member.is_source or job.only is None or member.name in job.only)
-        ]
+        asked = [member for member in self._members.values() if member.hello is not None and _is_asked(job, member)]
         begin = Begin(
             update=job.number,
             version=job.version,
             generation=job.generation,
             bucket_bytes=job.bucket_bytes,
-            manifest=job.source.manifest,
+            manifest=job.manifest,
             patience_seconds=self._stall * (2 + len(asked)) if job.confirmed else 0.0,
         )
         job.awaited = {member.name for member in asked}
@@ -621,10 +671,15 @@ class Publisher:
             self._start_if_ready(job)
 
     def _start_if_ready(self, job: _Job) -> None:
-        if self._job is job and job.update is None and not job.awaited:
+        if self._job is not job or job.update is not None:
+            return
+        if not any(member.is_source and member.name in job.awaited for member in self._members.values()):
+            job.handle._note_joined()
+        if not job.awaited:
             self._start(job)
 
     def _start(self, job: _Job) -> None:
+        job.handle._note_joined()
         members = {m.name: m for m in self._members.values() if m.name in job.ready}
         sources = [SELF, *sorted(name for name, member in members.items() if member.is_source)]
         engines = [name for name, member in members.items() if not member.is_source]
@@ -637,6 +692,7 @@ class Publisher:
             confirmed=job.confirmed,
             commit_timeout_seconds=self._commit_timeout,
             source_timeout_seconds=self._source_timeout,
+            writers=job.writers,
         )
         self._obey(job, job.update.start(time.monotonic()))
 
@@ -659,7 +715,7 @@ class Publisher:
         if job.update is not None:
             self._note_held(job, job.update.held_buckets)
             if job.update.moved:
-                job.handle._note_read()
+                self._release(job)
         by_name = {member.name: member for member in self._members.values()}
         for order in orders:
             if self._job is not job:
@@ -684,6 +740,14 @@ class Publisher:
                     self._finish(job, error=order.why)
                 case Finished():
                     self._finish(job, engines=order.engines)
+
+    def _release(self, job: _Job) -> None:
+        """Nothing more is read from any source."""
+        if not job.released:
+            job.released = True
+            job.handle._note_read()
+            for member in [m for m in self._members.values() if m.is_source and m.name in job.ready]:
+                self._send(member, Release(update=job.number))
 
     def _note_held(self, job: _Job, buckets: int) -> None:
         before = job.handle.progress()

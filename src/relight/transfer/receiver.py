@@ -38,6 +38,7 @@ from relight.transfer.messages import (
     LoadBucket,
     Ready,
     Refuse,
+    Release,
     Welcome,
     WriteBucket,
 )
@@ -237,7 +238,7 @@ class Receiver:
                         self._break_off(message.why)
                 case Dismissed():
                     self._notify(f"dismissed by the publisher: {message.why}")
-                case WriteBucket():
+                case WriteBucket() | Release():
                     raise ProtocolError("an engine writes no buckets")
 
     def _begin(self, channel: Channel, begin: Begin) -> None:

@@ -1,19 +1,21 @@
 """Where an update's bytes come from: the interface, and a process that lends a hand to a publisher. No torch.
 
 A process that holds the same weights as the publisher joins as a source, and the sources take turns: each fills every
-n-th bucket. If one dies, another fills its bucket.
+n-th bucket. If one dies, another fills its bucket. Where the weights are divided over processes, each says which parts
+it holds, and fills buckets of these.
 """
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from relight.errors import ProtocolError, TransferError, UsageError
 from relight.transfer.buffers import Buffer, close_buffers, open_buffers
 from relight.transfer.channel import Channel, connect, socket_path
-from relight.transfer.manifest import Manifest, differences
+from relight.transfer.manifest import Manifest, Part, differences
 from relight.transfer.messages import (
     PROTOCOL_VERSION,
     AbandonUpdate,
@@ -25,6 +27,7 @@ from relight.transfer.messages import (
     LoadBucket,
     Ready,
     Refuse,
+    Release,
     SourceHello,
     Welcome,
     WriteBucket,
@@ -42,14 +45,52 @@ class Source(Protocol):
         """Write the bucket into `view`, gaps as zeros; returns the xxh3 of its `nbytes` bytes. May raise."""
 
 
+class Lease(Protocol):
+    """Whether a source's weights may be read, for weights that change between updates."""
+
+    def take(self, version: int) -> str:
+        """Empty: the weights are those of `version`, and stay so until `give_back`. Otherwise why not."""
+
+    def give_back(self) -> None:
+        """Nothing is read any more. Also called without a `take` before it."""
+
+
+class Fixed:
+    """The lease of weights that never change."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+
+    def take(self, version: int) -> str:
+        return "" if version == self._version else f"it holds version {self._version}"
+
+    def give_back(self) -> None:
+        pass
+
+
 class SourceLink:
     """One process's part as a source besides the publisher. `run` serves until the publisher ends."""
 
-    def __init__(self, place: str | Path, source: Source, *, version: int, name: str | None = None) -> None:
-        """`source` holds `version` and no other, and does not change."""
+    def __init__(
+        self,
+        place: str | Path,
+        source: Source,
+        *,
+        version: int | None = None,
+        lease: Lease | None = None,
+        parts: Sequence[Part] = (),
+        name: str | None = None,
+    ) -> None:
+        """`source` holds `version` and no other, and does not change; or it is read under a `lease`.
+
+        `parts`: what it holds (see `division.parts_of`); empty: all.
+        """
+        if (version is None) == (lease is None):
+            raise UsageError("SourceLink needs either version= or lease=")
         self._path = socket_path(place)
         self._source = source
-        self._version = version
+        self._lease: Lease = Fixed(version) if version is not None else lease  # type: ignore[assignment]
+        self._parts = tuple(parts)
         self._name = name or f"source-{os.getpid()}"
         self._channel: Channel | None = None
         self._buffers: tuple[Buffer, ...] = ()
@@ -63,7 +104,9 @@ class SourceLink:
         except (OSError, ProtocolError) as error:
             raise TransferError(f"there is no publisher at {self._path}: {error}") from error
         try:
-            channel.send(SourceHello(protocol_version=PROTOCOL_VERSION, name=self._name, pid=os.getpid()))
+            channel.send(
+                SourceHello(protocol_version=PROTOCOL_VERSION, name=self._name, pid=os.getpid(), parts=self._parts)
+            )
             while (message := channel.receive()) is not None:
                 match message:
                     case Welcome():
@@ -74,8 +117,9 @@ class SourceLink:
                         self._begin(channel, message)
                     case WriteBucket():
                         self._write(channel, message)
-                    case AbandonUpdate():
-                        self._update = -1
+                    case AbandonUpdate() | Release():
+                        if message.update == self._update:
+                            self._end()
                     case Dismissed():
                         return
                     case LoadBucket() | CommitUpdate():
@@ -83,6 +127,7 @@ class SourceLink:
         except OSError:
             pass  # the publisher is gone, as at the end of the stream
         finally:
+            self._end()
             channel.close()
             close_buffers(self._buffers)
             self._buffers = ()
@@ -93,16 +138,32 @@ class SourceLink:
             self._channel.break_off()
 
     def _begin(self, channel: Channel, begin: Begin) -> None:
-        found = differences(begin.manifest, self._source.manifest)
-        why = "; ".join(found) or ("" if begin.version == self._version else f"it holds version {self._version}")
-        if not why and begin.manifest != self._source.manifest:
+        self._end()
+        why = "; ".join(differences(begin.manifest, self._source.manifest))
+        if not why and begin.manifest.entries != self._source.manifest.entries:
             why = "it has the same tensors in another order"
+        if not why and begin.manifest.parts and not self._parts:
+            why = "it holds all the weights, and this update takes parts of them from others"
+        if not why:
+            why = self._lease.take(begin.version)
         if why:
             channel.send(Refuse(update=begin.update, why=why))
             return
         self._update = begin.update
         self._buckets = plan_buckets(begin.manifest, begin.bucket_bytes)
         channel.send(Ready(update=begin.update))
+
+    def _end(self) -> None:
+        """Nothing is read for the update that was under way, if there was one."""
+        self._update = -1
+        self._lease.give_back()
+
+    def withdraw(self, why: str) -> None:
+        """The weights are about to change: nothing is read of them any more. From another thread, under the lease."""
+        update, channel = self._update, self._channel
+        if update >= 0 and channel is not None:
+            with contextlib.suppress(OSError):
+                channel.send(Refuse(update=update, why=why))
 
     def _write(self, channel: Channel, order: WriteBucket) -> None:
         if order.update != self._update:
@@ -113,7 +174,7 @@ class SourceLink:
         try:
             digest = self._source.fill(self._buckets[order.bucket], self._buffers[order.buffer].view)
         except (OSError, TransferError, UsageError) as error:
-            self._update = -1
+            self._end()
             channel.send(Refuse(update=order.update, why=f"{type(error).__name__}: {error}"))
             return
         seconds = (time.monotonic_ns() - started_ns) / 1e9

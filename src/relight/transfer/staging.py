@@ -1,4 +1,7 @@
-"""A whole set of weights in one piece of host memory, laid out as the buckets are: loading one is a single copy."""
+"""A whole set of weights in one piece of host memory, laid out as the buckets are: loading one is a single copy.
+
+Buckets of divided weights carry parts of tensors, each of which is copied to its place.
+"""
 
 import contextlib
 import ctypes
@@ -13,7 +16,7 @@ import xxhash
 from relight.errors import TransferError
 from relight.transfer.manifest import Entry, Manifest, describe_bytes
 from relight.transfer.plan import Bucket, offsets_of
-from relight.transfer.weights import address_of, allocate, bytes_at, copy_and_digest, dtype_of
+from relight.transfer.weights import address_of, allocate, bytes_at, copy_and_digest, dtype_of, load_pieces
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap has no name for it, and holds the interpreter's lock meanwhile
 _STEP_BYTES = 8 * 2**20  # populated at a time: others of this process may have page faults of their own to wait for
@@ -30,17 +33,28 @@ class Staging:
         self._memory = _map(nbytes)
         self._start = address_of(self._memory)
         self._end = self._start + len(self._memory)
+        self._is_divided = bool(manifest.parts)
+        self._addresses = {index: self._start + offset for index, offset in enumerate(self._offsets)}
         self.tensors: dict[str, torch.Tensor] = {}
         for entry, offset in zip(manifest.entries, self._offsets, strict=True):
             self.tensors[entry.name] = self.tensors[entry.same_as] if entry.same_as else self._place(entry, offset)
 
     def load(self, bucket: Bucket, view: memoryview) -> int:
         """Take the bucket out of `view`; returns the digest of what arrived here."""
+        if self._is_divided:
+            return load_pieces(bucket, view, self._addresses)
         first = bucket.pieces[0]
         target = self._start + self._offsets[first.tensor] + first.start - first.offset
         digest = xxhash.xxh3_64()
         copy_and_digest(target, address_of(view), bytes_at(target, bucket.nbytes), digest)
         return digest.intdigest()
+
+    def take(self, manifest: Manifest) -> bool:
+        """Whether buckets of these weights can be loaded here, and from now on they are: the same tensors."""
+        if manifest.entries != self.manifest.entries:
+            return False
+        self._is_divided = bool(manifest.parts)
+        return True
 
     def populate(self) -> threading.Thread:
         """Have the system find memory for all of it in the background, which changes no byte; returns the thread.

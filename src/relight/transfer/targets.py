@@ -57,7 +57,7 @@ class _Staged:
                 self._staging.populate()
 
     def begin(self, manifest: Manifest) -> None:
-        if self._staging is None or self._staging.manifest != manifest:
+        if self._staging is None or not self._staging.take(manifest):
             self._staging = None  # before the next one is allocated
             self._staging = Staging(manifest)
             self._staging.populate()
@@ -131,7 +131,8 @@ class StagedCallback(_Staged):
 class InPlaceCallback:
     """No second copy: `load` gets each tensor once its last byte is verified.
 
-    Only tensors whose bytes are still arriving are held here: those of one bucket, and one that spans several.
+    Only tensors whose bytes are still arriving are held here: those of one bucket, and one that spans several; if
+    the weights are divided, those of one bucket for each group of sources.
     """
 
     in_place = True

@@ -9,7 +9,8 @@ slowest at every bucket. What else is decided here is what a failure does to it:
 - an engine that is lost: it is dropped, the others go on;
 - a bucket whose digest does not match at some engine: that engine loads it again; if it is wrong again, a source
   writes it again once nobody else reads that buffer; after that the engine is dropped;
-- no source left, or no engine left: the update is abandoned, and every engine keeps the version it has.
+- no source left that holds a bucket which is still to be written, or no engine left: the update is abandoned, and
+  every engine keeps the version it has.
 
 An engine takes the new version only at `Commit`, which is ordered when every remaining engine holds every bucket.
 """
@@ -101,8 +102,12 @@ class Update:
         confirmed: bool = True,
         commit_timeout_seconds: float | None = None,
         source_timeout_seconds: float | None = None,
+        writers: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        """`sources` by device; every one holds all the weights. `engines` have agreed to take them.
+        """`sources` by device. `engines` have agreed to take the weights.
+
+        `writers`: for each bucket the sources that can write it, the one who should first. None: each of them can
+        write every one, and they take turns.
 
         An engine may take `commit_timeout_seconds` (the other time-out, if None) to finish the requests that it is
         answering with the old version; nobody waits for it meanwhile. A source may take `source_timeout_seconds` (the
@@ -116,6 +121,7 @@ class Update:
         self._schedule = schedule
         self._sources = list(sources)
         self._engines = sorted(engines)
+        self._writers = None if writers is None else [tuple(names) for names in writers]
         self._stall = stall_timeout_seconds
         self._commit_timeout = stall_timeout_seconds if commit_timeout_seconds is None else commit_timeout_seconds
         self._source_timeout = stall_timeout_seconds if source_timeout_seconds is None else source_timeout_seconds
@@ -139,6 +145,9 @@ class Update:
         """The first orders."""
         if not self._engines or not self._sources:
             return self._abandon("there is no engine" if not self._engines else "there is no source")
+        lacking = self._lacking()
+        if lacking is not None:
+            return self._abandon(f"no source holds bucket {lacking}")
         ready = [operation.index for operation in self._schedule.operations if not operation.after]
         return self._begin(ready, now)
 
@@ -213,12 +222,16 @@ class Update:
         self._sources.remove(source)
         self.dropped[source] = why
         orders: list[Order] = [Drop(source, why)]
-        if not self._sources and self._committing is None and not self._is_everything_written():
-            return orders + self._abandon(f"no source is left ({source}: {why})")
+        lacking = self._lacking() if self._committing is None else None
+        if lacking is not None:
+            what = f"no other source holds bucket {lacking}" if self._sources else "no source is left"
+            return orders + self._abandon(f"{what} ({source}: {why})")
         for bucket, broadcast in sorted(self._broadcasts.items()):
+            if self.over:  # the last engine needed a bucket written again that nobody else holds
+                break
             if broadcast.source != source or not broadcast.deadline:
                 continue
-            if self._sources and self._is_needed(bucket):
+            if self._able(bucket) and self._is_needed(bucket):
                 orders.append(self._write(bucket, now))
             else:  # it was written again, for engines that are gone or must go
                 broadcast.deadline = 0.0
@@ -284,7 +297,8 @@ class Update:
         return [Commit(engine) for engine in self._engines]
 
     def _write(self, bucket: int, now: float) -> Write:
-        source = self._sources[bucket % len(self._sources)]
+        able = self._able(bucket)
+        source = able[bucket % len(able)] if self._writers is None else able[0]
         broadcast = self._broadcasts[bucket]
         broadcast.source, broadcast.deadline = source, now + self._source_timeout
         return Write(source, bucket, self._buffers[bucket])
@@ -318,7 +332,7 @@ class Update:
         # Also if it is being written again for nobody: until that is over, its buffer is not free.
         if reload.over or reload.pending or self._broadcasts[bucket].deadline:
             return []
-        if reload.waiting and not self._sources:
+        if reload.waiting and not self._able(bucket):
             engine = min(reload.waiting)
             return self._drop_engine(engine, f"bucket {bucket} arrived damaged, and no source is left", now)
         if reload.waiting:
@@ -345,12 +359,19 @@ class Update:
                 orders += self._reloaded(bucket, now)
         return orders
 
-    def _is_everything_written(self) -> bool:
-        """At least once; a bucket that is being written again has a digest."""
-        return all(
-            self._broadcasts.get(bucket) is not None and self._broadcasts[bucket].digest is not None
-            for bucket in range(self._schedule.buckets)
-        )
+    def _able(self, bucket: int) -> Sequence[str]:
+        """The sources that are left and can write it."""
+        if self._writers is None:
+            return self._sources
+        return [source for source in self._writers[bucket] if source in self._sources]
+
+    def _lacking(self) -> int | None:
+        """A bucket that was never written, and that nobody can write; one that was has a digest."""
+        for bucket in range(self._schedule.buckets):
+            broadcast = self._broadcasts.get(bucket)
+            if (broadcast is None or broadcast.digest is None) and not self._able(bucket):
+                return bucket
+        return None
 
     def _finish(self) -> list[Order]:
         if self._committing:

@@ -1,14 +1,15 @@
 """Weights as tensors: where an update's bytes come from, and where they go, bucket by bucket."""
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import xxhash
 
 from relight.errors import TransferError, UsageError
-from relight.transfer.codec import Flat, digest_of, host_copy, tensor_digests
-from relight.transfer.manifest import Entry, Manifest, make_manifest
+from relight.transfer.codec import Flat, digest_of, host_copy, raw_bytes, tensor_digests
+from relight.transfer.division import Holding
+from relight.transfer.manifest import Entry, Manifest, Part, make_manifest
 from relight.transfer.plan import Bucket, Piece
 
 # Copied and digested in steps that stay in a core's own cache: the digest reads what the copy has just written.
@@ -68,7 +69,7 @@ class TensorReader:
 
         Nothing is kept from one call to the next: by then the tensor may have changed.
         """
-        tensor, start = self._tensors[piece.tensor], piece.start
+        tensor, start = self._find(piece)
         if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
             return tensor, start
         while tensor.dim() and len(tensor) == 1:
@@ -78,6 +79,10 @@ class TensorReader:
             first = start // row
             tensor, start = tensor[first : -(-(start + piece.nbytes) // row)], start - first * row
         return host_copy(tensor), start
+
+    def _find(self, piece: Piece) -> tuple[torch.Tensor, int]:
+        """The tensor that holds the piece, side by side, and where it begins there, in bytes."""
+        return self._tensors[piece.tensor], piece.start
 
 
 class TensorWriter:
@@ -90,15 +95,7 @@ class TensorWriter:
 
     def load(self, bucket: Bucket, view: memoryview) -> int:
         """Take the bucket out of `view`; returns the digest of what arrived here."""
-        source = address_of(view)
-        digest = xxhash.xxh3_64()
-        end = 0
-        for piece in bucket.pieces:
-            digest.update(view[end : piece.offset])
-            target = self._addresses[piece.tensor] + piece.start
-            copy_and_digest(target, source + piece.offset, bytes_at(target, piece.nbytes), digest)
-            end = piece.offset + piece.nbytes
-        return digest.intdigest()
+        return load_pieces(bucket, view, self._addresses)
 
     def views(self, bucket: Bucket) -> Iterator[memoryview]:
         """The places of the bucket's pieces, in order, and places for what fills the gaps between them."""
@@ -116,6 +113,31 @@ class TensorSource(TensorReader):
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.manifest = describe(tensors)
         super().__init__(list(tensors.values()))
+
+
+class PartSource(TensorReader):
+    """Parts of named tensors as one of several sources of an update. They must not change while it reads them."""
+
+    def __init__(self, manifest: Manifest, parts: Sequence[Part], tensors: Mapping[int, torch.Tensor]) -> None:
+        """`manifest`: of the whole tensors, without parts. `parts`: what is held here, as `division.parts_of` says.
+
+        `tensors`: for each tensor that has parts here, by its index, the box that they make up.
+        """
+        self.manifest = manifest
+        self.parts = tuple(parts)
+        self._holding = Holding(parts)
+        self._boxes = {index: tensor.detach() for index, tensor in tensors.items()}
+        super().__init__(())
+
+    def with_copies(self, names: Iterable[str]) -> "PartSource":
+        """The same, but with copies of the tensors of these names as they are now: the others do not change."""
+        copied = set(names)
+        boxes = {i: box.clone() if self.manifest.entries[i].name in copied else box for i, box in self._boxes.items()}
+        return PartSource(self.manifest, self.parts, boxes)
+
+    def _find(self, piece: Piece) -> tuple[torch.Tensor, int]:
+        start = self._holding.find(piece.tensor, piece.start)
+        return self._boxes[piece.tensor], start
 
 
 def describe(tensors: Mapping[str, torch.Tensor]) -> Manifest:
@@ -177,6 +199,40 @@ def allocate(entry: Entry) -> torch.Tensor:
         return torch.empty(entry.shape, dtype=dtype)
     except RuntimeError as error:
         raise TransferError(f"{entry.name}: no memory for {entry.nbytes} bytes") from error
+
+
+def load_pieces(bucket: Bucket, view: memoryview, addresses: Mapping[int, int]) -> int:
+    """Copy each piece to its place in its tensor, which begins at `addresses[tensor]`; returns what to verify.
+
+    That is the digest of the bucket as it arrived, in the order of its bytes.
+    """
+    source = address_of(view)
+    digest = xxhash.xxh3_64()
+    end = 0
+    for piece in bucket.pieces:
+        digest.update(view[end : piece.offset])
+        target = addresses[piece.tensor] + piece.start
+        if piece.stride:
+            _scatter_and_digest(target, view[piece.offset : piece.offset + piece.nbytes], piece, digest)
+        else:
+            copy_and_digest(target, source + piece.offset, bytes_at(target, piece.nbytes), digest)
+        end = piece.offset + piece.nbytes
+    return digest.intdigest()
+
+
+def _scatter_and_digest(target: int, packed: memoryview, piece: Piece, digest: "xxhash.xxh3_64") -> None:
+    """Copy the runs of a piece to their places from `target` on, and digest them there, gathered again."""
+    runs = piece.nbytes // piece.run
+    memory = bytes_at(target, (runs - 1) * piece.stride + piece.run)
+    places = torch.frombuffer(memory, dtype=torch.uint8).as_strided((runs, piece.run), (piece.stride, 1))
+    values = torch.frombuffer(packed, dtype=torch.uint8).view(runs, piece.run)
+    step = max(1, CHUNK_BYTES // piece.run)
+    arrived = torch.empty(min(step, runs), piece.run, dtype=torch.uint8)
+    for first in range(0, runs, step):
+        count = min(step, runs - first)
+        places[first : first + count].copy_(values[first : first + count])
+        arrived[:count].copy_(places[first : first + count])
+        digest.update(raw_bytes(arrived[:count]))
 
 
 def copy_and_digest(target: int, source: int, arrived: memoryview, digest: "xxhash.xxh3_64") -> None:

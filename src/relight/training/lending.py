@@ -1,0 +1,124 @@
+"""One rank's parts of divided weights, lent to the publisher of rank 0 while they do not change.
+
+Between two writes parameters do not change. From the boundary between two steps to the write of the next one they are
+those of a known version: then the publisher may have parts of them written into its buffers, on a thread of this
+rank. The write waits until nothing is read any more.
+"""
+
+import threading
+from pathlib import Path
+
+from relight.errors import ProtocolError, TransferError
+from relight.transfer.manifest import Manifest
+from relight.transfer.plan import Bucket
+from relight.transfer.source import SourceLink
+from relight.transfer.weights import PartSource
+
+RETRY_SECONDS = 0.1
+
+
+class Lending:
+    """A source (`transfer.source.Source`) and its lease, at the publisher of `place` as long as there is one."""
+
+    def __init__(self, place: Path, name: str, parts: PartSource, stall_timeout_seconds: float) -> None:
+        self._place = place
+        self._name = name
+        self._parts = parts
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._condition = threading.Condition()
+        self._version = -1  # that the parts are of now; -1: they are being written
+        self._lent = False  # an update relies on them
+        self._filling = False
+        self._ending = threading.Event()  # the publisher that there is now is the last one
+        self._stopped = False
+        self._link: SourceLink | None = None
+        self._thread = threading.Thread(target=self._serve, name="relight-lending", daemon=True)
+        self._thread.start()
+
+    # --- for the training ---------------------------------------------------------------------------------------
+    def hold(self, version: int) -> None:
+        """Until the next `before_write` the parts are those of `version`."""
+        with self._condition:
+            self._version = version
+            self._condition.notify_all()
+
+    def before_write(self) -> None:
+        """The parts are about to change: wait until they are not read any more, but not for a slow engine."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._lent, self._stall_timeout_seconds)
+            self._withdraw(f"it kept the training waiting for {self._stall_timeout_seconds:g} s")
+
+    def fall(self) -> None:
+        """The version is undone."""
+        with self._condition:
+            self._withdraw("a recovery went back behind this version")
+
+    def finish(self, patience_seconds: float) -> None:
+        """The version is the last one: go on until the publisher has ended, if there is one."""
+        self._ending.set()
+        self._thread.join(patience_seconds)
+        self.stop()
+
+    def stop(self) -> None:
+        """Lend nothing any more."""
+        self._stopped = True
+        self._ending.set()
+        with self._condition:
+            self._withdraw("this rank lends its parts no longer")
+        link = self._link
+        if link is not None:
+            link.stop()
+        self._thread.join()
+
+    def _withdraw(self, why: str) -> None:
+        self._version = -1
+        if self._lent:
+            self._lent = False
+            if self._link is not None:
+                self._link.withdraw(why)
+        # A bucket that is being written is written: that takes no longer than to copy it.
+        self._condition.wait_for(lambda: not self._filling)
+
+    # --- for the link, on its thread ----------------------------------------------------------------------------
+    @property
+    def manifest(self) -> Manifest:
+        return self._parts.manifest
+
+    def take(self, version: int) -> str:
+        """See `Lease`. A rank that is still writing the version that is wanted is waited for."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._version >= version or self._stopped, self._stall_timeout_seconds)
+            if self._version != version:
+                return f"it holds version {self._version}" if self._version >= 0 else "its weights are being written"
+            self._lent = True
+            return ""
+
+    def give_back(self) -> None:
+        with self._condition:
+            self._lent = False
+            self._condition.notify_all()
+
+    def fill(self, bucket: Bucket, view: memoryview) -> int:
+        """Raises TransferError if the weights are not lent any more."""
+        with self._condition:
+            if not self._lent:
+                raise TransferError("its weights are being written")
+            self._filling = True
+        try:
+            return self._parts.fill(bucket, view)
+        finally:
+            with self._condition:
+                self._filling = False
+                self._condition.notify_all()
+
+    def _serve(self) -> None:
+        while not self._stopped:
+            self._link = SourceLink(self._place, self, lease=self, parts=self._parts.parts, name=self._name)
+            try:
+                self._link.run()
+            except TransferError:  # there is no publisher
+                if self._ending.is_set():
+                    return
+            except ProtocolError:
+                pass
+            self._ending.wait(RETRY_SECONDS)
