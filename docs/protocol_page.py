@@ -121,6 +121,15 @@ by the ranks' reports, so who had not heard of it yet does not overwrite it.
 The same exception twice at the same step (a bug: its traceback is shown once), the same hang twice, more failures at
 one step than `--max-failures-per-step`, no intact replica left, ranks that contradict each other. Each says why.
 
+If checkpoints are kept, and each part of the state may still be held, a last one comes first (stage *saving*):
+**Stop**, reports and the decision as above, over those who hold state; nobody is replaced and nothing is copied.
+Prepared ranks finish the step. Then **Save** names a holder of each part, who writes it; every rank writes its own
+private state, and that of ranks which are gone comes from their agents, through the store of the generation. The
+first holder waits for all, and completes the checkpoint. A process whose script raised an exception outside a write
+holds whole state too: it stays until it is killed, and counts if it was the last failure. A failure before the order
+is given is one holder less; one after it, or ten minutes, end the job without a checkpoint. Where ranks contradict
+each other nothing is saved.
+
 ## Stages of the controller
 
 What its deadline means differs by stage.

@@ -112,6 +112,23 @@ class Resume(_Command, frozen=True, kw_only=True):
     writers: tuple[tuple[str, int], ...] = ()
 
 
+class Save(_Command, frozen=True, kw_only=True):
+    """The job must end: reach `target` as with Restore, but copy nothing; then write a checkpoint of it.
+
+    `writers` has, for each part of the state, its key and the rank that writes it; `rank` completes the checkpoint.
+    `absent` are the ranks whose private state no process has: the store of the generation gets it from their dead
+    holders' agents. Of those in `derived` there is none, and it follows from rank and step.
+    """
+
+    audience: Audience
+    generation: int
+    target: int
+    rank: int
+    writers: tuple[tuple[str, int], ...]
+    absent: tuple[int, ...] = ()
+    derived: tuple[int, ...] = ()
+
+
 class WindDown(_Command, frozen=True, kw_only=True):
     """The job is to end and to go on later: the next step that all ranks finish is the last one for now."""
 
@@ -139,5 +156,5 @@ class Notice(_Command, frozen=True, kw_only=True):
     level: str  # "info", "warning", "error"
 
 
-Command = Spawn | Kill | Begin | Assign | Stop | Restore | Resume | WindDown | Release | EndJob | Notice
-WorkerCommand = Begin | Assign | Stop | Restore | Resume | WindDown | Release
+Command = Spawn | Kill | Begin | Assign | Stop | Restore | Resume | Save | WindDown | Release | EndJob | Notice
+WorkerCommand = Begin | Assign | Stop | Restore | Resume | Save | WindDown | Release

@@ -5,6 +5,8 @@
                  v     |
               STOPPING -> RESTORING        (a failure in either opens the next generation, from STOPPING)
 
+    Of these three, if the job must end while its state is still held: -> SAVING -> ENDED
+
 The shell around it (relight.server) calls `handle(event, now)`, `expire(now)` when `next_deadline()` has passed,
 and carries out the commands in order. It journals each event and command first, so a journal can be replayed.
 """
@@ -14,7 +16,7 @@ from typing import assert_never
 
 from relight.core import events as ev
 from relight.core import waiting
-from relight.core.commands import Audience, Begin, Command, Notice, Release, Restore, Resume, Stop
+from relight.core.commands import Audience, Begin, Command, Notice, Release, Restore, Resume, Save, Stop
 from relight.core.fault import Fault
 from relight.core.report import JobReport
 from relight.core.stages.agents import Agents
@@ -71,6 +73,8 @@ class Controller(Agents, Processes, Training, Restoring):
                 out = self._on_restore_failed(event, now)
             case ev.StepResumed():
                 out = self._on_step_resumed(event, now)
+            case ev.Saved():
+                out = self._on_saved(event, now)
             case ev.TrainingDone():
                 out = self._on_done(event, now)
             case ev.WorkerReleased():
@@ -108,6 +112,8 @@ class Controller(Agents, Processes, Training, Restoring):
             return self._given(self._on_stop_timeout(now))
         if self.stage is Stage.RESTORING:
             return self._given(self._on_restore_timeout(now))
+        if self.stage is Stage.SAVING:
+            return self._given(self._on_save_timeout(now))
         return ()
 
     def next_deadline(self) -> float | None:
@@ -117,7 +123,7 @@ class Controller(Agents, Processes, Training, Restoring):
     def _given(self, commands: list[Command]) -> tuple[Command, ...]:
         """Keep the newest order to all: it holds until the next one."""
         for command in commands:
-            if isinstance(command, Begin | Stop | Restore | Resume | Release):
+            if isinstance(command, Begin | Stop | Restore | Resume | Save | Release):
                 self._standing_order = command
         return tuple(commands)
 
@@ -136,8 +142,13 @@ class Controller(Agents, Processes, Training, Restoring):
 
     @property
     def is_winding_down(self) -> bool:
-        """Whether the job is to end after its next step."""
-        return bool(self._winding_down)
+        """Whether the job is to end after its next step, or after a last checkpoint."""
+        return bool(self._winding_down) or self.stage is Stage.SAVING
+
+    @property
+    def saving(self) -> Save | None:
+        """The order to write a last checkpoint, once it is given."""
+        return self._saving
 
     @property
     def standbys_ready(self) -> int:
@@ -168,6 +179,8 @@ class Controller(Agents, Processes, Training, Restoring):
                 return waiting.to_decide(members, self._stopped, settings.world_size, now)
             case Stage.RESTORING:
                 return waiting.to_resume(members, self._restored, self.ledger.decided_at, now)
+            case Stage.SAVING:
+                return "the job must end: a last checkpoint is written"
             case Stage.FINISHING:
                 return waiting.for_ends(members)
         return ""

@@ -112,6 +112,18 @@ def decide(
     )
 
 
+def derived_ranks(reports: Sequence[Stopped], private_versions: Mapping[int, Collection[int]]) -> tuple[int, ...]:
+    """Lost ranks of whose private state nothing is left, not even the page: their host is gone.
+
+    All ranks run the same script. If the private state of the intact ones is but a function of rank and step, so is
+    that of the lost ones, for any version.
+    """
+    intact = [report for report in reports if not report.blank and not report.torn]
+    if not all(report.derivable for report in intact):
+        return ()
+    return tuple(rank for rank, versions in sorted(private_versions.items()) if not versions)
+
+
 def _contradiction(intact: Sequence[Stopped], base: int) -> str:
     """What must not hold among intact survivors (invariants I1 and I6), or an empty string."""
     lineages: dict[int, str] = {}

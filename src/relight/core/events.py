@@ -196,6 +196,7 @@ class WorkerFailed(_Event, frozen=True, kw_only=True):
     summary: str  # "ValueError: ..."
     traceback: str
     noticed_ns: Whole
+    stands: bool = False  # its state is whole, and it stays until it is killed: it may be needed for a last checkpoint
 
 
 class CollectiveFailed(_Event, frozen=True, kw_only=True):
@@ -207,6 +208,16 @@ class CollectiveFailed(_Event, frozen=True, kw_only=True):
     step: Whole
     summary: str
     noticed_ns: Whole
+
+
+class Saved(_Event, frozen=True, kw_only=True):
+    """The last checkpoint is complete, or `error`: why this worker could not do its part of it."""
+
+    process: str
+    generation: Whole
+    version: Whole
+    path: str = ""
+    error: str = ""
 
 
 class TrainingDone(_Event, frozen=True, kw_only=True):
@@ -271,6 +282,7 @@ Event = (
     | WorkerFailed
     | CollectiveFailed
     | StateDiffers
+    | Saved
     | TrainingDone
     | WorkerReleased
     | WorkerNotice
@@ -290,6 +302,7 @@ WorkerEvent = (
     | WorkerFailed
     | CollectiveFailed
     | StateDiffers
+    | Saved
     | TrainingDone
     | WorkerReleased
     | WorkerNotice

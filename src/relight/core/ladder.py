@@ -7,13 +7,14 @@ exception to the rule that no finished version is undone (I7). Everything follow
 stand still; nothing that was said before a failure counts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from relight.core.commands import Rung
+from relight.core.decision import Halt, decide, derived_ranks
 from relight.core.events import Stopped
-from relight.core.shards import Shards
+from relight.core.shards import Shards, require_every_part
 
 
 class Fall(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,3 +97,39 @@ def _newest_checkpoint(reports: Sequence[Stopped], at_most: int | None) -> int:
     """That every rank can see."""
     seen = [{v for v in report.checkpoints if at_most is None or v <= at_most} for report in reports]
     return max(set.intersection(*seen), default=-1) if seen else -1
+
+
+class Last(msgspec.Struct, frozen=True, kw_only=True):
+    """What the survivors of a job that must end can write."""
+
+    target: int
+    reason: str
+    writers: tuple[tuple[str, int], ...]  # of each part of the state, an intact holder
+    derived: tuple[int, ...]  # ranks of whose private state nothing is left, and which follows from rank and step
+
+
+def last_checkpoint(
+    reports: Sequence[Stopped], private_versions: Mapping[int, Collection[int]], shards: Shards, world_size: int
+) -> Last | str:
+    """The version that a job which must end can save, by the recovery rule; or in words why there is none.
+
+    Args:
+        reports: of those who hold state, in rank order.
+        private_versions: as in `decide`, of all other ranks.
+        shards: who holds which part.
+        world_size: ranks in the job.
+    """
+    derived = derived_ranks(reports, private_versions)
+    known = {rank: versions for rank, versions in private_versions.items() if rank not in derived}
+    decision = require_every_part(decide(reports, known, world_size), shards)
+    if isinstance(decision, Halt):
+        return decision.reason
+    if not decision.target:
+        return "no step was finished yet"
+    if all(decision.target in report.checkpoints for report in reports):
+        return f"that of step {decision.target} is complete already"
+    writers: dict[str, int] = {}
+    for report in reports:
+        if not report.blank and not report.torn:
+            writers.setdefault(shards.key(report.rank), report.rank)
+    return Last(target=decision.target, reason=decision.reason, writers=tuple(writers.items()), derived=derived)

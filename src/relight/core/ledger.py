@@ -75,6 +75,8 @@ class Ledger:
         self._digest = ""
         self._cut = 0
         self._error = ""
+        self._saved_version = -1
+        self._saved_path = ""
         self._lost_seconds = 0.0  # by recoveries so far, steps computed again included
         self._repeated = 0
         self._moved_bytes = 0
@@ -91,6 +93,9 @@ class Ledger:
         self._digest, self._end = digest, now
         self._cut = max(r.cut_collectives for r in reports)
         self._close()
+
+    def saved(self, version: int, path: str) -> None:
+        self._saved_version, self._saved_path = version, path
 
     def ended(self, error: str, now: float) -> None:
         self._error, self._end = error, now
@@ -332,6 +337,8 @@ class Ledger:
             cut_collectives=self._cut,
             controller_restarts=self.controller_restarts,
             error=self._error,
+            saved_version=self._saved_version,
+            saved_path=self._saved_path,
         )
 
 

@@ -113,6 +113,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     storage_waits: tuple[StorageWait, ...] = ()  # long ones
     published: PublishReport | None = None  # None: nothing was to be published
     error: str = ""  # empty: training finished
+    saved_version: int = -1  # of the checkpoint that was written before a job which had to end did; -1: there is none
+    saved_path: str = ""  # its directory
     versions: dict[str, str] = {}  # of relight, Python, torch, ...
 
 

@@ -226,6 +226,13 @@ class Agents:
             elif holder is not None:
                 holder.send(TakePrivate(source=source, target=target, version=version))
 
+    def take_private(self, sources: Sequence[str], target: str, version: int) -> None:
+        """Ask for what these dead holders of a rank left behind, newest last, for a checkpoint."""
+        for source in sources:
+            holder = self._owner.get(source)
+            if holder is not None:
+                holder.send(TakePrivate(source=source, target=target, version=version))
+
     def pass_on(self, state: PrivateState) -> None:
         """To the host of its target, if that still is one."""
         taker = self._owner.get(state.target)

@@ -32,6 +32,7 @@ from relight.core.commands import (
     Restore,
     Resume,
     Rung,
+    Save,
     Spawn,
     Stop,
     WindDown,
@@ -88,6 +89,7 @@ from relight.wire.messages import (
     TraceChunk,
     WorkerHello,
     WorkerUp,
+    private_key,
 )
 from relight.wire.outbox import COUNTED
 from relight.wire.settings import SUPERSEDED, JobSettings
@@ -346,6 +348,11 @@ class Server:
             case Resume():
                 self._agents.order(self._core.audience(command.audience), command)
                 self._agents.forget_dead()
+            case Save():
+                for rank in sorted(set(command.absent) - set(command.derived)):
+                    holders = self._core.predecessors.get(rank, ())
+                    self._agents.take_private(holders, self._core.rank_processes()[command.rank], command.target)
+                self._agents.order(self._core.audience(command.audience), command)
             case WindDown():
                 self._agents.order(self._core.audience(command.audience), command)
             case Release():
@@ -361,6 +368,14 @@ class Server:
         holders = self._core.rank_processes()
         for rank in restore.targets:
             self._agents.copy_private(self._core.predecessors.get(rank, ()), holders[rank], restore.target)
+
+    def _publish_private(self, state: PrivateState, save: Save) -> None:
+        """What a dead rank had for itself goes into the last checkpoint: to whoever writes that, through the store."""
+        rank = next((rank for rank, names in self._core.predecessors.items() if state.source in names), None)
+        if rank is not None and state.version == save.target:
+            self._store.set(
+                state.source, StoreSet(generation=save.generation, key=private_key(rank), value=state.payload)
+            )
 
     def _end_job(self, command: EndJob) -> None:
         if self._ended is not None:
@@ -620,6 +635,8 @@ class Server:
                     self._refuse(f"ignored private state from agent {agent.name} that another one holds")
                 elif message.problem:
                     self.shut_down(f"rank-private state cannot be moved to another host: {message.problem}")
+                elif self._core.saving is not None:
+                    self._publish_private(message, self._core.saving)
                 else:
                     self._agents.pass_on(message)
             case Hello():

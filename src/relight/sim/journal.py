@@ -20,6 +20,7 @@ from relight.core.commands import (
     Restore,
     Resume,
     Rung,
+    Save,
     Spawn,
     Stop,
 )
@@ -147,7 +148,7 @@ class _Judge:
             self._say(f"I9: {type(self._late).__name__} of a closed generation led to {type(command).__name__}")
         if command == self._standing or command.why.startswith("again: "):
             return  # given again to an agent, or by a controller, that was restarted
-        if isinstance(command, Begin | Stop | Restore | Resume | Release):
+        if isinstance(command, Begin | Stop | Restore | Resume | Save | Release):
             self._standing = command
         match command:
             case Spawn():
@@ -167,6 +168,9 @@ class _Judge:
             case Resume():
                 self._check_generation(command)
                 self._check_resume(command)
+            case Save():
+                self._check_generation(command)
+                self._check_save(command)
             case Release():
                 self._check_release()
             case EndJob():
@@ -179,7 +183,7 @@ class _Judge:
         if process not in holders:
             holders.append(process)
 
-    def _check_generation(self, command: Assign | Restore | Resume) -> None:
+    def _check_generation(self, command: Assign | Restore | Resume | Save) -> None:
         if command.generation < self._generation:
             self._say(f"I9: {type(command).__name__} of generation {command.generation} in {self._generation}")
 
@@ -253,6 +257,19 @@ class _Judge:
             self._say(f"I8: rank {rank} {what} {'does not copy' if worthless else 'is overwritten'}")
         elif not worthless and restore.target not in _reachable(report):
             self._say(f"I5: rank {rank} is to reach {restore.target} from {report.version}, prepared {report.prepared}")
+
+    def _check_save(self, save: Save) -> None:
+        """A last checkpoint is of a version that each part has an intact holder of, and undoes nothing."""
+        reports = {rank: self._stopped[name] for rank, name in self._members().items() if name in self._stopped}
+        for part, rank in save.writers:
+            report = reports.get(rank)
+            if report is None or report.blank or report.torn or save.target not in _reachable(report):
+                self._say(f"I5: rank {rank} is to write version {save.target} of {part or 'the state'}, and has it not")
+        parts = set(self._parts.values())
+        if {part for part, _ in save.writers} != parts:
+            self._say(f"I5: a checkpoint of version {save.target} is to be written without some part of the state")
+        if save.target < self._finished:
+            self._say(f"I7: a checkpoint of version {save.target} is the last, though {self._finished} was finished")
 
     def _check_resume(self, resume: Resume) -> None:
         reports = [self._restored.get(process) for process in self._members().values()]

@@ -10,6 +10,7 @@ import runpy
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from relight.core.events import WorkerFailed, WorkerReleased
@@ -36,7 +37,10 @@ def main() -> None:
             _say_goodbye()
         raise
     except BaseException as error:
-        _report(error)
+        stay = _staying(error)
+        _report(error, stands=stay is not None)
+        if stay is not None:
+            stay()
         _leave(1)
     _say_goodbye()
     _leave(0)
@@ -51,7 +55,15 @@ def _run(settings: JobSettings) -> None:
         runpy.run_path(settings.script, run_name="__main__")
 
 
-def _report(error: BaseException) -> None:
+def _staying(error: BaseException) -> Callable[[], None] | None:
+    """What to do instead of ending, if this process has whole state that a last checkpoint may need."""
+    runtime = job._runtime
+    if runtime is None or not isinstance(error, Exception) or isinstance(error, RelightError):
+        return None
+    return None if runtime.page.is_torn or runtime.torn else runtime.stay
+
+
+def _report(error: BaseException, *, stands: bool) -> None:
     trace = "".join(traceback.format_exception(error, chain=True))
     trace = _without_our_frames(trace, mistake=isinstance(error, UsageError))
     for line in trace.splitlines():
@@ -70,6 +82,7 @@ def _report(error: BaseException) -> None:
             summary=f"{type(error).__name__}: {error}".splitlines()[0][:500],
             traceback=trace,
             noticed_ns=time.monotonic_ns(),
+            stands=stands,
         )
     )
 

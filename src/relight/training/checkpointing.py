@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
+from relight.core.commands import Save
 from relight.errors import CheckpointError, RestoreError, UsageError
 from relight.training import checkpoint_files as files
 from relight.training.batches import Batches
@@ -24,14 +25,16 @@ from relight.training.mesh_private import place_in_whole
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState, parameters_behind
-from relight.transfer.codec import Flat, decode_tree, digest_of, local_part, spec_of, unflatten
+from relight.transfer.codec import Flat, decode_tree, digest_of, encode_tree, local_part, spec_of, unflatten
 from relight.transfer.fabric import Address
 from relight.transfer.offer import Offer, plan_state
 from relight.transfer.restore import destination_for
 from relight.transfer.weights import TensorReader
+from relight.wire.messages import private_key
 
 _FOUND_KEY = "checkpoints"  # in the store of the generation: whether there are any
 _KEY = "checkpoint"  # in the store of the generation: which one the job starts from
+_NOTHING: dict[str, Any] = {"buffers": {}, "per_rank": {}, "data": None, "rng": None}  # private state that is derived
 _POLL_SECONDS = 0.05
 LAST_SECONDS = 600.0  # for the last checkpoint to be written before the job ends
 OTHERS_SECONDS = 120.0  # for the other ranks' parts
@@ -74,6 +77,7 @@ class Checkpointing:
         self._host: list[torch.Tensor] = []  # a copy of the state, used again by the next
         self._useless: set[int] = set()  # complete ones that could not be read
         self._thread: threading.Thread | None = None
+        self._given_up = threading.Event()  # of the one being written: nobody waits for other ranks' parts any more
         runtime.checkpoints = self.seen
 
     def ask(self, directory: str | Path, every: int, keep: int, resume: bool) -> None:
@@ -102,6 +106,42 @@ class Checkpointing:
         if not self._wait(LAST_SECONDS):
             self._tell(f"the last checkpoint was not written within {LAST_SECONDS:g} s")
 
+    def save(self, order: Save) -> str:
+        """This rank's part of a last checkpoint, before the job ends; the rank that completes it waits for all others.
+
+        Returns the directory on that rank, and nothing on others. Raises CheckpointError, OSError, TimeoutError, or
+        StepInterrupted if the generation is closed.
+        """
+        runtime, version, rank = self._runtime, order.target, self._runtime.rank
+        self._given_up.set()  # of this very version, perhaps, and waiting for a rank that is dead
+        if not self._wait(LAST_SECONDS):
+            raise CheckpointError(f"the checkpoint of step {self._version} was not written within {LAST_SECONDS:g} s")
+        self._writers = dict(order.writers)
+        private = runtime.page.read_private(version)
+        if private is None:
+            raise CheckpointError(f"what only it has for step {version} is not there")
+        write_part = self._take(version, rank) if rank in self._writers.values() else lambda: None
+        files.write_private(self._root, version, rank, private)
+        write_part()
+        if rank != order.rank:
+            runtime.store.set(order.generation, _written_key(rank), b"")
+            return ""
+        for other in order.absent:
+            files.write_private(self._root, version, other, self._private_of(other, order))
+        others = [r for r in range(runtime.world_size) if r != rank and r not in order.absent]
+        runtime.store.wait(order.generation, tuple(map(_written_key, others)), LAST_SECONDS)
+        files.publish(self._root, self._describe(version))
+        files.prune(self._root, self._keep)
+        return str(files.place_of(self._root, version))
+
+    def _private_of(self, rank: int, order: Save) -> bytes:
+        """What a rank had for itself whose process is gone; its agent has it."""
+        if rank in order.derived:
+            return encode_tree(_NOTHING, "rank-private state")
+        runtime = self._runtime
+        (payload,) = runtime.store.wait(order.generation, (private_key(rank),), OTHERS_SECONDS)
+        return payload
+
     def _begin(self, version: int) -> None:
         if version == self._version:  # the same step again, after a recovery
             return
@@ -120,7 +160,8 @@ class Checkpointing:
         except CheckpointError as error:
             self._runtime.say("no checkpoints", f"no checkpoint can be written: {error}. Training goes on")
             return
-        complete = self._completion(version) if rank == 0 else lambda: None
+        self._given_up = threading.Event()
+        complete = self._completion(version, self._given_up) if rank == 0 else lambda: None
 
         def write() -> None:
             try:
@@ -159,9 +200,19 @@ class Checkpointing:
 
         return work
 
-    def _completion(self, version: int) -> Callable[[], None]:
+    def _completion(self, version: int, given_up: threading.Event) -> Callable[[], None]:
         """What rank 0 does when all ranks have written theirs."""
-        meta = files.Meta(
+        meta = self._describe(version)
+
+        def work() -> None:
+            if self._await_others(meta, given_up):
+                files.publish(self._root, meta)
+                files.prune(self._root, self._keep)
+
+        return work
+
+    def _describe(self, version: int) -> files.Meta:
+        return files.Meta(
             version=version,
             lineage=self._progress.lineage,
             world_size=self._runtime.world_size,
@@ -170,23 +221,18 @@ class Checkpointing:
             parts=self._writers,
         )
 
-        def work() -> None:
-            self._await_others(meta)
-            files.publish(self._root, meta)
-            files.prune(self._root, self._keep)
-
-        return work
-
-    def _await_others(self, meta: files.Meta) -> None:
-        """Every rank writes its own; one that was replaced in this very step may never do so."""
+    def _await_others(self, meta: files.Meta, given_up: threading.Event) -> bool:
+        """Every rank writes its own; one that was replaced in this very step may never do so. False: given up."""
         deadline = time.monotonic() + OTHERS_SECONDS
         missing = list(range(meta.world_size))
         while missing := [rank for rank in missing if not self._is_written(meta, rank)]:
             if files.place_of(self._root, meta.version).exists():
-                return
+                return True
             if time.monotonic() > deadline:
                 raise CheckpointError(f"rank {missing[0]} has not written its part of it")
-            time.sleep(_POLL_SECONDS)
+            if given_up.wait(_POLL_SECONDS):
+                return False
+        return True
 
     def _is_written(self, meta: files.Meta, rank: int) -> bool:
         writes = rank in meta.parts.values()
@@ -391,3 +437,8 @@ def _digest(flat: Flat, tensors: list[torch.Tensor]) -> str:
     """That of the state whose copy this is."""
     reader = TensorReader(tensors)
     return digest_of(flat, [reader.digest(bucket) for bucket in plan_state(flat.specs)])
+
+
+def _written_key(rank: int) -> str:
+    """In the store of the generation, while a last checkpoint is written: that rank's files are complete."""
+    return f"written/{rank}"

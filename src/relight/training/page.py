@@ -95,6 +95,11 @@ class PositionPage:
         """Store one word by its name."""
         self._words[WORD[name]] = value
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether a write was begun, and has not ended."""
+        return bool(self._words[WORD["torn"]])
+
     def count_collective(self) -> None:
         """One more collective was launched in this generation; that is progress."""
         self._words[WORD["collectives"]] += 1

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from relight.core.commands import Restore
+from relight.core.commands import Restore, Save
 from relight.training.runtime import Standing
 
 
@@ -22,7 +22,7 @@ class Progress:
     begun_before: int = 0  # steps below this one were started before, if a recovery went back over them
     wrote: bool = False  # the barrier of the step under way was passed
     warming: bool = False  # a standby's rehearsal
-    restore: Restore | None = None  # a decision that is not carried out yet
+    restore: Restore | Save | None = None  # a decision that is not carried out yet
     finish_started_ns: int = 0  # when this rank began to finish a step by itself
     resumed_ns: int = 0
     forward_ns: int = 0

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from relight.core.commands import Restore, Resume, Rung
-from relight.core.events import Restored, RestoreProgress
+from relight.core.commands import Restore, Resume, Rung, Save
+from relight.core.events import Restored, RestoreProgress, Saved
 from relight.core.fault import Point
 from relight.core.position import Phase
-from relight.errors import RestoreError
+from relight.errors import CheckpointError, RestoreError, StepInterrupted
 from relight.training.batches import Batches
 from relight.training.checkpointing import Checkpointing
 from relight.training.group import Inners
@@ -100,9 +100,13 @@ class Recovery:
             if restore is None or not runtime.is_current(restore.generation):
                 restore = runtime.report_standing(progress.standing(blank=self._blank))
             runtime.page.stamp(Phase.PARKED)
+            if isinstance(restore, Save):
+                self._save(restore)
+                runtime.await_newer(restore.generation)
+                continue
             try:
                 inners = self._obey(restore)
-                resume: Resume = runtime.await_order(Resume, restore.generation)
+                resume: Resume = runtime.await_order(Resume, generation=restore.generation)
                 runtime.page.put("fault_ns", 0)  # one that this process survived is not what it may die of later
                 runtime.faults.strike(Point.RESUME)
                 runtime.open_generation(restore.generation, inners)
@@ -122,6 +126,49 @@ class Recovery:
             runtime.is_standby = False
             runtime.page.put("prepared", -1)
             return
+
+    def stay(self) -> None:
+        """The script has failed in this process, and it will be killed; but its state may be the last there is."""
+        runtime = self._runtime
+        runtime.in_step = False
+        generation = runtime.generation
+        while True:
+            runtime.await_newer(generation)
+            order = runtime.report_standing(self._progress.standing(blank=self._blank))
+            generation = order.generation
+            if isinstance(order, Save):
+                self._save(order)
+
+    def _save(self, order: Save) -> None:
+        """The job is to end: this rank's part of a last checkpoint. What goes wrong ends the job without one."""
+        runtime, state = self._runtime, self._state
+        for group in runtime.groups:
+            group.detach()
+        state.sharded.reset()
+        state.pipelines.reset()
+        self._snapshots.before_write()
+        path = error = ""
+        try:
+            if not (self._blank or runtime.torn or runtime.page.is_torn):
+                if self._progress.version != order.target:
+                    raise CheckpointError(f"it holds version {self._progress.version}, not {order.target}")
+                state.roll_back()
+            if not self._blank:
+                path = self._lower.checkpointing.save(order)
+        except (CheckpointError, OSError, TimeoutError) as problem:
+            error = f"rank {runtime.rank}: {problem}"
+        except StepInterrupted:
+            return  # there is a newer order
+        if path or error:
+            runtime.link.send(
+                Saved(
+                    process=runtime.process,
+                    generation=order.generation,
+                    version=order.target,
+                    path=path,
+                    error=error,
+                )
+            )
 
     def _obey(self, restore: Restore) -> Inners:
         """Carry out Restore and report; returns the new groups."""

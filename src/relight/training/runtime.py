@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch.nn.modules import module as torch_module
 
-from relight.core.commands import Assign, Begin, Release, Restore, Resume, Stop, WindDown
+from relight.core.commands import Assign, Begin, Release, Restore, Resume, Save, Stop, WindDown
 from relight.core.events import (
     CollectiveFailed,
     FaultStruck,
@@ -93,6 +93,7 @@ class Runtime:
         self.snapshots: Callable[[], tuple[Snapshot, ...]] = tuple  # complete ones in this process's memory
         self.checkpoints: Callable[[], tuple[int, ...]] = tuple  # versions of complete ones on disk, newest first
         self.at_close: list[Callable[[], None]] = []  # to be called by the link's thread when a generation is closed
+        self.stay: Callable[[], None] | None = None  # once training began: stay, for a last checkpoint
         self.at_end: Callable[[], None] | None = None  # what is left to do when the script has run to its end
         self.groups: list[RelightProcessGroup] = []  # as many as `table` has of this rank, in that order
         self.table = GroupTable(settings.world_size)
@@ -151,7 +152,7 @@ class Runtime:
             elif isinstance(message, Assign):
                 self._newest = max(self._newest, message.generation)
                 self._orders[Assign] = message
-            elif isinstance(message, (Begin, Restore, Resume, Release)) and message.generation >= self._newest:
+            elif isinstance(message, (Begin, Restore, Resume, Save, Release)) and message.generation >= self._newest:
                 self._orders[type(message)] = message
             elif isinstance(message, WindDown):
                 self.winding_down = True
@@ -318,13 +319,13 @@ class Runtime:
         os._exit(0)
 
     # --- orders, on the main thread ---------------------------------------------------------------------------
-    def await_order(self, kind: type, generation: int | None = None) -> Any:
-        """Wait for an order of this kind (and generation). Raises Superseded if a newer Stop comes first."""
+    def await_order(self, *kinds: type, generation: int | None = None) -> Any:
+        """Wait for an order of these kinds (and generation). Raises Superseded if a newer Stop comes first."""
         with self._condition:
             while True:
-                order = self._orders.get(kind)
-                if order is not None and (generation is None or order.generation == generation):
-                    return order
+                for order in filter(None, map(self._orders.get, kinds)):
+                    if generation is None or order.generation == generation:
+                        return order
                 if generation is not None and self._newest > generation:
                     raise Superseded
                 self._condition.wait()
@@ -370,7 +371,7 @@ class Runtime:
         """The rank on its node, as ranks are laid out at the start."""
         return self.rank % max(1, self.world_size // self.settings.nodes)
 
-    def report_standing(self, standing: Standing) -> Restore:
+    def report_standing(self, standing: Standing) -> Restore | Save:
         """Stand still: say what is in hand, wait for the decision. Repeats itself whenever a newer Stop arrives."""
         self.page.stamp(Phase.PARKED)
         while True:
@@ -403,7 +404,7 @@ class Runtime:
                 report=True,
             )
             try:
-                return self.await_order(Restore, generation)  # type: ignore[no-any-return]
+                return self.await_order(Restore, Save, generation=generation)  # type: ignore[no-any-return]
             except Superseded:
                 continue
 

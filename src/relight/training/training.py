@@ -436,6 +436,7 @@ class Training:
             report=True,
         )
         begin = runtime.await_begin()
+        self._stay_if_it_fails()
         if begin is not None and not runtime.closed:
             self._snapshots.assign(begin.buddies)
             self._checkpointing.assign(begin.writers)
@@ -456,6 +457,12 @@ class Training:
         runtime.closed = True
         runtime.started = True
         self._recover(blank=True)
+        self._stay_if_it_fails()
+
+    def _stay_if_it_fails(self) -> None:
+        """From now on this process has state of which a last checkpoint can be made."""
+        if self._checkpointing.every:
+            self._runtime.stay = self._recovery.stay
 
     def _rehearse(self) -> Iterator[Step]:
         """A step of which nothing is kept: the script compiles, allocates, and shows DDP its order."""
@@ -491,6 +498,7 @@ class Training:
             self._scalars.finish(LOGGERS_SECONDS)
             self._checkpointing.finish()
             runtime.started = False
+            runtime.stay = None
             return True
         self._recover()
         return False

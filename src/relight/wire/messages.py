@@ -6,7 +6,7 @@ that proves knowledge of the job's token. The agent relays workers' messages and
 
 import msgspec
 
-from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop, WindDown
+from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Save, Spawn, Stop, WindDown
 from relight.core.detector import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
 from relight.core.events import (
     CollectiveFailed,
@@ -16,6 +16,7 @@ from relight.core.events import (
     ProcessStarted,
     Restored,
     RestoreFailed,
+    Saved,
     StandbyReady,
     StateDiffers,
     StepResumed,
@@ -96,6 +97,11 @@ class StoreSet(_Message, frozen=True, kw_only=True):
     value: bytes
 
 
+def private_key(rank: int) -> str:
+    """Where a rank that nobody holds any more has its private state, while a last checkpoint is written."""
+    return f"private/{rank}"
+
+
 class StoreWait(_Message, frozen=True, kw_only=True):
     """Ask for the values of `keys`, answered once all are there."""
 
@@ -151,6 +157,7 @@ WorkerUp = (
     | WorkerFailed
     | CollectiveFailed
     | StateDiffers
+    | Saved
     | TrainingDone
     | WorkerReleased
     | WorkerNotice
@@ -162,7 +169,7 @@ WorkerUp = (
     | PublishStatus
     | RestoreStatus
 )
-WorkerDown = Begin | Assign | Stop | Restore | Resume | WindDown | Release | StoreReply | StoreLost
+WorkerDown = Begin | Assign | Stop | Restore | Resume | Save | WindDown | Release | StoreReply | StoreLost
 
 
 # --- agent <-> controller ---------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from relight.core import events as ev
-from relight.core.commands import Audience, Command, Kill, Notice, Stop
+from relight.core.commands import Command, Kill, Notice
 from relight.core.corruption import describe_difference, outvoted
 from relight.core.members import Process
 from relight.core.position import Phase
-from relight.core.stages.reserve import Reserve
+from relight.core.stages.saving import Saving
 from relight.core.stages.state import Stage
 
 # A collective that breaks is nearly always the echo of a death that the agent reports within milliseconds. Only
@@ -19,7 +19,7 @@ MAX_CORRUPTIONS = 3  # of the same ranks
 MAX_RESTORE_FAILURES = 5
 
 
-class Failing(Reserve):
+class Failing(Saving):
     """In any stage from training on."""
 
     def _fail(
@@ -32,17 +32,21 @@ class Failing(Reserve):
         limit: int = 0,
     ) -> list[Command]:
         """Take failed processes out, unless it is one failure too many; then open the next generation."""
-        for process in processes:
-            self.members.fail(process)
-            process.failed_at_step = step
+        if self.stage is Stage.SAVING:
+            return self._lose(processes, now)
         if self.stage is Stage.TRAINING:
             self._recovery_step = step
         self._failures_at_step.add(step)
         if key is not None:
             self._identical.add(key)
         ending = self._breaker(step, key, limit or self.settings.max_identical_errors)
+        if ending and raised is not None and raised.stands:
+            return self._give_up(ending, now, raised)  # its state is as good as any, and may be the last
+        for process in processes:
+            self.members.fail(process)
+            process.failed_at_step = step
         if ending:
-            return self._end(ending, now, raised)
+            return self._give_up(ending, now, raised)
         return self._open_generation(now)
 
     def _breaker(self, step: int, key: tuple[object, ...] | None, limit: int) -> str:
@@ -97,26 +101,6 @@ class Failing(Reserve):
             Notice(why=self.ledger.describe_failure(last), level="warning"),
             *self._fill_vacancies(now),
         ]
-
-    def _stop_everyone(self, why: str, now: float, stop_limit_seconds: float | None = None) -> Stop:
-        """Open the next generation: whatever was under way is forgotten, and everybody is asked anew."""
-        settings = self.settings
-        # The last resort: a rank between two steps may evaluate for long, and one inside is judged by the detector.
-        at_most = settings.stop_timeout_seconds + settings.outside_hang_timeout_seconds
-        self._stop_limit_seconds = at_most if stop_limit_seconds is None else stop_limit_seconds
-        for process in self.members.by_rank().values():
-            process.asked_at = now
-        self.generation += 1
-        self.stage = Stage.STOPPING
-        self._stopped.clear()
-        self._restored.clear()
-        self._done.clear()
-        self._decision = None
-        self._suspected_collective = None
-        self._suspected_restore = None
-        self._deadline = now + self._stop_limit_seconds
-        self.ledger.stopping(self.generation, now)
-        return Stop(audience=Audience.MEMBERS, generation=self.generation, why=why)
 
     def _all_lost(self) -> str:
         last = self.ledger.failures[-1]

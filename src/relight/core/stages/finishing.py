@@ -64,8 +64,10 @@ class Finishing(Failing):
 
     def _on_shutdown(self, event: ev.ShutdownRequested, now: float) -> list[Command]:
         """At once; or, if there is time for it and anything to go on from later, after one more step."""
-        if event.after_step and self._winding_down:
-            return []  # each host may say it
+        if event.after_step and (self._winding_down or self.stage is Stage.SAVING):
+            return []  # each host may say it; and the job ends anyway
+        if self.stage is Stage.SAVING:
+            return self._end_unsaved(event.reason, now)
         under_way = self.stage in (Stage.TRAINING, Stage.STOPPING, Stage.RESTORING)
         if not (event.after_step and under_way and self.checkpoint_every):
             return self._end(f"stopped: {event.reason}", now)

@@ -71,7 +71,7 @@ class Processes(Starting, Stopping, Finishing):
         key = (failure.kind, failure.rank, step, event.exit_status)
         self._identical.add(key)
         ending = self._breaker(step, key, self.settings.max_identical_errors)
-        return out + (self._end(ending, now) if ending else [])
+        return out + (self._give_up(ending, now) if ending and self.stage is not Stage.SAVING else [])
 
     def _on_suspected(self, event: ev.ProcessSuspected, now: float) -> list[Command]:
         process = self.members.processes.get(event.process)
@@ -103,12 +103,15 @@ class Processes(Starting, Stopping, Finishing):
             return self._end(f"rank {event.rank}: {event.summary}", now, event)
         if process.rank is None or self.stage in (Stage.STARTING, Stage.FINISHING):
             return []  # its exit tells the rest
+        if self.stage is Stage.SAVING and event.stands:
+            return []  # like the others it stands still, and is asked
         position = msgspec.structs.replace(process.final_position, step=event.step)
         self.ledger.failure(
             process, "exception", event.summary, position, event.noticed_ns, self.generation, now, phase=event.phase
         )
         kill = Kill(process=process.name, why=f"it raised {event.summary}")
-        return [kill, *self._fail([process], event.step, ("exception", event.step, event.summary), now, event)]
+        out = self._fail([process], event.step, ("exception", event.step, event.summary), now, event)
+        return out if self._is_member(process.name) else [kill, *out]
 
     def _on_standby_lost(self, process: Process, evidence: str, now: float) -> list[Command]:
         if process.ready and now - process.ready_at > STANDBY_PROVEN_SECONDS:
@@ -125,7 +128,7 @@ class Processes(Starting, Stopping, Finishing):
             ranks = ", ".join(map(str, self.members.vacant(self.settings.world_size)))
             if ranks and not self.members.standbys():
                 what = f"{MAX_STANDBY_FAILURES} processes in a row failed before they could take rank {ranks}: {what}"
-                return out + self._end(what, now, raised)
+                return out + self._give_up(what, now, raised)
         out += self._top_up_standbys(now)
         return out + self._advance(now)
 

@@ -43,6 +43,8 @@ class Repeating(Failing):
                 )
         if self.stage is Stage.STARTING:
             return out + self._start_again(now)
+        if self.stage is Stage.SAVING:  # as with a recovery: nobody knows who has heard what
+            return out + self._begin_saving(now)
         why = "again: the controller was restarted"
         buddies, writers = self._buddies(), self._writers()
         out.append(

@@ -24,7 +24,7 @@ class Reserve(State):
 
     def _top_up_standbys(self, now: float) -> list[Command]:
         """Keep as many standbys as were asked for, warm or on their way."""
-        if self._standby_failures >= MAX_STANDBY_FAILURES or not len(self.hosts):
+        if self._standby_failures >= MAX_STANDBY_FAILURES or not len(self.hosts) or self.stage is Stage.SAVING:
             return []
         missing = self.settings.standbys - len(self.members.standbys())
         return [self._spawn(None, self._place(), now, why="a standby in reserve") for _ in range(missing)]

@@ -75,7 +75,7 @@ class Restoring(Failing):
             None, "communication", f"restoring: {evidence}", None, 0, self.generation, now, self._recovery_step
         )
         if self._restore_failures > MAX_RESTORE_FAILURES:
-            return self._end(f"restoring failed {self._restore_failures} times in a row: {evidence}", now)
+            return self._give_up(f"restoring failed {self._restore_failures} times in a row: {evidence}", now)
         return self._open_generation(now, self.settings.stop_timeout_seconds)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from relight.core import events as ev
 from relight.core.buddies import choose_buddies
-from relight.core.commands import Audience, Begin, Command, EndJob, Release, Restore, Resume, Stop, WindDown
+from relight.core.commands import Audience, Begin, Command, EndJob, Release, Restore, Resume, Save, Stop, WindDown
 from relight.core.coverage import Coverage
 from relight.core.decision import Decision
 from relight.core.hosts import Hosts
@@ -29,6 +29,7 @@ class Stage(enum.StrEnum):
     TRAINING = "training"  # waiting for every rank to be done; after a broken collective, for the death behind it
     STOPPING = "stopping"  # waiting for every member to stand still, and for a process for every rank
     RESTORING = "restoring"  # waiting for every member to hold the target version
+    SAVING = "saving"  # the job must end: waiting for survivors to stand still, then for a last checkpoint
     FINISHING = "finishing"  # training is done; the scripts run to their ends
     ENDED = "ended"  # nothing is listened to any more
 
@@ -67,6 +68,9 @@ class State:
         self.buddy_every = 0  # steps from snapshot to snapshot, 0: none
         self.checkpoint_every = 0
         self._winding_down = ""  # why the job is to end after its next step
+        self._ending = ""  # why the job ends after a last checkpoint
+        self._ending_raised: ev.WorkerFailed | None = None
+        self._saving: Save | None = None  # the order to write it, once it is known what can be written
         self._fallen_to = -1  # the version that an unfinished recovery has ordered everybody back to, below replicas
         self._fallen_from = -1  # the newest version that was finished then
         self._entered: dict[str, ev.TrainingEntered] = {}
@@ -87,7 +91,7 @@ class State:
         self._attempts: Recent[int] = Recent()  # of steps
         self._tracebacks: dict[str, ev.WorkerFailed] = {}
         self._to_resume: set[str] = set()  # members that have not committed a step since the last recovery
-        self._standing_order: Begin | Stop | Restore | Resume | Release | None = None
+        self._standing_order: Begin | Stop | Restore | Resume | Save | Release | None = None
         self._restore_failures = 0
         self._standby_failures = 0
         self._startup_restarts = 0
@@ -151,6 +155,26 @@ class State:
         if not self._winding_down:
             return []
         return [WindDown(audience=Audience.MEMBERS, generation=self.generation, why=self._winding_down)]
+
+    def _stop_everyone(self, why: str, now: float, stop_limit_seconds: float | None = None) -> Stop:
+        """Open the next generation: whatever was under way is forgotten, and everybody is asked anew."""
+        settings = self.settings
+        # The last resort: a rank between two steps may evaluate for long, and one inside is judged by the detector.
+        at_most = settings.stop_timeout_seconds + settings.outside_hang_timeout_seconds
+        self._stop_limit_seconds = at_most if stop_limit_seconds is None else stop_limit_seconds
+        for process in self.members.by_rank().values():
+            process.asked_at = now
+        self.generation += 1
+        self.stage = Stage.STOPPING
+        self._stopped.clear()
+        self._restored.clear()
+        self._done.clear()
+        self._decision = None
+        self._suspected_collective = None
+        self._suspected_restore = None
+        self._deadline = now + self._stop_limit_seconds
+        self.ledger.stopping(self.generation, now)
+        return Stop(audience=Audience.MEMBERS, generation=self.generation, why=why)
 
     def _end(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
         self.stage, self._deadline = Stage.ENDED, None

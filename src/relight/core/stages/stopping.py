@@ -1,10 +1,10 @@
 """STOPPING: every member stands still and says where, every rank has a process, the failed are dead: then decide."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from relight.core import events as ev
 from relight.core.commands import Audience, Command, Notice, Restore, Rung, Source
-from relight.core.decision import Decision, Halt, decide
+from relight.core.decision import Decision, Halt, decide, derived_ranks
 from relight.core.ladder import descend, newest_snapshots
 from relight.core.shards import require_every_part
 from relight.core.stages.failing import Failing
@@ -19,7 +19,7 @@ class Stopping(Failing):
     """From Stop to Restore."""
 
     def _on_stopped(self, event: ev.Stopped, now: float) -> list[Command]:
-        if self.stage is not Stage.STOPPING or event.generation != self.generation:
+        if self.stage not in (Stage.STOPPING, Stage.SAVING) or event.generation != self.generation:
             return []
         if not self._is_member(event.process):
             return []
@@ -40,6 +40,8 @@ class Stopping(Failing):
 
     def _advance(self, now: float) -> list[Command]:
         """Decide as soon as every rank has a process, all stand still, and every failed process is known dead."""
+        if self.stage is Stage.SAVING:
+            return self._save_once_still(now)
         if self.stage is not Stage.STOPPING:
             return []
         if not self.members.is_complete(self.settings.world_size):
@@ -53,7 +55,7 @@ class Stopping(Failing):
         reports = [self._stopped[p.name] for p in held.values()]
         blank = {r.rank for r in reports if r.blank}
         private = {rank: self.members.private_versions(rank) for rank in replaced if rank in blank}
-        derived = _derived(reports, private)
+        derived = derived_ranks(reports, private)
         known = {rank: versions for rank, versions in private.items() if rank not in derived}
         if self._fallen_to >= 0:
             return self._descend("the recovery before went back that far, and was not finished", reports, now)
@@ -159,15 +161,3 @@ class Stopping(Failing):
             room = count - len(near)
             chosen += [*near, *far[:: max(1, len(far) // room)][:room]]  # from hosts everywhere: each has a line
         return sorted(chosen)
-
-
-def _derived(reports: Sequence[ev.Stopped], private: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
-    """Lost ranks of whose private state nothing is left, not even the page: their host is gone.
-
-    All ranks run the same script. If the private state of the intact ones is but a function of rank and step, so is
-    that of the lost ones, for any version.
-    """
-    intact = [report for report in reports if not report.blank and not report.torn]
-    if not all(report.derivable for report in intact):
-        return ()
-    return tuple(rank for rank, versions in sorted(private.items()) if not versions)

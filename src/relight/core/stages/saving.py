@@ -1,0 +1,82 @@
+"""SAVING: the job must end, but what it has reached is still held: a last checkpoint, then the end."""
+
+from relight.core import events as ev
+from relight.core.commands import Audience, Command, Notice, Save
+from relight.core.ladder import last_checkpoint
+from relight.core.members import Process
+from relight.core.stages.reserve import Reserve
+from relight.core.stages.state import Stage
+
+SAVE_SECONDS = 600.0  # to stand still and to write; then the job ends without
+
+
+class Saving(Reserve):
+    """From the decision to end the job to its end. Nothing is restored or replaced any more."""
+
+    def _give_up(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
+        """The job must end. If it keeps checkpoints, and every part of the state may still be held: one more first.
+
+        Not where ranks were on their way down to a lower rung: what they hold is on that rung already, or half gone.
+        """
+        under_way = self.stage in (Stage.TRAINING, Stage.STOPPING, Stage.RESTORING)
+        if not (under_way and self.checkpoint_every) or self._lost_without() or self._fallen_to >= 0:
+            return self._end(error, now, raised)
+        self._ending, self._ending_raised = error, raised
+        return self._begin_saving(now)
+
+    def _begin_saving(self, now: float) -> list[Command]:
+        stop = self._stop_everyone("the job must end, after a last checkpoint", now)
+        self.stage, self._saving = Stage.SAVING, None
+        self._deadline = now + SAVE_SECONDS
+        return [Notice(why=f"{self._ending}: the job must end, after a last checkpoint", level="warning"), stop]
+
+    def _lose(self, processes: list[Process], now: float) -> list[Command]:
+        """A failure now. While nothing is written the others may do without; later it is one failure too many."""
+        for process in processes:
+            self.members.fail(process)
+        if self._saving is not None:
+            ranks = ", ".join(str(process.rank) for process in processes)
+            return self._end_unsaved(f"rank {ranks} failed while it was written", now)
+        return self._save_once_still(now)
+
+    def _save_once_still(self, now: float) -> list[Command]:
+        """As soon as all who may hold state stand still, and every failed process is known dead: say what to write."""
+        if self.stage is not Stage.SAVING or self._saving is not None:
+            return []
+        if self._lost_without():
+            return self._end_unsaved("a part of the state was lost before it could be written", now)
+        held = {rank: p for rank, p in self.members.by_rank().items() if p.may_hold_state}
+        if self.members.dying() or any(p.name not in self._stopped for p in held.values()):
+            return []
+        reports = [self._stopped[p.name] for p in held.values()]
+        absent = set(range(self.settings.world_size)) - {r.rank for r in reports if not r.blank}
+        private = {rank: self.members.private_versions(rank) for rank in sorted(absent)}
+        last = last_checkpoint(reports, private, self.shards, self.settings.world_size)
+        if isinstance(last, str):
+            return self._end_unsaved(last, now)
+        self._saving = Save(
+            audience=Audience.MEMBERS,
+            generation=self.generation,
+            target=last.target,
+            rank=last.writers[0][1],
+            writers=last.writers,
+            absent=tuple(private),
+            derived=last.derived,
+            why=f"a last checkpoint, of version {last.target}: {last.reason}",
+        )
+        return [self._saving]
+
+    def _on_saved(self, event: ev.Saved, now: float) -> list[Command]:
+        if self.stage is not Stage.SAVING or self._saving is None or event.generation != self.generation:
+            return []
+        if event.error:
+            return self._end_unsaved(event.error, now)
+        self.ledger.saved(event.version, event.path)
+        text = f"A checkpoint of step {event.version} was saved as {event.path}: start the same command again to go on"
+        return self._end(f"{self._ending}. {text}", now, self._ending_raised)
+
+    def _on_save_timeout(self, now: float) -> list[Command]:
+        return self._end_unsaved(f"it was not done within {SAVE_SECONDS:g} s", now)
+
+    def _end_unsaved(self, why: str, now: float) -> list[Command]:
+        return self._end(f"{self._ending}. No last checkpoint was written: {why}", now, self._ending_raised)

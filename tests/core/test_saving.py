@@ -1,0 +1,207 @@
+"""A job that must end saves what it has reached: from whose state, of which version, and when it does without."""
+
+import msgspec
+import pytest
+
+from relight.core import events as ev
+from relight.core.commands import EndJob, Kill, Notice, Save, Spawn, Stop
+from relight.core.controller import Stage
+from relight.core.ladder import Last, last_checkpoint
+from relight.core.shards import Shards
+from relight.core.stages.saving import SAVE_SECONDS
+from tests.core.test_controller import Desk, kinds, one
+from tests.core.test_ladder import HSDP, NOW, report
+
+
+def training(world_size: int = 2, standbys: int = 0, every: int = 10, **settings: float | None) -> Desk:
+    """A job that keeps checkpoints, and gives up at its first failure."""
+    desk = Desk(world_size, standbys, **{"max_failures": 0, **settings})
+    desk.started()
+    for rank, process in desk.controller.rank_processes().items():
+        desk.enters(process, rank, checkpoint_every=every)
+    assert desk.controller.stage is Stage.TRAINING
+    return desk
+
+
+def saved(desk: Desk, process: str = "w0", **changes: object) -> None:
+    order = desk.controller.saving
+    assert order is not None
+    event = ev.Saved(process=process, generation=order.generation, version=order.target, path="/checkpoints/step")
+    desk.tell(msgspec.structs.replace(event, **changes))
+
+
+# --- the decision -------------------------------------------------------------------------------------------------
+def test_of_a_divided_state_each_part_is_written_by_its_first_intact_holder() -> None:
+    reports = [report(1), report(2), report(3)]
+    last = last_checkpoint(reports, {0: (NOW, NOW + 1)}, Shards(HSDP), 4)
+    assert isinstance(last, Last)
+    assert (last.target, last.writers) == (NOW, (("shard 2/2", 1), ("shard 1/2", 2)))
+
+
+def test_a_part_without_a_holder_cannot_be_saved() -> None:
+    last = last_checkpoint([report(1), report(3)], {0: (NOW,), 2: (NOW,)}, Shards(HSDP), 4)
+    assert last == "part shard 1/2 of the state, held by ranks 0, 2 only: every copy is lost"
+
+
+def test_private_state_that_nobody_has_cannot_be_saved() -> None:
+    last = last_checkpoint([report(1)], {0: ()}, Shards(), 2)
+    assert isinstance(last, str)
+    assert "held by no agent" in last
+
+
+def test_nothing_is_saved_twice_and_nothing_of_no_step() -> None:
+    assert (
+        last_checkpoint([report(0, checkpoints=(NOW,))], {}, Shards(), 1) == f"that of step {NOW} is complete already"
+    )
+    assert last_checkpoint([report(0, version=0)], {}, Shards(), 1) == "no step was finished yet"
+
+
+# --- the job ------------------------------------------------------------------------------------------------------
+def test_survivors_stand_still_write_and_the_job_ends() -> None:
+    desk = training()
+    stop = one(desk.exits("w1", step=5), Stop)
+    assert stop.generation == desk.controller.generation == 2
+    assert desk.controller.stage is Stage.SAVING
+    assert desk.controller.is_winding_down
+    assert not [c for c in desk.said if isinstance(c, Spawn)]  # nobody is replaced
+    order = one(desk.stands("w0", 5), Save)
+    assert (order.target, order.rank, order.writers, order.absent, order.derived) == (5, 0, (("", 0),), (1,), ())
+    saved(desk)
+    error = desk.end().error
+    assert error.startswith("1 failures, more than --max-failures 0")
+    assert error.endswith(
+        "A checkpoint of step 5 was saved as /checkpoints/step: start the same command again to go on"
+    )
+    made = desk.controller.report()
+    assert (made.saved_version, made.saved_path, made.error) == (5, "/checkpoints/step", error)
+
+
+def test_without_checkpoints_it_ends_at_once() -> None:
+    desk = training(every=0)
+    desk.exits("w1", step=5)
+    assert "checkpoint" not in desk.end().error
+
+
+def test_it_is_not_decided_before_the_failed_process_is_known_dead() -> None:
+    desk = training()
+    desk.suspect("w1", step=5)
+    assert not [c for c in desk.stands("w0", 5) if isinstance(c, Save)]
+    assert one(desk.exits("w1", step=5), Save).target == 5
+
+
+def test_a_process_that_raised_is_not_killed_if_its_state_may_be_the_last() -> None:
+    desk = training()
+    event = ev.WorkerFailed(
+        process="w1", rank=1, kind="exception", step=5, phase="FORWARD", summary="E", traceback="T", noticed_ns=1,
+        stands=True,
+    )  # fmt: skip
+    said = desk.tell(event)
+    assert kinds(said) == [Stop]
+    desk.stands("w0", 5)
+    order = one(desk.stands("w1", 5), Save)
+    assert (order.absent, order.rank) == ((), 0)
+    saved(desk)
+    assert desk.end().details == "T"
+
+
+def test_one_that_raised_in_a_write_is() -> None:
+    desk = training()
+    assert Kill in kinds(desk.raises("w1", "E", step=5))
+
+
+def test_a_failure_before_the_order_is_one_holder_less() -> None:
+    desk = training(world_size=3)
+    desk.exits("w1", step=5)
+    desk.stands("w2", 5)
+    assert one(desk.exits("w0", step=5), Save).writers == (("", 2),)
+
+
+def test_the_last_holder_is_lost() -> None:
+    desk = training()
+    desk.exits("w1", step=5)
+    desk.exits("w0", step=5)
+    assert "No last checkpoint was written: a part of the state was lost" in desk.end().error
+
+
+def test_a_failure_while_it_is_written_ends_the_job() -> None:
+    desk = training(world_size=3)
+    desk.exits("w1", step=5)
+    desk.stands("w0", 5)
+    assert one(desk.stands("w2", 5), Save)
+    desk.exits("w2", step=5)
+    assert desk.end().error.endswith("No last checkpoint was written: rank 2 failed while it was written")
+
+
+def test_what_a_worker_could_not_write_ends_the_job() -> None:
+    desk = training()
+    desk.exits("w1", step=5)
+    desk.stands("w0", 5)
+    saved(desk, path="", error="rank 0: no space left on device")
+    assert desk.end().error.endswith("No last checkpoint was written: rank 0: no space left on device")
+    assert desk.controller.report().saved_version == -1
+
+
+def test_it_takes_no_longer_than_its_limit() -> None:
+    desk = training()
+    desk.exits("w1", step=5)
+    desk.stands("w0", 5)
+    before = desk.now
+    (end,) = [c for c in desk.wait(SAVE_SECONDS + 1) if isinstance(c, EndJob)]
+    assert "it was not done within 600 s" in end.error
+    assert before < desk.now
+
+
+def test_who_is_told_to_end_by_a_signal_saves_and_does_not_wait_for_a_second_one() -> None:
+    desk = training()
+    desk.exits("w1", step=5)
+    assert desk.tell(ev.ShutdownRequested(reason="SIGTERM", after_step=True)) == ()
+    desk.tell(ev.ShutdownRequested(reason="SIGINT"))
+    assert desk.end().error.endswith("No last checkpoint was written: SIGINT")
+
+
+def test_a_successor_of_the_controller_begins_again() -> None:
+    desk = training()
+    desk.exits("w1", step=5)
+    desk.stands("w0", 5)
+    said = desk.tell(ev.ControllerRestarted())
+    assert one(said, Stop).generation == 3
+    assert desk.controller.saving is None
+    assert one(desk.stands("w0", 5), Save).generation == 3
+
+
+def test_an_old_word_of_success_does_not_count() -> None:
+    desk = training()
+    desk.exits("w1", step=5)
+    desk.stands("w0", 5)
+    desk.tell(ev.ControllerRestarted())
+    desk.tell(ev.Saved(process="w0", generation=2, version=5, path="/checkpoints/step"))
+    assert desk.controller.stage is Stage.SAVING
+
+
+def test_no_replacement_is_to_be_had() -> None:
+    desk = training(max_failures=None)
+    desk.exits("w1", step=5)
+    for _ in range(3):
+        (standby,) = desk.controller.members.standbys()
+        desk.exits(standby.name, status=1)
+    assert desk.controller.stage is Stage.SAVING
+    assert not desk.controller.members.standbys()
+    assert one(desk.stands("w0", 5), Save).absent == (1,)
+
+
+def test_a_replacement_that_holds_nothing_yet_is_not_waited_for() -> None:
+    desk = training(standbys=1, max_failures=1)
+    desk.warm("w2")
+    desk.exits("w1", step=5)  # w2 takes its place
+    assert desk.controller.rank_processes()[1] == "w2"
+    desk.exits("w2", step=5)
+    assert desk.controller.stage is Stage.SAVING
+    assert one(desk.stands("w0", 5), Save).absent == (1,)
+
+
+@pytest.mark.parametrize("kind", ["usage"])
+def test_misuse_of_relight_is_not_saved(kind: str) -> None:
+    desk = training()
+    desk.raises("w1", "UsageError: E", step=5, kind=kind)
+    assert "checkpoint" not in desk.end().error
+    assert not [c for c in desk.said if isinstance(c, Notice)]
