@@ -109,6 +109,12 @@ complete, its own and its ward's. The newest version of which every rank's snaps
 there is none, the newest checkpoint that every rank can see. That is the exception to I7; the judge of journals demands
 that there was no intact holder and no newer version.
 
+The same way down is taken if replicas of one version hold different bits, and no majority tells which is right. A bit
+may have changed at any time since they were last seen to agree: in a comparison at the barrier, in the handshake of a
+recovery, or at the start. Each rank reports that version (`agreed`), and only versions up to the newest of these are
+gone back to, and never the one that differed. The Restore says from which version on nothing is trusted (`distrust`):
+rank 0 removes checkpoints of such versions before it reports.
+
 From this order on, newer versions count for nothing: should the recovery begin again, ranks that have gone back stay,
 and the others are blank. Snapshots of newer versions are forgotten; the snapshot that is gone back to is only read.
 Snapshots fit together because all ranks make them of the same versions: at multiples of K, and at the first boundary

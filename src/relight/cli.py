@@ -373,6 +373,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     detection = parser.add_argument_group("noticing failures")
     _add_detection_flags(detection)
     _add_verify_flag(detection)
+    _add_buddy_flag(detection)
     _add_slow_flags(detection)
     _add_retry_flags(parser.add_argument_group("giving up"))
     _add_chaos_flags(parser.add_argument_group("faults on purpose"))
@@ -485,6 +486,17 @@ def _add_verify_flag(group: argparse._ArgumentGroup) -> None:
         metavar="K",
         help="every K steps compare the state of all ranks, bit for bit, before it is written; a rank that is outvoted "
         "(3 or more ranks) is replaced, since its memory was corrupted; default 0: never",
+    )
+
+
+def _add_buddy_flag(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--buddy-every",
+        type=int,
+        default=_DEFAULTS["buddy_every"],
+        metavar="K",
+        help="where the state is divided over ranks: every K steps each rank's part is copied into the host memory of "
+        "another rank, as training.buddy(every=K) does, which counts if the script calls it; default 0: never",
     )
 
 

@@ -67,6 +67,7 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
         controller_timeout_seconds=_positive(arguments.controller_timeout_seconds, "--controller-timeout-seconds"),
         stop_timeout_seconds=_positive(arguments.stop_timeout_seconds, "--stop-timeout-seconds"),
         verify_every=_at_least(0, arguments.verify_every, "--verify-every"),
+        buddy_every=_at_least(0, arguments.buddy_every, "--buddy-every"),
         slow_factor=_slow_factor(arguments.slow_factor),
         slow_window_seconds=_positive(arguments.slow_window_seconds, "--slow-window-seconds"),
         replace_slow=arguments.replace_slow,

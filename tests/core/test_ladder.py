@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.core.buddies import choose_buddies
-from relight.core.commands import Notice, Restore, Resume, Rung
+from relight.core.commands import Notice, Restore, Resume, Rung, Stop
 from relight.core.controller import Stage
-from relight.core.events import Snapshot, Stopped
-from relight.core.ladder import Fall, descend, newest_snapshots
+from relight.core.events import Snapshot, StateDiffers, Stopped
+from relight.core.ladder import Fall, descend, newest_snapshots, newest_to_trust
 from relight.core.shards import Shards
 from tests.core.test_controller import Desk, one
 
@@ -288,3 +288,69 @@ def test_ranks_must_agree_on_how_often() -> None:
     desk.enters("w0", 0, shard="a", buddy_every=5)
     desk.enters("w1", 1, shard="b", buddy_every=4)
     assert "call training.buddy(every=...) alike on every rank" in desk.end().error
+
+
+# --- replicas that differ, without a majority ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("agreed", "fallen_to", "differed_at", "newest"),
+    [
+        ((-1, -1), -1, -1, None),  # anything
+        ((4, 4), 7, -1, 7),
+        ((4, 8), -1, 12, 8),  # one rank may not have heard of the last comparison
+        ((8, 8), -1, 8, 7),  # the bit changed after the comparison of that very version
+        ((8, 8), 6, 12, 6),
+        ((-1, -1), -1, 4, -1),  # they were never compared
+    ],
+)
+def test_what_may_be_trusted(agreed: tuple[int, ...], fallen_to: int, differed_at: int, newest: int | None) -> None:
+    reports = [msgspec.structs.replace(report(rank), agreed=version) for rank, version in enumerate(agreed)]
+    assert newest_to_trust(reports, fallen_to, differed_at) == newest
+
+
+def differing(**entered: int) -> Desk:
+    desk = Desk(world_size=2)
+    desk.started()
+    for rank, process in desk.controller.rank_processes().items():
+        desk.enters(process, rank, **entered)
+    event = StateDiffers(process="w0", rank=0, generation=1, step=8, digests=(1, 2), noticed_ns=1)
+    desk.tell(event)
+    return desk
+
+
+def test_without_a_lower_rung_it_ends() -> None:
+    assert "no majority tells which is right" in differing().end().error
+
+
+def test_all_go_back_to_a_checkpoint_of_a_version_that_agreed() -> None:
+    desk = differing(checkpoint_every=2)
+    assert desk.controller.stage is Stage.STOPPING
+    desk.stands("w0", 8, checkpoints=(8, 6, 4, 2), agreed=4)
+    restore = one(desk.stands("w1", 8, checkpoints=(8, 6, 4, 2), agreed=4), Restore)
+    assert (restore.rung, restore.target, restore.distrust) == (Rung.CHECKPOINT, 4, 8)
+    assert "rank 0; rank 1, and no majority" in restore.why
+    desk.restores("w0", 4)
+    assert one(desk.restores("w1", 4), Resume)
+    desk.exits("w1", step=5)  # a later failure is one like any other
+    assert desk.controller.stage is Stage.STOPPING
+
+
+def test_a_failure_on_the_way_does_not_make_them_trusted_again() -> None:
+    desk = differing(checkpoint_every=2)
+    for process in ("w0", "w1"):
+        desk.stands(process, 8, checkpoints=(4,), agreed=4)
+    desk.exits("w1", step=8)
+    assert one(desk.said, Stop).generation == 3
+    desk.started()
+    (standby,) = desk.controller.members.standbys()
+    desk.warm(standby.name)
+    desk.stands("w0", 8, checkpoints=(8, 4), agreed=4)
+    restore = one(desk.stands(standby.name, 0, blank=True, checkpoints=(8, 4)), Restore)
+    assert (restore.target, restore.distrust) == (4, 8)
+
+
+def test_nothing_from_before_ends_the_job_and_nothing_is_saved() -> None:
+    desk = differing(checkpoint_every=2)
+    for process in ("w0", "w1"):
+        desk.stands(process, 8, checkpoints=(8, 6), agreed=4)
+    assert "No buddy and no checkpoint holds a version from before that" in desk.end().error
+    assert "agreed last at version 4" in desk.end().error

@@ -44,6 +44,15 @@ def test_fsdp_without_replicas_survives_the_loss_of_a_rank(bench: Bench) -> None
 
 
 @pytest.mark.all
+def test_a_flag_will_do(bench: Bench) -> None:
+    arguments = ("--layout", "fsdp", "--pause", "0.03")
+    training = Training(ranks=4, steps=12, program="divided.py", arguments=arguments)
+    flags = ("--buddy-every", str(EVERY))
+    outcome = bench.run(training, faults=["kill rank 2 in FORWARD of step 7"], flags=flags)
+    check_came_back(outcome, bench.reference(training), ("buddy memory",))
+
+
+@pytest.mark.all
 @pytest.mark.parametrize("rank", [0, 1, 3])
 @pytest.mark.parametrize(
     "point",

@@ -1,11 +1,12 @@
 """A job that must end, though its state is still held, ends with a checkpoint of it; started again it goes on there."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from relight.training.checkpoint_files import place_of, published
-from tests.survival.harness import Bench, Outcome, Training
+from tests.survival.harness import Bench, Outcome, Training, send
 from tests.survival.judge import check_protocol
 
 EVERY = 1000  # far beyond the end: only a last checkpoint is ever due
@@ -113,9 +114,14 @@ def test_a_divided_state_is_saved(bench: Bench, tmp_path: Path, arguments: str, 
 
 @pytest.mark.all
 def test_no_replacement_is_to_be_had(bench: Bench, tmp_path: Path) -> None:
+    """Whoever is started to take the rank is killed before it can."""
     root, training = tmp_path / "checkpoints", plain(*RICH)
-    faults = [f"kill rank 1 in FORWARD of step {AT}", *(f"kill standby {n} in WARMUP" for n in range(4))]
-    outcome = bench.run(keeping(root, training), faults=faults, standbys=0)
+    with bench.start(keeping(root, training), faults=[f"kill rank 1 in FORWARD of step {AT}"], standbys=0) as job:
+        while job.launcher.poll() is None:
+            for name, process in job.workers().items():
+                if name not in ("w0", "w1"):
+                    send(process, signal.SIGKILL)
+        outcome = job.wait()
     assert "failed before they could take rank 1" in outcome.report.error, outcome.describe()
     go_on(bench, root, check_saved(outcome, root), training)
 
@@ -168,12 +174,9 @@ def test_before_the_first_step_is_finished_there_is_nothing_to_save(bench: Bench
 @pytest.mark.all
 def test_a_complete_checkpoint_of_that_step_is_left_alone(bench: Bench, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
-    arguments = ("--checkpoint", str(root), "--checkpoint-every", str(AT), "--hold-at", str(AT - 1))
-    training = Training(ranks=2, steps=8, arguments=arguments)
-    with bench.start(training, faults=BUG) as job:
-        job.wait_until(lambda: published(root) == [AT], "the checkpoint was written")
-        before = {path.name: path.stat().st_mtime_ns for path in place_of(root, AT).iterdir()}
-        job.release()
-        outcome = job.wait()
-    assert f"that of step {AT} is complete already" in outcome.report.error, outcome.describe()
+    bench.run(keeping(root, Training(ranks=2, steps=AT)), standbys=0)
+    before = {path.name: path.stat().st_mtime_ns for path in place_of(root, AT).iterdir()}
+    outcome = bench.run(keeping(root, plain()), faults=BUG)
+    assert outcome.status == 1, outcome.describe()
+    assert f"No last checkpoint was written: that of step {AT} is complete already" in outcome.report.error
     assert {path.name: path.stat().st_mtime_ns for path in place_of(root, AT).iterdir()} == before

@@ -127,6 +127,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     restore_endpoint: str = ""  # host:port at which it serves other hosts; empty: it does not
     snapshots: tuple[Snapshot, ...] = ()  # of its own rank, and those that it keeps as a buddy
     checkpoints: tuple[Whole, ...] = ()  # versions of complete checkpoints on disk that it can see, newest first
+    agreed: Whole = -1  # the newest version of which it knows that all replicas held the same bits
 
 
 class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):

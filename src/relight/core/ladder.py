@@ -54,6 +54,21 @@ def descend(reason: str, reports: Sequence[Stopped], shards: Shards, at_most: in
     return Fall(rung=Rung.CHECKPOINT, target=version, reason=reason, places=places, targets=targets)
 
 
+def newest_to_trust(reports: Sequence[Stopped], fallen_to: int, differed_at: int) -> int | None:
+    """The newest version that may be gone back to; None: any.
+
+    Args:
+        reports: of all ranks.
+        fallen_to: where an unfinished recovery has gone back to already, or -1: newer ones are undone.
+        differed_at: the version at which replicas were found to differ, or -1. What changed a bit may have struck at
+            any time since they were last known to agree: only versions up to that are trusted, and never that version.
+    """
+    limits = [fallen_to] if fallen_to >= 0 else []
+    if differed_at >= 0:
+        limits += [max((report.agreed for report in reports), default=-1), differed_at - 1]
+    return min(limits, default=None)
+
+
 def newest_snapshots(
     reports: Sequence[Stopped], shards: Shards, at_most: int | None = None
 ) -> tuple[int, tuple[tuple[int, int], ...]] | None:

@@ -224,12 +224,15 @@ class _Judge:
         before = self._fallen_to
         self._fallen_to = restore.target
         held = {self._parts.get(rank, "") for rank in intact}
-        if before < 0 and held == set(self._parts.values()) and "private state" not in restore.why:
+        lost = held != set(self._parts.values()) or "private state" in restore.why
+        if before < 0 and not lost and restore.distrust < 0:
             self._say(f"I7: down to the {restore.rung}, though every part of the state has an intact holder")
         if restore.rung is Rung.BUDDY:
             self._check_snapshots(restore, reports, intact, before)
         elif any(restore.target not in report.checkpoints for report in reports.values()):
             self._say(f"I5: back to the checkpoint of version {restore.target}, which not every rank can see")
+        if 0 <= restore.distrust <= restore.target:
+            self._say(f"I13: back to version {restore.target}, though from {restore.distrust} on it may be corrupted")
         if restore.target < self._finished and not restore.undone:
             self._say(f"I7: versions {restore.target} to {self._finished} are undone, and nobody is told")
         self._finished = restore.target
@@ -246,6 +249,9 @@ class _Judge:
             if not (own if rank not in restore.targets else rank in offered or self._parts.get(rank, "") in parts):
                 self._say(f"I5: rank {rank} is to go back to {restore.target}, of which no snapshot of it is named")
         newer = {version for _, _, version in kept if version > restore.target and (before < 0 or version <= before)}
+        if restore.distrust >= 0:
+            agreed = max(report.agreed for report in reports.values())
+            newer = {version for version in newer if version < restore.distrust and version <= agreed}
         whole = [v for v in newer if {of for _, of, version in kept if version == v} == set(reports)]
         if whole:
             self._say(f"I7: back to {restore.target}, though there are snapshots of every rank of {max(whole)}")

@@ -102,6 +102,8 @@ class Barrier:
             runtime.page.put("prepared", -1)  # these gradients come from a state that is wrong somewhere
             runtime.await_replacement(version, digests[: runtime.world_size])
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
+        if digests:
+            self._progress.agreed = version
         if winding_down:
             self._progress.last = version + 1
         if votes:

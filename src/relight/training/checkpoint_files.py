@@ -165,12 +165,15 @@ def read_meta(root: Path, version: int) -> Meta:
     return meta
 
 
-def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep`, and what was left incomplete before them. Never raises."""
+def prune(root: Path, keep: int, trusted: int | None = None) -> None:
+    """Remove all but the newest `keep`, and what was left incomplete before them. Never raises.
+
+    `trusted`: a version that was compared; the newest one up to it stays as well, should later ones prove corrupted.
+    """
     versions = published(root)
     if not versions:
         return
-    kept = set(versions[:keep])
+    kept = {*versions[:keep], *[version for version in versions if trusted is not None and version <= trusted][:1]}
     for name in os.listdir(root):
         match = _NAME.fullmatch(name)
         if match is None or (int(match[1]) > versions[0] if match[2] else int(match[1]) in kept):
@@ -178,6 +181,15 @@ def prune(root: Path, keep: int) -> None:
         with contextlib.suppress(OSError):  # first what makes it one: half of a checkpoint is none
             (root / name / _META).unlink(missing_ok=True)
         shutil.rmtree(root / name, ignore_errors=True)
+
+
+def discard(root: Path, version: int) -> None:
+    """Remove those of `version` and later, whole ones and others. Raises OSError."""
+    for name in os.listdir(root):
+        match = _NAME.fullmatch(name)
+        if match is not None and int(match[1]) >= version:
+            (root / name / _META).unlink(missing_ok=True)
+            shutil.rmtree(root / name)
 
 
 def _summary(error: BaseException) -> str:

@@ -131,7 +131,7 @@ class Checkpointing:
         others = [r for r in range(runtime.world_size) if r != rank and r not in order.absent]
         runtime.store.wait(order.generation, tuple(map(_written_key, others)), LAST_SECONDS)
         files.publish(self._root, self._describe(version))
-        files.prune(self._root, self._keep)
+        self._prune()
         return str(files.place_of(self._root, version))
 
     def _private_of(self, rank: int, order: Save) -> bytes:
@@ -207,7 +207,7 @@ class Checkpointing:
         def work() -> None:
             if self._await_others(meta, given_up):
                 files.publish(self._root, meta)
-                files.prune(self._root, self._keep)
+                self._prune()
 
         return work
 
@@ -220,6 +220,10 @@ class Checkpointing:
             gradients_to_none=self._state.gradients_to_none,
             parts=self._writers,
         )
+
+    def _prune(self) -> None:
+        compares = self._runtime.settings.verify_every > 0
+        files.prune(self._root, self._keep, self._progress.agreed if compares else None)
 
     def _await_others(self, meta: files.Meta, given_up: threading.Event) -> bool:
         """Every rank writes its own; one that was replaced in this very step may never do so. False: given up."""
@@ -419,10 +423,28 @@ class Checkpointing:
             self._useless.add(version)
             raise RestoreError(f"the checkpoint of step {version} cannot be used: {error}") from error
 
-    def fall(self, version: int) -> None:
-        """Newer versions are undone: those of which a checkpoint was begun come again."""
+    def fall(self, version: int, distrust: int = -1) -> None:
+        """Newer versions are undone: those of which a checkpoint was begun come again.
+
+        Checkpoints of `distrust` and later ones may hold corrupted state; none of them may be read again. -1: all are
+        good. Raises RestoreError if one is still being written, or cannot be removed.
+        """
         if self._version > version:
             self._version = -1
+        if distrust >= 0 and self.every:
+            self._given_up.set()
+            if not self._wait(OTHERS_SECONDS):
+                raise RestoreError("a checkpoint of a version that is not trusted is still being written")
+            self.discard(distrust)
+
+    def discard(self, version: int) -> None:
+        """Remove the checkpoints of this version and of later ones. Rank 0 does. Raises RestoreError."""
+        if not self.every or self._runtime.rank != 0:
+            return
+        try:
+            files.discard(self._root, version)
+        except OSError as error:
+            raise RestoreError(f"a checkpoint that is not trusted cannot be removed: {error}") from error
 
 
 def _pieces(flat: Flat, prefix: str) -> list[Piece]:

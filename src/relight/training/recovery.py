@@ -116,6 +116,9 @@ class Recovery:
                 runtime.report_restore_failure(restore.generation, error)
                 runtime.await_newer(restore.generation)
                 continue
+            if restore.distrust >= 0:
+                self._lower.checkpointing.discard(restore.distrust)  # also what other ranks still wrote of them
+            progress.agreed = restore.target  # or there would be no Resume
             progress.attempt = restore.attempt
             if restore.undone:
                 progress.begun_before = restore.target + restore.undone + 1
@@ -277,7 +280,7 @@ class Recovery:
         is_there = not (self._blank or runtime.torn) and self._progress.version == restore.target
         self._blank = True
         self._snapshots.fall(restore.target)
-        self._lower.checkpointing.fall(restore.target)
+        self._lower.checkpointing.fall(restore.target, restore.distrust)
         self._lower.publishing.fall()
         runtime.page.put("torn", 1)
         runtime.page.set_private_versions((-1, -1))  # of versions that are undone

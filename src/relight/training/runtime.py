@@ -62,6 +62,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     prepared: int = -1
     torn: bool = False
     blank: bool = False
+    agreed: int = -1
 
 
 class Superseded(Exception):
@@ -400,6 +401,7 @@ class Runtime:
                     restore_endpoint=self.server.address.endpoint,
                     snapshots=self.snapshots(),
                     checkpoints=self.checkpoints(),
+                    agreed=standing.agreed,
                 ),
                 report=True,
             )

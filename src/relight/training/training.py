@@ -146,6 +146,8 @@ class Training:
         )
         self._phases = PhaseHooks(runtime, self._state, self._progress)
         self._writes = WriteWatch(self._state.is_tracked, self._barrier.before_write, lambda: runtime.in_step)
+        if runtime.settings.buddy_every:
+            self._snapshots.ask(runtime.settings.buddy_every)
         self._fingerprint: tuple[Any, ...] | None = None
         self._state.zero.watch(runtime.gathering)
         runtime.is_optimizer_at_work = lambda: self._writes.is_optimizer_at_work
@@ -228,7 +230,7 @@ class Training:
 
         Memory, on each rank's host: four times the rank's part of the state (two snapshots of its own, two that it
         keeps for its ward). Where every rank holds all of the state (plain DDP) a buddy would hold nothing that others
-        do not, and nothing is copied.
+        do not, and nothing is copied. `relight run --buddy-every K` does the same for a script that does not call this.
 
         Args:
             every: steps.
@@ -436,6 +438,7 @@ class Training:
             report=True,
         )
         begin = runtime.await_begin()
+        progress.agreed = progress.version if begin is not None else -1  # all ranks began with the same state
         self._stay_if_it_fails()
         if begin is not None and not runtime.closed:
             self._snapshots.assign(begin.buddies)

@@ -51,6 +51,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     agent_timeout_seconds: float = 15.0  # a lost agent may come back for so long
     controller_timeout_seconds: float = 300.0  # training goes on without a controller for so long
     verify_every: int = 0  # steps from one comparison of the replicas' state to the next; 0: never
+    buddy_every: int = 0  # steps from snapshot to snapshot where the script does not say; 0: none
     slow_factor: float = 1.5  # a rank whose own work takes so many times as long as the others' is said to be slow
     slow_window_seconds: float = 5.0  # of at least ten steps; three in a row make a slow rank
     replace_slow: bool = False

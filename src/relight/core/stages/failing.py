@@ -78,8 +78,7 @@ class Failing(Saving):
         for part in self.shards.differing(digests):  # those who hold the same part of the state vote on it
             minority = outvoted(part, [rank for rank in voters if rank in part])
             if minority is None:
-                what = describe_difference(part, version)
-                return self._end(f"{what}. Resume from your last checkpoint", now)
+                return self._distrust(describe_difference(part, version), version, noticed_ns, now)
             right = len(part) - len(minority)
             evidence = f"its state of version {version} is not that of the other {right} ranks: memory was corrupted"
             wrong += minority
@@ -90,6 +89,15 @@ class Failing(Saving):
                 out.append(Kill(process=process.name, why=evidence))
         # Again and again the same ranks: not memory, but a script whose ranks do not compute the same.
         return out + self._fail(processes, version, ("corruption", wrong), now, limit=MAX_CORRUPTIONS)
+
+    def _distrust(self, what: str, version: int, noticed_ns: int, now: float) -> list[Command]:
+        """Nobody can tell which replica is right: back to before it, if a lower rung has that. Else it is the end."""
+        if not self._has_lower_rung:
+            return self._end(f"{what}. Resume from your last checkpoint", now)
+        self._differed_at = version if self._differed_at < 0 else min(version, self._differed_at)
+        self._difference = what
+        self.ledger.failure(None, "corruption", what, None, noticed_ns, self.generation, now, version)
+        return self._fail([], version, ("differs", version), now, limit=MAX_CORRUPTIONS)
 
     def _open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
         """A failure, wherever it struck: from the top, under a new number."""

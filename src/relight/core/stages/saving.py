@@ -16,10 +16,12 @@ class Saving(Reserve):
     def _give_up(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
         """The job must end. If it keeps checkpoints, and every part of the state may still be held: one more first.
 
-        Not where ranks were on their way down to a lower rung: what they hold is on that rung already, or half gone.
+        Not where ranks were on their way down to a lower rung: what they hold is on that rung already, or half gone, or
+        nobody knows what it is worth.
         """
         under_way = self.stage in (Stage.TRAINING, Stage.STOPPING, Stage.RESTORING)
-        if not (under_way and self.checkpoint_every) or self._lost_without() or self._fallen_to >= 0:
+        sound = self._fallen_to < 0 and self._differed_at < 0
+        if not (under_way and self.checkpoint_every and sound) or self._lost_without():
             return self._end(error, now, raised)
         self._ending, self._ending_raised = error, raised
         return self._begin_saving(now)

@@ -71,6 +71,8 @@ class State:
         self._ending = ""  # why the job ends after a last checkpoint
         self._ending_raised: ev.WorkerFailed | None = None
         self._saving: Save | None = None  # the order to write it, once it is known what can be written
+        self._differed_at = -1  # a version of which replicas held different bits, and no majority told which is right
+        self._difference = ""  # the same in words
         self._fallen_to = -1  # the version that an unfinished recovery has ordered everybody back to, below replicas
         self._fallen_from = -1  # the newest version that was finished then
         self._entered: dict[str, ev.TrainingEntered] = {}

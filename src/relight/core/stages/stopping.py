@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from relight.core import events as ev
 from relight.core.commands import Audience, Command, Notice, Restore, Rung, Source
 from relight.core.decision import Decision, Halt, decide, derived_ranks
-from relight.core.ladder import descend, newest_snapshots
+from relight.core.ladder import descend, newest_snapshots, newest_to_trust
 from relight.core.shards import require_every_part
 from relight.core.stages.failing import Failing
 from relight.core.stages.state import Stage
@@ -59,6 +59,8 @@ class Stopping(Failing):
         known = {rank: versions for rank, versions in private.items() if rank not in derived}
         if self._fallen_to >= 0:
             return self._descend("the recovery before went back that far, and was not finished", reports, now)
+        if self._differed_at >= 0:
+            return self._descend(self._difference, reports, now)
         decision = require_every_part(decide(reports, known, self.settings.world_size), self.shards)
         if isinstance(decision, Halt) and decision.lost:
             return self._descend(decision.reason, reports, now)
@@ -96,8 +98,15 @@ class Stopping(Failing):
 
     def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         """What the replicas hold is not enough: the highest rung below them that is, or the end of the job."""
-        unfinished = None if self._fallen_to < 0 else self._fallen_to
-        fall = descend(reason, reports, self.shards, unfinished)
+        at_most = newest_to_trust(reports, self._fallen_to, self._differed_at)
+        fall = descend(reason, reports, self.shards, at_most)
+        if fall is None and self._differed_at >= 0:
+            known = f"replicas agreed last at version {max(report.agreed for report in reports)}"
+            return self._end(
+                f"{self._difference}. No buddy and no checkpoint holds a version from before that ({known}). "
+                "Do not go on from a newer checkpoint",
+                now,
+            )
         if fall is None:
             lost = self._all_lost() if self._lost_without() else f"{reason}. Resume from your last checkpoint"
             return self._end(lost, now, self._last_traceback())
@@ -135,6 +144,7 @@ class Stopping(Failing):
                 derived=tuple(rank for rank, (_, of) in enumerate(fall.places) if of not in (rank, -1)),
                 rung=fall.rung,
                 undone=undone,
+                distrust=self._differed_at,
                 keep=fall.target if fall.rung is Rung.BUDDY else -1,
                 why=f"down to the {fall.rung}: back to version {fall.target} {went}, because {reason}",
             ),
