@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from relight.core.commands import Restore
-from relight.core.events import AgentLost
+from relight.core.events import AgentJoined, AgentLost
 from relight.core.fault import Action
 from relight.sim.contents import Violation
 from relight.sim.points import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
@@ -45,6 +45,21 @@ def test_random_schedules() -> None:
     print(f"{found.schedules} schedules, {found.per_second:.0f} a second")
     assert found.schedules == 3_000
     assert not found.violations
+
+
+def test_a_host_that_was_given_up_does_not_join_a_second_time_through_what_is_said_again() -> None:
+    """Once the simulator's own fault: a new controller was told of the agent's first coming, and put a rank there."""
+    found = (
+        '{"seed":0,"world_size":2,"until":1,"faults":[{"action":"loop","nth":1,"point":"BARRIER"}],"network":'
+        '[{"kind":"controller","nth":36,"seconds":0.001,"sent":1,"repeated":2},{"kind":"join","nth":12,'
+        '"seconds":0.001,"host":2},{"kind":"host","nth":12,"seconds":0.001,"up":false,"host":3}],'
+        '"repeated_messages":0.0,"seen_dying":0.0}'
+    )
+    job = run(decode_schedule(found), "the schedule that was found")
+    lost = [entry.now for entry in job.journal if isinstance(entry.event, AgentLost)]
+    joined = [entry.now for entry in job.journal if isinstance(entry.event, AgentJoined)]
+    assert len(lost) == 1
+    assert max(joined) < lost[0]
 
 
 @pytest.mark.all

@@ -573,8 +573,14 @@ class SimulatedJob(World):
         self._unheard += [self._unseen_exit(name) for name in self._never_started()]
         while self._unheard and not self._away:
             event = self._unheard.pop(0)
-            if getattr(event, "process", "") not in self.fenced:
+            if self._can_still_say(event):
                 self.feed(event)
+
+    def _can_still_say(self, event: ev.Event) -> bool:
+        """What was said before may be said again, but not from a host that was given up in between."""
+        if isinstance(event, ev.AgentJoined):
+            return self.hosts.called(event.agent).known
+        return getattr(event, "process", "") not in self.fenced
 
     def _never_started(self) -> list[str]:
         """Processes that the controller believes in, and that no node has or will have: agents.py, `attach`."""
