@@ -43,6 +43,8 @@ NAMES = {
     "coalesced": "256 MiB buckets over gloo, copied to their places",
     "pipeline": "double-buffered buckets over gloo (the design of checkpoint-engine, on CPU buffers)",
     "limit": "every engine copies as many bytes in its own memory: the limit",
+    "limit-with-source": "the same, and the sender copies as many too, as into a shared buffer",
+    "unverified": "relight, two-stage, with no digest taken anywhere",
 }
 TARGETS = {"per-tensor": 1 / 5, "coalesced": 1 / 2, "pipeline": 1.0, "limit": 1.3}
 SIZES_MIB = (64, 256, 1024, 4096)
@@ -158,6 +160,8 @@ def render(document: Document) -> str:
             f"## {model}: {figures['tensors']} tensors, {figures['total_bytes'] / MIB:.0f} MiB",
             ways_table(NAMES, figures, "GiB/s for each engine"),
         ]
+        if "median_cpu_s" in figures:
+            parts += [f"### {model}: where the time goes", _spent(figures)]
     parts.append(markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)))
     for group, what in (("sizes", "MiB of weights"), ("receivers", "engines"), ("buckets", "MiB in a bucket")):
         if group in document:
@@ -165,6 +169,19 @@ def render(document: Document) -> str:
     if document["prediction"]:
         parts += ["## What the cost model says", _predicted(document["prediction"])]
     return "\n\n".join([*parts, *(f"Not measured: {text}" for text in document["not_measured"])])
+
+
+def _spent(figures: dict[str, Any]) -> str:
+    """What relight does beyond the copies of the limit, one thing after the other."""
+    steps = ("limit", "limit-with-source", "unverified", "relight")
+    cpu = figures["median_cpu_s"]
+    rows = [
+        [NAMES[way], f"{cpu[way]:.3f} s", f"{cpu[way] / cpu['limit']:.2f}", f"{figures['median_s'][way]:.3f} s"]
+        for way in steps
+        if way in cpu
+    ]
+    text = "Processor time of all processes together, which other programs on the machine change less than the clock's:"
+    return f"{text}\n\n{markdown_table(['way', 'processor time', 'times the limit', 'time'], rows)}"
 
 
 def _curve(group: dict[str, Any], what: str) -> str:

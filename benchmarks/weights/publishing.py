@@ -23,18 +23,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 from torch import nn
 
 import relight
 from benchmarks.weights.packing import flat_for, packed, unpack
 from benchmarks.weights.shapes import MIB, MODELS
+from relight.transfer import staging, weights
 from relight.transfer.measured import overlap, stages_of
 from relight.transfer.published import Published
 from relight.transfer.schedule import Form
 
+OURS = ("relight", "relight-serial", "unverified")
 COALESCED_BYTES = 256 * MIB
 PIPELINE_BYTES = 64 * MIB  # of each of the two buffers of the double-buffered pipeline over gloo
-WAYS = ("relight", "relight-serial", "per-tensor", "coalesced", "pipeline", "limit")
+WAYS = ("relight", "relight-serial", "per-tensor", "coalesced", "pipeline", "limit", "limit-with-source", "unverified")
+NOT_MOVED = ("limit", "limit-with-source")  # the weights, by these
 DEADLINE_S = 300.0
 
 
@@ -97,9 +101,9 @@ class Peer:
     def _packed(self, limit_bytes: int) -> list[list[torch.Tensor]]:
         return packed((parameter.data for parameter in self.model.parameters()), limit_bytes)
 
-    def limit(self) -> None:
+    def limit(self, *, rank_0: bool = False) -> None:
         """What memory allows: every receiver copies as many bytes as the weights have, in its own memory."""
-        if self.rank == 0:
+        if self.rank == 0 and not rank_0:
             return
         for tensor in self.model.parameters():
             source = self._source()
@@ -107,6 +111,10 @@ class Peer:
             step = source.numel()
             for start in range(0, count, step):
                 ctypes.memmove(tensor.data_ptr() + start, source.data_ptr(), min(step, count - start))
+
+    def limit_with_source(self) -> None:
+        """The same, and the sender too: where every receiver copies out of a buffer, somebody has copied into it."""
+        self.limit(rank_0=True)
 
     def _source(self) -> torch.Tensor:
         """Different bytes each time, in turns: what was read before is not in the core's own caches any more."""
@@ -126,15 +134,38 @@ def receive(rank: int, options: dict[str, Any], store: str, place: str, link: Co
     link.send("ready")
     while (order := link.recv()) is not None:
         way, version = order
-        if way.startswith("relight"):
+        verify(way != "unverified")
+        link.send("go")
+        before = time.process_time()
+        if way.startswith("relight") or way == "unverified":
             receiver.wait_for(version)
         else:
             assert peer is not None
             getattr(peer, way.replace("-", "_"))()
-        link.send(time.monotonic_ns())
-        if way != "limit":
+        link.send((time.monotonic_ns(), time.process_time() - before))
+        if way not in NOT_MOVED:
             link.send(_checksum(model.named()))
     receiver.close()
+
+
+def verify(on: bool) -> None:
+    """In this process: whether sources and engines take digests of what they copy, as relight does."""
+    for module in (weights, staging):
+        setattr(module, "xxhash", xxhash if on else _NoDigest)  # noqa: B010
+
+
+class _NoDigest:
+    """In the place of the module xxhash: every digest is the same, and costs nothing."""
+
+    @staticmethod
+    def xxh3_64() -> _NoDigest:
+        return _NoDigest()
+
+    def update(self, _: memoryview) -> None:
+        pass
+
+    def intdigest(self) -> int:
+        return 0
 
 
 def _live(model: Weights) -> dict[str, torch.Tensor]:
@@ -191,10 +222,12 @@ def _measure(options: dict[str, Any], store: str, place: str, links: list[Connec
         sides: dict[str, Callable[[], Any]] = {
             "relight": publish(Form.TWO_STAGE),
             "relight-serial": publish(Form.SERIAL),
+            "unverified": publish(Form.TWO_STAGE),
         }
         if peer is not None:
             sides |= {way: getattr(peer, way.replace("-", "_")) for way in WAYS if way not in sides}
         seconds: dict[str, list[float]] = {way: [] for way in options["ways"]}
+        cpu_seconds: dict[str, list[float]] = {way: [] for way in options["ways"]}
         stages: dict[str, list[dict[str, Any]]] = {way: [] for way in options["ways"]}
         for round_ in range(options["rounds"] + 1):
             for way in options["ways"]:
@@ -203,15 +236,20 @@ def _measure(options: dict[str, Any], store: str, place: str, links: list[Connec
                     tensor.data.view(torch.int16).view(-1)[:8] += 1
                 version += 1
                 expected = _checksum(model.named())
+                verify(way != "unverified")
                 for link in links:
                     link.send((way, version))
-                started_ns = time.monotonic_ns()
+                for link in links:
+                    _expect(link)
+                before, started_ns = time.process_time(), time.monotonic_ns()
                 stage = sides[way]()
-                ended_ns = max(_expect(link) for link in links)
-                if way != "limit" and any(_expect(link) != expected for link in links):
+                ends = [_expect(link) for link in links]
+                ended_ns = max(end_ns for end_ns, _ in ends)
+                if way not in NOT_MOVED and any(_expect(link) != expected for link in links):
                     raise RuntimeError(f"{way}: the weights did not arrive")
                 if round_:
                     seconds[way].append((ended_ns - started_ns) / 1e9)
+                    cpu_seconds[way].append(time.process_time() - before + sum(cpu for _, cpu in ends))
                     stages[way].append(stage or {})
         for link in links:
             link.send(None)
@@ -221,6 +259,7 @@ def _measure(options: dict[str, Any], store: str, place: str, links: list[Connec
         "tensors": len(source.manifest.entries),
         "seconds": seconds,
         "median_s": {way: statistics.median(values) for way, values in seconds.items()},
+        "median_cpu_s": {way: statistics.median(values) for way, values in cpu_seconds.items()},  # all processes
         "stages": {way: values[-1] for way, values in stages.items() if values and values[-1]},
     }
 
@@ -250,7 +289,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     options = vars(parser.parse_args())
-    options["gloo"] = any(not way.startswith("relight") for way in options["ways"])
+    options["gloo"] = any(way not in OURS for way in options["ways"])
     print(json.dumps(measure(options)))
 
 

@@ -11,7 +11,7 @@ import torch
 import relight
 from tests.programs.divided import Net
 from tests.survival.harness import DEADLINE_SECONDS, Bench, Training
-from tests.survival.judge import check_survived
+from tests.survival.judge import check_protocol, check_survived
 
 STEPS = 12
 WIDTH = 48
@@ -66,7 +66,12 @@ def test_an_engine_ends_with_the_trainers_weights(
                 seen.append((receiver.generation, version))
         outcome = job.wait(DEADLINE_SECONDS)
         digest = receiver.digest()
-    check_survived(outcome, reference)
+    if "--buddy" in arguments:  # several steps are repeated
+        assert [recovery.rung for recovery in outcome.report.recoveries] == ["buddy memory"]
+        assert outcome.finals == reference.finals
+        assert not check_protocol(outcome), outcome.describe()
+    else:
+        check_survived(outcome, reference)
     assert receiver.version == STEPS, outcome.describe()
     assert digest == outcome.finals[0]["weights"]
     assert seen == sorted(seen) or "--buddy" in arguments

@@ -27,7 +27,8 @@ class Buffer:
             size = os.fstat(descriptor).st_size
             if size < nbytes:
                 raise ValueError(f"it has {size} bytes, not {nbytes} as told")
-            self._mapping = mmap.mmap(descriptor, max(nbytes, 1))
+            # All pages now: a fault for each one, in the middle of the first bucket, costs several times as much.
+            self._mapping = mmap.mmap(descriptor, max(nbytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except (OSError, ValueError) as error:
             os.close(descriptor)
             raise TransferError(f"the shared buffer cannot be mapped: {error}") from error
