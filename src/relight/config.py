@@ -12,6 +12,7 @@ import math
 import os
 import re
 import socket
+import uuid
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,7 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
     check_script(script, module=arguments.module)
     settings = JobSettings(
         job="",
+        run_id=uuid.uuid4().hex[:8],
         script=script,
         script_arguments=tuple(arguments.script_and_arguments[1:]),
         module=arguments.module,

@@ -9,7 +9,7 @@ from relight.core.buddies import choose_buddies
 from relight.core.commands import Notice, Restore, Resume, Rung, Stop
 from relight.core.controller import Stage
 from relight.core.events import Snapshot, StateDiffers, Stopped
-from relight.core.ladder import Fall, descend, newest_snapshots, newest_to_trust
+from relight.core.ladder import Fall, descend, has_gone_back, newest_snapshots, newest_to_trust
 from relight.core.shards import Shards
 from tests.core.test_controller import Desk, one
 
@@ -138,6 +138,34 @@ def test_the_snapshot_of_another_holder_of_the_part_will_do_if_nothing_else_belo
     one_copy = descend("", derivable, Shards(HSDP))
     assert one_copy is not None
     assert one_copy.places == ((1, 0), (1, 1), (1, 0), (3, 3))
+
+
+def test_who_has_gone_back_already_serves_no_snapshot() -> None:
+    """Found by the simulator: its own snapshot was said to be in the memory of rank 0, which had come from the disk."""
+    stands = msgspec.structs.replace(report(0, version=8, checkpoints=(8,)), derivable=True)
+    others = [report(rank, version=8, checkpoints=(8,)) for rank in (1, 3)]
+    lost = report(2, blank=True, checkpoints=(8,))  # rank 2 holds the same part as rank 0
+    reports = [stands, others[0], lost, others[1]]
+    reports = [msgspec.structs.replace(r, derivable=True) for r in reports]
+    fall = descend("", reports, Shards(HSDP), at_most=8)
+    assert fall is not None
+    assert (fall.rung, fall.target) == (Rung.CHECKPOINT, 8)
+    assert has_gone_back(reports, 8)  # so that replicas can help again, and nobody need go down
+
+
+def test_who_holds_something_else_has_not_gone_back() -> None:
+    back = report(0, version=8)
+    assert has_gone_back([back, report(1, blank=True)], 8)
+    assert not has_gone_back([back, report(1, version=9)], 8)
+    assert not has_gone_back([back, msgspec.structs.replace(report(1, version=8), prepared=8)], 8)
+
+
+def test_a_checkpoint_may_be_newer_than_what_was_gone_back_to() -> None:
+    """Found by the simulator: buddy memory was lost in the middle of going back to it, and the job ended."""
+    reports = [report(rank, version=5, blank=rank == 2, checkpoints=(12,)) for rank in range(4)]
+    fall = descend("", reports, Shards(FSDP), at_most=5)
+    assert fall is not None
+    assert (fall.rung, fall.target) == (Rung.CHECKPOINT, 12)
 
 
 def test_what_is_undone_is_not_gone_forward_to() -> None:
@@ -292,19 +320,25 @@ def test_ranks_must_agree_on_how_often() -> None:
 
 # --- replicas that differ, without a majority ---------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("agreed", "fallen_to", "differed_at", "newest"),
+    ("agreed", "differed_at", "newest"),
     [
-        ((-1, -1), -1, -1, None),  # anything
-        ((4, 4), 7, -1, 7),
-        ((4, 8), -1, 12, 8),  # one rank may not have heard of the last comparison
-        ((8, 8), -1, 8, 7),  # the bit changed after the comparison of that very version
-        ((8, 8), 6, 12, 6),
-        ((-1, -1), -1, 4, -1),  # they were never compared
+        ((-1, -1), -1, None),  # anything
+        ((4, 8), 12, 8),  # one rank may not have heard of the last comparison
+        ((8, 8), 8, 7),  # the bit changed after the comparison of that very version
+        ((-1, -1), 4, -1),  # they were never compared
     ],
 )
-def test_what_may_be_trusted(agreed: tuple[int, ...], fallen_to: int, differed_at: int, newest: int | None) -> None:
+def test_what_may_be_trusted(agreed: tuple[int, ...], differed_at: int, newest: int | None) -> None:
     reports = [msgspec.structs.replace(report(rank), agreed=version) for rank, version in enumerate(agreed)]
-    assert newest_to_trust(reports, fallen_to, differed_at) == newest
+    assert newest_to_trust(reports, differed_at) == newest
+
+
+def test_no_rung_goes_back_to_what_is_not_trusted() -> None:
+    reports = [msgspec.structs.replace(r, checkpoints=(12, 4)) for r in snapshots_of_all(10)]
+    fall = descend("", reports, Shards(FSDP), at_most=10, trusted=9)
+    assert fall is not None
+    assert (fall.rung, fall.target) == (Rung.CHECKPOINT, 4)
+    assert descend("", reports, Shards(FSDP), trusted=3) is None
 
 
 def differing(**entered: int) -> Desk:

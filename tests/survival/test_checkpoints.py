@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from relight.training.checkpoint_files import place_of, published
+from relight.wire.settings import read_settings
 from tests.survival.harness import Bench, Outcome, Training
 from tests.survival.judge import check_protocol
 
@@ -191,9 +192,12 @@ def test_a_directory_that_cannot_be_written_is_told_at_once(bench: Bench, tmp_pa
 @pytest.mark.all
 def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(bench: Bench, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
-    root.mkdir()
-    place_of(root, 4, complete=False).touch()
-    outcome = bench.run(keeping(root, steps=6), standbys=0)
+    with bench.start(keeping(root, "--hold-at", "2", steps=6), standbys=0) as job:
+        job.wait_until(root.exists, "the directory of the checkpoints was made")
+        (settings,) = job.temporary.rglob("settings.json")
+        (root / f"step-0000000004.{read_settings(settings.parent).run_id}-0.incomplete").touch()
+        job.release()
+        outcome = job.wait()
     assert outcome.status == 0, outcome.describe()
     assert "no checkpoint of step 4" in outcome.stderr
     assert "Training goes on" in outcome.stderr

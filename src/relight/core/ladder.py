@@ -32,20 +32,28 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted({self.places[rank][0] for rank in self.targets}))
 
 
-def descend(reason: str, reports: Sequence[Stopped], shards: Shards, at_most: int | None = None) -> Fall | None:
+def descend(
+    reason: str,
+    reports: Sequence[Stopped],
+    shards: Shards,
+    at_most: int | None = None,
+    trusted: int | None = None,
+) -> Fall | None:
     """The highest rung below replicas that holds every part of the state at one version; None: there is none.
 
     Args:
         reason: what the replicas lack.
         reports: of all ranks, in rank order, blank ones included.
-        at_most: a version that an unfinished recovery has gone back to already: newer ones are undone.
+        at_most: a version that an unfinished recovery has gone back to already: snapshots of newer ones are undone. A
+            checkpoint may be newer: it is whole, and nothing is mixed with it.
+        trusted: the newest version that may be gone back to on any rung.
     """
-    found = newest_snapshots(reports, shards, at_most)
+    found = newest_snapshots(reports, shards, min((v for v in (at_most, trusted) if v is not None), default=None))
     if found is not None:
         version, places = found
         targets = tuple(rank for rank, place in enumerate(places) if place != (rank, rank))
         return Fall(rung=Rung.BUDDY, target=version, reason=reason, places=places, targets=targets)
-    version = _newest_checkpoint(reports, at_most)
+    version = _newest_checkpoint(reports, trusted)
     if version < 0:
         return None
     readers = {key: ranks[0] for key, ranks in shards.groups().items()} if shards.divided else {"": reports[0].rank}
@@ -54,19 +62,17 @@ def descend(reason: str, reports: Sequence[Stopped], shards: Shards, at_most: in
     return Fall(rung=Rung.CHECKPOINT, target=version, reason=reason, places=places, targets=targets)
 
 
-def newest_to_trust(reports: Sequence[Stopped], fallen_to: int, differed_at: int) -> int | None:
+def newest_to_trust(reports: Sequence[Stopped], differed_at: int) -> int | None:
     """The newest version that may be gone back to; None: any.
 
     Args:
         reports: of all ranks.
-        fallen_to: where an unfinished recovery has gone back to already, or -1: newer ones are undone.
         differed_at: the version at which replicas were found to differ, or -1. What changed a bit may have struck at
             any time since they were last known to agree: only versions up to that are trusted, and never that version.
     """
-    limits = [fallen_to] if fallen_to >= 0 else []
-    if differed_at >= 0:
-        limits += [max((report.agreed for report in reports), default=-1), differed_at - 1]
-    return min(limits, default=None)
+    if differed_at < 0:
+        return None
+    return min(differed_at - 1, max((report.agreed for report in reports), default=-1))
 
 
 def newest_snapshots(
@@ -74,9 +80,11 @@ def newest_snapshots(
 ) -> tuple[int, tuple[tuple[int, int], ...]] | None:
     """The newest version of which every rank's state is in somebody's memory, and where; None: there is none."""
     copies: dict[int, dict[int, int]] = {}  # by version: of which rank, in whose memory
+    standing: set[int] = set()  # ranks that have gone back already, and stay as they are; they serve no snapshot
     for report in reports:
         if report.version == at_most and not report.blank and not report.torn:
-            copies.setdefault(at_most, {})[report.rank] = report.rank  # it has gone back already, and stays there
+            copies.setdefault(at_most, {})
+            standing.add(report.rank)
         for snapshot in report.snapshots:
             if at_most is None or snapshot.version <= at_most:
                 known = copies.setdefault(snapshot.version, {})
@@ -85,21 +93,24 @@ def newest_snapshots(
     intact = [report for report in reports if not report.blank and not report.torn]
     derivable = bool(intact) and all(report.derivable for report in intact)
     for version in sorted(copies, reverse=True):
-        places = _find(copies[version], len(reports), shards, derivable)
+        there = standing if version == at_most else set[int]()
+        places = _find(copies[version], there, len(reports), shards, derivable)
         if places is not None:
             return version, places
     return None
 
 
 def _find(
-    copies: Mapping[int, int], world_size: int, shards: Shards, derivable: bool
+    copies: Mapping[int, int], standing: Collection[int], world_size: int, shards: Shards, derivable: bool
 ) -> tuple[tuple[int, int], ...] | None:
     """Of one version: where each rank's state is. Another holder's of the same part will do if that is all there is to
     a rank's state, besides what follows from rank and step."""
     by_part = {shards.key(rank): (holder, rank) for rank, holder in copies.items()}
     places = []
     for rank in range(world_size):
-        if rank in copies:
+        if rank in standing:
+            places.append((rank, rank))
+        elif rank in copies:
             places.append((copies[rank], rank))
         elif derivable and shards.key(rank) in by_part:
             places.append(by_part[shards.key(rank)])
@@ -108,9 +119,15 @@ def _find(
     return tuple(places)
 
 
-def _newest_checkpoint(reports: Sequence[Stopped], at_most: int | None) -> int:
+def has_gone_back(reports: Sequence[Stopped], version: int) -> bool:
+    """Whether every rank that holds anything holds this version, and nothing of the next step: replicas that agree."""
+    intact = [report for report in reports if not report.blank and not report.torn]
+    return all(report.version == version and report.prepared != version for report in intact)
+
+
+def _newest_checkpoint(reports: Sequence[Stopped], trusted: int | None) -> int:
     """That every rank can see."""
-    seen = [{v for v in report.checkpoints if at_most is None or v <= at_most} for report in reports]
+    seen = [{v for v in report.checkpoints if trusted is None or v <= trusted} for report in reports]
     return max(set.intersection(*seen), default=-1) if seen else -1
 
 

@@ -6,14 +6,15 @@ must equal it, so a wrong bit shows where it arises and not at the end. What can
 a real one, is in journal.py.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Spawn, Stop
+from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Rung, Save, Spawn, Stop
 from relight.core.events import Stopped
 from relight.core.fault import Action
 from relight.core.report import JobReport
 from relight.core.shards import Shards
 from relight.sim.contents import Violation, digest_of, part_key, reference
+from relight.sim.lower import Saved
 from relight.sim.worker import Worker
 
 # Why a healthy process may be killed.
@@ -36,7 +37,10 @@ class Checker:
         self._states, self._privates = reference(world_size, until)
         self._finished = 0  # newest version that anyone, dead or alive, ever finished
         self._begun = 0  # newest step that anyone began
-        self._shown = 0  # newest version that engines answered with
+        self.shown = 0  # newest version that engines answer with
+        self._falls: tuple[tuple[int, int], ...] = ()  # generation and target of each time that versions were undone
+        self._kept: tuple[int, tuple[tuple[str, str], ...]] = (-1, ())  # a version of which buddies have all; see below
+        self._falling = False  # the last of them is not finished
         self._generation = 1
         self._standing: Command | None = None  # the newest order to all
         self._struck: tuple[tuple[Action, str, str], ...] = ()  # what, process, point
@@ -56,11 +60,11 @@ class Checker:
     def key(self) -> Hashable:
         """What later verdicts depend on."""
         struck = tuple([(action, name) for action, name, _ in self._struck])
-        return self._finished, self._begun, self._shown, self._generation, struck
+        return self._finished, self._begun, self.shown, self._generation, struck
 
     def key_of_all(self) -> Hashable:
         """The same, as far as it is not about one rank."""
-        return self._finished, self._begun, self._shown, self._generation
+        return self._finished, self._begun, self.shown, self._generation
 
     def struck_late(self) -> set[int]:
         """Ranks of which a fault struck a process that had done its last step: that excuses a late failure."""
@@ -108,25 +112,50 @@ class Checker:
         if not worker.blank:
             raise Violation(f"I8: a copy over the intact state of rank {worker.rank} ({worker.name})")
 
+    def established(self, version: int, buddies: Sequence[int], names: Sequence[str]) -> None:
+        """Every rank knows that the snapshots of that version are where they should be: with itself and its buddy."""
+        self._kept = version, tuple((name, names[buddy]) for name, buddy in zip(names, buddies, strict=True))
+
+    def takes_back(self, worker: Worker, used: Saved) -> None:
+        """I15: nobody goes back to a snapshot of what was undone."""
+        version = used.state.version
+        for generation, target in self._falls:
+            if generation > used.history and target < version:
+                what = f"a snapshot of version {version}, which was undone in generation {generation}"
+                raise Violation(f"I15: rank {worker.rank} goes back to {what}")
+
+    def saves(self, piece: Saved, save: Save) -> None:
+        """I1 and I3 of a last checkpoint."""
+        version = piece.state.version
+        if version != save.target or piece.state != self._states[version]:
+            raise Violation(f"I1: rank {piece.rank} writes {piece.state} into a checkpoint of version {save.target}")
+        if piece.private != self._privates[version][piece.rank]:
+            raise Violation(f"I3: a wrong private state of rank {piece.rank} is written into a checkpoint of {version}")
+
+    def reads(self, worker: Worker, pieces: Mapping[int, Saved]) -> None:
+        """I15: the pieces of a checkpoint are of one history, be it one that was undone."""
+        if len({piece.history for piece in pieces.values()}) > 1:
+            raise Violation(f"I15: rank {worker.rank} reads a checkpoint that is mixed from several histories")
+
     def published(self, worker: Worker, version: int, content: int) -> None:
         """I11: engines answer with a version only if every rank holds it, and with one content."""
         if worker.name in self.fenced:
             return  # what engines on a host that is cut off see is not judged
         if version > self._until or content != self._states[version].content:
             raise Violation(f"I11: {worker.name} publishes a version {version} of another content")
-        if version < self._shown:
-            raise Violation(f"I11: engines go back from version {self._shown} to {version}")
+        if version < self.shown:
+            raise Violation(f"I11: engines go back from version {self.shown} to {version}")
         behind = [w for w in self._members() if not w.blank and w.state.version < version]
         if behind:
             ranks = sorted(w.rank for w in behind)
             raise Violation(f"I11: version {version} is published while ranks {ranks} do not hold it")
-        self._shown = version
+        self.shown = version
 
     def commanded(self, command: Command, members: Iterable[str]) -> None:
         """Called before the command is carried out."""
         if command == self._standing or command.why.startswith("again: "):
             return  # said again to an agent, or by a controller, that was restarted
-        if isinstance(command, Begin | Stop | Restore | Resume):
+        if isinstance(command, Begin | Stop | Restore | Resume | Save):
             self._standing = command
         match command:
             case Stop() | Begin():
@@ -139,7 +168,11 @@ class Checker:
             case Restore():
                 self._check_current(command)
                 self._check_restore(command, [self.workers[name] for name in members])
+            case Save():
+                if command.target < self._finished:
+                    raise Violation(f"I7: {command.target} is saved last, though version {self._finished} was finished")
             case Resume():
+                self._falling = False
                 self._check_current(command)
                 for name in members:
                     self._check_content(self.workers[name], "resumes with")
@@ -194,12 +227,50 @@ class Checker:
         for worker in members:
             self._check_alone(worker)
         self._check_sources(restore, members)
+        if restore.rung is not Rung.REPLICA:
+            self._check_fall(restore, members)
+            return
+        if self._falling and restore.target != self._falls[-1][1]:
+            raise Violation(
+                f"I15: to {restore.target}, though the recovery that goes down to {self._falls[-1][1]} is not done"
+            )
         if restore.target < self._finished:
             raise Violation(f"I7: back to {restore.target} though version {self._finished} was finished")
         if restore.target < self._begun:
             raise Violation(f"I2: back to {restore.target}, though step {self._begun} was begun")
         for worker in members:
             self._check_reachable(restore, worker)
+
+    def _check_fall(self, restore: Restore, members: Sequence[Worker]) -> None:
+        """I15, and the only exception to I7: versions are undone if replicas cannot help, and as few as possible."""
+        intact = {worker.rank % self.parts for worker in members if not worker.blank and not worker.page.torn}
+        private_may_be_lost = not self.derivable and bool({"agent", "host lost"} & self.disturbed)
+        if intact == set(range(self.parts)) and not self._falling and not private_may_be_lost:
+            raise Violation(f"I15: down to the {restore.rung}, though every part of the state is held by a rank")
+        floor = self._falls[-1][1] if self._falling else self._finished
+        whole = restore.rung is Rung.CHECKPOINT  # all of it is of one history, undone or not
+        if restore.target > floor and not whole:
+            raise Violation(f"I15: down to version {restore.target}, though all had gone back to {floor}")
+        if not self._falling and restore.undone != max(0, self._finished - restore.target):
+            said = f"{restore.undone} versions are said to be undone"
+            raise Violation(f"I15: {said}, from {self._finished} back to {restore.target}")
+        better = [version for version in self._complete_snapshots(members) if restore.target < version <= floor]
+        if better or (restore.rung is Rung.CHECKPOINT and self._complete_snapshots(members, restore.target)):
+            raise Violation(f"I15: down to {restore.target} by the {restore.rung}, though {better} are in memory")
+        self._falls += ((restore.generation, restore.target),)
+        if restore.target < self._kept[0]:
+            self._kept = -1, ()
+        self._falling = True
+        self._finished = self._begun = restore.target
+
+    def _complete_snapshots(self, members: Sequence[Worker], only: int = -1) -> list[int]:
+        """Versions of which every rank's snapshot was reported by those who stand still."""
+        holders: dict[int, set[int]] = {}
+        for worker in members:
+            report = worker.last_report
+            for snapshot in report.snapshots if isinstance(report, Stopped) else ():
+                holders.setdefault(snapshot.version, set()).add(snapshot.rank)
+        return [v for v, ranks in holders.items() if len(ranks) == self._world_size and only in (-1, v)]
 
     def _check_sources(self, restore: Restore, members: Sequence[Worker]) -> None:
         """I14: nobody copies from a process of a host that was given up."""
@@ -211,7 +282,8 @@ class Checker:
         for rank in restore.targets:
             if part_key(rank, self.parts) not in served:
                 raise Violation(f"I5: rank {rank} is to copy {part_key(rank, self.parts)}, which no source holds")
-        wrong = [source for source in restore.sources if source.shard != part_key(source.rank, self.parts)]
+        held = [(source, source.rank if source.of < 0 else source.of) for source in restore.sources]
+        wrong = [source for source, rank in held if source.shard != part_key(rank, self.parts)]
         if wrong:
             raise Violation(f"I4: rank {wrong[0].rank} is said to hold {wrong[0].shard}")
 
@@ -271,6 +343,13 @@ class Checker:
         if {worker.rank % self.parts for worker in holders} == set(range(self.parts)):
             names = ", ".join(worker.name for worker in holders)
             raise Violation(f"L1: {names} hold all of the state, but: {end.error}")
+        kept, places = self._kept
+        if places and all(any(self.workers[name].healthy for name in pair) for pair in places):
+            raise Violation(f"L1: of version {kept} every rank's snapshot had a holder that lives, but: {end.error}")
+        members = self._members()
+        below = self._complete_snapshots(members) if len(members) == self._world_size else []
+        if below:
+            raise Violation(f"L1: snapshots of versions {below} are in memory, but: {end.error}")
 
     def _is_excused(self, error: str) -> bool:
         """Whether these faults must end a job in this way."""
@@ -286,7 +365,7 @@ class Checker:
         if "did not reach its first step" in error:
             return any(kind is Action.LOOP and worker.state.version == 0 for kind, worker in struck)
         if "private state" in error:  # it dies with the process and its agent
-            return not self.derivable and bool({"agent", "host lost"} & self.disturbed)
+            return not self.derivable and (bool({"agent", "host lost"} & self.disturbed) or bool(self._falls))
         if "was lost before the first step" in error or "was lost before its scripts had ended" in error:
             return "host lost" in self.disturbed
         if "starts have failed" in error:
@@ -295,5 +374,6 @@ class Checker:
             hung = [worker.rank for kind, worker in struck if kind is Action.LOOP]
             return len(hung) > len(set(hung)) or "blackhole" in self.disturbed
         if "failed before they could take rank" in error:
-            return sum(worker.is_standby for _, worker in struck) >= 3
+            with_agent = "agent" in self.disturbed  # before it could say that it had started them
+            return sum(worker.is_standby for _, worker in struck) + with_agent >= 3
         return False

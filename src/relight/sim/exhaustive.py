@@ -182,7 +182,7 @@ class Situation(World):
         """Everything that may happen next, in an order that is always the same."""
         for worker in self.workers.values():  # whom to ask is chosen at once, and may be any source
             if worker.alive and worker.copying is not None and not (worker.copying.source or worker.copying.over):
-                assert worker.restore is not None
+                assert isinstance(worker.restore, Restore)
                 return [("ask", worker.name, source.address) for source in worker.restore.sources]
         out: list[Action] = [("up", name) for name, queue in sorted(self.up.items()) if queue]
         out += [("down", name) for name, queue in sorted(self.down.items()) if queue]

@@ -23,6 +23,7 @@ from relight.core.gathering import HOLD_SECONDS
 from relight.core.members import Process
 from relight.core.position import IN_STEP, Phase
 from relight.sim.contents import Violation
+from relight.sim.lower import Lower
 from relight.sim.schedule import Schedule, random_schedule
 from relight.sim.timed import Parts, SimulatedJob
 from relight.sim.worker import Worker
@@ -483,6 +484,40 @@ class TakesSlowSamplingForBlindness(Detector):
         pass
 
 
+class ForgetsThatItWentDown(Controller):
+    """A recovery that goes back below what replicas hold begins again, and those who are not back yet count."""
+
+    def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
+        out = super()._descend(reason, reports, now)
+        self._fallen_to = -1
+        return out
+
+
+class TakesTheLivingForSnapshots(Controller):
+    """Once ours: who had gone back already was named as a source of its snapshot, and had none."""
+
+    def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
+        stood = [
+            msgspec.structs.replace(r, snapshots=(*r.snapshots, ev.Snapshot(rank=r.rank, version=r.version)))
+            if r.version == self._fallen_to and not r.blank and not r.torn
+            else r
+            for r in reports
+        ]
+        return super()._descend(reason, stood, now)
+
+
+class KeepsToTheBuddies(Controller):
+    """Once ours: if buddy memory was lost in the middle of going back to it, a newer checkpoint did not count."""
+
+    def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
+        if self._fallen_to >= 0:
+            reports = [
+                msgspec.structs.replace(r, checkpoints=tuple(v for v in r.checkpoints if v <= self._fallen_to))
+                for r in reports
+            ]
+        return super()._descend(reason, reports, now)
+
+
 # --- other workers ------------------------------------------------------------------------------------------------
 class DoesNotClaimPrivateState(Worker):
     """Once ours: a replacement that died in its first step left a page that named no private state."""
@@ -593,6 +628,46 @@ class LeavesAlone(Worker):
         super()._finish()
         self.orders.setdefault(Release, Restore)
         self.poke()
+
+
+class _OnlySlot(Lower):
+    overwrites_the_only_one: ClassVar[bool] = True
+
+
+class OverwritesTheOnlySnapshot(Worker):
+    """The next snapshot goes over the last one that is complete everywhere."""
+
+    lower_kind: ClassVar[type[Lower]] = _OnlySlot
+
+
+class _KeepsNothing(Lower):
+    forgets_what_to_keep: ClassVar[bool] = True
+
+
+class ForgetsWhatToKeep(Worker):
+    """After a recovery, in which ranks may know different versions to be complete, each goes by what it knows."""
+
+    lower_kind: ClassVar[type[Lower]] = _KeepsNothing
+
+
+class _KeepsWhatIsUndone(Lower):
+    keeps_what_is_undone: ClassVar[bool] = True
+
+
+class KeepsWhatIsUndone(Worker):
+    """A snapshot of a version that was undone lies beside those of the same version that came after."""
+
+    lower_kind: ClassVar[type[Lower]] = _KeepsWhatIsUndone
+
+
+class _MixesHistories(Lower):
+    mixes_histories: ClassVar[bool] = True
+
+
+class MixesHistoriesOnDisk(Worker):
+    """Once ours: pieces of a checkpoint that was left incomplete counted for the same step of a later history."""
+
+    lower_kind: ClassVar[type[Lower]] = _MixesHistories
 
 
 # --- other agents -------------------------------------------------------------------------------------------------
@@ -734,6 +809,13 @@ MUTATIONS = (
     Mutation("lost-host-is-awaited", 200, controller=WaitsForALostHost, hosts=True),
     Mutation("gathers-for-ever", 5000, agent=GathersForEver(hold_seconds=10_000.0)),
     Mutation("parts-forgotten", 1000, controller=ForgetsTheParts),
+    Mutation("fall-forgotten", 20000, controller=ForgetsThatItWentDown),
+    Mutation("living-for-snapshots", 20000, controller=TakesTheLivingForSnapshots),
+    Mutation("keeps-to-the-buddies", 50000, controller=KeepsToTheBuddies),
+    Mutation("only-snapshot-overwritten", 20000, worker=OverwritesTheOnlySnapshot),
+    Mutation("what-to-keep-forgotten", 50000, worker=ForgetsWhatToKeep),
+    Mutation("undone-snapshots-kept", 50000, worker=KeepsWhatIsUndone),
+    Mutation("histories-mixed", 50000, worker=MixesHistoriesOnDisk),
     Mutation("compares-seldom-heard", 10000, detector=ComparesThoughSeldomHeard, hosts=True),
     Mutation("slow-samples-are-none", 5000, detector=TakesSlowSamplingForBlindness, hosts=True),
     Mutation("private-not-claimed", 200, worker=DoesNotClaimPrivateState),

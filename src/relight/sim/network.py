@@ -7,6 +7,7 @@ the cases. Here every combination is possible; who drives the simulation chooses
 from collections.abc import Hashable
 
 from relight.sim.contents import State, Violation
+from relight.sim.lower import Saved
 
 
 class Operation:
@@ -138,14 +139,16 @@ class Rendezvous:
 class Copying:
     """A copy on its way into a target, from a source's restore server."""
 
-    __slots__ = ("failed", "generation", "sending", "source", "state", "version")
+    __slots__ = ("failed", "generation", "of", "saved", "sending", "source", "state", "version")
 
-    def __init__(self, source: str, generation: int, version: int) -> None:
+    def __init__(self, source: str, generation: int, version: int, of: int = -1) -> None:
         self.source = source  # a process
         self.generation = generation
         self.version = version
+        self.of = of  # the rank whose snapshot is meant; -1: the source's own state, as it stands
         self.sending = False
         self.state: State | None = None
+        self.saved: Saved | None = None  # the snapshot, if one was meant
         self.failed = ""
 
     @property
@@ -155,8 +158,9 @@ class Copying:
 
     def copy(self) -> "Copying":
         """The same, to go on with in another way."""
-        twin = Copying(self.source, self.generation, self.version)
+        twin = Copying(self.source, self.generation, self.version, self.of)
         twin.sending, twin.state, twin.failed = self.sending, self.state, self.failed
+        twin.saved = self.saved
         return twin
 
     def key(self) -> Hashable:

@@ -48,7 +48,9 @@ _UNREAD_FIELDS = frozenset(
 LEFT_OUT = {
     "Controller": {
         **dict.fromkeys(("settings", "until", "shards", "coverage"), "the same throughout a search"),
-        **dict.fromkeys(("buddy_every", "checkpoint_every", "_fallen_to", "_fallen_from"), "of rungs below replicas"),
+        **dict.fromkeys(
+            ("buddy_every", "checkpoint_every", "_fallen_to", "_fallen_from", "_history"), "of rungs below replicas"
+        ),
         **dict.fromkeys(("ended", "ledger", "_tracebacks", "_recovery_step"), "an account for people"),
         **dict.fromkeys(("_attempts", "_failures_at_step", "_identical", "_startup_restarts"), "far below its limit"),
         **dict.fromkeys(("hosts", "_extended", "_standing_order"), "of hosts, sleep and restarts, which do not occur"),
@@ -73,6 +75,7 @@ LEFT_OUT = {
     "Worker": {
         **dict.fromkeys(("name", "world", "ticket"), "names do not matter"),
         **dict.fromkeys(("resume_on_thaw", "waits_on"), "of thawing and patience, which do not occur"),
+        "lower": "rungs below replicas, which do not occur",
         **dict.fromkeys(("next_private", "content", "last_report"), "follows from the rest where it is read"),
     },
     "Page": {

@@ -75,6 +75,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     derivable: bool = False  # private state follows from rank and step, so that it is not lost with a host
     gathers: bool = False  # agents send what every rank says once in one message
     parts: int = 1  # of the state: rank r holds part r % parts
+    buddy_every: int = 0  # steps from one snapshot in a buddy's memory to the next; 0: there are none
+    checkpoint_every: int = 0  # the same of checkpoints on disk
     sample_seconds: float = (
         SAMPLE_SECONDS  # between two samples of a host; if longer, hosts are sampled in turn, as with many
     )
@@ -140,10 +142,25 @@ def random_schedule(
     schedule = _with_hosts(schedule) if hosts else schedule
     draw = random.Random(f"parts? {seed}")
     parts = draw.choice((2, 2, 3)) if draw.random() < 0.2 else 1
-    return msgspec.structs.replace(
+    schedule = msgspec.structs.replace(
         schedule,
         parts=parts if 2 * parts <= schedule.world_size or draw.random() < 0.2 else 1,
         sample_seconds=random.Random(f"pace? {seed}").choice((0.5, 0.5, 0.5, 2.0, 8.0)),
+    )
+    draw = random.Random(f"ladder? {seed}")
+    return _with_ladder(schedule, draw) if draw.random() < 0.12 else schedule
+
+
+def _with_ladder(schedule: Schedule, draw: random.Random) -> Schedule:
+    """Parts that few hold, and rungs below replicas."""
+    size = schedule.world_size
+    buddy_every, checkpoint_every = draw.choice(((1, 0), (1, 2), (2, 0), (2, 3), (3, 1), (0, 1), (0, 2)))
+    return msgspec.structs.replace(
+        schedule,
+        parts=draw.choice((min(2, size), min(3, size), size)),
+        buddy_every=buddy_every,
+        checkpoint_every=checkpoint_every,
+        until=schedule.until + draw.choice((0, 1, 2, 4)),
     )
 
 

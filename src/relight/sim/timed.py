@@ -44,7 +44,9 @@ _DELAYS = {
     "connect": (0.005, 0.03),
     "arrive": (0.005, 0.2),
     "dead": (0.0005, 0.01),
+    "background": (0.001, 0.2),
 }
+_AGAIN_SECONDS = 5.0  # until something beside a main thread is tried again
 DETECTOR = DetectorSettings(
     hang_timeout_seconds=10.0,
     outside_hang_timeout_seconds=600.0,
@@ -93,6 +95,7 @@ class SimulatedJob(World):
         self.several_hosts = schedule.nodes > 1
         self.derivable = self.checker.derivable = schedule.derivable
         self.parts = self.checker.parts = schedule.parts
+        self.buddy_every, self.checkpoint_every = schedule.buddy_every, schedule.checkpoint_every
         self.checker.fenced = self.fenced
         self.hosts = Hosts(self, schedule.nodes, schedule.world_size // schedule.nodes)
         self.journal: list[JournalEntry] = []
@@ -118,6 +121,7 @@ class SimulatedJob(World):
         self._detector = self._make_detector()
         self._samples = 0
         self._gatherings: dict[str, Gathering[tuple[Worker, ev.Event]]] = {}  # of each host
+        self._unconnected: set[str] = set()  # frozen processes that have not met the successor of their agent
         self._gone: set[str] = set()  # processes of which their node knows that they end
         self._one_frame: float | None = None  # the latency of all that goes in it
 
@@ -182,6 +186,8 @@ class SimulatedJob(World):
             # Some members notice a lost connection only once their own is cut; see decisions/0001.
             slow = not action[4] and self._random() < 0.3 and not self.group(action[1]).gone >> action[3] & 1
             self.after(25.0 if slow else self._between(_DELAYS["settle"]), action)
+        elif kind == "background" and action[2] == "fetch again":
+            self.after(_AGAIN_SECONDS, action)
         else:
             self.after(self._between(_DELAYS[kind]), action)
 
@@ -389,6 +395,16 @@ class SimulatedJob(World):
         if not self.hosts.apart_until(target.name, copying.source):  # else it hears nothing of the source
             super()._proceed(target, copying)
 
+    def _background(self, process: str, what: str, version: int, generation: int) -> None:
+        worker = self.workers[process]
+        if worker.alive and worker.frozen:
+            self.after(_AGAIN_SECONDS, ("background", process, what, version, generation))
+            return
+        super()._background(process, what, version, generation)
+
+    def reaches(self, worker: Worker, other: Worker) -> bool:
+        return not self.hosts.apart_until(worker.name, other.name)
+
     def ended(self, worker: Worker, status: int) -> None:
         if self._random() < self.schedule.seen_dying:
             self.note("exit", f"{worker.name} (rank {worker.rank}) {status}")
@@ -449,8 +465,12 @@ class SimulatedJob(World):
     def thaw(self, process: str) -> None:
         """SIGCONT."""
         worker = self.workers[process]
-        if not worker.hung:
-            worker.thaw()
+        if worker.hung:
+            return
+        worker.thaw()
+        if worker.alive and process in self._unconnected and process not in self.fenced:
+            self._unconnected.remove(process)
+            self._connect_again(worker)
 
     # --- trouble between the processes ----------------------------------------------------------------------------
     def _trouble(self, trouble: NetworkFault) -> None:
@@ -524,14 +544,18 @@ class SimulatedJob(World):
                 self.feed(self._unseen_exit(name))
         self.feed(ev.AgentJoined(agent=host_name, slots=host.slots))
         for worker in self.hosts.workers(host):
-            name = worker.name
-            if not worker.alive or name in self.fenced:
-                continue
-            if not worker.frozen:
-                self.send(worker, ev.ProcessStarted(process=name, pid=1))
-                if worker.last_report is not None:
-                    self.send(worker, worker.last_report)
-                worker.say_again()
+            if worker.alive and worker.name not in self.fenced:
+                self._connect_again(worker)
+
+    def _connect_again(self, worker: Worker) -> None:
+        """To the agent's successor. One that is frozen does so when it is no more."""
+        if worker.frozen:
+            self._unconnected.add(worker.name)
+            return
+        self.send(worker, ev.ProcessStarted(process=worker.name, pid=1))
+        if worker.last_report is not None:
+            self.send(worker, worker.last_report)
+        worker.say_again()
 
     def _unseen_exit(self, process: str) -> ev.ProcessExited:
         """For a death that was reported, this is one more report of it, and the core knows it already."""

@@ -9,11 +9,11 @@ A worker is a plain value: it holds no clock, no queue and no closure, so it can
 lets the same model run in virtual time (timed.py) and under a search of all orders (exhaustive.py).
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from relight.core import events as ev
-from relight.core.commands import Assign, Begin, Release, Restore, Resume, Stop, WorkerCommand
+from relight.core.commands import Assign, Begin, Release, Restore, Resume, Rung, Save, Stop, WorkerCommand
 from relight.core.position import Phase
 from relight.sim.contents import (
     FIRST_STATE,
@@ -27,6 +27,7 @@ from relight.sim.contents import (
     part_key,
     reduce,
 )
+from relight.sim.lower import Lower, Saved
 from relight.sim.network import Copying, Group, Rendezvous
 from relight.sim.page import Page
 from relight.sim.points import CONNECT_SECONDS, PATIENCE_SECONDS, PAUSES
@@ -44,6 +45,15 @@ class World(Protocol):
 
     def plan_step(self, worker: "Worker") -> None: ...
     def plan_patience(self, worker: "Worker", seconds: float) -> None: ...
+    def plan_background(self, worker: "Worker", what: str, version: int) -> None: ...
+    def make_lower(self, worker: "Worker") -> Lower | None: ...
+    def find_kept(self, worker: "Worker", rank: int, version: int) -> Saved | None: ...
+    def saves(self, worker: "Worker", save: Save) -> None: ...
+    def is_saved(self, save: Save) -> bool: ...
+    def shown(self) -> int: ...
+    def established(self, version: int, buddies: Sequence[int]) -> None: ...
+    def takes_back(self, worker: "Worker", used: Saved) -> None: ...
+    def reads(self, worker: "Worker", pieces: Mapping[int, Saved]) -> None: ...
     def send(self, worker: "Worker", event: ev.Event) -> None: ...
     def find(self, name: str) -> "Worker | None": ...
     def group(self, generation: int) -> Group: ...
@@ -71,6 +81,7 @@ class Worker:
     keeps_private_before_barrier: ClassVar[bool] = True
     restores_in_place: ClassVar[bool] = False
     confirms_early: ClassVar[bool] = False
+    lower_kind: ClassVar[type[Lower]] = Lower
 
     __slots__ = (
         "alive",
@@ -87,6 +98,7 @@ class Worker:
         "hung",
         "is_standby",
         "last_report",
+        "lower",
         "meeting_generation",
         "name",
         "newest",
@@ -134,7 +146,7 @@ class Worker:
         self.prepared = -1  # while it stands at the barrier
         self.next_private = 0
         self.gradient = 0
-        self.restore: Restore | None = None
+        self.restore: Restore | Save | None = None
         self.first_after_recovery = False
         self.group_generation = 0  # of the group it is attached to; 0: none
         self.operation = -1  # number of the collective it waits in
@@ -148,6 +160,7 @@ class Worker:
         self.unread: list[WorkerCommand] = []
         self.meeting_generation = 0  # of the group it is forming; 0: none
         self.copying: Copying | None = None
+        self.lower = world.make_lower(self)  # below replicas; None: there is nothing
         # the restore server
         self.offer: tuple[int, State] | None = None  # (generation, state)
         # the engine
@@ -277,7 +290,8 @@ class Worker:
             case "VERDICT":
                 return self.closed
             case "PARKED":
-                return self._has(Restore, self.stop_seen) or self.newest > self.stop_seen
+                ordered = self._has(Restore, self.stop_seen) or self._has(Save, self.stop_seen)
+                return ordered or self.newest > self.stop_seen
             case "COPY":
                 return self.copying is not None and self.copying.over
             case "PRIVATE":
@@ -291,6 +305,9 @@ class Worker:
                 assert self.restore is not None
                 generation = self.restore.generation
                 return self._has(Resume, generation) or self.newest > generation
+            case "SAVING":
+                assert isinstance(self.restore, Save)
+                return self.newest > self.restore.generation or self.world.is_saved(self.restore)
             case "FAILED":
                 assert self.restore is not None
                 return self.newest > self.restore.generation
@@ -446,6 +463,8 @@ class Worker:
                 state_digest=self._digest(),
                 until=self.world.until,
                 shard=part_key(self.rank, self.world.parts),
+                buddy_every=self.lower.buddy_every if self.lower is not None else 0,
+                checkpoint_every=self.lower.checkpoint_every if self.lower is not None else 0,
             )
         )
         self._go_to("ENTERED")
@@ -454,6 +473,8 @@ class Worker:
         return digest_of(self.state.content, self.rank, self.world.parts)
 
     def _on_begin(self) -> None:
+        if self.lower is not None and Begin in self.orders:
+            self.lower.assign(self.orders[Begin].buddies)
         self._offer_step()
 
     def _on_warm(self) -> None:
@@ -481,6 +502,8 @@ class Worker:
         elif self.state.version < self.world.until:
             self.page.step = self.page.version = self.state.version
             self._stamp(Phase.OUTSIDE)
+            if self.lower is not None:
+                self.lower.between_steps()
             self._publish()
             self._go_to("OUTSIDE")
         else:
@@ -568,13 +591,16 @@ class Worker:
         self._stamp(Phase.BARRIER)
         if not self.has_barrier:
             self._write()
-        elif not self._enter("BARRIER", 1):
+        elif not self._enter("BARRIER", 1 if self.lower is None else self.lower.vote()):
             self._recover()
 
     def _on_barrier(self) -> None:
-        if self._outcome() is None:
+        votes = self._outcome()
+        if votes is None:
             self._await_stop()
             return
+        if self.lower is not None:
+            self.lower.count(sum(votes.values()))
         self._confirm(self.state.version)
         self._write()
 
@@ -624,7 +650,9 @@ class Worker:
 
     # --- publishing (training/publishing.py) --------------------------------------------------------------------
     def _publish(self) -> None:
-        if self.rank == 0 and not self.is_standby and self.staged != self.state.version:
+        # After a fall engines may have newer versions: they keep them.
+        is_new = self.lower is None or self.world.shown() <= self.state.version
+        if self.rank == 0 and not self.is_standby and self.staged != self.state.version and is_new:
             self._stage(self.state)
 
     def _stage(self, state: State) -> None:
@@ -667,6 +695,8 @@ class Worker:
                 stop_seconds=0.0,
                 derivable=self.world.derivable,
                 restore_address=self.name,
+                snapshots=self.lower.held() if self.lower is not None else (),
+                checkpoints=self.lower.checkpoints() if self.lower is not None else (),
             )
         )
         self.standing_in = generation
@@ -675,11 +705,12 @@ class Worker:
     def _on_parked(self) -> None:
         """The order comes first, even if a newer Stop is here too."""
         self.standing_in = 0
-        if not self._has(Restore, self.stop_seen):
+        kind = Restore if self._has(Restore, self.stop_seen) else Save
+        if not self._has(kind, self.stop_seen):
             self.stop_seen = self.newest
             self._go_to("STOP")
             return
-        restore = self.restore = self.orders[Restore]
+        restore = self.restore = self.orders[kind]
         if self.prepared == self.state.version and not self.blank:
             self.prepared = -1  # it leaves the barrier, one way or the other
             if restore.target == self.state.version + 1:
@@ -697,8 +728,15 @@ class Worker:
         """Recovery._obey."""
         restore = self.restore
         assert restore is not None
+        if isinstance(restore, Save):
+            self._save(restore)
+            return
+        if self.lower is not None:
+            self.lower.history = restore.history
         self._begin_forming(restore.generation)
-        if self.rank in restore.targets:
+        if restore.rung is not Rung.REPLICA:
+            self._go_down(restore)
+        elif self.rank in restore.targets:
             self._copy(restore)
         elif self.state.version != restore.target:
             self._fail_restore(f"rank {self.rank} is at version {self.state.version}, not {restore.target}")
@@ -707,6 +745,76 @@ class Worker:
                 self.offer = (restore.generation, self.state)
                 self.world.offered(self)
             self._go_to("ROLLBACK")
+
+    def _save(self, save: Save) -> None:
+        """Recovery._save: its part of a last checkpoint. The one that completes it says so, or who cannot."""
+        self.world.saves(self, save)
+        self._go_to("SAVING" if self.rank == save.rank else "FAILED")
+
+    def _on_saved(self) -> None:
+        assert isinstance(self.restore, Save)
+        if self.newest > self.restore.generation:
+            self._supersede()
+            return
+        generation, version = self.restore.generation, self.restore.target
+        self.world.send(self, ev.Saved(process=self.name, generation=generation, version=version, path="there"))
+        self._go_to("FAILED")
+
+    def _go_down(self, restore: Restore) -> None:
+        """Recovery._go_down: back to a snapshot or a checkpoint. From here until it is done this rank is blank."""
+        lower = self.lower
+        assert lower is not None
+        is_there = not (self.blank or self.page.torn) and self.state.version == restore.target
+        is_target = self.rank in restore.targets
+        self.blank = self.page.torn = True
+        lower.fall(restore.target)
+        self.staged = -1
+        self.page.words = [-1, -1]
+        saved = None
+        if restore.rung is Rung.CHECKPOINT:
+            pieces = lower.disk.complete[restore.target]
+            self.world.reads(self, pieces)
+            saved = None if is_target else pieces[self.rank]
+        elif not is_target:
+            saved = lower.kept_of(self.rank, restore.target)
+            if saved is None and is_there:  # this recovery began again, and it had gone back before
+                self.blank = self.page.torn = False
+                self.page.words[restore.target % 2] = restore.target
+                self._go_to("ROLLBACK")
+                return
+        if saved is not None:
+            self._take_back(restore, saved)
+            if restore.rung is Rung.CHECKPOINT:
+                self.offer = (restore.generation, self.state)
+                self.world.offered(self)
+            self._go_to("ROLLBACK")
+            return
+        if restore.rung is Rung.CHECKPOINT:
+            self._copy(restore)
+            return
+        own = [source for source in restore.sources if source.of == self.rank]
+        part = part_key(self.rank, self.world.parts)
+        found = own or [source for source in restore.sources if source.shard == part]
+        if not found or self.newest > restore.generation:
+            self._fail_restore("no source has a snapshot of its part")
+            return
+        self.copying = Copying(found[0].address, restore.generation, restore.target, found[0].of)
+        self.world.asked(self)
+        self._go_to("COPY")
+
+    def _take_back(self, restore: Restore, saved: Saved) -> None:
+        """Recovery._stand_at."""
+        if restore.rung is Rung.BUDDY:
+            self.world.takes_back(self, saved)
+        target = restore.target
+        private = saved.private
+        if self.rank in restore.derived:
+            private = derived_private(self.rank, target, known=self.world.derivable)
+        self.state, self.private, self.copying = saved.state, private, None
+        self.page.slots[target % 2] = (target, private)
+        self.page.words[target % 2] = target
+        self.blank = self.page.torn = False
+        self.page.version = self.state.version
 
     def _begin_forming(self, generation: int) -> None:
         self.group_generation = self.meeting_generation = 0
@@ -741,10 +849,19 @@ class Worker:
             self._go_to("TAKE_OVER")
 
     def _take_over(self) -> None:
-        assert self.restore is not None
+        assert isinstance(self.restore, Restore)
         assert self.copying is not None
         assert self.copying.state is not None
         target = self.restore.target
+        if self.copying.saved is not None:
+            self._take_back(self.restore, self.copying.saved)
+            self._go_to("ROLLBACK")
+            return
+        if self.lower is not None and self.restore.rung is Rung.CHECKPOINT:
+            piece = self.lower.disk.complete[target][self.rank]
+            self._take_back(self.restore, piece._replace(state=self.copying.state))
+            self._go_to("ROLLBACK")
+            return
         if self.rank in self.restore.derived:
             self.page.keep_private(target, derived_private(self.rank, target, known=self.world.derivable))
         private = self.page.read_private(target)
@@ -801,7 +918,7 @@ class Worker:
             self._supersede()
 
     def _open_generation(self) -> None:
-        assert self.restore is not None
+        assert isinstance(self.restore, Restore)
         generation = self.restore.generation
         if self.newest > generation:
             self._supersede()
@@ -809,6 +926,8 @@ class Worker:
         self.group_generation = self.generation = generation
         self.meeting_generation = 0
         self.copying = None
+        if self.lower is not None:
+            self.lower.assign(self.orders[Resume].buddies, self.restore.keep)
         self.restore = None
         self.closed = False
         self.first_after_recovery = True
@@ -894,6 +1013,7 @@ _HANDLERS: dict[str, str] = {
     "RESTORED": "_on_resume",
     "RESUME": "_open_generation",
     "FAILED": "_supersede",
+    "SAVING": "_on_saved",
     "DONE": "_on_done",
     "RELEASED": "_on_released",
     "EXITING": "_exit_well",

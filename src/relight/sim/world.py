@@ -11,13 +11,14 @@ virtual clock, drawn from a seed; exhaustive.py tries all of them, one after ano
     ("connect", generation, rank)      it is through with forming the group
     ("arrive", process)                the source's state is here
     ("dead", process, status)          its node notices the death
+    ("background", process, what, version, generation)  something beside its main thread goes on
 
 Modelled, not production: the shells between core and workers (server.py, agent.py) in the form of two ordered queues
 for each process, and of the few things that they do with an order.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,13 +34,15 @@ from relight.core.commands import (
     Release,
     Restore,
     Resume,
+    Save,
     Spawn,
     Stop,
     WorkerCommand,
 )
 from relight.core.controller import Controller, ControllerSettings
 from relight.sim.checker import Checker
-from relight.sim.contents import Violation, part_key
+from relight.sim.contents import Violation, derived_private, part_key
+from relight.sim.lower import Disk, Lower, Saved
 from relight.sim.network import Copying, Group, Rendezvous
 from relight.sim.worker import Worker
 
@@ -78,6 +81,7 @@ class World:
     several_hosts = False
     derivable = False  # a rank's private state follows from its number and the step
     parts = 1  # that the state is divided into
+    buddy_every = checkpoint_every = 0  # steps; 0: there are no such rungs
 
     def __init__(
         self,
@@ -101,6 +105,7 @@ class World:
         self.groups: dict[int, Group] = {}
         self.meetings: dict[int, Rendezvous] = {}
         self.store_generation = 0
+        self.disk = Disk(settings.world_size)
         self.first_generation = 1  # of the newest group that was formed from the start, without a rendezvous
         self.end: EndJob | None = None
 
@@ -151,7 +156,7 @@ class World:
                 for rank in command.targets:
                     self._hand_over_private_state(rank, command.target)
                 self._order(command)
-            case Resume() | Release():
+            case Resume() | Save() | Release():
                 self._order(command)
             case EndJob():
                 self.end = command
@@ -173,7 +178,7 @@ class World:
     def _open_store(self, generation: int) -> None:
         self.store_generation = max(self.store_generation, generation)
 
-    def _order(self, command: Begin | Stop | Restore | Resume | Release) -> None:
+    def _order(self, command: Begin | Stop | Restore | Resume | Save | Release) -> None:
         for name in self.controller.audience(command.audience):
             self.tell(name, command)
 
@@ -270,9 +275,20 @@ class World:
         source = self.workers[copying.source]
         if source.frozen or target.frozen:
             self.plan(("arrive", process))
+        elif copying.of >= 0:
+            self._hand_over_snapshot(source, copying)
+            target.poke()
         elif source.offer is not None:
             copying.state = source.offer[1]
             target.poke()
+
+    def _hand_over_snapshot(self, source: Worker, copying: Copying) -> None:
+        assert source.lower is not None
+        copying.saved = source.lower.kept_of(copying.of, copying.version)
+        if copying.saved is None:
+            copying.failed = "the snapshot is gone"
+        else:
+            copying.state = copying.saved.state
 
     def _dead(self, process: str, status: int) -> None:
         worker = self.workers[process]
@@ -367,6 +383,11 @@ class World:
         elif source.newest > copying.generation:
             copying.failed = "generation is closed"
         elif (
+            copying.of >= 0 and not copying.sending and not source.frozen  # snapshots are served at any time
+        ):
+            copying.sending = True
+            self.plan(("arrive", target.name))
+        elif (
             not copying.sending
             and not source.frozen
             and source.offer is not None
@@ -377,6 +398,66 @@ class World:
             copying.sending = True
             self.plan(("arrive", target.name))
         target.poke()
+
+    # --- below replicas (lower.py) --------------------------------------------------------------------------------
+    def make_lower(self, worker: Worker) -> Lower | None:
+        if not (self.buddy_every or self.checkpoint_every):
+            return None
+        return worker.lower_kind(worker, self.buddy_every, self.checkpoint_every, self.disk)
+
+    def plan_background(self, worker: Worker, what: str, version: int) -> None:
+        self.plan(("background", worker.name, what, version, worker.generation))
+
+    def _background(self, process: str, what: str, version: int, generation: int) -> None:
+        worker = self.workers[process]
+        if worker.alive and worker.lower is not None:
+            worker.lower.go_on(what, version, generation)
+
+    def find_kept(self, worker: Worker, rank: int, version: int) -> Saved | None:
+        """A snapshot in the memory of the process that holds that rank."""
+        holder = self.workers.get(self.controller.rank_processes().get(rank, ""))
+        if holder is None or not holder.alive or holder.frozen or not self.reaches(worker, holder):
+            return None
+        return holder.lower.kept_of(rank, version) if holder.lower is not None else None
+
+    def reaches(self, worker: Worker, other: Worker) -> bool:  # noqa: ARG002 (drivers with hosts)
+        """Whether data passes between them."""
+        return True
+
+    def saves(self, worker: Worker, save: Save) -> None:
+        """Checkpointing.save: a rank's own piece, and, of whoever completes it, those of the ranks that are gone."""
+        if worker.blank or worker.lower is None:
+            return
+        pieces = {worker.rank: worker.private}
+        if worker.rank == save.rank:
+            for rank in save.absent:
+                names = self.controller.predecessors.get(rank, ())
+                left = [self.workers[name].page.read_private(save.target) for name in names if name in self.workers]
+                known = [private for private in left if private is not None]
+                private = derived_private(rank, save.target, known=self.derivable) if rank in save.derived else None
+                pieces[rank] = known[-1] if private is None and known else private or 0
+        for rank, private in pieces.items():
+            saved = Saved(rank, worker.state, private, worker.lower.history)
+            self.checker.saves(saved, save)
+            self.disk.write(saved, ("last", save.generation))
+        if self.is_saved(save):
+            self._poke_rank(save.rank)
+
+    def is_saved(self, save: Save) -> bool:
+        return save.target in self.disk.complete
+
+    def shown(self) -> int:
+        """The newest version that engines answer with."""
+        return self.checker.shown
+
+    def established(self, version: int, buddies: Sequence[int]) -> None:
+        self.checker.established(version, buddies, self.names_of_ranks())
+
+    def takes_back(self, worker: Worker, used: Saved) -> None:
+        self.checker.takes_back(worker, used)
+
+    def reads(self, worker: Worker, pieces: Mapping[int, Saved]) -> None:
+        self.checker.reads(worker, pieces)
 
     def ended(self, worker: Worker, status: int) -> None:
         self.note("exit", f"{worker.name} (rank {worker.rank}) {status}")
@@ -405,4 +486,5 @@ _PERFORM: dict[str, Callable[..., None]] = {
     "connect": World._connect,
     "arrive": World._arrive,
     "dead": World._dead,
+    "background": World._background,
 }

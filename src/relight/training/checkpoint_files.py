@@ -7,10 +7,12 @@
             part-0.msgpack, ...       what else there is to say of these parts
             rank-0.msgpack, ...       what only that rank has: statistics of BatchNorm, the place in the data, streams
             relight.msgpack           everything else; the last file written
-        step-0000001000.incomplete/   not yet; whatever is in it is never read
+        step-0000001000.4f1c90d2-0.incomplete/   not yet
 
 Every rank writes its own files, and rank 0 the rest. The directory gets its name, by a rename, when all of it is on the
-disk; a job that dies in the middle leaves one that is called incomplete.
+disk; a job that dies in the middle leaves one that is called incomplete. Its name has the history that it is of: which
+run, and since when nothing of it was undone. So what another run left behind, of the same step and perhaps with another
+learning rate, is never taken for a part of this one.
 """
 
 import contextlib
@@ -31,7 +33,7 @@ from relight.training.dcp import Piece, Stored
 
 FORMAT = 2
 _META = "relight.msgpack"
-_NAME = re.compile(r"step-(\d{10})(\.incomplete)?")
+_NAME = re.compile(r"step-(\d{10})(\..*incomplete)?")
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +60,13 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     stored: list[Stored]  # and where they lie
 
 
-def place_of(root: Path, version: int, *, complete: bool = True) -> Path:
-    return root / f"step-{version:010d}{'' if complete else '.incomplete'}"
+def place_of(root: Path, version: int) -> Path:
+    """Where the checkpoint of that version is once it is complete."""
+    return root / f"step-{version:010d}"
+
+
+def _building_site(root: Path, version: int, history: str) -> Path:
+    return root / f"step-{version:010d}.{history}.incomplete"
 
 
 def prepare(root: Path) -> None:
@@ -80,18 +87,18 @@ def published(root: Path) -> list[int]:
     return sorted((int(m[1]) for m in found if (root / m[0] / _META).exists()), reverse=True)
 
 
-def write_private(root: Path, version: int, rank: int, payload: bytes) -> None:
+def write_private(root: Path, version: int, history: str, rank: int, payload: bytes) -> None:
     """One rank's own part. The same content whoever writes it again. Raises OSError."""
     if place_of(root, version).exists():
         return  # a predecessor's was complete already
-    place = place_of(root, version, complete=False)
+    place = _building_site(root, version, history)
     place.mkdir(parents=True, exist_ok=True)
     _write(place / _private_name(rank), payload)
 
 
-def has_private(root: Path, version: int, rank: int) -> bool:
+def has_private(root: Path, version: int, history: str, rank: int) -> bool:
     """Whether that rank's part of a checkpoint that is not complete is there."""
-    return (place_of(root, version, complete=False) / _private_name(rank)).exists()
+    return (_building_site(root, version, history) / _private_name(rank)).exists()
 
 
 def read_private(root: Path, version: int, rank: int) -> bytes:
@@ -103,11 +110,11 @@ def read_private(root: Path, version: int, rank: int) -> bytes:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def write_part(root: Path, version: int, rank: int, part: Part, tensors: Sequence[torch.Tensor]) -> None:
+def write_part(root: Path, version: int, history: str, rank: int, part: Part, tensors: Sequence[torch.Tensor]) -> None:
     """A part of the state, `tensors` in host memory. Raises OSError or CheckpointError."""
     if place_of(root, version).exists():
         return
-    place = place_of(root, version, complete=False)
+    place = _building_site(root, version, history)
     place.mkdir(parents=True, exist_ok=True)
     try:
         stored = dcp.write(place, rank, part.pieces, tensors)
@@ -116,14 +123,18 @@ def write_part(root: Path, version: int, rank: int, part: Part, tensors: Sequenc
     _write(place / _part_name(rank), msgspec.msgpack.encode(msgspec.structs.replace(part, stored=stored)))
 
 
-def has_part(root: Path, version: int, rank: int) -> bool:
+def has_part(root: Path, version: int, history: str, rank: int) -> bool:
     """Whether the part of a checkpoint that this rank writes is there; the checkpoint is not complete."""
-    return (place_of(root, version, complete=False) / _part_name(rank)).exists()
+    return (_building_site(root, version, history) / _part_name(rank)).exists()
 
 
-def read_part(root: Path, version: int, rank: int, *, complete: bool = True) -> Part:
-    """Raises CheckpointError."""
-    path = place_of(root, version, complete=complete) / _part_name(rank)
+def read_part(root: Path, version: int, rank: int) -> Part:
+    """Of a complete checkpoint. Raises CheckpointError."""
+    return _read_part(place_of(root, version), rank)
+
+
+def _read_part(place: Path, rank: int) -> Part:
+    path = place / _part_name(rank)
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=Part)
     except (OSError, msgspec.DecodeError) as error:
@@ -139,11 +150,11 @@ def read_tensors(root: Path, version: int, pieces: Sequence[Piece], into: Sequen
         raise CheckpointError(f"the tensors in {place} cannot be read: {_summary(error)}") from error
 
 
-def publish(root: Path, meta: Meta) -> None:
+def publish(root: Path, history: str, meta: Meta) -> None:
     """All parts are there: give the checkpoint its name. Raises OSError or CheckpointError."""
-    place, whole = place_of(root, meta.version, complete=False), place_of(root, meta.version)
+    place, whole = _building_site(root, meta.version, history), place_of(root, meta.version)
     if not whole.exists():
-        parts = [read_part(root, meta.version, rank, complete=False) for rank in meta.parts.values()]
+        parts = [_read_part(place, rank) for rank in meta.parts.values()]
         try:
             dcp.describe(place, [(part.pieces, part.stored) for part in parts])
         except (Exception, CheckpointException) as error:

@@ -90,6 +90,11 @@ class Checkpointing:
         """A generation begins. `writers`: of each part of the state, who writes it; nobody: it is not divided."""
         self._writers = dict(writers) or {"": 0}
 
+    @property
+    def _history(self) -> str:
+        """The same on all ranks: parts of one checkpoint are of one history."""
+        return f"{self._runtime.settings.run_id}-{self._progress.history}"
+
     # --- while training -------------------------------------------------------------------------------------------
     def between_steps(self) -> None:
         """The state is that of a finished version, and nobody writes: keep it if it is due."""
@@ -112,7 +117,7 @@ class Checkpointing:
         Returns the directory on that rank, and nothing on others. Raises CheckpointError, OSError, TimeoutError, or
         StepInterrupted if the generation is closed.
         """
-        runtime, version, rank = self._runtime, order.target, self._runtime.rank
+        runtime, version, rank, history = self._runtime, order.target, self._runtime.rank, self._history
         self._given_up.set()  # of this very version, perhaps, and waiting for a rank that is dead
         if not self._wait(LAST_SECONDS):
             raise CheckpointError(f"the checkpoint of step {self._version} was not written within {LAST_SECONDS:g} s")
@@ -120,17 +125,17 @@ class Checkpointing:
         private = runtime.page.read_private(version)
         if private is None:
             raise CheckpointError(f"what only it has for step {version} is not there")
-        write_part = self._take(version, rank) if rank in self._writers.values() else lambda: None
-        files.write_private(self._root, version, rank, private)
+        write_part = self._take(version, history, rank) if rank in self._writers.values() else lambda: None
+        files.write_private(self._root, version, history, rank, private)
         write_part()
         if rank != order.rank:
             runtime.store.set(order.generation, _written_key(rank), b"")
             return ""
         for other in order.absent:
-            files.write_private(self._root, version, other, self._private_of(other, order))
+            files.write_private(self._root, version, history, other, self._private_of(other, order))
         others = [r for r in range(runtime.world_size) if r != rank and r not in order.absent]
         runtime.store.wait(order.generation, tuple(map(_written_key, others)), LAST_SECONDS)
-        files.publish(self._root, self._describe(version))
+        files.publish(self._root, history, self._describe(version))
         self._prune()
         return str(files.place_of(self._root, version))
 
@@ -154,19 +159,19 @@ class Checkpointing:
             return
         self._version = version
         private = self._runtime.page.read_private(version)
-        rank = self._runtime.rank
+        rank, history = self._runtime.rank, self._history
         try:
-            write_part = self._take(version, rank) if rank in self._writers.values() else lambda: None
+            write_part = self._take(version, history, rank) if rank in self._writers.values() else lambda: None
         except CheckpointError as error:
             self._runtime.say("no checkpoints", f"no checkpoint can be written: {error}. Training goes on")
             return
         self._given_up = threading.Event()
-        complete = self._completion(version, self._given_up) if rank == 0 else lambda: None
+        complete = self._completion(version, history, self._given_up) if rank == 0 else lambda: None
 
         def write() -> None:
             try:
                 if private is not None:
-                    files.write_private(self._root, version, rank, private)
+                    files.write_private(self._root, version, history, rank, private)
                 write_part()
                 complete()
             except (OSError, CheckpointError) as error:  # a full disk, mostly
@@ -175,7 +180,7 @@ class Checkpointing:
         self._thread = threading.Thread(target=write, name="relight-checkpoint", daemon=True)
         self._thread.start()
 
-    def _take(self, version: int, rank: int) -> Callable[[], None]:
+    def _take(self, version: int, history: str, rank: int) -> Callable[[], None]:
         """Copy this rank's part of the state; returns what writes the copy."""
         flat = self._state.replicated()
         if len(set(flat.paths)) < len(flat.paths):
@@ -196,17 +201,18 @@ class Checkpointing:
         )
 
         def work() -> None:
-            files.write_part(self._root, version, rank, msgspec.structs.replace(part, digest=_digest(flat, host)), host)
+            digested = msgspec.structs.replace(part, digest=_digest(flat, host))
+            files.write_part(self._root, version, history, rank, digested, host)
 
         return work
 
-    def _completion(self, version: int, given_up: threading.Event) -> Callable[[], None]:
+    def _completion(self, version: int, history: str, given_up: threading.Event) -> Callable[[], None]:
         """What rank 0 does when all ranks have written theirs."""
         meta = self._describe(version)
 
         def work() -> None:
-            if self._await_others(meta, given_up):
-                files.publish(self._root, meta)
+            if self._await_others(meta, history, given_up):
+                files.publish(self._root, history, meta)
                 self._prune()
 
         return work
@@ -225,23 +231,25 @@ class Checkpointing:
         compares = self._runtime.settings.verify_every > 0
         files.prune(self._root, self._keep, self._progress.agreed if compares else None)
 
-    def _await_others(self, meta: files.Meta, given_up: threading.Event) -> bool:
+    def _await_others(self, meta: files.Meta, history: str, given_up: threading.Event) -> bool:
         """Every rank writes its own; one that was replaced in this very step may never do so. False: given up."""
         deadline = time.monotonic() + OTHERS_SECONDS
         missing = list(range(meta.world_size))
-        while missing := [rank for rank in missing if not self._is_written(meta, rank)]:
+        while missing := [rank for rank in missing if not self._is_written(meta, history, rank)]:
             if files.place_of(self._root, meta.version).exists():
                 return True
+            if history != self._history:  # this version was undone
+                return False
             if time.monotonic() > deadline:
                 raise CheckpointError(f"rank {missing[0]} has not written its part of it")
             if given_up.wait(_POLL_SECONDS):
                 return False
         return True
 
-    def _is_written(self, meta: files.Meta, rank: int) -> bool:
+    def _is_written(self, meta: files.Meta, history: str, rank: int) -> bool:
         writes = rank in meta.parts.values()
-        return files.has_private(self._root, meta.version, rank) and (
-            not writes or files.has_part(self._root, meta.version, rank)
+        return files.has_private(self._root, meta.version, history, rank) and (
+            not writes or files.has_part(self._root, meta.version, history, rank)
         )
 
     def _wait(self, seconds: float) -> bool:

@@ -178,6 +178,7 @@ class Recovery:
         runtime, progress = self._runtime, self._progress
         finish_seconds = _seconds_since(progress.finish_started_ns)
         progress.finish_started_ns = 0
+        progress.history = restore.history
         forming = runtime.begin_forming(restore.generation, runtime.table.to_form(runtime.rank))
         for group in runtime.groups:
             group.detach()

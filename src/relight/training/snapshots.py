@@ -278,7 +278,9 @@ class Snapshots:
         return next((slot for slot in found if slot.rank == self._runtime.rank), None)
 
     def fall(self, version: int) -> None:
-        """Newer versions are undone: no snapshot of them may ever be used."""
+        """Newer versions are undone: no snapshot of them may ever be used, nor one that is being digested just now."""
+        if self._thread is not None:
+            self._thread.join()  # its generation is closed
         for slot in (*self._own, *self._kept):
             if slot.version > version:
                 self._forget(slot)

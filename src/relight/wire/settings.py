@@ -30,6 +30,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one job. Defaults are the defaults of `relight run`."""
 
     job: str
+    run_id: str = ""  # of this run alone, however often its name is used again
     script: str
     script_arguments: tuple[str, ...] = ()
     module: bool = False  # run `script` as a module, like torchrun -m

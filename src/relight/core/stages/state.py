@@ -75,6 +75,7 @@ class State:
         self._difference = ""  # the same in words
         self._fallen_to = -1  # the version that an unfinished recovery has ordered everybody back to, below replicas
         self._fallen_from = -1  # the newest version that was finished then
+        self._history = 0  # the generation that last undid versions
         self._entered: dict[str, ev.TrainingEntered] = {}
         self._stopped: dict[str, ev.Stopped] = {}
         self._restored: dict[str, ev.Restored] = {}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from relight.core import events as ev
 from relight.core.commands import Audience, Command, Notice, Restore, Rung, Source
 from relight.core.decision import Decision, Halt, decide, derived_ranks
-from relight.core.ladder import descend, newest_snapshots, newest_to_trust
+from relight.core.ladder import descend, has_gone_back, newest_snapshots, newest_to_trust
 from relight.core.shards import require_every_part
 from relight.core.stages.failing import Failing
 from relight.core.stages.state import Stage
@@ -57,10 +57,11 @@ class Stopping(Failing):
         private = {rank: self.members.private_versions(rank) for rank in replaced if rank in blank}
         derived = derived_ranks(reports, private)
         known = {rank: versions for rank, versions in private.items() if rank not in derived}
-        if self._fallen_to >= 0:
-            return self._descend("the recovery before went back that far, and was not finished", reports, now)
-        if self._differed_at >= 0:
+        unfinished = None if self._fallen_to < 0 else self._fallen_to
+        if unfinished is None and self._differed_at >= 0:
             return self._descend(self._difference, reports, now)
+        if unfinished is not None and (0 <= self._differed_at <= unfinished or not has_gone_back(reports, unfinished)):
+            return self._descend("the recovery before went back that far, and was not finished", reports, now)
         decision = require_every_part(decide(reports, known, self.settings.world_size), self.shards)
         if isinstance(decision, Halt) and decision.lost:
             return self._descend(decision.reason, reports, now)
@@ -71,7 +72,7 @@ class Stopping(Failing):
             process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
         self.ledger.decided(decision, [p for p in held.values() if p.replacement], now)
-        snapshots = newest_snapshots(reports, self.shards) if self.buddy_every else None
+        snapshots = newest_snapshots(reports, self.shards, unfinished) if self.buddy_every else None
         served = {r.rank: self._source(r) for r in reports}
         lost = [self.members.processes[name] for rank in replaced for name in self.members.predecessors.get(rank, ())]
         begun = {r.step for r in reports if not r.blank} | {p.final_position.step for p in lost}
@@ -86,6 +87,8 @@ class Stopping(Failing):
                 sources=tuple(served[rank] for rank in self._choose_sources(decision)),
                 targets=decision.targets,
                 derived=derived,
+                history=self._history,
+                distrust=self._differed_at,
                 keep=-1 if snapshots is None else snapshots[0],
                 why=f"{decision.direction} to version {decision.target}: {decision.reason}",
             )
@@ -98,8 +101,8 @@ class Stopping(Failing):
 
     def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         """What the replicas hold is not enough: the highest rung below them that is, or the end of the job."""
-        at_most = newest_to_trust(reports, self._fallen_to, self._differed_at)
-        fall = descend(reason, reports, self.shards, at_most)
+        trusted = newest_to_trust(reports, self._differed_at)
+        fall = descend(reason, reports, self.shards, None if self._fallen_to < 0 else self._fallen_to, trusted)
         if fall is None and self._differed_at >= 0:
             known = f"replicas agreed last at version {max(report.agreed for report in reports)}"
             return self._end(
@@ -115,6 +118,7 @@ class Stopping(Failing):
         finished = [self._fallen_from, *(r.version for r in reports if not r.blank)]
         finished += [process.final_position.version for process in dead]
         self._fallen_to, self._fallen_from = fall.target, max(finished)
+        self._history = self.generation
         undone = max(0, self._fallen_from - fall.target)
         decision = Decision(
             target=fall.target,
@@ -144,6 +148,7 @@ class Stopping(Failing):
                 derived=tuple(rank for rank, (_, of) in enumerate(fall.places) if of not in (rank, -1)),
                 rung=fall.rung,
                 undone=undone,
+                history=self._history,
                 distrust=self._differed_at,
                 keep=fall.target if fall.rung is Rung.BUDDY else -1,
                 why=f"down to the {fall.rung}: back to version {fall.target} {went}, because {reason}",

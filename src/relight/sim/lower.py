@@ -1,0 +1,175 @@
+"""The rungs below replicas, as simulated ranks keep them: training/snapshots.py and checkpointing.py, without torch.
+
+What goes on beside the main thread (a copy is made, a ward's snapshot is fetched, a checkpoint is written) is one
+action of the world each: ("background", process, what, version, generation).
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from relight.core.events import Snapshot
+from relight.sim.contents import State
+
+if TYPE_CHECKING:
+    from relight.sim.worker import Worker
+
+
+class Saved(NamedTuple):
+    """All that a rank needs to go back to a version."""
+
+    rank: int
+    state: State
+    private: int
+    history: int  # the generation that had last undone versions when it was made
+
+
+class Slot:
+    """Room for one snapshot."""
+
+    __slots__ = ("complete", "saved")
+
+    def __init__(self) -> None:
+        self.saved: Saved | None = None
+        self.complete = False
+
+    @property
+    def version(self) -> int:
+        """Of what is, or will be, in it; -1: nothing."""
+        return -1 if self.saved is None else self.saved.state.version
+
+
+class Disk:
+    """The checkpoints of a job; every host sees them."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._pieces: dict[tuple[int, Hashable], dict[int, Saved]] = {}  # by version and history, then by rank
+        self.complete: dict[int, Mapping[int, Saved]] = {}
+
+    def write(self, saved: Saved, history: Hashable) -> None:
+        """One rank's piece; those of one history go together. What is complete stays as it is."""
+        version = saved.state.version
+        if version in self.complete:
+            return
+        pieces = self._pieces.setdefault((version, history), {})
+        pieces[saved.rank] = saved
+        if len(pieces) == self._world_size:
+            self.complete[version] = pieces
+
+
+class Lower:
+    """Of one rank: its own snapshots, those that it keeps for its ward, and what it writes."""
+
+    # Variants that the real one must not have; see mutations.py.
+    overwrites_the_only_one: ClassVar[bool] = False
+    keeps_what_is_undone: ClassVar[bool] = False
+    forgets_what_to_keep: ClassVar[bool] = False
+    mixes_histories: ClassVar[bool] = False
+
+    def __init__(self, worker: "Worker", buddy_every: int, checkpoint_every: int, disk: Disk) -> None:
+        self._worker = worker
+        self.buddy_every = buddy_every
+        self.checkpoint_every = checkpoint_every
+        self.disk = disk
+        self.history = 0
+        self._buddies: tuple[int, ...] = ()
+        self._ward = -1
+        self._due = False
+        self._newest = self._established = self._have = -1
+        self._own = [Slot(), Slot()]
+        self._kept = [Slot(), Slot()]
+        self._room = self._kept[0]  # of these: for what is being fetched
+        self._writing: Saved | None = None
+
+    # --- while training -------------------------------------------------------------------------------------------
+    def assign(self, buddies: Sequence[int], keep: int = -1) -> None:
+        """Snapshots.assign."""
+        self._buddies = tuple(buddies)
+        self._ward = buddies.index(self._worker.rank) if buddies else -1
+        self._established, self._newest, self._have = -1 if self.forgets_what_to_keep else keep, -1, -1
+        self._due = bool(buddies)
+
+    def between_steps(self) -> None:
+        """Snapshots.between_steps and Checkpointing.between_steps."""
+        version = self._worker.state.version
+        is_due = self.checkpoint_every and version and version % self.checkpoint_every == 0
+        if is_due and (self._writing is None or self._writing.state.version != version):
+            self._writing = self._save()
+            self._plan("write", version)
+        if self._ward < 0 or not (self._due or version % self.buddy_every == 0) or version == self._newest:
+            return
+        if not self._due and self._newest != self._established:
+            return
+        self._due = False
+        self._newest, self._have = version, -1
+        own, self._room = self._free(self._own), self._free(self._kept)
+        own.saved = self._save()
+        self._plan("copy", version)
+
+    def _save(self) -> Saved:
+        worker = self._worker
+        return Saved(worker.rank, worker.state, worker.private, self.history)
+
+    def _free(self, slots: list[Slot]) -> Slot:
+        free = (slot for slot in slots if slot.version != self._established or self.overwrites_the_only_one)
+        slot = next(free, slots[0])
+        slot.saved, slot.complete = None, False
+        return slot
+
+    def vote(self) -> int:
+        """What it adds to the barrier."""
+        return int(self._have >= 0 and self._have == self._newest)
+
+    def count(self, votes: int) -> None:
+        """What the barrier gave."""
+        if votes == self._worker.world.world_size:
+            self._established = self._newest
+            self._worker.world.established(self._newest, self._buddies)
+
+    # --- beside the main thread -----------------------------------------------------------------------------------
+    def _plan(self, what: str, version: int) -> None:
+        self._worker.world.plan_background(self._worker, what, version)
+
+    def go_on(self, what: str, version: int, generation: int) -> None:
+        """Something that was planned comes due; `generation` is that in which it was."""
+        if what == "write":
+            if self._writing is not None and self._writing.state.version == version:
+                self.disk.write(self._writing, 0 if self.mixes_histories else self._writing.history)
+        elif what == "copy":
+            for slot in self._own:
+                slot.complete = slot.complete or slot.version == version
+            if self._worker.newest <= generation:
+                self._plan("fetch", version)
+        elif self._worker.newest <= generation and self._newest == version:
+            found = self._worker.world.find_kept(self._worker, self._ward, version)
+            if found is None:  # not there yet, or out of reach
+                self._plan("fetch again", version)
+                return
+            self._room.saved, self._room.complete = found, True
+            self._have = version
+
+    # --- in a recovery --------------------------------------------------------------------------------------------
+    def held(self) -> tuple[Snapshot, ...]:
+        """What a rank reports."""
+        return tuple(
+            Snapshot(rank=slot.saved.rank, version=slot.version)
+            for slot in (*self._own, *self._kept)
+            if slot.saved is not None and slot.complete
+        )
+
+    def kept_of(self, rank: int, version: int) -> Saved | None:
+        """That rank's snapshot of that version, if it is here."""
+        found = (slot.saved for slot in (*self._own, *self._kept) if slot.complete and slot.version == version)
+        return next((saved for saved in found if saved is not None and saved.rank == rank), None)
+
+    def checkpoints(self) -> tuple[int, ...]:
+        """Complete ones, newest first."""
+        return tuple(sorted(self.disk.complete, reverse=True)) if self.checkpoint_every else ()
+
+    def fall(self, version: int) -> None:
+        """Newer versions are undone. A copy that is being made is waited for first."""
+        if self._writing is not None and self._writing.state.version > version:
+            self._writing = None
+        for slot in (*self._own, *self._kept):
+            if slot.version > version and not self.keeps_what_is_undone:
+                slot.saved, slot.complete = None, False

@@ -1,0 +1,50 @@
+"""Directories of checkpoints: what counts as a part of one, and what does not."""
+
+from pathlib import Path
+
+import torch
+
+from relight.training import checkpoint_files as files
+from relight.training.checkpoint_files import Meta, Part
+from relight.training.dcp import Piece
+from relight.transfer.codec import spec_of
+
+WEIGHT = torch.arange(4.0)
+PART = Part(
+    key="",
+    layout="",
+    digest="",
+    private_buffers=[],
+    tree=None,
+    pieces=[Piece("weight", spec_of(WEIGHT), (4,), (0,))],
+    stored=[],
+)
+
+
+def meta_of(version: int) -> Meta:
+    return Meta(version=version, lineage="", world_size=2, derivable=False, gradients_to_none=True, parts={"": 0})
+
+
+def test_what_another_run_left_of_the_same_step_is_no_part_of_this_one(tmp_path: Path) -> None:
+    """Its learning rate may have been another one; and it is removed once there is something newer."""
+    files.write_private(tmp_path, 4, "before-0", 1, b"of the run before")
+    files.write_part(tmp_path, 4, "before-0", 0, PART, [WEIGHT])
+    assert not files.has_private(tmp_path, 4, "now-0", 1)
+    assert not files.has_part(tmp_path, 4, "now-0", 0)
+    files.write_part(tmp_path, 4, "now-0", 0, PART, [2 * WEIGHT])
+    for rank in (0, 1):
+        files.write_private(tmp_path, 4, "now-0", rank, b"of this run")
+    files.publish(tmp_path, "now-0", meta_of(4))
+    assert files.read_private(tmp_path, 4, 1) == b"of this run"
+    read = torch.empty(4)
+    files.read_tensors(tmp_path, 4, PART.pieces, [read])
+    assert torch.equal(read, 2 * WEIGHT)
+    assert files.published(tmp_path) == [4]
+    files.prune(tmp_path, keep=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000004"]
+
+
+def test_what_was_undone_is_no_part_of_what_comes_after(tmp_path: Path) -> None:
+    """Generation 3 went back behind step 4, of which generation 1 had written a part."""
+    files.write_private(tmp_path, 4, "now-0", 1, b"undone")
+    assert not files.has_private(tmp_path, 4, "now-3", 1)
