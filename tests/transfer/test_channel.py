@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from relight.errors import ProtocolError, TransferError, UsageError
-from relight.transfer import publisher as publisher_module
+from relight.transfer import members
 from relight.transfer.channel import MAX_MESSAGE_BYTES, Channel, connect, listen, socket_path
 from relight.transfer.messages import (
     PROTOCOL_VERSION,
@@ -339,7 +339,7 @@ def test_another_version_of_the_protocol(served: Publisher) -> None:
 
 
 def test_one_who_connects_and_says_nothing(served: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher_module, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(members, "HELLO_SECONDS", 0.05)
     for words in (b"", encode_frame(hello())[:-1]):
         connection = connect(served.path)
         connection.settimeout(PATIENCE_SECONDS)

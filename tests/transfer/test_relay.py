@@ -14,8 +14,9 @@ import torch
 
 from relight.errors import TransferError
 from relight.transfer.gate import Gate
+from relight.transfer.handle import Handle
 from relight.transfer.published import Published
-from relight.transfer.publisher import Handle, Publisher
+from relight.transfer.publisher import Publisher
 from relight.transfer.receiver import Receiver
 from relight.transfer.relay import Relay
 from relight.transfer.weights import TensorSource, digest_weights

@@ -25,9 +25,10 @@ from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
 from relight.transfer.codec import local_part
 from relight.transfer.division import parts_of
+from relight.transfer.handle import Handle
 from relight.transfer.manifest import Entry, Part, make_manifest
 from relight.transfer.published import Published, UpdateProgress
-from relight.transfer.publisher import Handle, Publisher
+from relight.transfer.publisher import Publisher
 from relight.transfer.source import Source
 from relight.transfer.weights import PartSource, TensorSource, own_tensors
 from relight.wire.status import EngineVersion, PublishStatus

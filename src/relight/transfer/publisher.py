@@ -15,175 +15,40 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from relight.errors import ProtocolError, TransferError, UsageError
+from relight.errors import TransferError, UsageError
 from relight.transfer.buffers import Buffer, close_buffers, create_buffers
-from relight.transfer.channel import Channel, listen, socket_path
+from relight.transfer.channel import listen, socket_path
 from relight.transfer.division import Division, divide
+from relight.transfer.handle import Handle
 from relight.transfer.manifest import Manifest, Part, describe_bytes
+from relight.transfer.members import EngineState, Member, Members
 from relight.transfer.messages import (
-    MAX_NAME,
-    PROTOCOL_VERSION,
     AbandonUpdate,
-    Begin,
     Behind,
     BucketLoaded,
     BucketWritten,
     Committed,
     CommitUpdate,
-    Dismissed,
-    EngineHello,
     LoadBucket,
     Ready,
     Refuse,
     Release,
-    SourceHello,
-    ToPublisher,
     Welcome,
     WriteBucket,
 )
-from relight.transfer.plan import DEFAULT_BUCKET_BYTES, Bucket, bucket_bytes_for, plan_buckets
-from relight.transfer.published import SELF, Published, Stage, UpdateProgress
+from relight.transfer.plan import DEFAULT_BUCKET_BYTES, plan_buckets
+from relight.transfer.publication import Publication, prepare_publication
+from relight.transfer.published import SELF, Published, Stage
 from relight.transfer.schedule import IPC_BUFFERS, Form, make_schedule
 from relight.transfer.source import Source
 from relight.transfer.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
 
-HELLO_SECONDS = 5.0
 _POLL_SECONDS = 0.01
-
-
-class EngineState(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that is connected."""
-
-    name: str
-    pid: int
-    version: int
-    generation: int
-
-
-@dataclass
-class _Member:
-    """An engine or a source process at the other end of a connection."""
-
-    channel: Channel
-    name: str = ""
-    is_source: bool = False
-    hello: Any = None
-    parts: tuple[Part, ...] = ()  # that a source holds; empty: all
-    version: int = -1
-    generation: int = 0
-    greet_by: float = 0.0
-    offered: tuple[int, int] = (0, -1)  # generation and version of the last update that it was asked to join
-    ordered_ns: dict[tuple[str, int], int] = field(default_factory=dict)
-
-
-class Handle:
-    """An update under way."""
-
-    def __init__(self) -> None:
-        self._joined = threading.Event()
-        self._read = threading.Event()
-        self._over = threading.Event()
-        self._on_confirm: Callable[[], None] = _do_nothing
-        self._on_cancel: Callable[[str], None] = _say_nothing
-        self._on_abandon: Callable[[str], None] = _say_nothing
-        self._result: Published | None = None
-        self._progress = UpdateProgress()  # replaced as a whole: may be read from any thread
-
-    def wait_until_joined(self, timeout_seconds: float | None = None) -> bool:
-        """Until every other source has said whether it takes part. False: not within the time."""
-        return self._joined.wait(timeout_seconds)
-
-    def wait_until_read(self, timeout_seconds: float | None = None) -> bool:
-        """Until no bucket is read from the source's tensors any more: they may change. False: not within the time."""
-        return self._read.wait(timeout_seconds)
-
-    def wait(self, timeout_seconds: float | None = None) -> Published | None:
-        """Until every engine has taken the version, or will not. None: not within the time."""
-        return self._result if self._over.wait(timeout_seconds) else None
-
-    @property
-    def over(self) -> bool:
-        return self._over.is_set()
-
-    def progress(self) -> UpdateProgress:
-        """How far it is, now; asks nobody."""
-        return self._progress
-
-    def confirm(self) -> None:
-        """The version will last (see `begin`); engines may take it."""
-        self._on_confirm()
-
-    def cancel(self, why: str) -> None:
-        """Give the update up, unless engines were told to take the version already. Returns once nothing is read.
-
-        A bucket that is being written meanwhile may be torn; no engine will ever take it.
-        """
-        self._on_cancel(why)
-        self._read.wait()
-
-    def abandon(self, why: str) -> None:
-        """Like `cancel`, but also an update that all engines hold and that was not confirmed: it will not last."""
-        self._on_abandon(why)
-        self._read.wait()
-
-    def _note_joined(self) -> None:
-        self._joined.set()
-
-    def _note_read(self) -> None:
-        self._read.set()
-
-    def _note_progress(self, progress: UpdateProgress) -> None:
-        self._progress = progress
-
-    def _finish(self, result: Published) -> None:
-        self._result = result
-        self._joined.set()
-        self._read.set()
-        self._over.set()
-
-
-@dataclass
-class _Job:
-    """The update that the loop works on."""
-
-    number: int
-    source: Source
-    manifest: Manifest  # as engines get it: with parts, if the weights are divided
-    writers: tuple[tuple[str, ...], ...] | None  # of each bucket, if the weights are divided
-    version: int
-    generation: int
-    form: Form
-    handle: Handle
-    only: frozenset[str] | None  # engines; None: all
-    is_late: bool  # begun here for engines that came after an update, not by the owner
-    bucket_bytes: int
-    buckets: tuple[Bucket, ...]
-    started_ns: int
-    confirmed: bool = True
-    awaited: set[str] = field(default_factory=set)
-    ready: set[str] = field(default_factory=set)
-    ready_by: float = 0.0
-    released: bool = False  # sources were told that nothing more is read
-    update: Update | None = None
-    dropped: dict[str, str] = field(default_factory=dict)
-    stages: list[Stage] = field(default_factory=list)
-
-
-def _is_asked(job: _Job, member: _Member) -> bool:
-    """To take part: engines that it is for, and sources that hold parts, or all, as the publisher itself does."""
-    if member.is_source:
-        return bool(member.parts) == (job.writers is not None)
-    return job.only is None or member.name in job.only
-
-
-def _say_nothing(_: str) -> None:
-    pass
 
 
 def _until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
@@ -193,10 +58,6 @@ def _until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
             return False
         time.sleep(_POLL_SECONDS)
     return True
-
-
-def _do_nothing() -> None:
-    pass
 
 
 class Publisher:
@@ -236,7 +97,7 @@ class Publisher:
         self._stall = stall_timeout_seconds
         self._commit_timeout = commit_timeout_seconds
         self._source_timeout = source_timeout_seconds
-        self._on_notice = on_notice or _say_nothing
+        self._on_notice = on_notice or (lambda _: None)
         self._listener = listen(self.path)
         self._inode = os.stat(self.path).st_ino
         try:
@@ -248,17 +109,25 @@ class Publisher:
         self._bucket_bytes = bucket_bytes
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._to_write: queue.SimpleQueue[tuple[_Job, Write] | None] = queue.SimpleQueue()
+        self._to_write: queue.SimpleQueue[tuple[Publication, Write] | None] = queue.SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
-        self._members: dict[int, _Member] = {}  # by file descriptor
-        self._job: _Job | None = None
-        self._next: _Job | None = None  # the owner's, while a late engine is helped
+        self._job: Publication | None = None
+        self._next: Publication | None = None  # the owner's, while a late engine is helped
         self._held: tuple[Source, int, int] | None = None  # weights that late engines may get at any time
         self._numbers = itertools.count(1)  # of updates
         self._closing = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._members = Members(
+            self._selector,
+            self._listener,
+            Welcome(buffer_bytes=bucket_bytes),
+            [buffer.descriptor for buffer in self._buffers],
+            heard=self._hear,
+            came=self._came,
+            gone=self._gone,
+            notify=self._notify,
+        )
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._drain_wakes)
         self._loop_thread = threading.Thread(target=self._run, name="relight-publisher", daemon=True)
         self._writer_thread = threading.Thread(target=self._write_buckets, name="relight-writer", daemon=True)
@@ -290,7 +159,10 @@ class Publisher:
         if hold and parts:
             raise UsageError("weights that are divided over sources cannot be held for engines that come later")
         division = self._divide(source.manifest, parts) if parts else None
-        job = self._make_job(source, version, generation, form or self._form, handle, only, division=division)
+        number, size = next(self._numbers), self._bucket_bytes
+        job = prepare_publication(
+            number, source, version, generation, form or self._form, handle, only, size, division=division
+        )
         job.confirmed = confirmed
         with self._lock:
             if self._closing:
@@ -298,9 +170,9 @@ class Publisher:
             busy = self._next or self._job
             if busy is not None and not busy.is_late:
                 raise TransferError(f"the update to version {busy.version} is under way; wait for it first")
-            handle._on_confirm = lambda: self._post(functools.partial(self._confirm, job))
-            handle._on_cancel = lambda why: self._post(functools.partial(self._cancel, job, why))
-            handle._on_abandon = lambda why: self._post(functools.partial(self._cancel, job, why, held=True))
+            handle.on_confirm = lambda: self._post(functools.partial(self._confirm, job))
+            handle.on_cancel = lambda why: self._post(functools.partial(self._cancel, job, why))
+            handle.on_abandon = lambda why: self._post(functools.partial(self._cancel, job, why, held=True))
             if self._job is None:
                 self._job = job
             else:
@@ -319,15 +191,14 @@ class Publisher:
 
     def engines(self) -> tuple[EngineState, ...]:
         """Every engine that is connected."""
-        found = [m for m in list(self._members.values()) if m.hello is not None and not m.is_source]
         return tuple(
             EngineState(name=m.name, pid=m.channel.peer_pid, version=m.version, generation=m.generation)
-            for m in sorted(found, key=lambda member: member.name)
+            for m in self._members.engines()
         )
 
     def sources(self) -> tuple[str, ...]:
         """Names of the other processes that write buckets."""
-        return tuple(sorted(m.name for m in list(self._members.values()) if m.is_source))
+        return tuple(member.name for member in self._members.sources())
 
     def lacking(self, manifest: Manifest, parts: Sequence[Part], timeout_seconds: float = 0.0) -> str:
         """Why an update of a source that holds only `parts` cannot begin; empty: all is held by who is connected.
@@ -348,7 +219,7 @@ class Publisher:
         return "" if _until(is_complete, timeout_seconds) else why
 
     def _divide(self, manifest: Manifest, parts: Sequence[Part]) -> Division:
-        others = sorted((m.name, m.parts) for m in list(self._members.values()) if m.is_source and m.parts)
+        others = [(member.name, member.parts) for member in self._members.sources() if member.parts]
         return divide(manifest, ((SELF, tuple(parts)), *others))
 
     def wait_for_engines(self, count: int, timeout_seconds: float) -> bool:
@@ -403,7 +274,7 @@ class Publisher:
     def _turn(self, patience_seconds: float | None) -> None:
         for key, events in self._selector.select(patience_seconds):
             if events & selectors.EVENT_WRITE:
-                self._flush(key.fd)
+                self._members.flush(key.fd)
             if events & selectors.EVENT_READ:
                 key.data(key.fileobj)
         while not self._inbox.empty():
@@ -414,7 +285,8 @@ class Publisher:
             self._on_notice(what)
 
     def _patience(self) -> float | None:
-        deadlines = [m.greet_by for m in self._members.values() if m.greet_by]
+        greeting = self._members.greeting_deadline()
+        deadlines = [] if greeting is None else [greeting]
         job = self._job
         if job is not None and job.update is not None:
             deadline = job.update.next_deadline()
@@ -425,8 +297,7 @@ class Publisher:
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for member in [m for m in self._members.values() if m.greet_by and m.greet_by <= now]:
-            self._dismiss(member, "it did not say who it is")
+        self._members.expire(now)
         job = self._job
         if job is None:
             return
@@ -437,15 +308,15 @@ class Publisher:
         elif job.ready_by and job.ready_by <= now:
             for name in sorted(job.awaited):
                 job.dropped[name] = f"no answer for {self._stall:g} s"
-                self._dismiss_named(name, job.dropped[name])
+                self._dismiss(name, job.dropped[name])
             job.awaited.clear()
             self._start(job)
 
     def _end(self, why: str) -> None:
         while self._job is not None:
             self._finish(self._job, error=why)
-        for member in list(self._members.values()):
-            self._dismiss(member, why)
+        for member in self._members:
+            self._members.dismiss(member, why)
         self._selector.close()
         self._listener.close()
         self._wake_reader.close()
@@ -458,48 +329,10 @@ class Publisher:
         close_buffers(self._buffers)
 
     # --- connections --------------------------------------------------------------------------------------------
-    def _accept(self, _: object) -> None:
-        try:
-            connection, _address = self._listener.accept()
-        except OSError:
-            return
-        try:
-            channel = Channel(connection, ToPublisher)
-            channel.set_timeout(0.0)  # the loop waits for nobody
-        except (OSError, ProtocolError) as error:
-            self._notify(f"refused a connection: {error}")
-            connection.close()
-            return
-        self._members[channel.fileno()] = _Member(channel, greet_by=time.monotonic() + HELLO_SECONDS)
-        self._selector.register(connection, selectors.EVENT_READ, self._read)
-
-    def _read(self, connection: Any) -> None:
-        member = self._members.get(connection.fileno())
-        if member is None:
-            return
-        try:
-            alive = member.channel.pull()
-            messages = member.channel.pulled()
-        except BlockingIOError:
-            return
-        except (OSError, ProtocolError) as error:
-            self._dismiss(member, f"its connection failed: {error}")
-            return
-        for message in messages:
-            self._hear(member, message)
-        if not alive and member.channel.fileno() in self._members:
-            self._dismiss(member, "it is gone")
-
-    def _hear(self, member: _Member, message: Any) -> None:
+    def _hear(self, member: Member, message: Any) -> None:
         job = self._job
         now = time.monotonic()
         match message:
-            case EngineHello() | SourceHello() if member.hello is None:
-                self._greet(member, message)
-            case EngineHello() | SourceHello():
-                self._dismiss(member, "it said twice who it is")
-            case _ if member.hello is None:
-                self._dismiss(member, "it spoke before it said who it is")
             case Behind():
                 member.version, member.generation, member.offered = -1, 0, (0, -1)
                 self._post(self._help_late_engines)
@@ -512,77 +345,28 @@ class Publisher:
             case _ if job.update is None:
                 pass
             case BucketWritten():
-                self._note(job, member, "broadcast", message.bucket, message.seconds)
+                job.note_stage(member, "broadcast", message.bucket, message.seconds)
                 self._obey(job, job.update.written(member.name, message.bucket, message.digest, now))
             case BucketLoaded():
-                self._note(job, member, "reload", message.bucket, message.seconds)
+                job.note_stage(member, "reload", message.bucket, message.seconds)
                 answer = job.update.loaded if message.intact else job.update.damaged
                 self._obey(job, answer(member.name, message.bucket, now))
             case Committed():
                 member.version, member.generation = job.version, job.generation
-                self._note(job, member, "commit", -1)
+                job.note_stage(member, "commit", -1)
                 self._obey(job, job.update.committed(member.name, now))
 
-    def _greet(self, member: _Member, hello: EngineHello | SourceHello) -> None:
-        if hello.protocol_version != PROTOCOL_VERSION:
-            self._dismiss(member, f"it speaks version {hello.protocol_version} of the protocol, not {PROTOCOL_VERSION}")
-            return
-        names = {other.name for other in self._members.values()} | {SELF}
-        name = member.name = hello.name[:MAX_NAME]
-        for number in itertools.count(1):
-            if member.name not in names:
-                break
-            member.name = f"{name}@{member.channel.peer_pid}" + (f".{number}" if number > 1 else "")
-        member.hello, member.greet_by = hello, 0.0
-        if isinstance(hello, SourceHello):
-            member.parts, member.is_source = hello.parts, True
-        if isinstance(hello, EngineHello):
-            member.version, member.generation = hello.version, hello.generation
-        descriptors = [buffer.descriptor for buffer in self._buffers]
-        self._send(member, Welcome(buffer_bytes=self._bucket_bytes), descriptors)
+    def _came(self, member: Member) -> None:
         if not member.is_source:
             self._post(self._help_late_engines)
 
-    def _send(self, member: _Member, message: msgspec.Struct, descriptors: Iterable[int] = ()) -> None:
-        try:
-            member.channel.post(message, list(descriptors))
-        except (OSError, ProtocolError) as error:
-            self._dismiss(member, f"it cannot be reached: {error}")
-        else:
-            self._watch(member)
+    def _dismiss(self, name: str, why: str) -> None:
+        member = self._members.find(name)
+        if member is not None:
+            self._members.dismiss(member, why)
 
-    def _flush(self, descriptor: int) -> None:
-        """It reads again."""
-        member = self._members.get(descriptor)
-        if member is None:
-            return
-        try:
-            member.channel.flush()
-        except OSError as error:
-            self._dismiss(member, f"it cannot be reached: {error}")
-        else:
-            self._watch(member)
-
-    def _watch(self, member: _Member) -> None:
-        """Hear it; and be told when it takes more, if something is left to say."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.channel.has_unsent else 0)
-        descriptor = member.channel.fileno()
-        if self._selector.get_key(descriptor).events != events:
-            self._selector.modify(descriptor, events, self._read)
-
-    def _dismiss_named(self, name: str, why: str) -> None:
-        for member in [m for m in self._members.values() if m.name == name]:
-            self._dismiss(member, why)
-
-    def _dismiss(self, member: _Member, why: str) -> None:
-        """Close a connection; whoever it was has no part in the update any more."""
-        descriptor = member.channel.fileno()
-        if self._members.pop(descriptor, None) is None:
-            return
-        self._selector.unregister(descriptor)
-        with contextlib.suppress(OSError, ProtocolError):
-            member.channel.post(Dismissed(why=why))  # last words, if they fit
-        member.channel.close()
+    def _gone(self, member: Member, why: str) -> None:
+        """Whoever it was has no part in the update any more."""
         job = self._job
         if job is None or not member.name:
             return
@@ -596,68 +380,27 @@ class Publisher:
             self._obey(job, job.update.lost(member.name, why, time.monotonic()))
 
     # --- an update ----------------------------------------------------------------------------------------------
-    def _make_job(
-        self,
-        source: Source,
-        version: int,
-        generation: int,
-        form: Form,
-        handle: Handle,
-        only: Iterable[str] | None,
-        *,
-        is_late: bool = False,
-        division: Division | None = None,
-    ) -> _Job:
-        started_ns = time.monotonic_ns()
-        total_bytes = source.manifest.total_bytes
-        bucket_bytes = bucket_bytes_for(total_bytes, self._bucket_bytes)
-        manifest = source.manifest if division is None else division.manifest
-        buckets = plan_buckets(manifest, bucket_bytes)
-        handle._note_progress(UpdateProgress(total_buckets=len(buckets), total_bytes=total_bytes))
-        return _Job(
-            number=next(self._numbers),
-            source=source,
-            manifest=manifest,
-            writers=None if division is None else division.writers(buckets),
-            version=version,
-            generation=generation,
-            form=form,
-            handle=handle,
-            only=None if only is None else frozenset(only),
-            is_late=is_late,
-            bucket_bytes=bucket_bytes,
-            buckets=buckets,
-            started_ns=started_ns,
-        )
-
     def _gather(self) -> None:
         """Ask everyone whether they take part."""
         job = self._job
         if job is None:
             return
-        asked = [member for member in self._members.values() if member.hello is not None and _is_asked(job, member)]
-        begin = Begin(
-            update=job.number,
-            version=job.version,
-            generation=job.generation,
-            bucket_bytes=job.bucket_bytes,
-            manifest=job.manifest,
-            patience_seconds=self._stall * (2 + len(asked)) if job.confirmed else 0.0,
-        )
+        asked = [member for member in self._members if member.hello is not None and job.asks(member)]
+        begin = job.begin(self._stall * (2 + len(asked)) if job.confirmed else 0.0)
         job.awaited = {member.name for member in asked}
         for member in asked:
             member.offered = (job.generation, job.version)
-            self._send(member, begin)
+            self._members.send(member, begin)
         job.ready_by = time.monotonic() + self._stall
         self._start_if_ready(job)
 
-    def _ready(self, job: _Job, member: _Member) -> None:
+    def _ready(self, job: Publication, member: Member) -> None:
         if member.name in job.awaited:
             job.awaited.discard(member.name)
             job.ready.add(member.name)
             self._start_if_ready(job)
 
-    def _refused(self, job: _Job, member: _Member, why: str) -> None:
+    def _refused(self, job: Publication, member: Member, why: str) -> None:
         """It stays connected: the next update may suit it."""
         self._notify(f"{member.name} refuses version {job.version}: {why}")
         if job.update is not None:
@@ -670,17 +413,17 @@ class Publisher:
             job.dropped[member.name] = why
             self._start_if_ready(job)
 
-    def _start_if_ready(self, job: _Job) -> None:
+    def _start_if_ready(self, job: Publication) -> None:
         if self._job is not job or job.update is not None:
             return
-        if not any(member.is_source and member.name in job.awaited for member in self._members.values()):
-            job.handle._note_joined()
+        if not any(member.is_source and member.name in job.awaited for member in self._members):
+            job.handle.note_joined()
         if not job.awaited:
             self._start(job)
 
-    def _start(self, job: _Job) -> None:
-        job.handle._note_joined()
-        members = {m.name: m for m in self._members.values() if m.name in job.ready}
+    def _start(self, job: Publication) -> None:
+        job.handle.note_joined()
+        members = {m.name: m for m in self._members if m.name in job.ready}
         sources = [SELF, *sorted(name for name, member in members.items() if member.is_source)]
         engines = [name for name, member in members.items() if not member.is_source]
         schedule = make_schedule(job.form, devices=len(sources), buckets=len(job.buckets), from_host=True)
@@ -696,27 +439,27 @@ class Publisher:
         )
         self._obey(job, job.update.start(time.monotonic()))
 
-    def _confirm(self, job: _Job) -> None:
+    def _confirm(self, job: Publication) -> None:
         job.confirmed = True
         if self._job is job and job.update is not None:
             self._obey(job, job.update.confirm(time.monotonic()))
 
-    def _cancel(self, job: _Job, why: str, *, held: bool = False) -> None:
+    def _cancel(self, job: Publication, why: str, *, held: bool = False) -> None:
         if self._next is job:
             with self._lock:
                 self._next = None
-            job.handle._finish(Published(version=job.version, generation=job.generation, error=why))
+            job.handle.finish(Published(version=job.version, generation=job.generation, error=why))
             return
         is_held = job.update is not None and job.update.moved
         if self._job is job and (not is_held or (held and not job.confirmed)):
             self._finish(job, error=why)
 
-    def _obey(self, job: _Job, orders: Iterable[Order]) -> None:
+    def _obey(self, job: Publication, orders: Iterable[Order]) -> None:
         if job.update is not None:
-            self._note_held(job, job.update.held_buckets)
+            job.note_held(job.update.held_buckets)
             if job.update.moved:
                 self._release(job)
-        by_name = {member.name: member for member in self._members.values()}
+        by_name = {member.name: member for member in self._members}
         for order in orders:
             if self._job is not job:
                 return
@@ -735,61 +478,41 @@ class Publisher:
                     self._order(by_name.get(order.engine), "commit", -1, CommitUpdate(update=job.number))
                 case Drop():
                     self._notify(f"{order.member} was dropped from the update to {job.version}: {order.why}")
-                    self._dismiss_named(order.member, order.why)
+                    self._dismiss(order.member, order.why)
                 case Abandon():
                     self._finish(job, error=order.why)
                 case Finished():
                     self._finish(job, engines=order.engines)
 
-    def _release(self, job: _Job) -> None:
+    def _release(self, job: Publication) -> None:
         """Nothing more is read from any source."""
         if not job.released:
             job.released = True
-            job.handle._note_read()
-            for member in [m for m in self._members.values() if m.is_source and m.name in job.ready]:
-                self._send(member, Release(update=job.number))
+            job.handle.note_read()
+            for member in [m for m in self._members if m.is_source and m.name in job.ready]:
+                self._members.send(member, Release(update=job.number))
 
-    def _note_held(self, job: _Job, buckets: int) -> None:
-        before = job.handle.progress()
-        if buckets > before.held_buckets:
-            pieces = (piece for bucket in job.buckets[before.held_buckets : buckets] for piece in bucket.pieces)
-            held = before.held_bytes + sum(piece.nbytes for piece in pieces)
-            job.handle._note_progress(msgspec.structs.replace(before, held_buckets=buckets, held_bytes=held))
-
-    def _order(self, member: _Member | None, kind: str, bucket: int, message: msgspec.Struct) -> None:
+    def _order(self, member: Member | None, kind: str, bucket: int, message: msgspec.Struct) -> None:
         if member is not None:
             member.ordered_ns[kind, bucket] = time.monotonic_ns()
-            self._send(member, message)
+            self._members.send(member, message)
 
-    def _finish(self, job: _Job, *, engines: tuple[str, ...] = (), error: str = "") -> None:
+    def _finish(self, job: Publication, *, engines: tuple[str, ...] = (), error: str = "") -> None:
         if self._job is not job:
             return
         with self._lock:
             self._job, self._next = self._next, None
             following = self._job
-        dropped = {**job.dropped, **(job.update.dropped if job.update is not None else {})}
         if not engines and not error:
             error = "no engine took it"
         if error:
-            for member in [m for m in self._members.values() if m.name in job.ready]:
-                self._send(member, AbandonUpdate(update=job.number, why=error))
-        result = Published(
-            version=job.version,
-            generation=job.generation,
-            engines=engines,
-            dropped=dropped,
-            error=error,
-            total_bytes=job.source.manifest.total_bytes,
-            buckets=len(job.buckets),
-            bucket_bytes=job.bucket_bytes,
-            started_ns=job.started_ns,
-            seconds=(time.monotonic_ns() - job.started_ns) / 1e9,
-            stages=tuple(job.stages),
-        )
+            for member in [m for m in self._members if m.name in job.ready]:
+                self._members.send(member, AbandonUpdate(update=job.number, why=error))
+        result = job.result(engines, error)
         what = f"version {job.version}, {describe_bytes(result.total_bytes)} in {result.seconds:.2f} s"
         who = "1 engine has it" if len(engines) == 1 else f"{len(engines)} engines have it"
         self._notify(f"{what}: {error}" if error else f"{what}: {who}")
-        job.handle._finish(result)
+        job.handle.finish(result)
         if following is not None:
             self._post(self._gather)
         elif self._held is not None and not self._closing:
@@ -802,24 +525,18 @@ class Publisher:
         source, version, generation = self._held
         late = [
             m.name
-            for m in self._members.values()
+            for m in self._members
             if m.hello is not None and not m.is_source
             if (generation, version) not in ((m.generation, m.version), m.offered)
         ]
         with self._lock:
             if self._job is not None or not late:
                 return
-            self._job = self._make_job(source, version, generation, self._form, Handle(), late, is_late=True)
+            number, size = next(self._numbers), self._bucket_bytes
+            self._job = prepare_publication(
+                number, source, version, generation, self._form, Handle(), late, size, is_late=True
+            )
         self._gather()
-
-    def _note(self, job: _Job, member: _Member, kind: str, bucket: int, seconds: float | None = None) -> None:
-        """`seconds`: how long it took, as the other side says; None: since it was ordered."""
-        end_ns = time.monotonic_ns()
-        start_ns = member.ordered_ns.pop((kind, bucket), end_ns)
-        if seconds is not None:
-            start_ns = max(start_ns, end_ns - (round(seconds * 1e9) if 0.0 <= seconds < 1e6 else 0))
-        buffer = -1 if bucket < 0 else bucket % IPC_BUFFERS
-        job.stages.append(Stage(kind, bucket, buffer, member.name, start_ns, end_ns))
 
     # --- the writer ---------------------------------------------------------------------------------------------
     def _write_buckets(self) -> None:
@@ -836,11 +553,11 @@ class Publisher:
             stage = Stage("broadcast", order.bucket, order.buffer, SELF, start_ns, time.monotonic_ns())
             self._post(functools.partial(self._self_written, job, stage, digest))
 
-    def _self_written(self, job: _Job, stage: Stage, digest: int) -> None:
+    def _self_written(self, job: Publication, stage: Stage, digest: int) -> None:
         if self._job is job and job.update is not None:
             job.stages.append(stage)
             self._obey(job, job.update.written(SELF, stage.bucket, digest, time.monotonic()))
 
-    def _self_lost(self, job: _Job, why: str) -> None:
+    def _self_lost(self, job: Publication, why: str) -> None:
         if self._job is job and job.update is not None:
             self._obey(job, job.update.lost_source(SELF, why, time.monotonic()))

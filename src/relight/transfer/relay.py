@@ -23,6 +23,7 @@ import xxhash
 
 from relight.errors import ProtocolError, TransferError, UsageError
 from relight.transfer.gate import GATE, RELAY, FromGate, Passed
+from relight.transfer.handle import Handle
 from relight.transfer.manifest import Manifest
 from relight.transfer.messages import (
     PROTOCOL_VERSION,
@@ -39,7 +40,7 @@ from relight.transfer.messages import (
     Welcome,
 )
 from relight.transfer.plan import Bucket, bucket_bytes_for
-from relight.transfer.publisher import Handle, Publisher
+from relight.transfer.publisher import Publisher
 from relight.transfer.tcp import TcpChannel, begin_connecting, parse_endpoint
 from relight.wire.tls import Tls
 
