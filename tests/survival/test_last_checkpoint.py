@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from relight.training.checkpoint_files import place_of, published
+from relight.wire.settings import read_settings
 from tests.survival.harness import Bench, Outcome, Training, send
 from tests.survival.judge import check_protocol
 
@@ -147,9 +148,13 @@ def check_not_saved(outcome: Outcome, root: Path, why: str) -> None:
 @pytest.mark.all
 def test_what_cannot_be_written_ends_the_job_all_the_same(bench: Bench, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
-    root.mkdir()
-    place_of(root, AT, complete=False).touch()
-    outcome = bench.run(keeping(root, plain()), faults=BUG)
+    training, flags = keeping(root, plain("--hold-at", "2")), ("--outside-hang-timeout-seconds", "60")
+    with bench.start(training, faults=BUG, flags=flags) as job:
+        job.wait_until(root.exists, "the directory of the checkpoints was made")
+        (settings,) = job.temporary.rglob("settings.json")
+        (root / f"step-{AT:010d}.{read_settings(settings.parent).run_id}-0.incomplete").touch()
+        job.release()
+        outcome = job.wait()
     check_not_saved(outcome, root, "so it is a bug, not a failure). No last checkpoint was written: rank ")
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from relight.training import checkpoint_files as files
@@ -48,3 +49,34 @@ def test_what_was_undone_is_no_part_of_what_comes_after(tmp_path: Path) -> None:
     """Generation 3 went back behind step 4, of which generation 1 had written a part."""
     files.write_private(tmp_path, 4, "now-0", 1, b"undone")
     assert not files.has_private(tmp_path, 4, "now-3", 1)
+
+
+# --- which are removed --------------------------------------------------------------------------------------------
+def make(root: Path, *versions: int) -> None:
+    for version in versions:
+        files.write_part(root, version, "now-0", 0, PART, [WEIGHT])
+        files.publish(root, "now-0", meta_of(version))
+
+
+@pytest.mark.parametrize(
+    ("trusted", "kept"),
+    [
+        (None, [40, 30]),
+        (-1, [40, 30]),  # nothing was compared
+        (20, [40, 30, 20]),
+        (29, [40, 30, 20]),  # the newest up to it
+        (40, [40, 30]),
+    ],
+)
+def test_of_old_ones_the_newest_that_can_be_trusted_stays(tmp_path: Path, trusted: int | None, kept: list[int]) -> None:
+    make(tmp_path, 10, 20, 30, 40)
+    files.prune(tmp_path, 2, trusted)
+    assert files.published(tmp_path) == kept
+
+
+def test_none_that_is_not_trusted_is_left_complete_or_not(tmp_path: Path) -> None:
+    make(tmp_path, 10, 20, 30)
+    files.write_private(tmp_path, 40, "now-0", 0, b"")
+    (tmp_path / "notes.txt").touch()
+    files.discard(tmp_path, 20)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "step-0000000010"]

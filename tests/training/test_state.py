@@ -142,6 +142,26 @@ def test_layout_tells_other_models_apart() -> None:
     assert one.layout() == same.layout() != other.layout()
 
 
+@pytest.mark.parametrize("threads", [2, 3])
+def test_several_threads_find_the_same_digest(threads: int) -> None:
+    model = nn.Sequential(*(nn.Linear(700, 700) for _ in range(4)))
+    state = TrackedState({"model": model}, {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}, {}, {})
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = state.digest()
+        torch.set_num_threads(threads)
+        assert state.digest() == alone
+        known: dict[int, int] = {}
+        assert state.digest(known) == alone
+        assert len(known) > 1  # there was something to share
+        last = known.pop(max(known))
+        assert state.digest(known) == alone
+        assert known[max(known)] == last
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_digest_covers_parameters_moments_and_learning_rate() -> None:
     net, optimizer, state = make(1, steps=1)
     seen = {state.digest()}

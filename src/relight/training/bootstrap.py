@@ -83,7 +83,8 @@ def _report(error: BaseException, *, stands: bool) -> None:
             traceback=trace,
             noticed_ns=time.monotonic_ns(),
             stands=stands,
-        )
+        ),
+        report=True,  # an agent that is restarted must hear of it: this process may live on
     )
 
 

@@ -6,6 +6,7 @@ position page, where it outlives the process.
 """
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,6 +29,7 @@ from relight.training.torch_private import reset_scaler, stateful_hooks
 from relight.training.zero_private import ZeroOptimizers, state_of
 from relight.transfer.codec import Flat, digest_of, local_part, tensor_digests, unflatten
 from relight.transfer.offer import plan_state
+from relight.transfer.plan import Bucket
 from relight.transfer.weights import TensorReader
 
 # Buffers are compared with their value at the start of the step in these steps, and every so often after.
@@ -161,15 +163,25 @@ class TrackedState:
         """Digest of the replicated state. `known` holds digests computed already, by bucket.
 
         Goes from the last bucket to the first: a source sends in the other direction, and each digest is computed
-        once, by whoever comes first.
+        once, by whoever comes first. It takes as many threads as the script lets torch compute with: a core reads the
+        state no faster than memory lets it, and those of this rank are idle meanwhile.
         """
         flat = self.replicated()
         reader, buckets = TensorReader(flat.tensors), plan_state(flat.specs)
-        known = {} if known is None else known
-        for bucket in reversed(buckets):
-            if bucket.index not in known:
-                known[bucket.index] = reader.digest(bucket)
-        return digest_of(flat, [known[bucket.index] for bucket in buckets])
+        found = {} if known is None else known
+
+        def digest(bucket: Bucket) -> None:
+            if bucket.index not in found:
+                found[bucket.index] = reader.digest(bucket)
+
+        threads = min(torch.get_num_threads(), len(buckets))
+        if threads > 1:
+            with ThreadPoolExecutor(threads, thread_name_prefix="relight-digest") as pool:
+                list(pool.map(digest, reversed(buckets)))
+        else:
+            for bucket in reversed(buckets):
+                digest(bucket)
+        return digest_of(flat, [found[bucket.index] for bucket in buckets])
 
     def flip(self, action: Action) -> None:
         """A planned fault: one bit of the state changes behind everybody's back."""
