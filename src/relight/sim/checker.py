@@ -114,6 +114,9 @@ class Checker:
 
     def established(self, version: int, buddies: Sequence[int], names: Sequence[str]) -> None:
         """Every rank knows that the snapshots of that version are where they should be: with itself and its buddy."""
+        if len(names) < len(buddies):  # a rank has failed since it passed that barrier: who held it is not known here
+            self._kept = self._kept if self._kept[0] == version else (-1, ())
+            return
         self._kept = version, tuple((name, names[buddy]) for name, buddy in zip(names, buddies, strict=True))
 
     def takes_back(self, worker: Worker, used: Saved) -> None:
