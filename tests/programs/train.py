@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import copy
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import relight
@@ -47,6 +49,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scaler", action="store_true")
     parser.add_argument("--overflow-at", type=int, default=-1, help="make the loss infinite at this step")
     parser.add_argument("--ema", action="store_true")
+    parser.add_argument("--ema-kind", default="plain", choices=["plain", "buffers", "by-hand", "by-hand-averaged"])
+    parser.add_argument("--ema-every", type=int, default=1)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--publish", type=int, default=0, metavar="K", help="the weights after every K steps")
     parser.add_argument("--checkpoint", default="", help="directory of checkpoints")
@@ -109,6 +113,26 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     )
 
 
+def make_average(kind: str, net: nn.Module) -> nn.Module:
+    if kind.startswith("by-hand"):
+        return copy.deepcopy(net).requires_grad_(False)
+    return AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=kind == "buffers")
+
+
+@torch.no_grad()
+def update_average(kind: str, ema: nn.Module, net: nn.Module) -> None:
+    if isinstance(ema, AveragedModel):
+        ema.update_parameters(net)
+        return
+    for own, parameter in zip(ema.parameters(), net.parameters(), strict=True):
+        own.data.lerp_(parameter.data, 0.1)
+    for average, buffer in zip(ema.buffers(), net.buffers(), strict=True):
+        if kind == "by-hand-averaged" and buffer.is_floating_point():
+            average.data.lerp_(buffer.data, 0.1)
+        else:
+            average.data.copy_(buffer.data)
+
+
 def save(path: str, model: DDP, weights: str, **others: Any) -> None:
     """Write a digest of the raw bytes of everything that training changes: independent of relight's own digest."""
     found = {"parameters": digest(dict(model.named_parameters())), "buffers": digest(dict(model.named_buffers()))}
@@ -153,7 +177,7 @@ def main() -> None:
     optimizer = make_optimizer(options.optimizer, model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if options.scaler else None
-    ema = torch.optim.swa_utils.AveragedModel(model.module) if options.ema else None
+    ema = make_average(options.ema_kind, model.module) if options.ema else None
 
     generator = torch.Generator().manual_seed(7)
     data = torch.randn(96 * job.world_size, 16, generator=generator)
@@ -217,8 +241,8 @@ def main() -> None:
                 scaler.update()
             else:
                 optimizer.step()
-            if ema is not None:
-                ema.update_parameters(model.module)
+            if ema is not None and step.number % options.ema_every == 0:
+                update_average(options.ema_kind, ema, model.module)
             if scheduler is not None:
                 scheduler.step()
             if not options.zero_first:

@@ -194,7 +194,7 @@ class Checkpointing:
             key=self._shard(),
             layout=self._state.layout(),
             digest="",
-            private_buffers=[list(key) for key in sorted(self._state.private_buffers)],
+            private_buffers=self._state.named_private_buffers(),
             tree=flat.tree,
             pieces=_pieces(flat, self._prefix),
             stored=[],

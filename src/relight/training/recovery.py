@@ -238,7 +238,7 @@ class Recovery:
         meta = {
             "lineage": self._progress.lineage,
             "until": self._progress.until,
-            "private_buffers": sorted(self._state.private_buffers),
+            "private_buffers": self._state.named_private_buffers(),
             "gradients_to_none": self._state.gradients_to_none,
         }
         offer = Offer(restore.generation, restore.target, meta, self._state.replicated())

@@ -222,7 +222,7 @@ class Snapshots:
         slot.meta = {
             "lineage": self._progress.lineage,
             "until": self._progress.until,
-            "private_buffers": sorted(state.private_buffers),
+            "private_buffers": state.named_private_buffers(),
             "gradients_to_none": state.gradients_to_none,
         }
         steady = {local_part(parameter).data_ptr() for parameter in state.trained_parameters()}

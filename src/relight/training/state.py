@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from relight.core.fault import Action
 from relight.errors import UsageError
+from relight.training.averages import Averages, same_bits
 from relight.training.corruption import flip_bit
 from relight.training.fsdp_private import ShardedModules
 from relight.training.mesh_private import as_part_like, batch_place, cuts_of, fit_part, is_distributed
@@ -27,7 +28,7 @@ from relight.training.pipeline_private import Pipelines
 from relight.training.shards import shard_key
 from relight.training.torch_private import reset_scaler, stateful_hooks
 from relight.training.zero_private import ZeroOptimizers, state_of
-from relight.transfer.codec import Flat, digest_of, local_part, tensor_digests, unflatten
+from relight.transfer.codec import Flat, digest_of, local_part, unflatten
 from relight.transfer.offer import plan_state
 from relight.transfer.plan import Bucket
 from relight.transfer.weights import TensorReader
@@ -74,6 +75,12 @@ class TrackedState:
                     "load_state_dict(): add them (as in torch.distributed.checkpoint's Stateful), or do not hand it "
                     "over"
                 )
+        for name in [name for name, thing in per_rank.items() if isinstance(thing, AveragedModel)]:
+            raise UsageError(
+                f"relight.Training(per_rank={{{name!r}: ...}}) got an AveragedModel: hand it over as ema=..., or by "
+                "another keyword. Its parameters are equal on all ranks, and relight sees by itself which of its "
+                "buffers are not"
+            )
         self.parameters = [p for module in modules.values() for p in module.parameters()]
         self._check_kinds()
         self._check_optimizers()
@@ -89,6 +96,7 @@ class TrackedState:
         self._buffers = {
             (owner, name): buffer for owner, module in modules.items() for name, buffer in module.named_buffers()
         }
+        self._averages = Averages(modules, self.trained_parameters())
         self._snapshot: dict[tuple[str, str], torch.Tensor] = {}
         self._object_snapshot: dict[str, Any] = {}
 
@@ -215,7 +223,10 @@ class TrackedState:
         return dict(zip(flat.paths, flat.tensors, strict=True))
 
     def adopt(self, tree: Any, private_buffers: list[list[str]]) -> None:
-        """Make a verified copy this rank's state. Tensors received in place are already where they belong."""
+        """Make a verified copy this rank's state. Tensors received in place are already where they belong.
+
+        `private_buffers` is what `named_private_buffers` was where the copy was made.
+        """
         with torch.no_grad():
             for name, part in tree["modules"].items():
                 module = self.modules[name]
@@ -231,15 +242,23 @@ class TrackedState:
                 _adopt_optimizer(self.optimizers[name], part)
         for name, part in tree["objects"].items():
             self.objects[name].load_state_dict(part)
-        self.private_buffers = {(owner, name) for owner, name in private_buffers}
+        self.private_buffers = {(owner, name) for owner, name, *_ in private_buffers}
+        self._averages.copied = {(owner, name) for owner, name, *copied in private_buffers if copied}
 
     # --- rank-private -----------------------------------------------------------------------------------------
     def private(self) -> dict[str, Any]:
         """The rank-private part, as a tree (data position and random streams are added by the caller)."""
-        return {
+        tree = {
             "buffers": {f"{owner}/{name}": self._buffers[owner, name] for owner, name in sorted(self.private_buffers)},
             "per_rank": {name: thing.state_dict() for name, thing in self.per_rank.items()},
         }
+        counts = self._averages.counts(self.private_buffers)
+        return {**tree, "averages": counts} if counts else tree
+
+    def named_private_buffers(self) -> list[list[str]]:
+        """Module and name of each rank-private buffer; a third word where an average took it over from its model."""
+        copied = self._averages.copied
+        return [[*key, "copied"] if key in copied else [*key] for key in sorted(self.private_buffers)]
 
     @property
     def has_private(self) -> bool:
@@ -247,10 +266,12 @@ class TrackedState:
         return bool(self.private_buffers or self.per_rank)
 
     def adopt_private(self, tree: dict[str, Any]) -> None:
+        """What `private` was on this rank before the write with which its version came about. `adopt` comes first."""
         with torch.no_grad():
             for path, tensor in tree["buffers"].items():
                 owner, name = path.split("/", 1)
                 self._buffers[owner, name].copy_(tensor)
+            self._averages.repeat(tree.get("averages", {}), self.private_buffers)
         for name, part in tree["per_rank"].items():
             self.per_rank[name].load_state_dict(part)
 
@@ -272,8 +293,10 @@ class TrackedState:
     def notice_changed_buffers(self) -> None:
         """After forward and backward: buffers that changed belong to this rank alone from now on."""
         for key, before in self._snapshot.items():
-            if key not in self.private_buffers and not _same_bits(before, self._buffers[key]):
+            if key not in self.private_buffers and not same_bits(before, self._buffers[key]):
                 self.private_buffers.add(key)
+        self.private_buffers |= self._averages.like(self.private_buffers)
+        self._averages.prepare(self.private_buffers)
 
     def roll_back(self) -> None:
         """Put back what changed since the step started, unless it was committed. Parameters did not change."""
@@ -281,21 +304,28 @@ class TrackedState:
             return
         with torch.no_grad():
             for key, before in self._snapshot.items():
-                if not _same_bits(before, self._buffers[key]):
+                if not same_bits(before, self._buffers[key]):
                     self._buffers[key].copy_(before)
         for name, before in self._object_snapshot.items():
             {**self.objects, **self.per_rank}[name].load_state_dict(copy.deepcopy(before))
         self._clear_gradients()
 
     def commit_step(self) -> None:
-        """The step counts: there is nothing to roll back to any more."""
+        """The step counts: there is nothing to roll back to any more.
+
+        Raises UsageError if what it did could not be repeated for a rank that is lost.
+        """
+        self._averages.commit()
         self._mid_step = False
         self._snapshot.clear()
         self._object_snapshot.clear()
 
     def clear_step(self) -> None:
         """A replacement has nothing to roll back; it forgets its warm-up."""
-        self.commit_step()
+        self._mid_step = False
+        self._snapshot.clear()
+        self._object_snapshot.clear()
+        self._averages.forget()
         self._clear_gradients()
 
     def has_gradients(self) -> bool:
@@ -403,11 +433,6 @@ class _Number(int):
 def _may_change_before_write(thing: Any) -> bool:
     """Schedulers and scalers change only behind the barrier (their methods wait for it); others may not know."""
     return not isinstance(thing, (LRScheduler, torch.amp.GradScaler))
-
-
-def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    left, right = local_part(left), local_part(right)
-    return torch.equal(left, right) or tensor_digests(left) == tensor_digests(right)
 
 
 def _optimizer_tree(optimizer: Optimizer) -> dict[str, Any]:

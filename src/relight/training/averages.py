@@ -1,0 +1,164 @@
+"""Averaged models: which of their buffers belong to one rank alone, and how a replacement gets the newest of them.
+
+An average (torch's AveragedModel, or a copy of a model that the script moves by itself) takes over buffers that
+differ between ranks, such as BatchNorm's statistics; so its own differ too. But it takes them over behind the first
+write of a step, when the rank-private state of the next version has been kept already. So what is kept is what the
+average held before, and whoever is given that repeats the average's last move for these buffers: all that enters it
+was kept beside them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from relight.errors import UsageError
+from relight.transfer.codec import local_part, tensor_digests
+
+Key = tuple[str, str]  # of a buffer: the module that was handed over, and the buffer's name in it
+
+
+@dataclass(frozen=True)
+class _Average:
+    path: str
+    mover: AveragedModel | None  # None: the script moves it by itself
+    sources: dict[Key, Key]  # of each of its buffers, the model's that it is an average of
+
+
+class Averages:
+    """Of the modules that were handed over, those that are averages of others."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], trained: Iterable[torch.Tensor]) -> None:
+        """`trained`: the parameters that some optimizer updates; an average has none of them."""
+        ids = {id(parameter) for parameter in trained}
+        models = {n: m for n, m in modules.items() if any(id(p) in ids for p in m.parameters())}
+        self._averages = [
+            average
+            for owner, module in modules.items()
+            if owner not in models
+            for average in _find(owner, "", module, models)
+        ]
+        self._buffers = {(owner, name): b for owner, module in modules.items() for name, b in module.named_buffers()}
+        self._before: dict[Key, torch.Tensor] = {}
+        self.copied: set[Key] = set()  # those that the newest step's end made equal to the model's
+
+    def like(self, private: set[Key]) -> set[Key]:
+        """Which buffers of averages are rank-private, as those of their models are."""
+        return {key for average in self._averages for key, source in average.sources.items() if source in private}
+
+    def prepare(self, private: set[Key]) -> None:
+        """In front of the first write: remember what the script may move."""
+        self._before = {
+            key: self._buffers[key].clone()
+            for average in self._averages
+            for key in average.sources
+            if average.mover is None and key in private
+        }
+
+    def commit(self) -> None:
+        """The step is done: see how the script has moved its averages. Raises UsageError if nobody can repeat that."""
+        self.copied = set()
+        sources = {key: source for average in self._averages for key, source in average.sources.items()}
+        for key, before in self._before.items():
+            now = self._buffers[key]
+            if same_bits(before, now):
+                continue
+            if not same_bits(now, self._buffers[sources[key]].to(now)):
+                raise UsageError(
+                    f"buffer {key[1]} of {key[0]} was averaged by the script itself. It differs between ranks, as "
+                    f"{sources[key][1]} of {sources[key][0]} does, and a process that takes a lost rank's place could "
+                    "not repeat that: average it with torch.optim.swa_utils.AveragedModel(..., use_buffers=True), or "
+                    "copy the model's buffers instead of averaging them"
+                )
+            self.copied.add(key)
+        self._before = {}
+
+    def forget(self) -> None:
+        """The step does not count, or is another process's."""
+        self._before = {}
+
+    def counts(self, private: set[Key]) -> dict[str, int]:
+        """How often each AveragedModel was moved, if some of its buffers are rank-private."""
+        return {
+            average.path: int(average.mover.n_averaged)
+            for average in self._averages
+            if average.mover is not None and not private.isdisjoint(average.sources)
+        }
+
+    def repeat(self, counts: Mapping[str, int], private: set[Key]) -> None:
+        """Move rank-private buffers of averages on, to where their parameters are.
+
+        Those buffers and the models' are as they were kept with `counts`; all else is that of the version.
+        """
+        for average in self._averages:
+            pairs = [(self._buffers[k], self._buffers[s]) for k, s in average.sources.items() if k in private]
+            if average.mover is not None and pairs and average.path in counts:
+                _move(average.mover, counts[average.path], pairs)
+        sources = {key: source for average in self._averages for key, source in average.sources.items()}
+        for key in self.copied & sources.keys():
+            self._buffers[key].copy_(self._buffers[sources[key]])
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are equal, NaNs too; of divided ones, this rank's parts."""
+    left, right = local_part(left), local_part(right)
+    return torch.equal(left, right) or tensor_digests(left) == tensor_digests(right)
+
+
+def _move(mover: AveragedModel, count: int, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """As `mover` would have done from its `count`-th move on: by torch's own code, for these buffers alone."""
+    if not mover.use_buffers:  # it copies them
+        for own, source in pairs if count < int(mover.n_averaged) else ():
+            own.copy_(source)
+        return
+    mine, model = nn.Module(), nn.Module()
+    for number, (own, source) in enumerate(pairs):
+        mine.register_buffer(f"buffer_{number}", own)
+        model.register_buffer(f"buffer_{number}", source)
+    again = AveragedModel(nn.Module(), avg_fn=mover.avg_fn, multi_avg_fn=mover.multi_avg_fn, use_buffers=True)
+    again.module = mine
+    for done in range(count, int(mover.n_averaged)):
+        again.n_averaged = torch.full_like(mover.n_averaged, done)
+        again.update_parameters(model)
+
+
+def _find(owner: str, path: str, part: nn.Module, models: Mapping[str, nn.Module]) -> Iterator[_Average]:
+    """The outermost copies, in `part` of a module, of some model or of a part of one."""
+    mover, copy, inside = None, part, path
+    if isinstance(part, AveragedModel) and type(part).update_parameters is AveragedModel.update_parameters:
+        mover, copy, inside = part, part.module, f"{path}module."
+    twin = _twin_of(copy, models)
+    if twin is not None:
+        model, prefix = twin
+        names = [name for name, _ in copy.named_buffers()]
+        sources = {(owner, inside + name): (model, prefix + name) for name in names}
+        yield _Average(f"{owner}.{path}", mover, sources)
+        return
+    for name, child in part.named_children():
+        yield from _find(owner, f"{path}{name}.", child, models)
+
+
+def _twin_of(copy: nn.Module, models: Mapping[str, nn.Module]) -> tuple[str, str] | None:
+    """The model, and the prefix of names in it, whose copy this is; None: it has no buffers, or is no copy."""
+    found: list[tuple[str, str, nn.Module]] = []
+    shape = _shape(copy)
+    if next(copy.buffers(), None) is None:
+        return None
+    for owner, model in models.items():
+        for path, part in model.named_modules():
+            if type(part) is type(copy) and _shape(part) == shape:
+                found.append((owner, f"{path}." if path else "", part))
+    # Several that are built alike: that of which it was made, and is still equal to.
+    found.sort(key=lambda twin: not _is_equal(copy, twin[2]))
+    return found[0][:2] if found else None
+
+
+def _shape(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(t.shape)) for name, t in (*module.named_parameters(), *module.named_buffers())]
+
+
+def _is_equal(left: nn.Module, right: nn.Module) -> bool:
+    pairs = zip(left.parameters(), right.parameters(), strict=True)
+    return all(a.dtype == b.dtype and a.device == b.device and same_bits(a.detach(), b.detach()) for a, b in pairs)
