@@ -102,7 +102,7 @@ def measure(load: Load, action: str, count: int, workdir: Path) -> dict[str, Any
 
 def _figures(load: Load, action: str, report: JobReport, journal: Journal) -> dict[str, Any]:
     # A survivor may fail by itself in a recovery; only what was planned has a known time.
-    noticed = [failure for failure in report.failures if failure.detect_seconds is not None]
+    noticed = [failure for failure in report.failures if failure.detect_seconds is not None and not failure.estimated]
     notice_s = [failure.detect_seconds for failure in noticed if failure.detect_seconds is not None]
     stop_s = [recovery.stages.stop_seconds for recovery in report.recoveries]
     stopped = [entry.fields for entry in journal.of("Stopped") if not entry.fields["blank"]]

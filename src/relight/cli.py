@@ -398,7 +398,8 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
     add(
         *("--rdzv-endpoint", "--rdzv_endpoint"),
         metavar="HOST:PORT",
-        help="where the controller listens; default MASTER_ADDR:MASTER_PORT of several nodes, loopback alone of one",
+        help="where the controller listens; default MASTER_ADDR:MASTER_PORT of several nodes; on one node it counts "
+        "only with a --token-file, for other hosts to join",
     )
     add(*("--rdzv-backend", "--rdzv_backend"), metavar="NAME", help="accepted and needless")
     add(*("--rdzv-id", "--rdzv_id"), metavar="ID", help="accepted and needless")
@@ -450,7 +451,12 @@ def _add_job_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="warm processes in reserve: with one, a lost rank is replaced without starting Python and torch",
     )
-    add("--run-dir", metavar="DIR", help="where journal, logs and report go; default runs/SCRIPT-DATE-TIME")
+    add(
+        "--run-dir",
+        metavar="DIR",
+        help="where journal, logs and report go; default "
+        "runs/SCRIPT-DATE-TIME. One that holds a run which is over is used again: that run's files go to DIR/earlier-N",
+    )
     add("--seed", type=int, default=_DEFAULTS["seed"], help="seed of each step's random streams; default 0")
     add("--controller-port", type=int, default=0, metavar="PORT", help="port of the controller; default: a free one")
     add("--oversubscribe", action="store_true", help="allow more than 16 processes for each core")

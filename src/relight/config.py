@@ -12,6 +12,7 @@ import math
 import os
 import re
 import socket
+import sys
 import uuid
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from relight.chaos.plan import check_fault, parse_fault
 from relight.core.fault import Plan
 from relight.dashboard.address import split_address
 from relight.errors import UsageError
+from relight.server.earlier import keep_aside
 from relight.wire.settings import JobSettings, host_address
 from relight.wire.tls import FLAGS, VARIABLES, Tls, TlsFiles, prove_certificate
 
@@ -113,7 +115,13 @@ def count_nodes(asked: str) -> int:
 
 
 def find_endpoint(arguments: argparse.Namespace, nodes: int) -> tuple[str, int] | None:
-    """Where the controller of a job on several nodes listens; None for a job that keeps to this one."""
+    """Where the controller of a job on several nodes listens; None for a job that keeps to this one.
+
+    One node needs no endpoint, though launch lines for torchrun often have one. It counts if there is a secret for
+    other hosts to join with.
+    """
+    if nodes == 1 and not (arguments.token_file or os.environ.get("RELIGHT_TOKEN_FILE")):
+        return None
     if arguments.rdzv_endpoint:
         return parse_endpoint(arguments.rdzv_endpoint, "--rdzv-endpoint")
     if nodes == 1:
@@ -250,22 +258,23 @@ def check_dashboard_address(address: str) -> None:
 
 
 def make_run_dir(asked: str | None, script: str, now: datetime.datetime) -> Path:
-    """Make the run's directory, and prove that it can be written by writing."""
+    """Make the run's directory, and prove that it can be written by writing. An earlier run's files are kept aside."""
     if asked is not None:
         run_dir = Path(asked).absolute()
-        if (run_dir / "journal.jsonl").exists():
-            raise UsageError(f"--run-dir {asked} already holds a run; choose another, or remove it")
     else:
         run_dir = _fresh_run_dir(Path("runs").absolute(), f"{Path(script).stem}-{now:%Y%m%d-%H%M%S}")
     is_new = not run_dir.exists()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         _write_probe(run_dir)
+        aside = keep_aside(run_dir)
     except OSError as error:
         if is_new:
             with contextlib.suppress(OSError):
                 run_dir.rmdir()
         raise UsageError(_run_dir_problem(run_dir, error)) from error
+    if aside is not None:
+        print(f"relight: the files of the earlier run in {run_dir} are kept in {aside}", file=sys.stderr, flush=True)
     return run_dir
 
 

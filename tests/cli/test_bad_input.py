@@ -99,7 +99,10 @@ def test_a_module_that_does_not_exist(relight: Relight) -> None:
         (["--nnodes", "2"], ["--nnodes 2", "--rdzv-endpoint HOST:PORT"]),
         (["--nnodes", "1:4"], ["--nnodes 1:4", "neither grow nor shrink"]),
         (["--nnodes", "2", "--master-addr", "10.0.0.1"], ["--token-file", "chmod 600"]),
-        (["--rdzv-endpoint", "10.0.0.1:port"], ["--rdzv-endpoint 10.0.0.1:port", "HOST:PORT"]),
+        (
+            ["--rdzv-endpoint", "10.0.0.1:port", "--token-file", "/nowhere"],
+            ["--rdzv-endpoint 10.0.0.1:port", "HOST:PORT"],
+        ),
         (["--rdzv-endpoint", "10.0.0.1:5", "--token-file", "/nowhere"], ["--token-file /nowhere"]),
         (["--standby", "-1"], ["--standby -1", "0 or more"]),
         (["--hang-timeout-seconds", "0"], ["--hang-timeout-seconds 0", "above 0"]),
@@ -172,7 +175,7 @@ def test_a_run_directory_that_is_a_file(relight: Relight, script: Path) -> None:
 def test_a_run_directory_that_holds_a_run(relight: Relight, script: Path, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "journal.jsonl").write_text("precious")
-    check(relight("run", "--run-dir", "old", str(script)), "already holds a run")
+    check(relight("run", "--run-dir", "old", str(script)), "already holds a journal.jsonl that cannot be read")
     assert (tmp_path / "old" / "journal.jsonl").read_text() == "precious"
 
 

@@ -248,7 +248,8 @@ def test_how_long_a_hang_had_lasted_is_known_from_the_last_sign_of_progress(tmp_
         ProcessSuspected(process="w1", kind="hang", evidence="no progress", position=position, noticed_ns=38 * NS),
     )
     (found,) = read(tmp_path).failures()
-    assert (found.kind, found.idle_seconds, found.detect_seconds) == ("hang", 31.0, None)
+    assert (found.kind, found.idle_seconds, found.detect_seconds) == ("hang", 31.0, 31.0)
+    assert found.estimated
 
 
 def test_gpus_are_shown_where_there_are_any(tmp_path: Path) -> None:

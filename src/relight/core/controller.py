@@ -38,6 +38,7 @@ class Controller(Agents, Processes, Training, Restoring):
         """Take in one fact; return the orders it leads to, in the order in which they must be carried out."""
         if self.stage is Stage.ENDED:
             return ()
+        self._note_version(event)
         match event:
             case ev.AgentJoined():
                 out = self._on_agent_joined(event, now)
@@ -94,6 +95,22 @@ class Controller(Agents, Processes, Training, Restoring):
             case _:
                 assert_never(event)
         return self._given(out)
+
+    def _note_version(self, event: ev.Event) -> None:
+        """How far the job got is part of its account, however it ends."""
+        match event:
+            case ev.ProcessDying() | ev.ProcessExited() | ev.ProcessSuspected():
+                self.ledger.committed(event.position.version, event.position.generation)
+            case ev.Stopped() if not event.blank:
+                self.ledger.committed(event.version, event.generation - 1)
+            case ev.AgentLost() | ev.ShutdownRequested():
+                self.ledger.committed(event.version)
+            case ev.WorkerFailed() if self.stage is Stage.TRAINING:
+                self.ledger.committed(event.step)  # it was in this step: those before it are done
+            case ev.Saved() if event.generation == self.generation and not event.error:
+                self.ledger.committed(event.version)
+            case ev.StepResumed() if event.generation == self.generation:
+                self.ledger.committed(event.step + 1)
 
     def expire(self, now: float) -> tuple[Command, ...]:
         """The deadline has passed: whoever was waited for has failed too, or the grace is over."""

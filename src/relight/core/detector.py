@@ -13,7 +13,7 @@ import msgspec
 
 from relight.core.events import CommunicationStalled, Event, ProcessSuspected
 from relight.core.pace import SAMPLE_SECONDS, TRACED_RANKS, judge_seconds
-from relight.core.position import IN_STEP, Phase, Position
+from relight.core.position import IN_STEP, Phase, Position, usual_step_ns
 
 LEARNED_FACTOR = 10  # a phase may take this many times as long as it ever took
 BLIND_GAP_NS = 2 * 10**9  # a sample that is later than this is late, and the rest of the pause counts for nobody
@@ -241,7 +241,7 @@ class Detector:
         if watch.frozen_ns < self._settings.frozen_timeout_seconds * 1e9:
             return None
         evidence = f"stopped (process state T) for {_seconds(watch.frozen_ns)} in {_where(watch.position)}"
-        return self._suspect(process, "frozen", evidence)
+        return self._suspect(process, "frozen", evidence, watch.frozen_ns)
 
     def _check_hangs(self, ranks: Mapping[int, _Watch]) -> list[Event]:
         limits = {rank: self._limit_ns(watch, ranks) for rank, watch in ranks.items()}
@@ -323,7 +323,12 @@ class Detector:
             f"(limit {_seconds(self._limit_ns(shortest, ranks))}{self._hint(shortest)})"
         )
         noticed_ns = max(watch.sample.sampled_ns for watch in watches)
-        return [CommunicationStalled(evidence=evidence, step=shortest.position.step, noticed_ns=noticed_ns)]
+        idle_seconds = _beyond_a_step(shortest)
+        return [
+            CommunicationStalled(
+                evidence=evidence, step=shortest.position.step, noticed_ns=noticed_ns, idle_seconds=idle_seconds
+            )
+        ]
 
     def _parked(self, ranks: Mapping[int, _Watch]) -> list[Event]:
         """Perhaps all hung just after Resume. The core ignores this while it has a deadline of its own."""
@@ -351,16 +356,22 @@ class Detector:
         )
         step = max(watch.position.step for watch in waiting.values())
         noticed_ns = max(watch.sample.sampled_ns for watch in waiting.values())
-        return [CommunicationStalled(evidence=evidence, step=step, noticed_ns=noticed_ns)]
+        idle_seconds = _beyond_a_step(min(waiting.values(), key=lambda watch: watch.idle_ns))
+        return [CommunicationStalled(evidence=evidence, step=step, noticed_ns=noticed_ns, idle_seconds=idle_seconds)]
 
-    def _suspect(self, process: str, kind: str, evidence: str) -> Event | None:
+    def _suspect(self, process: str, kind: str, evidence: str, stopped_ns: int = 0) -> Event | None:
         """A process is suspected once: it will be killed for it."""
         if process in self._suspected:
             return None
         self._suspected.add(process)
         sample = self._watched[process].sample
         return ProcessSuspected(
-            process=process, kind=kind, evidence=evidence, position=sample.position, noticed_ns=sample.sampled_ns
+            process=process,
+            kind=kind,
+            evidence=evidence,
+            position=sample.position,
+            noticed_ns=sample.sampled_ns,
+            stopped_seconds=stopped_ns / 1e9,
         )
 
 
@@ -377,6 +388,11 @@ def _note_since_when(ranks: Mapping[int, _Watch], last: frozenset[int]) -> None:
             watch.behind_since_ns = 0
         elif not watch.behind_since_ns:
             watch.behind_since_ns = max(watch.since_ns, watch.before_ns)
+
+
+def _beyond_a_step(watch: _Watch) -> float:
+    """For how many seconds it has got nowhere, beyond the time of a usual step."""
+    return max(0, watch.idle_ns - usual_step_ns(watch.position)) / 1e9
 
 
 def _seconds(nanoseconds: int) -> str:

@@ -28,6 +28,8 @@ class AgentLost(_Event, frozen=True, kw_only=True):
 
     agent: str
     evidence: str
+    silent_seconds: Seconds = 0.0  # since its last word; 0.0: not known
+    version: Whole = -1  # the newest that any rank is known to have committed; -1: not known
 
 
 class ProcessStarted(_Event, frozen=True, kw_only=True):
@@ -61,6 +63,7 @@ class ProcessSuspected(_Event, frozen=True, kw_only=True):
     evidence: str
     position: Position
     noticed_ns: Whole
+    stopped_seconds: Seconds = 0.0  # for so long it was seen stopped by a signal
     stack: str = ""  # what its threads were doing, if that could be found out; for people
 
 
@@ -77,6 +80,7 @@ class CommunicationStalled(_Event, frozen=True, kw_only=True):
     evidence: str
     step: Whole
     noticed_ns: Whole
+    idle_seconds: Seconds = 0.0  # since any rank's last progress, less a usual step; 0.0: not known
     stack: str = ""  # the same of several processes
 
 
@@ -263,6 +267,7 @@ class ShutdownRequested(_Event, frozen=True, kw_only=True):
 
     reason: str
     after_step: bool = False  # time to finish the step and to write a checkpoint is left
+    version: Whole = -1  # the newest that any rank is known to have committed; -1: not known
 
 
 Event = (

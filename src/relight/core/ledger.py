@@ -14,9 +14,11 @@ from relight.core.commands import Rung
 from relight.core.decision import Decision
 from relight.core.fault import Fault
 from relight.core.members import Process
+from relight.core.noticing import detect_seconds
 from relight.core.position import Position
 from relight.core.report import ENDED, FailureReport, JobReport, RecoveryReport, RecoveryStages
 
+WORTH_SAYING_SECONDS = 0.1
 KEPT_IN_ACCOUNT = 64  # failures, and as many recoveries
 
 
@@ -29,6 +31,7 @@ class _Open:
     since: float  # first failure noticed
     stop_sent: float
     detect_seconds: float | None = None  # of the first failure
+    estimated: bool = False  # that is
     survivors_stopped: float = 0.0
     all_stopped: float = 0.0
     decided: float = 0.0
@@ -70,7 +73,8 @@ class Ledger:
         self._start = 0.0
         self._end = 0.0
         self._until = 0
-        self._version = 0
+        self._version = 0  # the newest that any rank is known to have committed
+        self._undone_in = 0  # generation that last went back over finished versions: what was before it, is no more
         self._lineage = ""
         self._digest = ""
         self._cut = 0
@@ -86,13 +90,19 @@ class Ledger:
         self._start = self._end = now
 
     def began(self, now: float, first: ev.TrainingEntered, digest: str) -> None:
-        self._until, self._version, self._digest, self._end = first.until, first.version, digest, now
+        self._until, self._digest, self._end = first.until, digest, now
+        self.committed(first.version)
 
     def finished(self, reports: list[ev.TrainingDone], digest: str, now: float) -> None:
         self._version, self._lineage = reports[0].version, reports[0].lineage
         self._digest, self._end = digest, now
         self._cut = max(r.cut_collectives for r in reports)
         self._close()
+
+    def committed(self, version: int, generation: int | None = None) -> None:
+        """A rank is known to hold this version, which was so in `generation`; None: in the newest."""
+        if generation is None or generation >= self._undone_in:
+            self._version = max(self._version, version)
 
     def saved(self, version: int, path: str) -> None:
         self._saved_version, self._saved_path = version, path
@@ -114,11 +124,12 @@ class Ledger:
         step: int = -1,
         phase: str = "",
         stack: str = "",
+        waited_seconds: float = 0.0,
     ) -> None:
-        """Record one failure; `process` is None if no rank is to blame."""
+        """Record one failure; `process` is None if no rank is to blame. `waited_seconds`: see `detect_seconds`."""
         phase = phase or (position.phase.name if position else "")
         position = position or Position(step=step)
-        known = 0 < position.fault_ns < noticed_ns
+        unnoticed_seconds, how = detect_seconds(kind, position, noticed_ns, waited_seconds)
         idle = kind in ("hang", "frozen") and 0 < position.stamp_ns < noticed_ns
         self.failure_count += 1
         failure = FailureReport(
@@ -132,7 +143,8 @@ class Ledger:
             evidence=evidence,
             generation=generation,
             noticed_seconds=now - self._start,
-            detect_seconds=(noticed_ns - position.fault_ns) / 1e9 if known else None,
+            detect_seconds=unnoticed_seconds,
+            detect_evidence=how,
             idle_seconds=(noticed_ns - position.stamp_ns) / 1e9 if idle else None,
         )
         self.failures.append(failure)
@@ -182,7 +194,13 @@ class Ledger:
             f"rank{plural} {ranks} taken over by a {recovery.replacement_kind} (pid {recovery.pids}), " if ranks else ""
         )
         decision = recovery.decision
-        said = f"recovered in {now - recovery.since:.3f} s: {who}{decision.direction} to version {decision.target}"
+        unnoticed = recovery.detect_seconds or 0.0
+        about = "about " if recovery.estimated else ""
+        noticing = (
+            f" ({about}{unnoticed:.3f} s of it until it was noticed)" if unnoticed >= WORTH_SAYING_SECONDS else ""
+        )
+        time = f"{unnoticed + now - recovery.since:.3f} s{noticing}"
+        said = f"recovered in {time}: {who}{decision.direction} to version {decision.target}"
         if recovery.rung is Rung.REPLICA:
             return said
         steps = f"{recovery.undone} finished step{'s are' if recovery.undone != 1 else ' is'}"
@@ -205,6 +223,7 @@ class Ledger:
         if not recovery.failures:
             first = self._find(self._answered + 1)
             recovery.detect_seconds = None if first is None else first.detect_seconds
+            recovery.estimated = first is not None and first.estimated
         recovery.failures += range(self._answered + 1, self.failure_count + 1)
         self._answered = self.failure_count
 
@@ -228,6 +247,9 @@ class Ledger:
         if self._open is None:
             return
         self._open.rung, self._open.undone = rung, undone
+        if rung is not Rung.REPLICA:
+            self._version, self._undone_in = decision.target, self._open.generation
+        self.committed(decision.target)
         self._open.decided, self._open.decision = now, decision
         self._open.replaced = tuple(p.rank for p in replacements if p.rank is not None)
         kinds = {"fresh process" if p.fresh else "standby" for p in replacements}
@@ -331,7 +353,7 @@ class Ledger:
             steps_repeated=self._repeated + sum(r.steps_repeated for r in under_way),
             moved_bytes=self._moved_bytes + sum(r.moved_bytes for r in under_way),
             final_version=self._version,
-            final_state_digest=self._digest,
+            final_state_digest="" if self._error else self._digest,  # nobody has looked at it since the first step
             final_lineage=self._lineage,
             time_lost_seconds=self._lost_seconds + sum(map(_lost_seconds, under_way)),
             cut_collectives=self._cut,

@@ -58,6 +58,11 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.phase.name} of {where} (generation {self.generation}, attempt {self.attempt})"
 
 
+def usual_step_ns(position: Position) -> int:
+    """What a step of this process has taken on average, waiting for others not counted; 0: it has finished none."""
+    return sum(position.work_ns) // position.commits if position.commits > 0 else 0
+
+
 # Layout: nineteen little-endian words. The private state's two slots and the phase trace follow the page in the
 # same mapping (see agent.page for the reader, training.page for the writer).
 _LAYOUT = struct.Struct("<14qd4q")

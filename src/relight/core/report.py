@@ -6,6 +6,8 @@ meet this clock through `JobReport.started_wall`.
 
 import msgspec
 
+from relight.core.noticing import PLANNED
+
 ENDED = "ended"  # kind of a failure whose process is still being torn down: how it ended is said later
 
 
@@ -22,8 +24,14 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     generation: int  # the one it happened in
     stack: str = ""  # of a hang: what the threads of the process were doing, as faulthandler writes it
     noticed_seconds: float  # moment, since the job's start
-    detect_seconds: float | None = None  # fault to notice; None if the time of the fault is not known
+    detect_seconds: float | None = None  # fault to notice; None if nothing tells the time of the fault
+    detect_evidence: str = ""  # how that is known: of a planned fault exactly, of any other it is an estimate
     idle_seconds: float | None = None  # of a hang or a freeze: from its last sign of progress to the notice
+
+    @property
+    def estimated(self) -> bool:
+        """Whether `detect_seconds` is an estimate: nobody saw the fault strike."""
+        return self.detect_seconds is not None and self.detect_evidence != PLANNED
 
     @property
     def struck_seconds(self) -> float:
@@ -34,11 +42,11 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 class RecoveryStages(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one recovery went. A stage is as long as its slowest rank needed.
 
-    The total runs from the fault (its notice, if the time of the fault is not known) to the first forward after
+    The total runs from the fault (its notice, if nothing tells the time of the fault) to the first forward after
     it; the redo comes on top. It need not be the sum: ranks do different stages side by side.
     """
 
-    detect_seconds: float | None = None  # fault to notice; None if the time of the fault is not known
+    detect_seconds: float | None = None  # of the first failure: fault to notice, perhaps estimated; None: not known
     stop_seconds: float = 0.0  # until every survivor stands still
     decide_seconds: float = 0.0
     replace_seconds: float = 0.0  # until every rank has a living process

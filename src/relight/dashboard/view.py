@@ -125,6 +125,8 @@ def failure(job: Job, found: FailureReport) -> Value:
         "struck_ns": round(found.struck_seconds * 1e9),
         "noticed_ns": round(found.noticed_seconds * 1e9),
         "detect_seconds": found.detect_seconds,
+        "detect_evidence": found.detect_evidence,
+        "estimated": found.estimated,
         "until_ns": until,
     }
 

@@ -23,6 +23,8 @@ from relight.server.reserve import Reserve
 from relight.wire.settings import JobSettings
 
 FORMAT_VERSION = 1
+JOURNAL = "journal.jsonl"
+SILENT_SECONDS = 30.0  # six signs of life missed, and clocks of hosts may differ by a little: nobody runs the job
 RESERVE_NAME = "journal.reserve"
 MAX_UNWRITTEN_BYTES = 8 * 2**20  # kept in memory while the disk takes nothing
 _CHUNK_BYTES = 64 * 1024
@@ -80,7 +82,7 @@ class Journal:
         that out before its next line, and calls `give_way` before anything can come of what it was told.
         """
         self._give_way = give_way
-        self._path = run_dir / "journal.jsonl"
+        self._path = run_dir / JOURNAL
         self._say = say
         self._encoder = msgspec.json.Encoder()
         self._unwritten = bytearray()

@@ -266,7 +266,8 @@ class Server:
         if self._ended is not None:
             self._agents_gone.set()  # asked again: do not wait
             return
-        self.feed(ShutdownRequested(reason=reason, after_step=reason == "SIGTERM"))
+        version = self._board.committed()  # the core is told of steps only when something happens
+        self.feed(ShutdownRequested(reason=reason, after_step=reason == "SIGTERM", version=version))
 
     # --- the loop -----------------------------------------------------------------------------------------------
     def feed(self, event: Event) -> None:
@@ -409,7 +410,6 @@ class Server:
 
     def _write_report(self) -> None:
         report = self._account()
-        failed = self._ended is not None and bool(self._ended.error)
         idle = [fault for fault in self._settings.plan.faults if fault not in self._core.faults_struck]
         for fault in idle:
             self._observers.tell("warning", f'planned, but did not happen: "{describe_fault(fault)}"')
@@ -417,9 +417,6 @@ class Server:
             report,
             job=self._settings.job,
             started_wall=self._started_wall,
-            steps=max(report.steps, self._board.newest_version if failed else 0),
-            final_version=max(report.final_version, self._board.newest_version if failed else 0),
-            final_state_digest="" if failed else report.final_state_digest,
             published=self._publications.report(),
             storage_waits=tuple(self._storage_waits),
             notices=(*report.notices, *(f'planned, but did not happen: "{describe_fault(f)}"' for f in idle)),
@@ -604,7 +601,10 @@ class Server:
     def _lose_agent(self, agent: Agent, evidence: str) -> None:
         del self._away[agent.name]
         self._agents.remove(agent)
-        self.feed(AgentLost(agent=agent.name, evidence=evidence))
+        # Its ranks may have trained on with the others until now: then nothing stood still.
+        silent_seconds = min(self._settings.agent_timeout_seconds, self._board.idle_seconds(agent.name))
+        version = self._board.committed()
+        self.feed(AgentLost(agent=agent.name, evidence=evidence, silent_seconds=silent_seconds, version=version))
 
     # --- messages -----------------------------------------------------------------------------------------------
     def _on_agent_message(self, agent: Agent, message: AgentUp) -> None:

@@ -1,10 +1,11 @@
 """The snapshot that people see: who is where, how fast, how many failures survived."""
 
+import math
 from collections import deque
 from itertools import islice
 
 from relight.core.controller import Controller, Stage
-from relight.core.position import Position
+from relight.core.position import Position, usual_step_ns
 from relight.wire.messages import RankStatus, Sample, StatusUpdate
 from relight.wire.status import PublishStatus, RestoreStatus
 
@@ -44,10 +45,19 @@ class StatusBoard:
         sample = self._samples.get(process)
         return sample.position if sample else Position()
 
-    @property
-    def newest_version(self) -> int:
-        """Steps committed, as far as it is known here."""
-        return max((version for _, version in self._history), default=0)
+    def committed(self) -> int:
+        """The newest version that a rank of this generation has committed, as far as it was seen; -1 for none."""
+        core = self._controller
+        positions = (self.position(process) for process in core.rank_processes().values())
+        return max((at.version for at in positions if at.stamp_ns and at.generation == core.generation), default=-1)
+
+    def idle_seconds(self, host: str) -> float:
+        """For how long no rank outside `host` had got on when last seen, beyond a usual step; infinite without any."""
+        ranks = self._controller.rank_hosts()
+        processes = (name for rank, name in self._controller.rank_processes().items() if ranks[rank] != host)
+        samples = [sample for name in processes if (sample := self._samples.get(name)) is not None]
+        idle = (s.sampled_ns - s.position.stamp_ns - usual_step_ns(s.position) for s in samples if s.position.stamp_ns)
+        return min((max(0, idle_ns) / 1e9 for idle_ns in idle), default=math.inf)
 
     def update(self, now: float) -> StatusUpdate:
         """The snapshot; called at a steady pace, since the speed is measured between calls."""

@@ -71,7 +71,9 @@ def _so_far(report: JobReport, unfinished: str) -> str:
 def _recovery(report: JobReport, recovery: RecoveryReport) -> str:
     failures = [failure for failure in report.failures if failure.number in recovery.failures]
     said = [f"Recovery {recovery.number}: {_list(_failure(failure) for failure in failures) or 'something failed'}."]
-    said.append(f"Training went on after {duration(recovery.stages.total_seconds)}.")
+    guessed = any(failure.estimated for failure in failures if failure.number == min(recovery.failures))
+    how = "about {} after the fault, as far as the last signs of progress tell" if guessed else "after {}"
+    said.append(f"Training went on {how.format(duration(recovery.stages.total_seconds))}.")
     if recovery.rung != "replica":
         said.append(
             f"No replica had all of the state ({recovery.reason}), so all ranks went back to version "
@@ -90,7 +92,7 @@ def _unnoticed(recovery: RecoveryReport, failures: list[FailureReport]) -> list[
     """Of a hang nobody knows when it began; its last sign of progress is known."""
     idle = [f for f in failures if f.idle_seconds is not None and f.idle_seconds >= _WORTH_SECONDS]
     if recovery.stages.detect_seconds is not None or not idle:
-        return []  # the time of the fault is known, and the time to its notice is one of the stages
+        return []  # the time to its notice is one of the stages
     longest = max(idle, key=lambda failure: failure.idle_seconds or 0.0)
     return [
         f"Before that, {duration(longest.idle_seconds or 0.0)} had passed since the last sign of progress: "

@@ -94,10 +94,16 @@ def _failures(failures: Sequence[FailureReport]) -> Table:
             str(f.step) if f.step >= 0 else "–",
             _text(f.phase) if f.phase else "–",
             duration(f.noticed_seconds),
-            "–" if f.detect_seconds is None else duration(f.detect_seconds),
+            _noticed_after(f),
             _text(f.evidence),
         )
     return table
+
+
+def _noticed_after(failure: FailureReport) -> str:
+    if failure.detect_seconds is None:
+        return "–"
+    return ("about " if failure.estimated else "") + duration(failure.detect_seconds)
 
 
 def _recoveries(recoveries: Sequence[RecoveryReport]) -> Table:

@@ -98,7 +98,8 @@ class Failure(_Event, frozen=True, kw_only=True, tag="failure"):
     step: int
     phase: str
     evidence: str
-    detect_seconds: float | None  # from the fault to its notice, where that is known
+    detect_seconds: float | None  # from the fault to its notice, where that is known or can be estimated
+    detect_evidence: str  # how it is known: "known: ..." of a planned fault, else "estimated: ..."; empty: it is not
 
 
 class FailureExplained(_Event, frozen=True, kw_only=True, tag="failure_explained"):
@@ -384,6 +385,7 @@ class EventFeed:
                 phase=failure.phase,
                 evidence=failure.evidence,
                 detect_seconds=failure.detect_seconds,
+                detect_evidence=failure.detect_evidence,
             )
         for told in list(self._unexplained):
             failure = ledger.failures[told.number - 1]

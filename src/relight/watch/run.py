@@ -16,12 +16,13 @@ from relight.core.report import JobReport
 from relight.dashboard.job import Job
 from relight.dashboard.tail import Tail
 from relight.errors import UsageError
+from relight.server import journal
 from relight.timeline.spans import Chunk
 from relight.wire.status import decode_line
 
 RUNS = Path("runs")
-JOURNAL = "journal.jsonl"
-SILENT_SECONDS = 30.0  # six signs of life missed; and clocks of hosts may differ by a little
+JOURNAL = journal.JOURNAL
+SILENT_SECONDS = journal.SILENT_SECONDS
 TRACE_BYTES = 2 * 2**20  # of the newest phase changes; and
 TRACE_BYTES_PER_RANK = 8 * 1024
 
@@ -54,9 +55,9 @@ def find_run(asked: Path | None) -> Path:
             raise UsageError(f"{asked} holds no {JOURNAL}: it is no run's directory, or its job has not begun")
         return asked
     found = []
-    for journal in RUNS.glob(f"*/{JOURNAL}"):
+    for path in RUNS.glob(f"*/{JOURNAL}"):
         try:
-            found.append((journal.stat().st_mtime, journal.parent))
+            found.append((path.stat().st_mtime, path.parent))
         except OSError:  # removed meanwhile
             continue
     if not found:

@@ -77,7 +77,8 @@ def status_of(
         seconds = max(0.0, seconds - silent_seconds)
     ranks = tuple(_line(line, memory) for line in view.ranks(job, memory).values())
     speed = _steps_per_second(ranks) if state is State.RUNNING and job.stage == "training" else 0.0
-    version = max(job.version(), report.steps, 0)
+    # Of a job that has ended the account has the last word, as in every other tool.
+    version = report.steps if job.ended is not None else max(job.version(), report.steps, 0)
     intact = job.intact() if state is State.RUNNING else 0
     return Status(
         job=settings.job if settings else "",

@@ -66,7 +66,17 @@ class Agents(Starting, Stopping, Finishing, Repeating):
         if self.stage is Stage.FINISHING:
             return [notice, *self._end_if_all_ended(now)]
         for process in held:
-            self.ledger.failure(process, "host lost", event.evidence, None, 0, self.generation, now, self._newest_step)
+            self.ledger.failure(
+                process,
+                "host lost",
+                event.evidence,
+                None,
+                0,
+                self.generation,
+                now,
+                self._newest_step,
+                waited_seconds=event.silent_seconds,
+            )
         if held:
             return [notice, *self._fail(held, self._newest_step, None, now)]
         return [notice, *self._top_up_standbys(now), *self._advance(now)]

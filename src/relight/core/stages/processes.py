@@ -88,7 +88,15 @@ class Processes(Starting, Stopping, Finishing):
             return [kill, *self._restart_startup(f"rank {process.rank}: {event.evidence}", now)]
         position, noticed_ns = event.position, event.noticed_ns
         self.ledger.failure(
-            process, event.kind, event.evidence, position, noticed_ns, self.generation, now, stack=event.stack
+            process,
+            event.kind,
+            event.evidence,
+            position,
+            noticed_ns,
+            self.generation,
+            now,
+            stack=event.stack,
+            waited_seconds=event.stopped_seconds,
         )
         step = self._step_of(process, event.position.step)
         key = ("hang", process.rank, step) if event.kind == "hang" else None

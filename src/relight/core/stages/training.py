@@ -28,9 +28,17 @@ class Training(Failing):
     def _on_stalled(self, event: ev.CommunicationStalled, now: float) -> list[Command]:
         if self.stage is not Stage.TRAINING:
             return []
-        noticed_ns, step, stack = event.noticed_ns, event.step, event.stack
         self.ledger.failure(
-            None, "communication", event.evidence, None, noticed_ns, self.generation, now, step, stack=stack
+            None,
+            "communication",
+            event.evidence,
+            None,
+            event.noticed_ns,
+            self.generation,
+            now,
+            event.step,
+            stack=event.stack,
+            waited_seconds=event.idle_seconds,
         )
         return self._fail([], event.step, ("stall", event.step), now)
 

@@ -39,7 +39,7 @@ export function showFailures(element, failures, total, onShow, onStack) {
   if (!failures.length) return element.replaceChildren(empty("No failure so far."));
   const rows = [...failures].reverse().map((f) => pick(make("tr", {},
     cell(`${f.number}`, "n"), cell(moment(f.struck_ns, 1e8), "n"), cell(f.rank < 0 ? "–" : `${f.rank}`, "n"), cell(f.kind),
-    cell(f.step < 0 ? "–" : `${f.phase} of ${count(f.step)}`), cell(seconds(f.detect_seconds), "n"), make("td", { class: "evidence" }, f.evidence, ...stackButton(f, onStack)),
+    cell(f.step < 0 ? "–" : `${f.phase} of ${count(f.step)}`), cell((f.estimated ? "about " : "") + seconds(f.detect_seconds), "n"), make("td", { class: "evidence" }, f.evidence, ...stackButton(f, onStack)),
   ), () => onShow(f), `Failure ${f.number}: show it in the timeline`));
   const names = [["#", "n"], ["at", "n"], ["rank", "n"], ["kind"], ["in step"], ["noticed in", "n"], ["evidence"]];
   element.replaceChildren(table(names, rows), ...older(total - failures.length));

@@ -1,0 +1,70 @@
+"""A run directory that is used again."""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from relight.core.commands import EndJob
+from relight.errors import UsageError
+from relight.server.earlier import keep_aside
+from relight.server.journal import SILENT_SECONDS, Journal
+from relight.wire.settings import JobSettings
+
+
+def write_run(run_dir: Path, *, ended: bool) -> Path:
+    """What a run leaves there, and a checkpoint beside it."""
+    (run_dir / "logs").mkdir(parents=True)
+    (run_dir / "logs" / "rank-0.log").write_text("hello\n")
+    (run_dir / "step-0000000020").mkdir(exist_ok=True)
+    settings = JobSettings(job="mine", run_id="1", script="train.py", script_arguments=(), module=False, world_size=2)
+    journal = Journal(run_dir, settings, lambda *_: None)
+    if ended:
+        journal.commands(1.0, [EndJob(error="stopped: SIGTERM", details="", why="stopped: SIGTERM")])
+    journal.close()
+    return run_dir / "journal.jsonl"
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_the_files_of_runs_that_are_over_are_kept_aside(tmp_path: Path) -> None:
+    assert keep_aside(tmp_path) is None
+    for number in (1, 2):
+        write_run(tmp_path, ended=True)
+        assert keep_aside(tmp_path) == tmp_path / f"earlier-{number}"
+    assert names(tmp_path) == ["earlier-1", "earlier-2", "step-0000000020"]
+    assert names(tmp_path / "earlier-1") == names(tmp_path / "earlier-2") == ["journal.jsonl", "journal.reserve", "logs"]
+
+
+def test_a_run_whose_journal_is_locked_is_alive(tmp_path: Path) -> None:
+    with write_run(tmp_path, ended=True).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="still alive"):
+            keep_aside(tmp_path)
+    assert "logs" in names(tmp_path)
+
+
+def test_a_run_without_an_end_is_over_when_nobody_has_touched_it_for_long(tmp_path: Path) -> None:
+    journal = write_run(tmp_path, ended=False)
+    then = time.time() - SILENT_SECONDS - 1
+    os.utime(journal, (then, then))
+    assert keep_aside(tmp_path) == tmp_path / "earlier-1"
+
+
+def test_who_was_interrupted_while_moving_goes_on_there(tmp_path: Path) -> None:
+    write_run(tmp_path, ended=True)
+    (tmp_path / "earlier-1").mkdir()
+    (tmp_path / "logs").rename(tmp_path / "earlier-1" / "logs")
+    assert keep_aside(tmp_path) == tmp_path / "earlier-1"
+    assert names(tmp_path / "earlier-1") == ["journal.jsonl", "journal.reserve", "logs"]
+
+
+def test_what_is_no_journal_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text("precious")
+    with pytest.raises(UsageError, match="cannot be read"):
+        keep_aside(tmp_path)
+    assert names(tmp_path) == ["journal.jsonl"]
