@@ -7,6 +7,7 @@ a real one, is in journal.py.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import product
 
 from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Rung, Save, Spawn, Stop
 from relight.core.events import Stopped
@@ -27,6 +28,11 @@ _HARMLESS_KILLS = (
 )
 
 
+def _heard(worker: Worker) -> int:
+    """The newest generation that undid versions, as far as this process has been told."""
+    return worker.lower.history if worker.lower is not None else 0
+
+
 class Checker:
     """Told of everything as it happens; raises Violation."""
 
@@ -39,7 +45,10 @@ class Checker:
         self._begun = 0  # newest step that anyone began
         self.shown = 0  # newest version that engines answer with
         self._falls: tuple[tuple[int, int], ...] = ()  # generation and target of each time that versions were undone
-        self._kept: tuple[int, tuple[tuple[str, str], ...]] = (-1, ())  # a version of which buddies have all; see below
+        self._kept: tuple[int, tuple[tuple[str, ...], ...]] = (
+            -1,
+            (),
+        )  # a version, and who has each rank's snapshot of it
         self._falling = False  # the last of them is not finished
         self._generation = 1
         self._standing: Command | None = None  # the newest order to all
@@ -112,20 +121,21 @@ class Checker:
         if not worker.blank:
             raise Violation(f"I8: a copy over the intact state of rank {worker.rank} ({worker.name})")
 
-    def established(self, version: int, buddies: Sequence[int], names: Sequence[str]) -> None:
-        """Every rank knows that the snapshots of that version are where they should be: with itself and its buddy."""
-        if len(names) < len(buddies):  # a rank has failed since it passed that barrier: who held it is not known here
-            self._kept = self._kept if self._kept[0] == version else (-1, ())
-            return
-        self._kept = version, tuple((name, names[buddy]) for name, buddy in zip(names, buddies, strict=True))
+    def established(self, version: int) -> None:
+        """Some rank knows that every rank's snapshot of that version is with itself and with its buddy."""
+        self._kept = version, tuple(self._holders_of(rank, version) for rank in range(self._world_size))
 
-    def takes_back(self, worker: Worker, used: Saved) -> None:
-        """I15: nobody goes back to a snapshot of what was undone."""
-        version = used.state.version
-        for generation, target in self._falls:
-            if generation > used.history and target < version:
+    def _holders_of(self, rank: int, version: int) -> tuple[str, ...]:
+        holders = ((w.name, w.lower) for w in self.workers.values() if w.alive)
+        return tuple(name for name, lower in holders if lower is not None and lower.kept_of(rank, version) is not None)
+
+    def keeps(self, worker: Worker, snapshots: Iterable[Saved]) -> None:
+        """I15: what a rank says that it holds, or goes back to, is of no version that was undone."""
+        for (generation, target), saved in product(self._falls, snapshots):
+            version = saved.state.version
+            if saved.history < generation <= _heard(worker) and target < version:
                 what = f"a snapshot of version {version}, which was undone in generation {generation}"
-                raise Violation(f"I15: rank {worker.rank} goes back to {what}")
+                raise Violation(f"I15: rank {worker.rank} keeps {what}")
 
     def saves(self, piece: Saved, save: Save) -> None:
         """I1 and I3 of a last checkpoint."""
@@ -254,7 +264,8 @@ class Checker:
         whole = restore.rung is Rung.CHECKPOINT  # all of it is of one history, undone or not
         if restore.target > floor and not whole:
             raise Violation(f"I15: down to version {restore.target}, though all had gone back to {floor}")
-        if not self._falling and restore.undone != max(0, self._finished - restore.target):
+        known = not {"agent", "host lost"} & self.disturbed  # else with a page it is lost who finished what
+        if known and not self._falling and restore.undone != max(0, self._finished - restore.target):
             said = f"{restore.undone} versions are said to be undone"
             raise Violation(f"I15: {said}, from {self._finished} back to {restore.target}")
         better = [version for version in self._complete_snapshots(members) if restore.target < version <= floor]
@@ -347,7 +358,8 @@ class Checker:
             names = ", ".join(worker.name for worker in holders)
             raise Violation(f"L1: {names} hold all of the state, but: {end.error}")
         kept, places = self._kept
-        if places and all(any(self.workers[name].healthy for name in pair) for pair in places):
+        living = {worker.name for worker in self.workers.values() if worker.healthy and worker.name not in self.fenced}
+        if places and all(living & set(holders) for holders in places):
             raise Violation(f"L1: of version {kept} every rank's snapshot had a holder that lives, but: {end.error}")
         members = self._members()
         below = self._complete_snapshots(members) if len(members) == self._world_size else []

@@ -72,7 +72,6 @@ class Lower:
         self.checkpoint_every = checkpoint_every
         self.disk = disk
         self.history = 0
-        self._buddies: tuple[int, ...] = ()
         self._ward = -1
         self._due = False
         self._newest = self._established = self._have = -1
@@ -84,7 +83,6 @@ class Lower:
     # --- while training -------------------------------------------------------------------------------------------
     def assign(self, buddies: Sequence[int], keep: int = -1) -> None:
         """Snapshots.assign."""
-        self._buddies = tuple(buddies)
         self._ward = buddies.index(self._worker.rank) if buddies else -1
         self._established, self._newest, self._have = -1 if self.forgets_what_to_keep else keep, -1, -1
         self._due = bool(buddies)
@@ -102,8 +100,12 @@ class Lower:
             return
         self._due = False
         self._newest, self._have = version, -1
-        own, self._room = self._free(self._own), self._free(self._kept)
-        own.saved = self._save()
+        if self.kept_of(self._worker.rank, version) is None:
+            self._free(self._own).saved = self._save()
+        if self.kept_of(self._ward, version) is not None:
+            self._have = version
+        else:
+            self._room = self._free(self._kept)
         self._plan("copy", version)
 
     def _save(self) -> Saved:
@@ -111,8 +113,10 @@ class Lower:
         return Saved(worker.rank, worker.state, worker.private, self.history)
 
     def _free(self, slots: list[Slot]) -> Slot:
-        free = (slot for slot in slots if slot.version != self._established or self.overwrites_the_only_one)
-        slot = next(free, slots[0])
+        if self.overwrites_the_only_one:
+            slots = slots[:1]
+        free = (slot for slot in slots if slot.version != self._established)
+        slot = min(free, key=lambda slot: (slot.complete, slot.version), default=slots[0])
         slot.saved, slot.complete = None, False
         return slot
 
@@ -124,7 +128,7 @@ class Lower:
         """What the barrier gave."""
         if votes == self._worker.world.world_size:
             self._established = self._newest
-            self._worker.world.established(self._newest, self._buddies)
+            self._worker.world.established(self._newest)
 
     # --- beside the main thread -----------------------------------------------------------------------------------
     def _plan(self, what: str, version: int) -> None:
@@ -135,10 +139,12 @@ class Lower:
         if what == "write":
             if self._writing is not None and self._writing.state.version == version:
                 self.disk.write(self._writing, 0 if self.mixes_histories else self._writing.history)
+                if version in self.disk.complete:
+                    self._worker.world.reads(self._worker, self.disk.complete[version])
         elif what == "copy":
             for slot in self._own:
                 slot.complete = slot.complete or slot.version == version
-            if self._worker.newest <= generation:
+            if self._worker.newest <= generation and self._have != version:
                 self._plan("fetch", version)
         elif self._worker.newest <= generation and self._newest == version:
             found = self._worker.world.find_kept(self._worker, self._ward, version)
@@ -151,16 +157,17 @@ class Lower:
     # --- in a recovery --------------------------------------------------------------------------------------------
     def held(self) -> tuple[Snapshot, ...]:
         """What a rank reports."""
-        return tuple(
-            Snapshot(rank=slot.saved.rank, version=slot.version)
-            for slot in (*self._own, *self._kept)
-            if slot.saved is not None and slot.complete
-        )
+        self._worker.world.keeps(self._worker, self.saved())
+        return tuple(Snapshot(rank=saved.rank, version=saved.state.version) for saved in self.saved())
+
+    def saved(self) -> list[Saved]:
+        """Complete snapshots that are here."""
+        return [slot.saved for slot in (*self._own, *self._kept) if slot.saved is not None and slot.complete]
 
     def kept_of(self, rank: int, version: int) -> Saved | None:
         """That rank's snapshot of that version, if it is here."""
-        found = (slot.saved for slot in (*self._own, *self._kept) if slot.complete and slot.version == version)
-        return next((saved for saved in found if saved is not None and saved.rank == rank), None)
+        found = (saved for saved in self.saved() if (saved.rank, saved.state.version) == (rank, version))
+        return next(found, None)
 
     def checkpoints(self) -> tuple[int, ...]:
         """Complete ones, newest first."""

@@ -496,6 +496,10 @@ class ForgetsThatItWentDown(Controller):
 class TakesTheLivingForSnapshots(Controller):
     """Once ours: who had gone back already was named as a source of its snapshot, and had none."""
 
+    def _advance(self, now: float) -> list[Command]:
+        with _replaced("has_gone_back", lambda *_: False):
+            return super()._advance(now)
+
     def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         stood = [
             msgspec.structs.replace(r, snapshots=(*r.snapshots, ev.Snapshot(rank=r.rank, version=r.version)))
@@ -687,7 +691,7 @@ class GathersForEver(Gatherer):
 class Mutation:
     """A variant. Some of the first `within` random schedules must break an invariant.
 
-    `actions`, `points` and `hosts` narrow the schedules down, for bugs that need two rare faults at once.
+    `actions`, `points`, `hosts` and `ladder` narrow the schedules down, for bugs that need two rare faults at once.
     """
 
     name: str
@@ -700,6 +704,7 @@ class Mutation:
     actions: tuple[Action, ...] = ()
     points: tuple[str, ...] = ()
     hosts: bool | None = None
+    ladder: bool = False
 
     @property
     def what(self) -> str:
@@ -729,8 +734,8 @@ class Mutation:
     def schedule(self, seed: int) -> Schedule:
         """The random schedule of this seed."""
         if not self.points:
-            return random_schedule(seed, hosts=self.hosts)
-        return random_schedule(seed, faults=3, actions=self.actions, points=self.points)
+            return random_schedule(seed, hosts=self.hosts, ladder=self.ladder)
+        return random_schedule(seed, faults=3, actions=self.actions, points=self.points, ladder=self.ladder)
 
     def hunt(self, first: int = 0, limit: int = 0) -> tuple[int, Violation] | None:
         """The number of random schedules that it took, and what broke."""
@@ -741,6 +746,8 @@ class Mutation:
         return None
 
 
+# Where a second death finds ranks on their way down.
+_FALLING = ("OUTSIDE", "FORWARD", "READY", "OBEY", "COPY", "ROLLBACK", "REFORM", "RESTORED", "RESUME")
 MUTATIONS = (
     Mutation("dead-ranks-tag", 100, controller=DecidesFromTheDeadRanksTag),
     Mutation("newest-of-survivors", 500, rule=newest_of_the_survivors),
@@ -809,13 +816,41 @@ MUTATIONS = (
     Mutation("lost-host-is-awaited", 200, controller=WaitsForALostHost, hosts=True),
     Mutation("gathers-for-ever", 5000, agent=GathersForEver(hold_seconds=10_000.0)),
     Mutation("parts-forgotten", 1000, controller=ForgetsTheParts),
-    Mutation("fall-forgotten", 20000, controller=ForgetsThatItWentDown),
-    Mutation("living-for-snapshots", 20000, controller=TakesTheLivingForSnapshots),
-    Mutation("keeps-to-the-buddies", 50000, controller=KeepsToTheBuddies),
-    Mutation("only-snapshot-overwritten", 20000, worker=OverwritesTheOnlySnapshot),
-    Mutation("what-to-keep-forgotten", 50000, worker=ForgetsWhatToKeep),
-    Mutation("undone-snapshots-kept", 50000, worker=KeepsWhatIsUndone),
-    Mutation("histories-mixed", 50000, worker=MixesHistoriesOnDisk),
+    Mutation("fall-forgotten", 20000, controller=ForgetsThatItWentDown, ladder=True),
+    Mutation(
+        "living-for-snapshots",
+        20000,
+        controller=TakesTheLivingForSnapshots,
+        actions=(Action.KILL,),
+        points=_FALLING,
+        ladder=True,
+    ),
+    Mutation(
+        "keeps-to-the-buddies",
+        20000,
+        controller=KeepsToTheBuddies,
+        actions=(Action.KILL,),
+        points=_FALLING,
+        ladder=True,
+    ),
+    Mutation("only-snapshot-overwritten", 20000, worker=OverwritesTheOnlySnapshot, ladder=True),
+    Mutation("what-to-keep-forgotten", 50000, worker=ForgetsWhatToKeep, ladder=True),
+    Mutation(
+        "undone-snapshots-kept",
+        20000,
+        worker=KeepsWhatIsUndone,
+        actions=(Action.KILL,),
+        points=_FALLING,
+        ladder=True,
+    ),
+    Mutation(
+        "histories-mixed",
+        20000,
+        worker=MixesHistoriesOnDisk,
+        actions=(Action.KILL,),
+        points=_FALLING,
+        ladder=True,
+    ),
     Mutation("compares-seldom-heard", 10000, detector=ComparesThoughSeldomHeard, hosts=True),
     Mutation("slow-samples-are-none", 5000, detector=TakesSlowSamplingForBlindness, hosts=True),
     Mutation("private-not-claimed", 200, worker=DoesNotClaimPrivateState),

@@ -99,6 +99,7 @@ def random_schedule(
     actions: Sequence[Action] = (),
     points: Sequence[str] = (),
     hosts: bool | None = None,
+    ladder: bool = False,
 ) -> Schedule:
     """Swarm style: which kinds of fault occur at all, how many, where and how close together differs by seed.
 
@@ -108,6 +109,7 @@ def random_schedule(
         actions: of these kinds only, if there are any.
         points: at these only, if there are any.
         hosts: whether there are several; None: every fifth time, where the faults are not told.
+        ladder: whether there must be rungs below replicas; else every eighth time.
     """
     draw = random.Random(f"schedule {seed}")
     chance, choice = draw.random, draw.choice
@@ -148,7 +150,7 @@ def random_schedule(
         sample_seconds=random.Random(f"pace? {seed}").choice((0.5, 0.5, 0.5, 2.0, 8.0)),
     )
     draw = random.Random(f"ladder? {seed}")
-    return _with_ladder(schedule, draw) if draw.random() < 0.12 else schedule
+    return _with_ladder(schedule, draw) if draw.random() < 0.12 or ladder else schedule
 
 
 def _with_ladder(schedule: Schedule, draw: random.Random) -> Schedule:

@@ -450,11 +450,11 @@ class World:
         """The newest version that engines answer with."""
         return self.checker.shown
 
-    def established(self, version: int, buddies: Sequence[int]) -> None:
-        self.checker.established(version, buddies, self.names_of_ranks())
+    def established(self, version: int) -> None:
+        self.checker.established(version)
 
-    def takes_back(self, worker: Worker, used: Saved) -> None:
-        self.checker.takes_back(worker, used)
+    def keeps(self, worker: Worker, snapshots: Sequence[Saved]) -> None:
+        self.checker.keeps(worker, snapshots)
 
     def reads(self, worker: Worker, pieces: Mapping[int, Saved]) -> None:
         self.checker.reads(worker, pieces)

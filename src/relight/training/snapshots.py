@@ -153,15 +153,21 @@ class Snapshots:
             self._thread.join()  # it is done, or its generation was closed
         runtime = self._runtime
         self._newest, self._have = version, -1
-        own, kept = self._free(self._own), self._free(self._kept)
-        try:
-            copies = self._take(own, version)
-        except (RuntimeError, MemoryError) as error:  # no memory, mostly; then this version is never established
-            runtime.say("no snapshots", f"rank {runtime.rank} cannot make a snapshot: {error}. Training goes on")
-            return
+        # After going back to a snapshot it is there already, and what is older may still be needed.
+        own, copies = self.own(version), list[tuple[torch.Tensor, torch.Tensor]]()
+        if own is None:
+            own = self._free(self._own)
+            try:
+                copies = self._take(own, version)
+            except (RuntimeError, MemoryError) as error:  # no memory, mostly; then this version is never established
+                runtime.say("no snapshots", f"rank {runtime.rank} cannot make a snapshot: {error}. Training goes on")
+                return
         self._copied.clear()
         self._closed.clear()
         generation, ward = runtime.generation, self._ward
+        if self._find(self._kept, ward, version) is not None:
+            self._have = version
+        kept = None if self._have == version else self._free(self._kept)
 
         def work() -> None:
             try:
@@ -170,8 +176,9 @@ class Snapshots:
             finally:
                 copies.clear()
                 self._copied.set()
-            self._complete(own)
-            while runtime.is_current(generation):
+            if not own.complete:
+                self._complete(own)
+            while kept is not None and runtime.is_current(generation):
                 try:
                     self._fetch(kept, ward, version, generation)
                 except StepInterrupted:
@@ -189,8 +196,9 @@ class Snapshots:
         self._thread.start()
 
     def _free(self, slots: list[Slot]) -> Slot:
-        """The one that is not needed; nobody reads it any more when this returns."""
-        slot = next((slot for slot in slots if slot.version != self._established), slots[0])
+        """The one that is needed least; nobody reads it any more when this returns."""
+        free = (slot for slot in slots if slot.version != self._established)
+        slot = min(free, key=lambda slot: (slot.complete, slot.version), default=slots[0])
         self._forget(slot)
         slot.rank = slot.version = -1
         return slot
@@ -274,8 +282,11 @@ class Snapshots:
 
     def own(self, version: int) -> Slot | None:
         """This rank's snapshot of `version`, if there is one."""
-        found = (slot for slot in self._own if slot.complete and slot.version == version)
-        return next((slot for slot in found if slot.rank == self._runtime.rank), None)
+        return self._find(self._own, self._runtime.rank, version)
+
+    def _find(self, slots: list[Slot], rank: int, version: int) -> Slot | None:
+        found = (slot for slot in slots if slot.complete and (slot.rank, slot.version) == (rank, version))
+        return next(found, None)
 
     def fall(self, version: int) -> None:
         """Newer versions are undone: no snapshot of them may ever be used, nor one that is being digested just now."""

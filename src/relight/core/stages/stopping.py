@@ -61,7 +61,7 @@ class Stopping(Failing):
         if unfinished is None and self._differed_at >= 0:
             return self._descend(self._difference, reports, now)
         if unfinished is not None and (0 <= self._differed_at <= unfinished or not has_gone_back(reports, unfinished)):
-            return self._descend("the recovery before went back that far, and was not finished", reports, now)
+            return self._descend("the recovery that goes back that far is not finished", reports, now)
         decision = require_every_part(decide(reports, known, self.settings.world_size), self.shards)
         if isinstance(decision, Halt) and decision.lost:
             return self._descend(decision.reason, reports, now)
@@ -111,6 +111,8 @@ class Stopping(Failing):
                 now,
             )
         if fall is None:
+            if self._fallen_to >= 0:
+                reason = f"all were going back to version {self._fallen_to}, and of some part every copy is lost"
             lost = self._all_lost() if self._lost_without() else f"{reason}. Resume from your last checkpoint"
             return self._end(lost, now, self._last_traceback())
         held = self.members.by_rank()
