@@ -257,8 +257,7 @@ class Checker:
     def _check_fall(self, restore: Restore, members: Sequence[Worker]) -> None:
         """I15, and the only exception to I7: versions are undone if replicas cannot help, and as few as possible."""
         intact = {worker.rank % self.parts for worker in members if not worker.blank and not worker.page.torn}
-        private_may_be_lost = not self.derivable and bool({"agent", "host lost"} & self.disturbed)
-        if intact == set(range(self.parts)) and not self._falling and not private_may_be_lost:
+        if intact == set(range(self.parts)) and not self._falling and not self._private_may_be_lost():
             raise Violation(f"I15: down to the {restore.rung}, though every part of the state is held by a rank")
         floor = self._falls[-1][1] if self._falling else self._finished
         whole = restore.rung is Rung.CHECKPOINT  # all of it is of one history, undone or not
@@ -354,7 +353,8 @@ class Checker:
             for worker in self.workers.values()
             if worker.healthy and worker.page.rank >= 0 and not worker.blank and worker.name not in self.fenced
         ]
-        if {worker.rank % self.parts for worker in holders} == set(range(self.parts)):
+        of_private = self._falling and self._private_may_be_lost()  # that is why they were going back
+        if {worker.rank % self.parts for worker in holders} == set(range(self.parts)) and not of_private:
             names = ", ".join(worker.name for worker in holders)
             raise Violation(f"L1: {names} hold all of the state, but: {end.error}")
         kept, places = self._kept
@@ -365,6 +365,10 @@ class Checker:
         below = self._complete_snapshots(members) if len(members) == self._world_size else []
         if below:
             raise Violation(f"L1: snapshots of versions {below} are in memory, but: {end.error}")
+
+    def _private_may_be_lost(self) -> bool:
+        """With its page; or its page had none any more, because the rank was on its way down."""
+        return not self.derivable and (bool({"agent", "host lost"} & self.disturbed) or bool(self._falls))
 
     def _is_excused(self, error: str) -> bool:
         """Whether these faults must end a job in this way."""
@@ -380,7 +384,7 @@ class Checker:
         if "did not reach its first step" in error:
             return any(kind is Action.LOOP and worker.state.version == 0 for kind, worker in struck)
         if "private state" in error:  # it dies with the process and its agent
-            return not self.derivable and (bool({"agent", "host lost"} & self.disturbed) or bool(self._falls))
+            return self._private_may_be_lost()
         if "was lost before the first step" in error or "was lost before its scripts had ended" in error:
             return "host lost" in self.disturbed
         if "starts have failed" in error:

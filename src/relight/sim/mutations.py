@@ -825,14 +825,7 @@ MUTATIONS = (
         points=_FALLING,
         ladder=True,
     ),
-    Mutation(
-        "keeps-to-the-buddies",
-        20000,
-        controller=KeepsToTheBuddies,
-        actions=(Action.KILL,),
-        points=_FALLING,
-        ladder=True,
-    ),
+    Mutation("keeps-to-the-buddies", 20000, controller=KeepsToTheBuddies, hosts=True, ladder=True),
     Mutation("only-snapshot-overwritten", 20000, worker=OverwritesTheOnlySnapshot, ladder=True),
     Mutation("what-to-keep-forgotten", 50000, worker=ForgetsWhatToKeep, ladder=True),
     Mutation(

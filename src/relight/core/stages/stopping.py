@@ -112,7 +112,9 @@ class Stopping(Failing):
             )
         if fall is None:
             if self._fallen_to >= 0:
-                reason = f"all were going back to version {self._fallen_to}, and of some part every copy is lost"
+                reason = (
+                    f"all were going back to version {self._fallen_to}, and of some rank's state every copy is lost"
+                )
             lost = self._all_lost() if self._lost_without() else f"{reason}. Resume from your last checkpoint"
             return self._end(lost, now, self._last_traceback())
         held = self.members.by_rank()
