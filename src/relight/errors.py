@@ -36,5 +36,9 @@ class TransferError(RelightError):
     """Weights could not be moved; whoever should have got them keeps the version it has."""
 
 
+class PlaceTakenError(TransferError):
+    """Another publisher listens where this one should, or one that is about to die still does."""
+
+
 class StaleWeightsError(TransferError):
     """An engine's update in place broke off: its weights are a mixture, and it must not answer with them."""

@@ -1,5 +1,6 @@
 """Who is outvoted when replicas of one version differ, and what the controller makes of it."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,3 +114,14 @@ def test_a_rank_that_is_outvoted_at_the_end_is_replaced() -> None:
         desk.done(process, **({"state_digest": "other"} if rank == 2 else {}))
     assert killed(desk.said) == ["w2"]
     assert one(desk.said, Stop).generation == 2
+
+
+def test_behind_the_first_step_it_is_the_script() -> None:
+    """Nobody is replaced, although a majority could tell; what differs is named."""
+    desk = Desk(world_size=3, standbys=1).train()
+    event = msgspec.structs.replace(differs(5, 6, 5, step=1), tensors=("modules.model.tensors.bias",))
+    assert killed(desk.tell(event)) == []
+    error = desk.end().error
+    assert error.startswith("the state of version 1 differs between ranks 0, 2; rank 1 (first in modules.model.")
+    assert "DDP" in error
+    assert "no majority" not in error

@@ -54,11 +54,11 @@ def main() -> None:
         raise_from_the_depths(job.rank, -1)
     if how == "exit_0_at_startup" and job.rank == options.rank:
         sys.exit(0)
-    torch.manual_seed(job.rank)
+    torch.manual_seed(job.rank * (how != "no_ddp"))
     width = 8 + 8 * (how == "shape" and job.rank == options.rank)
     first = nn.Linear(8, width)
     net = nn.Sequential(first, nn.ReLU(), nn.Linear(width, 4))
-    model: nn.Module = net if how in ("weights", "shape") else DDP(net)
+    model: nn.Module = net if how in ("weights", "shape", "no_ddp") else DDP(net)
     kind: Any = Communicating if how == "communicating_optimizer" else torch.optim.AdamW
     optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=0.01)
     second = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -69,7 +69,7 @@ def main() -> None:
     handed = scheduler if how == "scheduler_between" else None
 
     def batch_of(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(number)
+        generator = torch.Generator().manual_seed(number + 1000 * job.rank * (how == "no_ddp"))
         return torch.randn(16, 8, generator=generator), torch.randint(0, 4, (16,), generator=generator)
 
     training = relight.Training(model=model, optimizer=optimizer, data=batch_of, scheduler=handed, **extra)
@@ -92,7 +92,7 @@ def main() -> None:
             if scaler:
                 scaler.step(optimizer)
                 scaler.update()
-            else:
+            elif not (here and how == "no_write"):
                 optimizer.step()
             if how == "second_optimizer" and step.number == options.at:
                 second.step()

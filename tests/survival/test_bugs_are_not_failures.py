@@ -1,8 +1,10 @@
 """Mistakes in the script end the job: one clear message, the user's own traceback once, nothing left running."""
 
+import re
+
 import pytest
 
-from tests.survival.harness import PATIENCE, Bench, Outcome, Training
+from tests.survival.harness import PATIENCE, PROGRAMS, Bench, Outcome, Training
 from tests.survival.judge import check_faults, check_survived
 
 THREE = 3
@@ -45,7 +47,15 @@ def test_an_exception_between_steps_is_not_repeated(bench: Bench) -> None:
     """The replacement begins with the step behind it."""
     outcome = bench.run(broken("exception_between"))
     assert outcome.status == 0, outcome.describe()
-    assert [(f.rank, f.kind, f.step) for f in outcome.report.failures] == [(1, "exception", 3)], outcome.describe()
+    (failure,) = outcome.report.failures
+    assert (failure.rank, failure.kind, failure.step) == (1, "exception", 3), outcome.describe()
+    said = re.search(
+        r"sample 17 is broken on rank 1 at step 3 \(broken\.py:(\d+); (logs/rank-1\.log)\)", outcome.stderr
+    )
+    assert said is not None, outcome.describe()
+    line = (PROGRAMS / "broken.py").read_text().splitlines()[int(said[1]) - 1]
+    assert line.strip().startswith("raise ValueError"), line
+    assert "ValueError: sample 17" in (outcome.run_dir / said[2]).read_text()
     check_traceback(outcome, 0)
 
 
@@ -202,3 +212,29 @@ def test_one_rank_trains(bench: Bench) -> None:
 def test_one_rank_has_no_other_to_recover_from(bench: Bench, standbys: int) -> None:
     outcome = bench.run(Training(ranks=1), faults=["kill rank 0 in BACKWARD of step 3"], standbys=standbys)
     check_refused(outcome, "every replica of the state is lost", "checkpoint")
+
+
+# --- ranks that do not compute the same -----------------------------------------------------------------------------
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.all)])
+def test_a_model_that_is_not_wrapped_in_ddp(bench: Bench, ranks: int) -> None:
+    """Found behind the first step, although nothing was asked to be verified."""
+    outcome = bench.run(broken("no_ddp", ranks=ranks))
+    check_refused(
+        outcome, "the state of version 1 differs between rank 0; rank 1", "wrapped in DDP", "modules.model.tensors.0."
+    )
+    assert not outcome.report.failures, outcome.describe()
+
+
+@pytest.mark.all
+def test_one_rank_that_does_not_write(bench: Bench) -> None:
+    """The others are more, but nobody is replaced for it: it is the script."""
+    outcome = bench.run(broken("no_write", "--at", "0"))
+    check_refused(outcome, "the state of version 1 differs between ranks 0, 2; rank 1", "optimizer.step()")
+    assert "no majority" not in outcome.report.error
+    assert not outcome.report.failures, outcome.describe()
+
+
+@pytest.mark.all
+def test_one_rank_that_does_not_write_later(bench: Bench) -> None:
+    outcome = bench.run(broken("no_write", ranks=2))
+    check_refused(outcome, "the state of version 6 differs between rank 0; rank 1", "optimizer.step()")

@@ -126,7 +126,7 @@ def test_two_holders_of_a_part_go_back_to_buddy_memory(bench: Bench, what: str, 
 
 @pytest.mark.all
 def test_nothing_is_left_from_before(bench: Bench, tmp_path: Path) -> None:
-    """Both ranks agreed last at the start."""
+    """Both ranks agreed last behind the first step."""
     root = tmp_path / "checkpoints"
     keeping = ("--checkpoint", str(root), "--checkpoint-every", "3")
     outcome = bench.run(
@@ -135,7 +135,7 @@ def test_nothing_is_left_from_before(bench: Bench, tmp_path: Path) -> None:
     assert outcome.status == 1, outcome.describe()
     error = outcome.report.error
     assert "the state of version 8 differs between rank 0; rank 1, and no majority" in error
-    assert "No buddy and no checkpoint holds a version from before that (replicas agreed last at version 0)" in error
+    assert "No buddy and no checkpoint holds a version from before that (replicas agreed last at version 1)" in error
     assert outcome.report.saved_version == -1
 
 

@@ -110,3 +110,17 @@ def test_what_was_published_is_in_the_totals() -> None:
     assert "3 versions (3.0 MiB); a[red] has 8, b has 10" in printed(report)
     assert decode_report(encode_report(report)) == report
     assert "published" not in printed(jobs.plain()[0])
+
+
+def test_steps_before_a_checkpoint_are_not_this_jobs() -> None:
+    resumed = JobReport(job="j", steps=60, until=60, began_at=40, wall_seconds=9)
+    assert "20 steps in 9" in printed(resumed)
+    assert "from step 40 to step 60" in printed(resumed)
+
+
+@pytest.mark.parametrize("until", [60, 30])
+def test_a_job_that_was_finished_already_says_so(until: int) -> None:
+    text = printed(JobReport(job="j", steps=60, until=until, began_at=60, wall_seconds=9))
+    assert f"nothing left to do: the checkpoint is at step 60, and {until} were asked for" in text
+    assert "60 of 30" not in text
+    assert "steps in" not in text

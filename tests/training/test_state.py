@@ -240,3 +240,9 @@ def test_a_communication_hook_with_a_state_of_its_own_is_refused() -> None:
         TrackedState({"model": ddp}, {"optimizer": torch.optim.SGD(ddp.parameters(), 0.1)}, {}, {})
     finally:
         dist.destroy_process_group()
+
+
+def test_bytes_of_parameters_are_the_same_before_and_behind_the_first_step() -> None:
+    """Or what a resumed job survives would be told with three times the size."""
+    assert make(1)[2].parameter_bytes() == 4 * (4 * 4 + 4 + 4 + 4 + 4 + 4 + 4) + 8
+    assert make(1, steps=1)[2].parameter_bytes() == 4 * (4 * 4 + 4 + 4 + 4 + 4)

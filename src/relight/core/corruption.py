@@ -5,7 +5,7 @@ section 4): with three replicas one may be wrong, with two it is only known that
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 
 def outvoted(digests: Mapping[int, int | str], voters: Collection[int]) -> tuple[int, ...] | None:
@@ -27,13 +27,24 @@ def outvoted(digests: Mapping[int, int | str], voters: Collection[int]) -> tuple
     return tuple(rank for rank in sorted(digests) if digests[rank] != digest)
 
 
-def describe_difference(digests: Mapping[int, int | str], version: int) -> str:
-    """Who holds what, in words, for a job that must end because nobody can tell which is right."""
+def describe_difference(
+    digests: Mapping[int, int | str], version: int, tensors: Sequence[str] = (), *, majority: bool = False
+) -> str:
+    """Who holds what, in words, for a job that must end. Nearly always it is the script, so memory comes last.
+
+    Args:
+        digests: of the same version of the same state, by rank.
+        tensors: the first that differ, if that is known.
+        majority: whether it would be known which is right.
+    """
     holders: dict[int | str, list[int]] = {}
     for rank, digest in sorted(digests.items()):
         holders.setdefault(digest, []).append(rank)
+    unknown = "" if majority else ", and no majority tells which is right"
+    first = f" (first in {', '.join(tensors)})" if tensors else ""
     groups = [f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" for ranks in holders.values()]
     return (
-        f"the state of version {version} differs between {'; '.join(groups)}, and no majority tells which is right: "
-        "memory of a device was corrupted, or something that was handed over as equal on all ranks is not"
+        f"the state of version {version} differs between {'; '.join(groups)}{unknown}{first}. Was the model "
+        "wrapped in DDP on every rank, and trained through it? Does something that was handed over differ by rank, or "
+        "does a rank skip optimizer.step()? If not, memory of a device was corrupted"
     )

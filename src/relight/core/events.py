@@ -101,7 +101,7 @@ class TrainingEntered(_Event, frozen=True, kw_only=True):
     state_digest: str
     until: Whole
     shard: str = ""  # what part of the state this rank holds: ranks with the same key hold the same bits; empty: all
-    state_bytes: Whole = 0  # of that part
+    state_bytes: Whole = 0  # of that part's parameters and buffers
     buddy_every: Whole = 0  # steps from one snapshot in a buddy's memory to the next; 0: there are none
     checkpoint_every: Whole = 0  # the same of checkpoints on disk
 
@@ -167,6 +167,7 @@ class StateDiffers(_Event, frozen=True, kw_only=True):
     step: Whole
     digests: tuple[int, ...]  # by rank
     noticed_ns: Whole
+    tensors: tuple[str, ...] = ()  # the first that differ, if that is known
 
 
 class RestoreFailed(_Event, frozen=True, kw_only=True):
@@ -201,6 +202,7 @@ class WorkerFailed(_Event, frozen=True, kw_only=True):
     summary: str  # "ValueError: ..."
     traceback: str
     noticed_ns: Whole
+    place: str = ""  # the innermost line of the script in the traceback, "train.py:31"; or of whatever it called
     stands: bool = False  # its state is whole, and it stays until it is killed: it may be needed for a last checkpoint
 
 

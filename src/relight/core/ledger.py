@@ -73,6 +73,7 @@ class Ledger:
         self._start = 0.0
         self._end = 0.0
         self._until = 0
+        self._began_at = 0
         self._version = 0  # the newest that any rank is known to have committed
         self._undone_in = 0  # generation that last went back over finished versions: what was before it, is no more
         self._lineage = ""
@@ -90,6 +91,7 @@ class Ledger:
         self._start = self._end = now
 
     def began(self, now: float, first: ev.TrainingEntered, digest: str) -> None:
+        self._began_at = first.version
         self._until, self._digest, self._end = first.until, digest, now
         self.committed(first.version)
 
@@ -347,6 +349,7 @@ class Ledger:
             standbys=self.standbys,
             steps=self._version,
             until=self._until,
+            began_at=self._began_at,
             failures=tuple(self.failures),
             recoveries=(*self.recoveries, *under_way),
             notices=tuple(self.notices),

@@ -107,6 +107,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     standbys: int = 0
     steps: int = 0  # committed
     until: int = 0  # asked for
+    began_at: int = 0  # steps that were committed when it started: those of the checkpoint it went on from
     failures: tuple[FailureReport, ...] = ()
     recoveries: tuple[RecoveryReport, ...] = ()
     notices: tuple[str, ...] = ()

@@ -46,7 +46,11 @@ def _outcome(report: JobReport) -> str:
         first, _, _ = report.error.partition("\n")
         of = f" of {report.until:,}" if report.until else ""
         return f"The job ended early, after {report.steps:,}{of} steps: {first}"
-    steps = _count(report.steps, "step")
+    steps = _count(report.steps - report.began_at, "step")
+    if report.began_at >= report.until > 0:
+        return f"There was nothing left to do: the checkpoint is at step {report.began_at:,}."
+    if report.began_at:
+        steps += f" from the checkpoint of step {report.began_at:,} on"
     if not report.failures:
         return f"All {steps} are done in {duration(report.wall_seconds)}, and nothing failed."
     share = report.time_lost_seconds / report.wall_seconds if report.wall_seconds else 0.0

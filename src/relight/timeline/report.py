@@ -61,6 +61,16 @@ def _describe_failure(failure: FailureReport) -> str:
     return f"rank {failure.rank} ({failure.process}): {failure.kind}{where}"
 
 
+def headline_steps(report: JobReport) -> str:
+    """What a finished job has done, and in what time. Steps before a checkpoint from which it started are not its."""
+    here, seconds = report.steps - report.began_at, duration(report.wall_seconds)
+    if not report.began_at:
+        return f"{_count(here, 'step')} in {seconds}"
+    if not here:
+        return f"nothing left to do: the checkpoint is at step {report.began_at}, and {report.until} were asked for"
+    return f"{_count(here, 'step')} in {seconds}, from step {report.began_at} to step {report.steps}"
+
+
 def _headline(report: JobReport) -> Text:
     text = Text()
     text.append(f"Job {plain(report.job)}: ", "bold")
@@ -68,7 +78,7 @@ def _headline(report: JobReport) -> Text:
         text.append(f"{_how_it_ended(report)} after {_count(report.steps, 'step')}.\n", "bold red")
         text.append(plain(report.error))
     else:
-        text.append(f"{_count(report.steps, 'step')} in {duration(report.wall_seconds)}.")
+        text.append(f"{headline_steps(report)}.")
     if not report.failures:
         text.append(" Nothing failed." if not report.error else "")
     return text
@@ -173,7 +183,8 @@ def _totals(report: JobReport) -> Table:
     standbys = f", {_count(report.standbys, 'standby')}" if report.standbys else ""
     rows = {
         "ranks": f"{report.world_size}{standbys}",
-        "steps": f"{report.steps} of {report.until}" if report.until else str(report.steps),
+        "steps": f"{report.steps} of {report.until}" if report.until >= report.steps else str(report.steps),
+        "of which here": str(report.steps - report.began_at) if report.began_at else "",
         "failures": str(len(report.failures)),
         "recoveries": str(len(report.recoveries)),
         "steps repeated": str(report.steps_repeated),

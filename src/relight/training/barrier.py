@@ -8,10 +8,12 @@ import torch
 from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
-from relight.training.corruption import Ballot, differ
+from relight.training.corruption import Ballot, differ, differing_tensors
+from relight.training.group import Inner
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.snapshots import Snapshots
+from relight.training.state import TrackedState
 
 
 class Barrier:
@@ -23,19 +25,21 @@ class Barrier:
         progress: Progress,
         prepare: Callable[[], None],
         passed: Callable[[], None],
-        digest: Callable[[], str],
+        state: TrackedState,
         shard: Callable[[], str],
         snapshots: Snapshots,
     ) -> None:
         """`prepare` is called in front of the barrier, `passed` between it and the write.
 
-        `digest` is of this rank's state, `shard` says which part of the state that is.
+        `shard` says which part of the state this rank holds.
         """
         self._runtime = runtime
         self._progress = progress
         self._prepare = prepare
         self._passed = passed
-        self._ballot = Ballot(runtime.settings.verify_every, digest, shard)
+        self._state = state
+        self._shard = shard
+        self._ballot = Ballot(runtime.settings.verify_every, state.digest, shard)
         self._snapshots = snapshots
         self._fence = torch.zeros(3, dtype=torch.int64)
 
@@ -70,7 +74,8 @@ class Barrier:
         """One small all-reduce: it completes only once every rank has entered it, prepared. False if it broke."""
         fence, version = self._fence, self._progress.version
         vote = self._snapshots.vote()
-        entries = [*vote, *self._ballot.entries(version, runtime.rank, runtime.world_size)]
+        ballot = self._ballot.entries(version, runtime.rank, runtime.world_size, first=self._is_behind_first_step)
+        entries = [*vote, *ballot]
         if entries:
             fence = torch.tensor([1, version, runtime.winding_down, *entries], dtype=torch.int64)
         else:
@@ -100,7 +105,7 @@ class Barrier:
             )
         if differ(digests, runtime.world_size):
             runtime.page.put("prepared", -1)  # these gradients come from a state that is wrong somewhere
-            runtime.await_replacement(version, digests[: runtime.world_size])
+            runtime.await_replacement(version, digests[: runtime.world_size], self._name_differing(inner))
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
         if digests:
             self._progress.agreed = version
@@ -109,6 +114,37 @@ class Barrier:
         if votes:
             self._snapshots.count(votes[0])
         return True
+
+    @property
+    def _is_behind_first_step(self) -> bool:
+        """Whether what the job's first step made is to be compared: a script whose ranks differ does so at once.
+
+        All ranks must say the same. Behind a recovery they know the version from which it went on, but only of 0 that
+        it was the job's first.
+        """
+        progress, runtime = self._progress, self._runtime
+        is_first = progress.began == 0 or runtime.generation == 1
+        return runtime.world_size > 1 and is_first and progress.version == progress.began + 1
+
+    def _name_differing(self, inner: Inner) -> tuple[str, ...]:
+        """Which tensors, for the message. Not where the state is divided: ranks hold others there."""
+        runtime = self._runtime
+        if self._shard():
+            return ()
+
+        def add_up(row: list[int]) -> list[int]:
+            tensor = torch.tensor(row, dtype=torch.int64)
+            inner.fence(tensor).wait()
+            summed: list[int] = tensor.tolist()
+            return summed
+
+        over = runtime.waits.begin()
+        try:
+            return differing_tensors(self._state.digests_by_tensor(), runtime.rank, runtime.world_size, add_up)
+        except (RuntimeError, StepInterrupted):
+            return ()
+        finally:
+            over()
 
     def _await_decision(self, runtime: Runtime) -> None:
         """The barrier broke. Others may have passed it, so whether the step is finished is not for this rank to say."""

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import runpy
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable
@@ -81,11 +82,25 @@ def _report(error: BaseException, *, stands: bool) -> None:
             phase=runtime.page.phase.name,
             summary=f"{type(error).__name__}: {error}".splitlines()[0][:500],
             traceback=trace,
+            place=_place(error),
             noticed_ns=time.monotonic_ns(),
             stands=stands,
         ),
         report=True,  # an agent that is restarted must hear of it: this process may live on
     )
+
+
+def _place(error: BaseException) -> str:
+    """The last line of the traceback that is not in an installed package: where to begin to look."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not _is_installed(f.filename)] or frames
+    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+
+
+def _is_installed(path: str) -> bool:
+    """Of Python, a package, or relight itself."""
+    homes = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parent.parent))
+    return path.startswith((*homes, "<frozen"))
 
 
 def _without_our_frames(trace: str, *, mistake: bool) -> str:

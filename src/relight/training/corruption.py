@@ -1,10 +1,12 @@
 """Silent corruption, seen from a worker: what is compared at the barrier, and how a test plants it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import xxhash
 
+_MAX_NAMED = 3  # tensors, in a message
+_MAX_COMPARED = 2**22  # digests in one all-reduce
 _DIGEST_BITS = 60  # of a digest, as an element of an all-reduce: int64 with a sign
 
 
@@ -23,9 +25,12 @@ class Ballot:
         self._digest = digest
         self._shard = shard
 
-    def entries(self, version: int, rank: int, world_size: int) -> list[int]:
-        """What this rank adds to the barrier of the step that starts from `version`; nothing for most steps."""
-        if not self._every or version % self._every:
+    def entries(self, version: int, rank: int, world_size: int, *, first: bool = False) -> list[int]:
+        """What this rank adds to the barrier of the step that starts from `version`; nothing for most steps.
+
+        `first`: this is the second step of a job, so the first one is looked at, whatever `every` says.
+        """
+        if not first and (not self._every or version % self._every):
             return []
         shard = self._shard()
         entries = [0] * (2 * world_size if shard else world_size)
@@ -39,6 +44,29 @@ def differ(sums: Sequence[int], world_size: int) -> bool:
     """Whether two ranks that hold the same part of the state hold different bits, by the sum of all entries."""
     digests, parts = sums[:world_size], sums[world_size:] or [0] * len(sums)
     return len(set(zip(parts, digests, strict=True))) > len(set(parts))
+
+
+def differing_tensors(
+    own: Mapping[str, int], rank: int, world_size: int, add_up: Callable[[list[int]], list[int]]
+) -> tuple[str, ...]:
+    """The first tensors that are not the same on all ranks, for people; nothing if that cannot be told.
+
+    Args:
+        own: digests of this rank's by their paths.
+        add_up: an all-reduce.
+    """
+    names = xxhash.xxh3_64_intdigest("\n".join(own).encode()) >> 64 - _DIGEST_BITS
+    row = [0] * world_size
+    row[rank] = names
+    if len(set(add_up(row))) > 1:
+        return ("which tensors there are",)
+    if len(own) * world_size > _MAX_COMPARED:
+        return ()
+    table = [0] * (len(own) * world_size)
+    table[rank * len(own) : (rank + 1) * len(own)] = [digest >> 64 - _DIGEST_BITS for digest in own.values()]
+    sums = add_up(table)
+    different = [path for number, path in enumerate(own) if len(set(sums[number :: len(own)])) > 1]
+    return tuple(different[:_MAX_NAMED])
 
 
 def flip_bit(tensors: Sequence[torch.Tensor]) -> None:

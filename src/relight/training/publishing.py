@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from relight.errors import RelightError, UsageError
+from relight.errors import PlaceTakenError, RelightError, UsageError
 from relight.training.lending import Lending
 from relight.training.mesh_private import is_distributed, place_in_whole
 from relight.training.progress import Progress
@@ -36,6 +36,7 @@ from relight.wire.status import EngineVersion, PublishStatus
 JOIN_SECONDS = 0.01  # between two looks at whether a recovery has begun meanwhile
 LAST_SECONDS = 60.0  # for engines to take the final version before the job ends
 STATUS_SECONDS = 0.5  # between two looks at what has changed, for people
+TAKEN_SECONDS = 10.0  # for rank 0's predecessor, whose memory is being freed, to let go of the socket
 COMING_SECONDS = 2.0  # for engines to find a publisher that was opened just now, in place of one that died
 
 
@@ -55,6 +56,7 @@ class Publishing:
         self._stall_timeout_seconds = 0.0
         self._publisher: Publisher | None = None
         self._opened = 0.0
+        self._taken = 0.0  # since when the place of the socket was found taken; 0: it was not
         self._handle: Handle | None = None
         self._version = -1  # of the update under way, or the last one
         self._offered: set[str] = set()  # engines that were asked to take it
@@ -296,6 +298,11 @@ class Publishing:
     def _told(self) -> Iterator[None]:
         try:
             yield
+            self._taken = 0.0
+        except PlaceTakenError as error:
+            self._taken = self._taken or time.monotonic()
+            if time.monotonic() > self._taken + TAKEN_SECONDS:
+                self._say(str(error))
         except (RelightError, OSError) as error:
             self._say(str(error))
 

@@ -118,7 +118,7 @@ class Recovery:
                 continue
             if restore.distrust >= 0:
                 self._lower.checkpointing.discard(restore.distrust)  # also what other ranks still wrote of them
-            progress.agreed = restore.target  # or there would be no Resume
+            progress.began = progress.agreed = restore.target  # or there would be no Resume
             progress.attempt = restore.attempt
             if restore.undone:
                 progress.begun_before = restore.target + restore.undone + 1

@@ -289,7 +289,7 @@ class Runtime:
             )
         )
 
-    def await_replacement(self, version: int, digests: Sequence[int]) -> None:
+    def await_replacement(self, version: int, digests: Sequence[int], tensors: Sequence[str]) -> None:
         """The ranks' states differ: say so, and wait until the controller has decided who is wrong."""
         self.link.send(
             StateDiffers(
@@ -298,6 +298,7 @@ class Runtime:
                 generation=self.generation,
                 step=version,
                 digests=tuple(digests),
+                tensors=tuple(tensors),
                 noticed_ns=time.monotonic_ns(),
             )
         )

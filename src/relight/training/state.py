@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
 import torch
 import torch.distributed as dist
+import xxhash
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -28,7 +30,7 @@ from relight.training.pipeline_private import Pipelines
 from relight.training.shards import shard_key
 from relight.training.torch_private import reset_scaler, stateful_hooks
 from relight.training.zero_private import ZeroOptimizers, state_of
-from relight.transfer.codec import Flat, digest_of, local_part, unflatten
+from relight.transfer.codec import Flat, digest_of, local_part, tensor_digests, unflatten
 from relight.transfer.offer import plan_state
 from relight.transfer.plan import Bucket
 from relight.transfer.weights import TensorReader
@@ -153,9 +155,10 @@ class TrackedState:
             }
         )
 
-    def nbytes(self) -> int:
-        """Bytes of all tensors of the replicated state, as far as it is allocated yet."""
-        return sum(tensor.nbytes for tensor in self.replicated().tensors)
+    def parameter_bytes(self) -> int:
+        """Bytes of the replicated parameters and buffers. Not of the optimizers' state: a new job has none yet."""
+        flat = self.replicated()
+        return sum(t.nbytes for path, t in zip(flat.paths, flat.tensors, strict=True) if path.startswith("modules."))
 
     def _module_tree(self, owner: str, module: nn.Module) -> dict[str, Any]:
         tensors: dict[str, Any] = {n: p for n, p in module.named_parameters() if id(p) not in self._copies}
@@ -190,6 +193,15 @@ class TrackedState:
             for bucket in reversed(buckets):
                 digest(bucket)
         return digest_of(flat, [found[bucket.index] for bucket in buckets])
+
+    def digests_by_tensor(self) -> dict[str, int]:
+        """Of each tensor of the replicated state by its path, and of all else in it, 64 bits each."""
+        flat = self.replicated()
+        found = {
+            path: xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(tensor_digests(local_part(tensor))))
+            for path, tensor in zip(flat.paths, flat.tensors, strict=True)
+        }
+        return {**found, "what is no tensor": int(digest_of(Flat(flat.tree), []), 16)}
 
     def flip(self, action: Action) -> None:
         """A planned fault: one bit of the state changes behind everybody's back."""

@@ -132,7 +132,7 @@ class Training:
             self._progress,
             self._prepare,
             self._passed,
-            self._state.digest,
+            self._state,
             lambda: self._shard,
             self._snapshots,
         )
@@ -431,14 +431,14 @@ class Training:
                 state_digest=self._state.digest(),
                 until=progress.until,
                 shard=self._shard,
-                state_bytes=self._state.nbytes(),
+                state_bytes=self._state.parameter_bytes(),
                 buddy_every=self._snapshots.every if self._snapshots.active else 0,
                 checkpoint_every=self._checkpointing.every,
             ),
             report=True,
         )
         begin = runtime.await_begin()
-        progress.agreed = progress.version if begin is not None else -1  # all ranks began with the same state
+        progress.began = progress.agreed = progress.version if begin is not None else -1  # all with the same state
         self._stay_if_it_fails()
         if begin is not None and not runtime.closed:
             self._snapshots.assign(begin.buddies)

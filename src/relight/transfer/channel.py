@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from relight.errors import ProtocolError, TransferError
+from relight.errors import PlaceTakenError, ProtocolError, TransferError
 from relight.wire.framing import decode, encode_frame, split_payloads
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -55,7 +55,7 @@ def listen(path: Path) -> socket.socket:
         with _alone_in(path.parent), _short_name(path) as name:
             if path.is_socket():
                 if _answers(name):
-                    raise TransferError(f"another publisher is alive at {path}; stop it, or choose another place")
+                    raise PlaceTakenError(f"another publisher is alive at {path}; stop it, or choose another place")
                 path.unlink(missing_ok=True)
             listener.bind(name)
             os.chmod(path, 0o600)

@@ -1,6 +1,6 @@
 """A failure, whoever noticed it: one too many, or the next generation, in which everybody is asked to stand still."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -69,7 +69,13 @@ class Failing(Saving):
         return out + self._fail(late, -1, None, now)
 
     def _on_corruption(
-        self, digests: Mapping[int, int | str], voters: Collection[int], version: int, noticed_ns: int, now: float
+        self,
+        digests: Mapping[int, int | str],
+        voters: Collection[int],
+        version: int,
+        noticed_ns: int,
+        now: float,
+        tensors: Sequence[str] = (),
     ) -> list[Command]:
         """Replicas of a version differ: those that are outvoted have failed. Nothing of theirs is copied from."""
         out: list[Command] = []
@@ -78,7 +84,7 @@ class Failing(Saving):
         for part in self.shards.differing(digests):  # those who hold the same part of the state vote on it
             minority = outvoted(part, [rank for rank in voters if rank in part])
             if minority is None:
-                return self._distrust(describe_difference(part, version), version, noticed_ns, now)
+                return self._distrust(describe_difference(part, version, tensors), version, noticed_ns, now)
             right = len(part) - len(minority)
             evidence = f"its state of version {version} is not that of the other {right} ranks: memory was corrupted"
             wrong += minority

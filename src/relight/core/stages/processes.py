@@ -114,8 +114,10 @@ class Processes(Starting, Stopping, Finishing):
         if self.stage is Stage.SAVING and event.stands:
             return []  # like the others it stands still, and is asked
         position = msgspec.structs.replace(process.final_position, step=event.step)
+        seen_at = f" ({event.place}; logs/rank-{process.rank}.log)" if event.place else ""
+        evidence = event.summary + seen_at
         self.ledger.failure(
-            process, "exception", event.summary, position, event.noticed_ns, self.generation, now, phase=event.phase
+            process, "exception", evidence, position, event.noticed_ns, self.generation, now, phase=event.phase
         )
         kill = Kill(process=process.name, why=f"it raised {event.summary}")
         out = self._fail([process], event.step, ("exception", event.step, event.summary), now, event)

@@ -41,7 +41,8 @@ class Starting(Reserve):
         problem = _startup_mismatch(reports, self.shards)
         if problem:
             return self._end(problem, now)
-        self.stage, self._deadline, self.until = Stage.TRAINING, None, reports[0].until
+        self.stage, self._deadline = Stage.TRAINING, None
+        self.until, self.began_at = reports[0].until, reports[0].version
         self.buddy_every, self.checkpoint_every = reports[0].buddy_every, reports[0].checkpoint_every
         for process in self.members.by_rank().values():
             process.may_hold_state = True
@@ -59,7 +60,7 @@ class Starting(Reserve):
                 writers=self._writers(),
                 why=f"all {self.settings.world_size} ranks hold {what} ({digest})",
             ),
-            Notice(why=f"training; {self._describe_pids()}", level="info"),
+            Notice(why=self._describe_start(), level="info"),
         ]
 
     def _cover(self, reports: Sequence[ev.TrainingEntered]) -> list[Command]:
@@ -76,6 +77,11 @@ class Starting(Reserve):
             self.checkpoint_every,
         )
         return [Notice(why=line, level="info") for line in describe(self.coverage)]
+
+    def _describe_start(self) -> str:
+        if self.began_at >= self.until:
+            return f"nothing left to do: the checkpoint is at step {self.began_at}, and the script wants {self.until}"
+        return f"training; {self._describe_pids()}"
 
     def _describe_pids(self) -> str:
         """For people with py-spy, gdb or kill."""

@@ -59,6 +59,7 @@ class State:
         self.stage = Stage.STARTING
         self.generation = 1
         self.until = 0
+        self.began_at = 0  # the version that the job started from: 0, or that of a checkpoint
         self.ended: EndJob | None = None
         self.members = Members()
         self.ledger = Ledger(settings.world_size, settings.standbys, kept=None if full_account else KEPT_IN_ACCOUNT)

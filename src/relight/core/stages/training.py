@@ -2,6 +2,7 @@
 
 from relight.core import events as ev
 from relight.core.commands import Command, Kill, Notice
+from relight.core.corruption import describe_difference, outvoted
 from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, MAX_RESTORE_FAILURES, Failing
 from relight.core.stages.state import Stage
 
@@ -48,7 +49,12 @@ class Training(Failing):
         digests = dict(enumerate(event.digests))
         if len(digests) != self.settings.world_size or not self.shards.differing(digests):
             return []  # nonsense: nobody can be blamed by it
-        return self._on_corruption(digests, digests, event.step, event.noticed_ns, now)
+        if event.step == self.began_at + 1:
+            # Right behind the first step it is the script, and next to nothing is lost: no use in replacing anybody.
+            part = self.shards.differing(digests)[0]
+            known = outvoted(part, part.keys()) is not None
+            return self._end(describe_difference(part, event.step, event.tensors, majority=known), now)
+        return self._on_corruption(digests, digests, event.step, event.noticed_ns, now, event.tensors)
 
     def _on_rank_slow(self, event: ev.RankSlow) -> list[Command]:
         """No failure: training goes on. With a warm standby, and if asked for, another process takes its rank."""
