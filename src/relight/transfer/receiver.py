@@ -135,7 +135,9 @@ class Receiver:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[int]:
-        """While inside, the weights stay as they are. Yields their version; -1: those the engine started with.
+        """While inside, the weights stay as they are. Yields their version.
+
+        -1 until the first update: the weights are those that the engine started with. `wait_for(0)` waits for it.
 
         Raises StaleWeightsError if an update in place broke off and none has gone through since.
         """
