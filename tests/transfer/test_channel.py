@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from relight.errors import ProtocolError, TransferError, UsageError
+from relight.errors import PlaceTakenError, ProtocolError, TransferError, UsageError
 from relight.transfer import members
 from relight.transfer.channel import MAX_MESSAGE_BYTES, Channel, connect, listen, socket_path
 from relight.transfer.messages import (
@@ -232,7 +232,7 @@ def test_of_many_that_begin_at_once_where_one_died_one_gets_the_place(tmp_path: 
 
 def test_a_second_publisher_at_the_same_place(tmp_path: Path) -> None:
     with Publisher(tmp_path, bucket_bytes=64), connected(tmp_path) as engine:
-        with pytest.raises(TransferError, match=r"another publisher is alive at .*; stop it, or choose another"):
+        with pytest.raises(PlaceTakenError, match=r"another publisher is alive at .*; stop it, or choose another"):
             Publisher(tmp_path, bucket_bytes=64)
         assert engine.receive() == Welcome(buffer_bytes=64)
         assert os.listdir(tmp_path) == ["weights.sock"]

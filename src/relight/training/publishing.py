@@ -40,6 +40,22 @@ TAKEN_SECONDS = 10.0  # for rank 0's predecessor, whose memory is being freed, t
 COMING_SECONDS = 2.0  # for engines to find a publisher that was opened just now, in place of one that died
 
 
+class Taken:
+    """How long the place of the socket has been taken by another: rank 0's predecessor lets go of it by itself."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def lasts(self, now: float) -> bool:
+        """It is taken, at this time in seconds. Whether that has lasted for so long that people should hear of it."""
+        self._since = now if self._since is None else self._since
+        return now - self._since > TAKEN_SECONDS
+
+    def is_over(self) -> None:
+        """It is not taken."""
+        self._since = None
+
+
 class Publishing:
     """What `Training.publish` asked for. Nothing here can fail the training; what goes wrong is told."""
 
@@ -56,7 +72,7 @@ class Publishing:
         self._stall_timeout_seconds = 0.0
         self._publisher: Publisher | None = None
         self._opened = 0.0
-        self._taken = 0.0  # since when the place of the socket was found taken; 0: it was not
+        self._taken = Taken()
         self._handle: Handle | None = None
         self._version = -1  # of the update under way, or the last one
         self._offered: set[str] = set()  # engines that were asked to take it
@@ -298,10 +314,9 @@ class Publishing:
     def _told(self) -> Iterator[None]:
         try:
             yield
-            self._taken = 0.0
+            self._taken.is_over()
         except PlaceTakenError as error:
-            self._taken = self._taken or time.monotonic()
-            if time.monotonic() > self._taken + TAKEN_SECONDS:
+            if self._taken.lasts(time.monotonic()):
                 self._say(str(error))
         except (RelightError, OSError) as error:
             self._say(str(error))
