@@ -491,8 +491,8 @@ def _add_verify_flag(group: argparse._ArgumentGroup) -> None:
         default=_DEFAULTS["verify_every"],
         metavar="K",
         help="every K steps compare the state of all ranks, bit for bit, before it is written; a rank that is outvoted "
-        "(3 or more ranks) is replaced, since its memory was corrupted; default 0: only behind the first step, in recoveries and at the "
-        "end",
+        "(3 or more ranks) is replaced, since its memory was corrupted; default 0: only behind the first step, "
+        "in recoveries and at the end",
     )
 
 
