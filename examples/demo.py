@@ -94,7 +94,21 @@ def main() -> int:
         console.print(f"\n[bold red]The demo could not be completed:[/] {error}")
         return 1
     say("3. The comparison")
-    return compare(plan, disturbed, undisturbed)
+    status = compare(plan, disturbed, undisturbed)
+    say_more(Path(f"{runs}-disturbed"))
+    return status
+
+
+def say_more(run_dir: Path) -> None:
+    """What there is to look at now."""
+    console.print("\nThe disturbed run, to look at:")
+    for command, what in (
+        ("explain", "in sentences: what failed, and where the time went"),
+        ("timeline", "who did what when; --html FILE writes a page"),
+        ("dashboard", "the page that a running job has"),
+    ):
+        console.print(f"  relight {command} {run_dir}  # {what}", markup=False, soft_wrap=True)
+    console.print("`relight` lies in .venv/bin: source .venv/bin/activate", style="dim")
 
 
 def say(heading: str) -> None:

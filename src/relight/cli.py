@@ -49,6 +49,33 @@ _ADDRESS_HELP = (
 )
 
 
+# Names that scripts hardly use for anything else.
+_RELIGHTS_OWN = frozenset(
+    {"--nproc-per-node", "--nproc_per_node", "--nnodes", "--standby", "--rdzv-endpoint", "--rdzv_endpoint", "--chaos"}
+)
+_LOGS = "the output of every worker goes to RUN_DIR/logs, and to the terminal; drop it"
+# What torchrun has and relight has not, and what to do about it.
+_TORCHRUN_FLAGS = {
+    "--log-dir": "logs go to RUN_DIR/logs (--run-dir says where that is); drop it",
+    "-r": _LOGS,
+    "--redirects": _LOGS,
+    "-t": _LOGS,
+    "--tee": _LOGS,
+    "--local-ranks-filter": _LOGS,
+    "--logs-specs": _LOGS,
+    "--local-addr": "a host's own address is found by itself, or by RELIGHT_HOST_ADDRESS; drop it",
+    "--no-python": "workers are Python processes that relight starts itself; give the Python file, or a module with -m",
+    "--run-path": "give the Python file as SCRIPT; drop it",
+    "--start-method": "every worker is a new Python process; drop it",
+    "--virtual-local-rank": "each worker finds its own device in job.device; drop it",
+    "--numa-binding": "relight binds no processes to NUMA nodes; drop it, or run relight itself under numactl",
+    "--event-log-handler": "`relight events` prints a job's events; drop it",
+    "--signals-to-handle": "SIGINT, SIGTERM and SIGHUP are handled; drop it",
+    "--duplicate-stdout-filters": _LOGS,
+    "--duplicate-stderr-filters": _LOGS,
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """Adds a hint to "unrecognized arguments": the nearest flag, and where the script's own flags go."""
 
@@ -89,7 +116,10 @@ def _run(arguments: argparse.Namespace) -> int:
         config.check_dashboard_address(dashboard)
     nodes = config.count_nodes(arguments.nnodes)
     endpoint = config.find_endpoint(arguments, nodes)
+    _hint_at_misplaced_flags(arguments.script_and_arguments)
     if endpoint is None:
+        if arguments.token_file:
+            config.read_shared_token(arguments.token_file)  # of no use on one node, but a mistake in it is one
         tls = config.find_tls(arguments, (config.LOOPBACK, 0), is_first=True)
         settings = config.build_settings(arguments, datetime.datetime.now())
         return launch(settings, quiet=arguments.quiet, dashboard=dashboard, tls=tls)
@@ -101,6 +131,17 @@ def _run(arguments: argparse.Namespace) -> int:
         return join(endpoint, token, name, quiet=arguments.quiet, tls=tls)
     settings = config.build_settings(arguments, datetime.datetime.now())
     return launch(settings, token, quiet=arguments.quiet, dashboard=dashboard, tls=tls)
+
+
+def _hint_at_misplaced_flags(script_and_arguments: Sequence[str]) -> None:
+    """A script may have flags of these names too, so it is no error."""
+    behind = {argument.partition("=")[0] for argument in script_and_arguments[1:]}
+    for flag in sorted(behind & _RELIGHTS_OWN):
+        print(
+            f"relight: {flag} stands behind the script's name, so the script gets it; relight's own flags go before",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _agent(arguments: argparse.Namespace) -> int:
@@ -406,6 +447,13 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
     _add_token_file(group)
     _add_tls(group)
     add("--standalone", action="store_true", help="accepted and needless: a job on one node always stands alone")
+    add("--role", metavar="NAME", help="accepted and needless")
+    add(
+        *("--monitor-interval", "--monitor_interval"),
+        metavar="S",
+        help="accepted and needless: deaths are told at once",
+    )
+    add(*("--rdzv-conf", "--rdzv_conf"), metavar="CONF", help="accepted and needless")
     add("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as with python -m")
     add(
         *("--master-addr", "--master_addr"),
@@ -561,6 +609,9 @@ def _add_chaos_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _unknown_hint(flag: str, command: str, parser: argparse.ArgumentParser) -> str:
+    torchruns = _TORCHRUN_FLAGS.get(flag.partition("=")[0].replace("_", "-"))
+    if torchruns and command in ("run", "chaos"):
+        return f"{flag} is torchrun's, and relight has no such flag: {torchruns}"
     known = [option for action in parser._actions for option in action.option_strings]
     word = flag.partition("=")[0]
     near = [option for option in known if option.startswith(word)] or difflib.get_close_matches(word, known, n=1)

@@ -196,7 +196,10 @@ def find_tls(arguments: argparse.Namespace, endpoint: tuple[str, int], *, is_fir
     if len(missing) == len(FLAGS):
         return None
     if missing:
-        raise UsageError(f"TLS needs --tls-ca, --tls-cert and --tls-key together; {' and '.join(missing)} is missing")
+        are = "is" if len(missing) == 1 else "are"
+        raise UsageError(
+            f"TLS needs --tls-ca, --tls-cert and --tls-key together; {' and '.join(missing)} {are} missing"
+        )
     files = TlsFiles(authority=paths[0], certificate=paths[1], key=paths[2])
     try:
         address = host_address() or (resolve(endpoint[0]) if is_first else address_towards(*endpoint))
@@ -252,9 +255,15 @@ def build_plan(arguments: argparse.Namespace, world_size: int, standbys: int) ->
 def check_dashboard_address(address: str) -> None:
     """Raises UsageError if the page cannot be served at "HOST:PORT" as it is written."""
     try:
-        split_address(address)
+        host, _ = split_address(address)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(
+            f"dashboard address {address!r}: there is no host {host} ({error.strerror or error})"
+        ) from None
 
 
 def make_run_dir(asked: str | None, script: str, now: datetime.datetime) -> Path:

@@ -390,7 +390,8 @@ class Launcher:
         settings = self.settings
         ranks = f"{settings.world_size} rank{'s' if settings.world_size > 1 else ''}"
         standbys = f", {settings.standbys} standby" if settings.standbys else ", no standby"
-        faults = f", {len(settings.plan.faults)} planned faults" if settings.plan.faults else ""
+        planned = len(settings.plan.faults)
+        faults = f", {planned} planned fault{'s' if planned > 1 else ''}" if planned else ""
         return f"{settings.script} on {ranks}{standbys}{faults}"
 
     # --- the observer connection --------------------------------------------------------------------------------

@@ -22,6 +22,20 @@ def is_orphan(parent: int) -> bool:
     return parent != 0 and os.getppid() != parent
 
 
+def is_dying(parent: int) -> bool:
+    """Whether `parent` is gone, or all but gone: the kernel tells its children when its first thread ends.
+
+    Until the last thread has ended too, they are still its children.
+    """
+    if parent == 0 or is_orphan(parent):
+        return parent != 0
+    try:
+        state = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return True
+    return state in ("Z", "X")
+
+
 def tidy_up_for(parent: int, private_dir: Path) -> None:
     """Remove the job's private directory if `parent`, who would have done it, is gone.
 

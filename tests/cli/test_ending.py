@@ -137,6 +137,7 @@ def test_a_killed_launcher_takes_everything_with_it(begin: Begin, script: Path) 
     while command.processes() or command.private_dirs():
         assert time.monotonic() < deadline, (command.processes(), command.private_dirs())
         time.sleep(0.01)
+    assert "stopped: `relight run` was killed" in (script.parent / "run" / "journal.jsonl").read_text()
 
 
 def test_the_private_directory_is_private(begin: Begin, script: Path) -> None:

@@ -4,6 +4,7 @@ from argparse import Namespace
 
 import pytest
 
+from relight.cli import _hint_at_misplaced_flags
 from relight.config import find_endpoint
 
 
@@ -22,3 +23,10 @@ def test_one_node_that_others_may_join_has_one(monkeypatch: pytest.MonkeyPatch) 
     assert find_endpoint(asked("10.0.0.1:29577", "token"), 1) == ("10.0.0.1", 29577)
     monkeypatch.setenv("RELIGHT_TOKEN_FILE", "token")
     assert find_endpoint(asked("10.0.0.1:29577"), 1) == ("10.0.0.1", 29577)
+
+
+def test_flags_behind_the_script_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    _hint_at_misplaced_flags(["train.py", "--lr", "0.1"])
+    assert not capsys.readouterr().err
+    _hint_at_misplaced_flags(["train.py", "--nproc-per-node=2"])
+    assert "--nproc-per-node stands behind the script's name" in capsys.readouterr().err

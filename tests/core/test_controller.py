@@ -878,7 +878,7 @@ def test_a_halt_of_the_rule_ends_the_job() -> None:
     desk.stands("w3")
     desk.stands("w2", 7)
     assert desk.end().error.startswith("rank 2 is at version 7 while another is at 4")
-    assert desk.end().error.endswith("Resume from your last checkpoint")
+    assert "Resume from your last checkpoint, if you keep your own: relight kept none" in desk.end().error
 
 
 def test_a_restored_replacement_is_a_replica() -> None:

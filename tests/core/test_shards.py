@@ -178,8 +178,8 @@ def test_it_is_said_in_words() -> None:
         "  losing a device: always survived",
         "  losing two devices: survived in 4 of 6 cases, not if it is ranks 0 and 2; ranks 1 and 3",
         "  losing a host: always survived",
-        "  losing two hosts: never survived",
-        "  losing a host and a device elsewhere: never survived",
+        "  losing two hosts: never survived: the job ends",
+        "  losing a host and a device elsewhere: never survived: the job ends",
         "  one more replica would need 2 devices, with 9.0 MiB of state each",
         "  training.buddy(every=...) would take 36.0 MiB of host memory for each rank, and survive the loss of any one "
         "device",
@@ -256,7 +256,7 @@ def test_rungs_are_said_in_words() -> None:
     groups = Shards(keys).groups()
     mib = dict.fromkeys(groups, 2**20)
     without = describe(coverage(groups, ("a",) * 4, mib))
-    assert without[1] == "  losing a device: never survived"
+    assert without[1] == "  losing a device: never survived: the job ends"
     assert without[-2:] == (
         "  one more replica would need 4 devices, with 3.0 MiB of state each",
         "  training.buddy(every=...) would take 12.0 MiB of host memory for each rank, and survive the loss of any one "
@@ -265,13 +265,13 @@ def test_rungs_are_said_in_words() -> None:
     buddies = choose_buddies(keys, ("a",) * 4)
     lines = describe(coverage(groups, ("a",) * 4, mib, buddies, 10, 500))
     assert lines[1:4] == (
-        "  losing a device: of 4 cases 4 from buddy memory",
+        "  losing a device: always survived, from buddy memory",
         "  losing two devices: of 6 cases 2 from buddy memory, 4 from a checkpoint",
-        "  losing a host: of 1 cases 1 from a checkpoint",
+        "  losing a host: always survived, from a checkpoint",
     )
     assert any(line.startswith("  from buddy memory at most about 10 steps are computed again") for line in lines)
     only_buddies = describe(coverage(groups, ("a",) * 4, mib, buddies, 10))
-    assert only_buddies[2] == "  losing two devices: of 6 cases 2 from buddy memory, 4 from nothing: the job ends"
+    assert only_buddies[2] == "  losing two devices: of 6 cases 2 from buddy memory, in 4 the job ends"
 
 
 def test_it_can_be_written_as_json_and_read_again() -> None:

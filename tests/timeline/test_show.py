@@ -74,7 +74,8 @@ def test_only_the_first_recoveries_are_drawn(tmp_path: Path, console: Console) -
     shown = text(console)
     assert "Recovery 2 of 7" in shown
     assert "Recovery 3 of 7" not in shown
-    assert "5 more not drawn: --recoveries 7 draws them all." in shown
+    assert "5 more not drawn: `relight timeline " in shown
+    assert "--recoveries 7` draws all." in shown
 
 
 # --- missing and damaged files ----------------------------------------------------------------------------------

@@ -89,6 +89,8 @@ def test_a_job_that_is_over(tmp_path: Path) -> None:
     status = look(tmp_path)
     assert (status.state, status.error) == (State.FAILED, "stopped: SIGTERM")
     assert status.seconds == pytest.approx(made.at, abs=0.5)
+    assert "nothing failed" not in shown(status)
+    assert "then it ended early" in shown(status)
 
 
 def test_a_job_that_was_killed_is_lost(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ ACTION_WORDS = {
     Action.CUT: "loses its side of the collective in flight, but lives",
 }
 POINT_WORDS = {
-    Point.BETWEEN_STEPS: "before a step begins",
+    Point.BETWEEN_STEPS: "before a step begins; reports call it OUTSIDE, or the code before step N",
     Point.FORWARD: "while the loss is computed",
     Point.BACKWARD: "while gradients are computed and reduced",
     Point.BEFORE_BARRIER: "gradient complete, barrier not entered",

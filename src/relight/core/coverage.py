@@ -243,9 +243,18 @@ def describe(covered: Coverage) -> tuple[str, ...]:
     below = {cost.rung: cost for cost in covered.rungs if cost.in_use and cost.steps_lost}
     return (
         head,
-        *(f"  losing {loss.what}: {_describe_loss(loss, below)}" for loss in covered.losses),
+        *(
+            f"  losing {loss.what}: {_describe_loss(loss, below)}"
+            for loss in covered.losses
+            if not _says_nothing(loss, below)
+        ),
         *(f"  {line}" for line in _describe_costs(covered)),
     )
+
+
+def _says_nothing(loss: Loss, below: Mapping[str, RungCost]) -> bool:
+    """That a job on one host does not outlive it, everybody knows."""
+    return loss.what == "a host" and loss.cases == loss.fatal == 1 and "checkpoint" not in below
 
 
 def _describe_loss(loss: Loss, below: Mapping[str, RungCost]) -> str:
@@ -253,14 +262,20 @@ def _describe_loss(loss: Loss, below: Mapping[str, RungCost]) -> str:
         return "always survived"
     if not below:
         if loss.fatal == loss.cases:
-            return "never survived"
+            return "never survived: the job ends"
         which = f", not if it is {_among(loss)}" if loss.examples else ""
         return f"survived in {loss.survived} of {loss.cases} cases{which}"
     rest = loss.fatal - loss.from_buddies
     counts = {"replicas": loss.survived, "buddy memory": loss.from_buddies}
-    counts["a checkpoint" if "checkpoint" in below else "nothing: the job ends"] = rest
+    if "checkpoint" in below:
+        counts["a checkpoint"], rest = rest, 0
     said = [f"{count} from {source}" for source, count in counts.items() if count]
-    return f"of {loss.cases} cases {', '.join(said)}"
+    if loss.cases in counts.values():
+        return f"always survived, {said[0].partition(' ')[2]}"
+    if rest == loss.cases:
+        return "never survived: the job ends"
+    ends = f", in {rest} the job ends" if rest else ""
+    return f"of {loss.cases} cases {', '.join(said)}{ends}"
 
 
 def _describe_costs(covered: Coverage) -> Iterable[str]:

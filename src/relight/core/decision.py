@@ -24,6 +24,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[int, ...]
 
 
+def describe_target(direction: str, target: int) -> str:
+    """Where all ranks go, in words."""
+    return f"all were at version {target}" if direction == "as they are" else f"{direction} to version {target}"
+
+
 class Halt(msgspec.Struct, frozen=True, kw_only=True):
     """No target keeps the promise; the job ends and says why, unless a lower rung has what is `lost`."""
 

@@ -403,7 +403,7 @@ def _where(position: Position) -> str:
     if position.phase in IN_STEP:
         return f"{position.phase.name} of step {position.step}"
     if position.phase is Phase.OUTSIDE:
-        return f"the code before step {position.version}"
+        return f"OUTSIDE (the code before step {position.version})"
     return position.phase.name
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from relight.core import events as ev
 from relight.core.commands import Rung
-from relight.core.decision import Decision
+from relight.core.decision import Decision, describe_target
 from relight.core.fault import Fault
 from relight.core.members import Process
 from relight.core.noticing import detect_seconds
@@ -202,7 +202,7 @@ class Ledger:
             f" ({about}{unnoticed:.3f} s of it until it was noticed)" if unnoticed >= WORTH_SAYING_SECONDS else ""
         )
         time = f"{unnoticed + now - recovery.since:.3f} s{noticing}"
-        said = f"recovered in {time}: {who}{decision.direction} to version {decision.target}"
+        said = f"recovered in {time}: {who}{describe_target(decision.direction, decision.target)}"
         if recovery.rung is Rung.REPLICA:
             return said
         steps = f"{recovery.undone} finished step{'s are' if recovery.undone != 1 else ' is'}"

@@ -78,7 +78,12 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
         metavar="S",
         help="from a failure to new steps without relight; default: as published, 500 and 2.5 for each 1000 devices",
     )
-    add("--standby-hosts", type=int, default=16, metavar="N", help="hosts in reserve; default 16")
+    add(
+        "--standby-hosts",
+        type=int,
+        metavar="N",
+        help="hosts in reserve; default: with which one failure in a hundred finds none left",
+    )
     add("--repair-hours", type=float, default=4.0, metavar="H", help="until a failed host is back; default 4")
     add("--replicas", type=int, default=8, metavar="N", help="hosts with a copy of the same shard; default 8")
     add("--state-gib", type=float, default=20.0, metavar="G", help="on one device, to be copied; default 20")
@@ -120,7 +125,7 @@ def _cluster_of(arguments: argparse.Namespace) -> "Cluster":
         ("replicas", 1, MAX_REPLICAS),
     ):
         value = getattr(arguments, name)
-        if not least <= value <= most:
+        if value is not None and not least <= value <= most:
             raise UsageError(f"--{name.replace('_', '-')} {value}: a number from {least} to {most} is needed")
     positive = ("step_seconds", "checkpoint_seconds", "repair_hours", "link_gib_per_second", "days")
     for name in (*positive, "restart_seconds", "state_gib", "form_seconds", "mtbf_device_hours"):
@@ -130,7 +135,7 @@ def _cluster_of(arguments: argparse.Namespace) -> "Cluster":
         if not math.isfinite(value) or value < 0 or (not value and (name in positive or "mtbf" in name)):
             raise UsageError(f"--{name.replace('_', '-')} {value:g}: a number above 0 is needed")
     hours = arguments.mtbf_device_hours
-    return Cluster(
+    cluster = Cluster(
         devices=arguments.devices,
         mtbf_device_seconds=MTBF_DEVICE_SECONDS if hours is None else hours * 3600,
         step_seconds=arguments.step_seconds,
@@ -141,19 +146,21 @@ def _cluster_of(arguments: argparse.Namespace) -> "Cluster":
         link_bytes_per_second=arguments.link_gib_per_second * 2**30,
         replicas=arguments.replicas,
         devices_per_host=arguments.devices_per_host,
-        standby_hosts=arguments.standby_hosts,
+        standby_hosts=arguments.standby_hosts or 0,
         repair_seconds=arguments.repair_hours * 3600,
     )
+    return cluster if arguments.standby_hosts is not None else _with_standbys(cluster)
 
 
 def _of_size(cluster: "Cluster", devices: int) -> "Cluster":
     """The same with another number of devices, and as many standbys as one failure in a hundred asks for."""
+    return cluster if devices == cluster.devices else _with_standbys(dataclasses.replace(cluster, devices=devices))
+
+
+def _with_standbys(cluster: "Cluster") -> "Cluster":
     from relight.goodput.model import standbys_for
 
-    if devices == cluster.devices:
-        return cluster
-    other = dataclasses.replace(cluster, devices=devices)
-    return dataclasses.replace(other, standby_hosts=standbys_for(other, 0.01))
+    return dataclasses.replace(cluster, standby_hosts=standbys_for(cluster, 0.01))
 
 
 def _estimate(cluster: "Cluster") -> _Estimate:

@@ -11,9 +11,9 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from relight.errors import ProtocolError
-from relight.parent import end_with_parent, tidy_up_for
+from relight.parent import end_with_parent, is_dying, tidy_up_for
 from relight.server.journal import JournalInUse
-from relight.server.server import Server
+from relight.server.server import LAUNCHER_GONE, Server
 from relight.wire.address import announce, find_address
 from relight.wire.handshake import read_token
 from relight.wire.settings import JobSettings, read_settings
@@ -45,7 +45,9 @@ def main() -> int:
             resume=arguments.resume,
             take_over=arguments.take_over,
         )
-        return asyncio.run(_serve(server, settings, arguments.private_dir, resume=arguments.resume))
+        return asyncio.run(
+            _serve(server, settings, arguments.private_dir, resume=arguments.resume, parent=arguments.parent)
+        )
     except ProtocolError as error:
         print(f"relight: {error}", file=sys.stderr, flush=True)
         return 2
@@ -53,7 +55,7 @@ def main() -> int:
         tidy_up_for(arguments.parent, arguments.private_dir)
 
 
-async def _serve(server: Server, settings: JobSettings, private_dir: Path, *, resume: bool) -> int:
+async def _serve(server: Server, settings: JobSettings, private_dir: Path, *, resume: bool, parent: int) -> int:
     before = find_address(private_dir) if resume else None
     try:
         host, port = await server.listen(before.port if before else 0)
@@ -64,12 +66,18 @@ async def _serve(server: Server, settings: JobSettings, private_dir: Path, *, re
         return 2
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.shut_down, signal.Signals(number).name)
+        loop.add_signal_handler(number, _shut_down, server, number, parent)
     if not ip_address(host).is_loopback and not ip_address(host).is_unspecified:
         with contextlib.suppress(OSError):  # hosts that know the address already do not need it
             announce(Path(settings.run_dir), settings.controller_address, port)
     announce(private_dir, host, port)
     return await server.run()
+
+
+def _shut_down(server: Server, number: int, parent: int) -> None:
+    """The kernel's word that `relight run` is gone is a SIGTERM too."""
+    gone = number == signal.SIGTERM and is_dying(parent)
+    server.shut_down(LAUNCHER_GONE if gone else signal.Signals(number).name)
 
 
 def _allow_many_files() -> None:

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import datetime
 import functools
+import importlib.metadata
 import itertools
 import os
 import platform
@@ -98,6 +99,7 @@ from relight.wire.tls import Tls
 
 STATUS_SECONDS = 0.5
 LIFE_SECONDS = 5.0  # between two signs of life to people who see only the files
+LAUNCHER_GONE = "`relight run` was killed"
 LONG_WRITE_SECONDS = 0.02  # for the journal: worth a word in the report
 MAX_LONG_WRITES = 1000
 AGENT_STOP_SECONDS = 10.0  # for the agents to end their processes once the job is over
@@ -267,7 +269,7 @@ class Server:
             self._agents_gone.set()  # asked again: do not wait
             return
         version = self._board.committed()  # the core is told of steps only when something happens
-        self.feed(ShutdownRequested(reason=reason, after_step=reason == "SIGTERM", version=version))
+        self.feed(ShutdownRequested(reason=reason, after_step=reason in ("SIGTERM", LAUNCHER_GONE), version=version))
 
     # --- the loop -----------------------------------------------------------------------------------------------
     def feed(self, event: Event) -> None:
@@ -421,7 +423,7 @@ class Server:
             storage_waits=tuple(self._storage_waits),
             notices=(*report.notices, *(f'planned, but did not happen: "{describe_fault(f)}"' for f in idle)),
             error=self._ended.error if self._ended else "",
-            versions={"python": platform.python_version(), **report.versions},
+            versions={**_versions(), **report.versions},
         )
         self._write(self._run_dir / "report.json", "the report", encode_report(report))
 
@@ -747,3 +749,12 @@ def _give_way() -> None:
 def _part(kind: type[Part], settings: JobSettings) -> Part:
     """The part of the job's settings that a component of the core decides by."""
     return kind(**{name: getattr(settings, name) for name in kind.__struct_fields__})
+
+
+def _versions() -> dict[str, str]:
+    """Of what the workers run, without loading it."""
+    found = {"python": platform.python_version()}
+    for name in ("relight", "torch"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

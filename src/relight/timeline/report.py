@@ -20,7 +20,14 @@ def render_report(report: JobReport) -> RenderableType:
     if report.failures:
         parts += [_failures(report.failures), Text()]
     if report.recoveries:
-        parts += [_recoveries(report.recoveries), Text(), _stage_seconds(report.recoveries), Text()]
+        parts += [
+            _recoveries(report.recoveries),
+            Text(),
+            _reasons(report.recoveries),
+            Text(),
+            _stage_seconds(report.recoveries),
+            Text(),
+        ]
     if report.notices:
         parts += [_notices(report.notices), Text()]
     parts.append(_totals(report))
@@ -127,7 +134,6 @@ def _recoveries(recoveries: Sequence[RecoveryReport]) -> Table:
     table.add_column("copied from")
     table.add_column("moved", justify="right", no_wrap=True)
     table.add_column("total", justify="right", no_wrap=True)
-    table.add_column("why", ratio=1)
     for r in recoveries:
         restarts = f" (restarted {r.restarts}×)" if r.restarts else ""
         repeated = ", step repeated" if r.steps_repeated else ""
@@ -143,8 +149,17 @@ def _recoveries(recoveries: Sequence[RecoveryReport]) -> Table:
             _numbers(r.sources),
             _bytes(r.moved_bytes),
             duration(r.stages.total_seconds),
-            _text(r.reason),
         )
+    return table
+
+
+def _reasons(recoveries: Sequence[RecoveryReport]) -> Table:
+    """Sentences, which a column beside so many others would break into single words."""
+    table = _table("Why")
+    table.add_column("#", justify="right")
+    table.add_column("the decision", ratio=1)
+    for r in recoveries:
+        table.add_row(str(r.number), _text(r.reason))
     return table
 
 

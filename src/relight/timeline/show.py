@@ -56,7 +56,10 @@ def print_timeline(run_dir: Path, console: Console, step: int | None = None, rec
     _end(trace, console)
     left = len(report.recoveries) - len(chosen)
     if left:
-        _say(console, f"{left} more not drawn: --recoveries {len(report.recoveries)} draws them all.")
+        _say(
+            console,
+            f"{left} more not drawn: `relight timeline {run_dir} --recoveries {len(report.recoveries)}` draws all.",
+        )
     return True
 
 

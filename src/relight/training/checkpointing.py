@@ -327,7 +327,8 @@ class Checkpointing:
             address = self._runtime.server.address
             return _Start(version, address.path, address.endpoint)
         if errors:
-            text = f"no checkpoint in {self._root} can be used, the newest because {errors[0]}. Remove it, or mend it"
+            text = f"no checkpoint in {self._root} can be used, the newest because {errors[0]}. Give it "
+            text += "another directory, or move the damaged ones away: relight does not start anew over them by itself"
             return _Start(0, error=text)
         return _Start(0)
 

@@ -24,6 +24,7 @@ class Progress:
     began: int = -1  # the version with which this generation began to train
     agreed: int = -1  # the newest version of which it is known that all replicas held the same bits
     wrote: bool = False  # the barrier of the step under way was passed
+    stepped: bool = False  # some step of this process had an optimizer step
     warming: bool = False  # a standby's rehearsal
     restore: Restore | Save | None = None  # a decision that is not carried out yet
     finish_started_ns: int = 0  # when this rank began to finish a step by itself

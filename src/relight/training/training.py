@@ -325,6 +325,7 @@ class Training:
 
     def _complete(self, step: Step) -> None:
         runtime, progress = self._runtime, self._progress
+        progress.stepped |= progress.wrote
         if not progress.wrote:
             self._barrier.before_write()
             self._warn_of_pending_gradients()
@@ -484,6 +485,7 @@ class Training:
             if progress.version < progress.goal:
                 return False
         runtime.page.stamp(Phase.DONE)
+        self._warn_of_nothing_trained()
         runtime.link.send(
             TrainingDone(
                 process=runtime.process,
@@ -578,6 +580,14 @@ class Training:
                 "accumulate",
                 "a step ended with gradients but without optimizer.step(): gradients carried from step to step are "
                 "lost with a failure. Put the whole accumulation into one step: relight.Training(..., accumulate=K)",
+            )
+
+    def _warn_of_nothing_trained(self) -> None:
+        if self._progress.commits and not self._progress.stepped and self._state.has_gradients():
+            self._runtime.say(
+                "nothing trained",
+                f"{self._progress.commits} steps had gradients, and none of them called optimizer.step(): the model is "
+                "what it was at the start",
             )
 
     def _refuse_changes_between_steps(self) -> None:

@@ -83,9 +83,14 @@ class WriteWatch:
     def _require(self, thing: Any, role: str) -> None:
         if not self._tracked(thing):
             raise UsageError(
-                f"this step uses a {type(thing).__qualname__} that relight.Training does not know: hand it over "
+                f"this step uses {_named(thing)} that relight.Training does not know: hand it over "
                 f"(relight.Training(..., {role}=...)), or a replacement would train on without its state"
             )
+
+
+def _named(thing: Any) -> str:
+    name = type(thing).__qualname__
+    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
 
 
 def _is_disabled(thing: Any) -> bool:

@@ -240,7 +240,10 @@ def _read_header(path: Path, descriptor: int) -> tuple[int, list[tuple[str, _Sto
     (length,) = _LENGTH.unpack(head)
     data_start = _LENGTH.size + length
     if length > MAX_HEADER_BYTES:
-        raise UsageError(f"{path} is no safetensors file: its header would have {length} bytes")
+        what = "its header would have {length} bytes"
+        if head.startswith((b"PK\x03\x04", b"\x80\x02")):  # a zip archive, as torch writes them, or a pickle
+            what = "it looks like one of torch.save; write the state dict with safetensors.torch.save_file"
+        raise UsageError(f"{path} is no safetensors file: {what.format(length=length)}")
     if data_start > size:
         raise UsageError(f"{path} is cut short: its header should end at byte {data_start}, the file ends at {size}")
     header = bytearray(length)

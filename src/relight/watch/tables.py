@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relight.core.controller import Stage
+from relight.core.decision import describe_target
 from relight.timeline.report import plain
 from relight.timeline.terminal import duration
 from relight.transfer.manifest import describe_bytes
@@ -62,7 +63,7 @@ def _facts(status: Status) -> list[tuple[str, str]]:
         recovery = status.last_recovery
         by = f", {recovery.replacement_kind}" if recovery.replacement_kind != "none" else ""
         took = duration(recovery.stages.total_seconds)
-        found.append(("last recovery", f"{took}: {recovery.decision} to version {recovery.target_version}{by}"))
+        found.append(("last recovery", f"{took}: {describe_target(recovery.decision, recovery.target_version)}{by}"))
     if status.stragglers:
         found.append(("stragglers", ", ".join(f"rank {rank}" for rank in status.stragglers)))
     if status.error:
@@ -103,8 +104,11 @@ def _steps(status: Status) -> str:
 
 
 def _time(status: Status) -> str:
+    ended = f"{duration(status.seconds)}, then it ended early"
     if not status.failures:
-        return f"{duration(status.seconds)}, nothing failed"
+        return f"{duration(status.seconds)}, nothing failed" if status.state is not State.FAILED else ended
+    if status.state is State.FAILED and not status.recoveries:
+        return f"{ended}, by {_count(status.failures, 'failure')}"
     share = f" (goodput {status.goodput:.2%})" if status.goodput is not None else ""
     repeated = f", {_count(status.steps_repeated, 'step')} repeated" if status.steps_repeated else ""
     restarts = f", {_count(status.controller_restarts, 'controller')} replaced" if status.controller_restarts else ""

@@ -99,7 +99,7 @@ class Failing(Saving):
     def _distrust(self, what: str, version: int, noticed_ns: int, now: float) -> list[Command]:
         """Nobody can tell which replica is right: back to before it, if a lower rung has that. Else it is the end."""
         if not self._has_lower_rung:
-            return self._end(f"{what}. Resume from your last checkpoint", now)
+            return self._end(f"{what}. {self._advice()}", now)
         self._differed_at = version if self._differed_at < 0 else min(version, self._differed_at)
         self._difference = what
         self.ledger.failure(None, "corruption", what, None, noticed_ns, self.generation, now, version)
@@ -120,7 +120,4 @@ class Failing(Saving):
         last = self.ledger.failures[-1]
         held = [rank for rank, p in self.members.by_rank().items() if p.may_hold_state]
         what = self.shards.lost(held) or "every replica of the state is lost"
-        return (
-            f"{what}; last: rank {last.rank} in {last.phase} of step {last.step}: {last.evidence}. "
-            "Resume from your last checkpoint"
-        )
+        return f"{what}; last: rank {last.rank} in {last.phase} of step {last.step}: {last.evidence}. {self._advice()}"

@@ -120,6 +120,15 @@ class State:
         """Whether there may be something below replicas. What there is, only the ranks' reports can say."""
         return bool(self.buddy_every or self.checkpoint_every)
 
+    def _advice(self) -> str:
+        """What is left to do for who has lost the state."""
+        if self.checkpoint_every:
+            return "Resume from your last checkpoint"
+        return (
+            "Resume from your last checkpoint, if you keep your own: relight kept none of this job, since the script "
+            "does not call training.checkpoint(...); training.buddy(...) keeps copies in memory"
+        )
+
     def _buddies(self) -> tuple[int, ...]:
         """For each rank, who keeps its snapshots from now on."""
         if not self.buddy_every:

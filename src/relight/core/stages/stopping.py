@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from relight.core import events as ev
 from relight.core.commands import Audience, Command, Notice, Restore, Rung, Source
-from relight.core.decision import Decision, Halt, decide, derived_ranks
+from relight.core.decision import Decision, Halt, decide, derived_ranks, describe_target
 from relight.core.ladder import descend, has_gone_back, newest_snapshots, newest_to_trust
 from relight.core.shards import require_every_part
 from relight.core.stages.failing import Failing
@@ -66,7 +66,7 @@ class Stopping(Failing):
         if isinstance(decision, Halt) and decision.lost:
             return self._descend(decision.reason, reports, now)
         if isinstance(decision, Halt):
-            return self._end(f"{decision.reason}. Resume from your last checkpoint", now, self._last_traceback())
+            return self._end(f"{decision.reason}. {self._advice()}", now, self._last_traceback())
         self.stage, self._decision = Stage.RESTORING, decision
         for process in held.values():
             process.may_hold_state = True
@@ -90,7 +90,7 @@ class Stopping(Failing):
                 history=self._history,
                 distrust=self._differed_at,
                 keep=-1 if snapshots is None else snapshots[0],
-                why=f"{decision.direction} to version {decision.target}: {decision.reason}",
+                why=f"{describe_target(decision.direction, decision.target)}: {decision.reason}",
             )
         ]
 
@@ -115,7 +115,7 @@ class Stopping(Failing):
                 reason = (
                     f"all were going back to version {self._fallen_to}, and of some rank's state every copy is lost"
                 )
-            lost = self._all_lost() if self._lost_without() else f"{reason}. Resume from your last checkpoint"
+            lost = self._all_lost() if self._lost_without() else f"{reason}. {self._advice()}"
             return self._end(lost, now, self._last_traceback())
         held = self.members.by_rank()
         dead = [self.members.processes[name] for names in self.members.predecessors.values() for name in names]
