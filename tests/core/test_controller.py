@@ -1305,3 +1305,18 @@ def test_without_checkpoints_or_asked_twice_it_ends_at_once() -> None:
     desk = keeping_checkpoints()
     desk.tell(TERM)
     assert [type(order) for order in desk.tell(ev.ShutdownRequested(reason="SIGINT"))] == [EndJob]
+
+
+@pytest.mark.parametrize("until", [60, 30])
+def test_a_finished_job_that_is_started_again_says_so(until: int) -> None:
+    desk = Desk(world_size=2)
+    desk.started()
+    said = [
+        command
+        for rank, process in desk.controller.rank_processes().items()
+        for command in desk.enters(process, rank, version=60, until=until)
+    ]
+    assert [command.why for command in said if isinstance(command, Notice)] == [
+        f"nothing left to do: the checkpoint is at step 60, and the script wants {until}"
+    ]
+    assert desk.controller.report().began_at == 60

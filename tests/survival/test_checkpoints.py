@@ -11,7 +11,18 @@ from tests.survival.judge import check_protocol
 
 ALL_LOST = ("kill rank 1 in FORWARD of step 5", "kill rank 0 in STOP of recovery 1")
 # Everything that a rank may have of its own, and everything that all share.
-RICH = ("--local-buffers", "--batchnorm", "--data", "stateful", "--streams", "preserve", "--scheduler")
+RICH = (
+    "--ema",
+    "--ema-kind",
+    "buffers",
+    "--local-buffers",
+    "--batchnorm",
+    "--data",
+    "stateful",
+    "--streams",
+    "preserve",
+    "--scheduler",
+)
 
 
 def keeping(root: Path, *arguments: str, steps: int = 8) -> Training:
