@@ -150,8 +150,8 @@ def _twin_of(copy: nn.Module, models: Mapping[str, nn.Module]) -> tuple[str, str
         for path, part in model.named_modules():
             if type(part) is type(copy) and _shape(part) == shape:
                 found.append((owner, f"{path}." if path else "", part))
-    # Several that are built alike: that of which it was made, and is still equal to.
-    found.sort(key=lambda twin: not _is_equal(copy, twin[2]))
+    if len(found) > 1:  # built alike: that of which it was made, and is still equal to
+        found.sort(key=lambda twin: not _is_equal(copy, twin[2]))
     return found[0][:2] if found else None
 
 
@@ -161,4 +161,4 @@ def _shape(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
 
 def _is_equal(left: nn.Module, right: nn.Module) -> bool:
     pairs = zip(left.parameters(), right.parameters(), strict=True)
-    return all(a.dtype == b.dtype and a.device == b.device and same_bits(a.detach(), b.detach()) for a, b in pairs)
+    return all(a.device == b.device and torch.equal(local_part(a), local_part(b)) for a, b in pairs)
