@@ -124,7 +124,8 @@ def test_a_worker_that_dies_while_there_is_no_controller_is_replaced(bench: Benc
     assert outcome.report.recoveries[0].replacement_kind == "standby", outcome.describe()
 
 
-@pytest.mark.parametrize("order", ["together", pytest.param("agent first", marks=pytest.mark.all)])
+@pytest.mark.parametrize("order", ["together", "agent first"])
+@pytest.mark.all
 def test_controller_and_agent_die(bench: Bench, order: str) -> None:
     with bench.start(IDLE, flags=FLAGS) as job:
         job.wait_until(lambda: trains(job), "training has begun")

@@ -25,7 +25,7 @@ TRAINING = Training(steps=STEPS, arguments=("--batchnorm", "--publish", "2"))
 @pytest.mark.parametrize(
     "faults",
     [
-        (),
+        pytest.param((), marks=pytest.mark.all),
         ("kill rank 0 in BACKWARD of step 5",),
         ("kill rank 1 in OPTIMIZER of step 5",),
         pytest.param(("kill rank 0 in OPTIMIZER of step 4",), marks=pytest.mark.all),
@@ -63,7 +63,9 @@ def test_an_engine_ends_with_the_trainers_weights(bench: Bench, faults: Sequence
 
 
 @pytest.mark.parametrize(
-    "faults", [(), ("kill rank 0 in BACKWARD of step 6",)], ids=lambda faults: " and ".join(faults) or "undisturbed"
+    "faults",
+    [pytest.param((), marks=pytest.mark.all), ("kill rank 0 in BACKWARD of step 6",)],
+    ids=lambda faults: " and ".join(faults) or "undisturbed",
 )
 def test_an_engine_on_another_host_ends_with_the_trainers_weights(
     bench: Bench, tmp_path: Path, faults: Sequence[str]

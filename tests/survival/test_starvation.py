@@ -43,7 +43,8 @@ def test_four_workers_and_two_busy_loops(bench: Bench, steps: int, hang_seconds:
     assert outcome.report.final_version == steps
 
 
-@pytest.mark.parametrize("name", ["w1", pytest.param("w0", marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("name", ["w1", "w0"])
 def test_a_rank_that_runs_half_of_the_time(bench: Bench, name: str) -> None:
     """Stopped for 0.3 s, running for 0.3 s, again and again: a straggler, no failure."""
     training = Training(steps=60, arguments=("--pause", "0.05", "--tell"))

@@ -51,7 +51,7 @@ LEFT_OUT = {
         **dict.fromkeys(
             ("buddy_every", "checkpoint_every", "_fallen_to", "_fallen_from", "_history"), "of rungs below replicas"
         ),
-        **dict.fromkeys(("ended", "ledger", "_tracebacks", "_recovery_step"), "an account for people"),
+        **dict.fromkeys(("ended", "ledger", "_tracebacks", "_recovery_step", "began_at"), "an account for people"),
         **dict.fromkeys(("_attempts", "_failures_at_step", "_identical", "_startup_restarts"), "far below its limit"),
         **dict.fromkeys(("hosts", "_extended", "_standing_order"), "of hosts, sleep and restarts, which do not occur"),
         "_winding_down": "of a signal, which does not occur",
