@@ -45,10 +45,8 @@ class Checker:
         self._begun = 0  # newest step that anyone began
         self.shown = 0  # newest version that engines answer with
         self._falls: tuple[tuple[int, int], ...] = ()  # generation and target of each time that versions were undone
-        self._kept: tuple[int, tuple[tuple[str, ...], ...]] = (
-            -1,
-            (),
-        )  # a version, and who has each rank's snapshot of it
+        # A version, and who has each rank's snapshot of it.
+        self._kept: tuple[int, tuple[tuple[str, ...], ...]] = (-1, ())
         self._falling = False  # the last of them is not finished
         self._generation = 1
         self._standing: Command | None = None  # the newest order to all

@@ -22,10 +22,11 @@ from relight.training import checkpoint_files as files
 from relight.training.batches import Batches
 from relight.training.dcp import Piece
 from relight.training.mesh_private import place_in_whole
+from relight.training.page import NO_PRIVATE
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState, parameters_behind
-from relight.transfer.codec import Flat, decode_tree, digest_of, encode_tree, local_part, spec_of, unflatten
+from relight.transfer.codec import Flat, decode_tree, digest_of, local_part, spec_of, unflatten
 from relight.transfer.fabric import Address
 from relight.transfer.offer import Offer, plan_state
 from relight.transfer.restore import destination_for
@@ -34,7 +35,6 @@ from relight.wire.messages import private_key
 
 _FOUND_KEY = "checkpoints"  # in the store of the generation: whether there are any
 _KEY = "checkpoint"  # in the store of the generation: which one the job starts from
-_NOTHING: dict[str, Any] = {"buffers": {}, "per_rank": {}, "data": None, "rng": None}  # private state that is derived
 _POLL_SECONDS = 0.05
 LAST_SECONDS = 600.0  # for the last checkpoint to be written before the job ends
 OTHERS_SECONDS = 120.0  # for the other ranks' parts
@@ -142,7 +142,7 @@ class Checkpointing:
     def _private_of(self, rank: int, order: Save) -> bytes:
         """What a rank had for itself whose process is gone; its agent has it."""
         if rank in order.derived:
-            return encode_tree(_NOTHING, "rank-private state")
+            return NO_PRIVATE
         runtime = self._runtime
         (payload,) = runtime.store.wait(order.generation, (private_key(rank),), OTHERS_SECONDS)
         return payload
@@ -238,8 +238,6 @@ class Checkpointing:
         while missing := [rank for rank in missing if not self._is_written(meta, history, rank)]:
             if files.place_of(self._root, meta.version).exists():
                 return True
-            if history != self._history:  # this version was undone
-                return False
             if time.monotonic() > deadline:
                 raise CheckpointError(f"rank {missing[0]} has not written its part of it")
             if given_up.wait(_POLL_SECONDS):
@@ -438,10 +436,10 @@ class Checkpointing:
         Checkpoints of `distrust` and later ones may hold corrupted state; none of them may be read again. -1: all are
         good. Raises RestoreError if one is still being written, or cannot be removed.
         """
+        self._given_up.set()  # what ranks write from now on is of another history
         if self._version > version:
             self._version = -1
         if distrust >= 0 and self.every:
-            self._given_up.set()
             if not self._wait(OTHERS_SECONDS):
                 raise RestoreError("a checkpoint of a version that is not trusted is still being written")
             self.discard(distrust)

@@ -27,8 +27,12 @@ from relight.core.position import (
 )
 from relight.errors import RestoreError, UsageError
 from relight.training.work import WorkClock
-from relight.transfer.codec import decode_tree
+from relight.transfer.codec import decode_tree, encode_tree
 from relight.wire import lifelock
+
+# Rank-private state of a rank that has nothing for itself, the usual case; and the same as it is kept.
+NOTHING_PRIVATE: dict[str, Any] = {"buffers": {}, "per_rank": {}, "data": None, "rng": None}
+NO_PRIVATE = encode_tree(NOTHING_PRIVATE, "rank-private state")
 
 _LOSS = struct.Struct("<d")
 _WORK_WORDS = {

@@ -20,20 +20,20 @@ from relight.errors import CheckpointError, RestoreError, StepInterrupted
 from relight.training.batches import Batches
 from relight.training.checkpointing import Checkpointing
 from relight.training.group import Inners
+from relight.training.page import NO_PRIVATE
 from relight.training.progress import Progress
 from relight.training.publishing import Publishing
 from relight.training.runtime import Runtime, Superseded
 from relight.training.snapshots import Snapshots
 from relight.training.state import TrackedState
 from relight.training.torch_private import BucketLayout
-from relight.transfer.codec import decode_tree, encode_tree, raw_bytes, unflatten
+from relight.transfer.codec import decode_tree, raw_bytes, unflatten
 from relight.transfer.fabric import Address, choose_sources
 from relight.transfer.offer import Offer
 
 Digests = dict[int, int]  # by bucket
 PRIVATE_SECONDS = 10.0  # for the private state to come from another host
 _POLL_SECONDS = 0.001
-_NOTHING: dict[str, Any] = {"buffers": {}, "per_rank": {}, "data": None, "rng": None}  # private state that is derived
 
 
 @dataclass
@@ -261,7 +261,7 @@ class Recovery:
         meta = fetched.header.meta
         self._state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
         if runtime.rank in restore.derived:
-            runtime.page.write_private(restore.target, encode_tree(_NOTHING, "rank-private state"))
+            runtime.page.write_private(restore.target, NO_PRIVATE)
         private = self._await_private(restore)
         self._state.adopt_private(private)
         self._batches.take_over(private, restore.target, self._place())
@@ -303,7 +303,7 @@ class Recovery:
             meta, tree, tensors = slot.meta, slot.tree, slot.copy_to(state.destination())
         state.adopt(unflatten(tree, tensors), meta["private_buffers"])
         is_derived = runtime.rank in restore.derived
-        private = encode_tree(_NOTHING, "rank-private state") if is_derived else bytes(raw_bytes(tensors[-1]))
+        private = NO_PRIVATE if is_derived else bytes(raw_bytes(tensors[-1]))
         runtime.page.write_private(restore.target, private)
         private_tree = decode_tree(private)
         state.adopt_private(private_tree)

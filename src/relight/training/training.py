@@ -32,6 +32,7 @@ from relight.training.barrier import Barrier
 from relight.training.batches import Batches
 from relight.training.checkpointing import Checkpointing
 from relight.training.job import current_runtime
+from relight.training.page import NO_PRIVATE, NOTHING_PRIVATE
 from relight.training.phases import PhaseHooks
 from relight.training.progress import Progress
 from relight.training.publishing import Publishing
@@ -44,8 +45,6 @@ from relight.training.writes import WriteWatch
 from relight.transfer.codec import encode_tree
 
 LOGGERS_SECONDS = 60.0  # to take what is left before the job ends
-_NOTHING: dict[str, Any] = {"buffers": {}, "per_rank": {}, "data": None, "rng": None}  # rank-private; the usual case
-_NO_PRIVATE = encode_tree(_NOTHING, "")
 _NOT_ENTERED = "the loop took a step but did not enter it: write `with step as batch:` in its body"
 
 
@@ -405,7 +404,7 @@ class Training:
 
     def _keep_private(self, version: int) -> None:
         tree = {**self._state.private(), **self._batches.private(), **self._scalars.private()}
-        payload = _NO_PRIVATE if tree == _NOTHING else encode_tree(tree, "rank-private state")
+        payload = NO_PRIVATE if tree == NOTHING_PRIVATE else encode_tree(tree, "rank-private state")
         self._runtime.page.write_private(version, payload)
 
     # --- entering and leaving ---------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class Stopping(Failing):
         private = {rank: self.members.private_versions(rank) for rank in replaced if rank in blank}
         derived = derived_ranks(reports, private)
         known = {rank: versions for rank, versions in private.items() if rank not in derived}
-        unfinished = None if self._fallen_to < 0 else self._fallen_to
+        unfinished = self._unfinished_fall
         if unfinished is None and self._differed_at >= 0:
             return self._descend(self._difference, reports, now)
         if unfinished is not None and (0 <= self._differed_at <= unfinished or not has_gone_back(reports, unfinished)):
@@ -94,6 +94,11 @@ class Stopping(Failing):
             )
         ]
 
+    @property
+    def _unfinished_fall(self) -> int | None:
+        """The version that a recovery below replicas goes back to, while not all are there; None: there is none."""
+        return None if self._fallen_to < 0 else self._fallen_to
+
     def _source(self, report: ev.Stopped, of: int = -1) -> Source:
         part = self.shards.key(report.rank if of < 0 else of)
         address, endpoint = report.restore_address, report.restore_endpoint
@@ -102,7 +107,7 @@ class Stopping(Failing):
     def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         """What the replicas hold is not enough: the highest rung below them that is, or the end of the job."""
         trusted = newest_to_trust(reports, self._differed_at)
-        fall = descend(reason, reports, self.shards, None if self._fallen_to < 0 else self._fallen_to, trusted)
+        fall = descend(reason, reports, self.shards, self._unfinished_fall, trusted)
         if fall is None and self._differed_at >= 0:
             known = f"replicas agreed last at version {max(report.agreed for report in reports)}"
             return self._end(
