@@ -32,6 +32,10 @@ class StateMismatchError(RelightError):
     """Replicas that must hold the same bits do not."""
 
 
+class MissingPartsError(UsageError):
+    """Some bytes of divided weights are nobody's, perhaps only for now."""
+
+
 class TransferError(RelightError):
     """Weights could not be moved; whoever should have got them keeps the version it has."""
 

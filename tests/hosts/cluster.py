@@ -36,9 +36,21 @@ class Cluster:
     """Hosts and the job on them. Use it as a context: nothing of either survives its end."""
 
     def __init__(
-        self, directory: Path, training: Training, hosts: int, *, standbys: int, spare: int = 0, tls: bool = False
+        self,
+        directory: Path,
+        training: Training,
+        hosts: int,
+        *,
+        standbys: int,
+        spare: int = 0,
+        tls: bool = False,
+        own_run_dirs: bool = False,
     ) -> None:
-        """`hosts` share the ranks; `spare` more have an address, and join when they are told to."""
+        """`hosts` share the ranks; `spare` more have an address, and join when they are told to.
+
+        `own_run_dirs`: what is in the run directory on the first host is not seen on the others.
+        """
+        self._own_run_dirs = own_run_dirs
         self.training = training
         self.directory = directory
         self.run_dir = directory / "run"
@@ -102,6 +114,10 @@ class Cluster:
 
     def run_on(self, number: int, *arguments: str, label: str = "") -> None:
         name = self._names[number]
+        hidden = ""
+        if number and self._own_run_dirs:
+            self.run_dir.mkdir(exist_ok=True)
+            hidden = f"mount -t tmpfs none {self.run_dir} && "
         command = [
             *(
                 "ip",
@@ -112,7 +128,7 @@ class Cluster:
                 "--mount",
                 "sh",
                 "-c",
-                _OWN_FILES,
+                hidden + _OWN_FILES,
                 "sh",
             ),
             *(sys.executable, "-m", "relight.cli", *arguments),

@@ -14,7 +14,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,6 +50,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--buddy", type=int, default=0, help="steps from one snapshot in buddy memory to the next")
     parser.add_argument("--publish", type=int, default=0, metavar="K", help="the weights after every K steps")
     parser.add_argument("--embed", action="store_true", help="an embedding, and a head that is tied to it")
+    parser.add_argument("--counters", action="store_true", help="buffers that are divided, and change in forward")
     parser.add_argument("--checkpoint", default="", help="keep checkpoints in this directory")
     parser.add_argument("--checkpoint-every", type=int, default=4)
     parser.add_argument("--tell", action="store_true", help="print each step that is committed")
@@ -73,8 +74,28 @@ class Block(nn.Module):
         return out
 
 
+class CountingBlock(Block):
+    """Sums up what each of its hidden units gives: other sums on every rank, since batches differ."""
+
+    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+        super().__init__(width, hidden, dropout)
+        self.register_buffer("counter", torch.zeros(hidden))
+        self.up.register_forward_hook(self._count)
+
+    def divide_counter(self, mesh: DeviceMesh) -> None:
+        """Each rank counts for the units that it has."""
+        self.counter = distribute_tensor(self.get_buffer("counter"), mesh, [Shard(0)])
+
+    def _count(self, _: nn.Module, inputs: object, out: torch.Tensor) -> None:
+        del inputs
+        if self.training:
+            local(self.get_buffer("counter")).add_(local(out.detach()).sum(0))
+
+
 class Net(nn.Module):
-    def __init__(self, width: int, hidden: int, dropout: float, batchnorm: bool, embed: bool = False) -> None:
+    def __init__(
+        self, width: int, hidden: int, dropout: float, batchnorm: bool, embed: bool = False, counters: bool = False
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(26, width) if embed else None
         self.head = nn.Linear(width, 26, bias=False) if embed else None
@@ -83,7 +104,8 @@ class Net(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))  # fewer elements than there are ranks
         self.first = nn.Linear(16, width)
         self.statistics = nn.BatchNorm1d(width) if batchnorm else nn.Identity()
-        self.blocks = nn.ModuleList([Block(width, hidden, dropout) for _ in range(3)])
+        kind = CountingBlock if counters else Block
+        self.blocks = nn.ModuleList([kind(width, hidden, dropout) for _ in range(3)])
         self.last = nn.Linear(width, 3)  # fewer rows than some meshes have ranks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,6 +136,8 @@ def divide(net: Net, layout: str, mesh: DeviceMesh) -> nn.Module:
     if layout.startswith("tp"):
         for block in net.blocks:
             parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+            if isinstance(block, CountingBlock):
+                block.divide_counter(mesh["tp"])
     dimensions = {"tp_dp": ("dp",), "tp_fsdp": ("dp",), "tp_hsdp": ("replicate", "shard")}
     parts = mesh[dimensions[layout]] if layout in dimensions else mesh
     wrap = replicate if layout == "tp_dp" else fully_shard
@@ -145,11 +169,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def whole_weights(model: nn.Module) -> str:
-    """A digest of what `full_tensor` gives, as engines compute it of what was published. All ranks together."""
+def whole_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What `full_tensor` gives. All ranks that hold parts together."""
     named = {name.removeprefix("module."): tensor.detach() for name, tensor in model.state_dict().items()}
-    whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in named.items()}
-    return relight.digest_weights(whole)
+    return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in named.items()}
+
+
+def whole_weights(model: nn.Module) -> str:
+    """A digest of it, as engines compute it of what was published."""
+    return relight.digest_weights(whole_tensors(model))
 
 
 def save(path: str, model: nn.Module, optimizer: torch.optim.Optimizer, **others: str) -> None:
@@ -170,7 +198,8 @@ def main() -> None:
     mesh = make_mesh(options.layout, job.world_size)
     # FSDP2 divides what does not divide evenly, torch's tensor parallelism does not.
     hidden = 2 * options.width + (not options.layout.startswith("tp"))
-    model = divide(Net(options.width, hidden, options.dropout, options.batchnorm, options.embed), options.layout, mesh)
+    net = Net(options.width, hidden, options.dropout, options.batchnorm, options.embed, options.counters)
+    model = divide(net, options.layout, mesh)
     optimizer: torch.optim.Optimizer = (
         ZeroRedundancyOptimizer(
             model.parameters(),

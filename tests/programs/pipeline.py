@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import relight
-from tests.programs.divided import Block, PlainJob, save
+from tests.programs.divided import Block, PlainJob, save, whole_tensors
 
 MICROBATCHES = 4
 # By layout: the mesh of four ranks, or of eight.
@@ -44,6 +44,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--early", action="store_true", help="have standbys build before they know their rank")
     parser.add_argument("--hide", action="store_true", help="do not hand the schedule over")
     parser.add_argument("--buddy", type=int, default=0, help="steps from one snapshot in buddy memory to the next")
+    parser.add_argument("--publish", type=int, default=0, metavar="K", help="the weights after every K steps")
+    parser.add_argument("--same-names", action="store_true", help="publish stages under the names that they have")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes on top")
     parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
@@ -75,6 +77,25 @@ def divide(module: nn.Sequential, layout: str, mesh: DeviceMesh) -> nn.Module:
     elif layout == "fsdp":
         fully_shard(module, mesh=mesh["dp"])
     return module
+
+
+def name_in_whole(module: str, name: str) -> str:
+    return f"{module}.{name}"
+
+
+def whole_weights(modules: dict[str, nn.Module]) -> str:
+    """A digest of all stages' tensors, as engines compute it of what was published. All ranks together.
+
+    Of each stage as its first rank holds it: BatchNorm's statistics differ between ranks.
+    """
+    own = {name_in_whole(key, n): t for key, module in modules.items() for n, t in whole_tensors(module).items()}
+    gathered: list[dict[str, torch.Tensor] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    found: dict[str, torch.Tensor] = {}
+    for tensors in reversed(gathered):
+        assert tensors is not None
+        found.update(tensors)
+    return relight.digest_weights(found)
 
 
 def main() -> None:
@@ -160,6 +181,8 @@ def main() -> None:
     )
     if options.buddy:
         training.buddy(every=options.buddy)
+    if options.publish:
+        training.publish(every=options.publish, rename=None if options.same_names else name_in_whole)
     for step in training.steps(until=options.steps):
         with step as batch:
             loss = train(*batch)
@@ -167,8 +190,9 @@ def main() -> None:
                 step.report(loss)
         while step.number == options.hold_at and not os.path.exists(options.hold):
             time.sleep(0.01)
+    others = {"weights": whole_weights(modules)} if options.publish else {}
     if options.save:
-        save(f"{options.save}.{job.rank}", whole, optimizer)
+        save(f"{options.save}.{job.rank}", whole, optimizer, **others)
 
 
 if __name__ == "__main__":

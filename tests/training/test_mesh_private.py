@@ -20,6 +20,7 @@ from relight.training.mesh_private import (
     fit_part,
     follow_rank,
     is_distributed,
+    is_of_first_copy,
     regroup,
     watch_groups,
 )
@@ -123,6 +124,33 @@ def test_the_place_among_the_batches_is_that_of_the_tensor_parallel_group(made: 
     assert [batch_place([cut], (), rank, 4) for rank in range(4)] == [0, 0, 1, 1]
     both = distribute_tensor(torch.zeros(4, 4), mesh, [Shard(0), Shard(1)])
     assert [batch_place([both], dimensions_of(mesh["dp"]), rank, 4) for rank in range(4)] == [0, 0, 1, 1]
+
+
+def test_one_copy_of_what_differs_between_replicas_is_rank_0s(moving: list[int]) -> None:
+    mesh = mesh_2x2()
+    plain = torch.zeros(4)
+    along_tp = distribute_tensor(torch.zeros(4), mesh["tp"], [Shard(0)])
+    along_dp = distribute_tensor(torch.zeros(4), mesh, [Shard(0), Replicate()])
+    both = distribute_tensor(torch.zeros(4, 4), mesh, [Shard(0), Shard(1)])
+    found: dict[str, list[int]] = {name: [] for name in ("plain", "along_tp", "along_dp", "both")}
+    for moving[0] in range(4):
+        for (name, ranks), tensor in zip(found.items(), (plain, along_tp, along_dp, both), strict=True):
+            if is_of_first_copy(tensor, (moving[0],), name):
+                ranks.append(moving[0])
+    assert found == {"plain": [0], "along_tp": [0, 1], "along_dp": [0, 2], "both": [0, 1, 2, 3]}
+
+
+def test_in_a_pipeline_each_stage_has_such_a_copy(moving: list[int]) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    part = distribute_tensor(torch.zeros(4), mesh["tp"], [Shard(0)])
+    whole = distribute_tensor(torch.zeros(4), mesh["tp"], [Replicate()])
+    pipelines = [(0, 2), (1, 3), (0, 2), (1, 3)]
+    found = []
+    for moving[0], pipeline in enumerate(pipelines):
+        found.append([is_of_first_copy(tensor, pipeline, "x") for tensor in (part, whole, torch.zeros(4))])
+    assert found == [[True, True, True], [True, False, False], [True, True, True], [True, False, False]]
+    with pytest.raises(UsageError, match="does not tell its place from rank 0's"):
+        is_of_first_copy(part, (0, 1, 2), "x")
 
 
 def test_along_dimensions_of_data_every_rank_has_its_own_batch(made: object) -> None:

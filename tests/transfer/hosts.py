@@ -150,12 +150,20 @@ class Line:
     It breaks where `carry` raises OSError.
     """
 
-    def __init__(self, endpoint: str, carry: Callable[[bytes, int], bytes] = lambda data, _: data) -> None:
-        """`carry(data, before)` is asked for what comes from the source; `before`: bytes that came before it."""
+    def __init__(
+        self,
+        endpoint: str,
+        carry: Callable[[bytes, int], bytes] = lambda data, _: data,
+        carry_up: Callable[[bytes, int], bytes] = lambda data, _: data,
+    ) -> None:
+        """`carry(data, before)` is asked for what comes from the source; `before`: bytes that came before it.
+
+        `carry_up`: the same of what comes from whoever connected.
+        """
         self.towards_source = bytearray()
         self.towards_target = bytearray()
         self._endpoint = parse_endpoint(endpoint)
-        self._carry = carry
+        self._carry, self._carry_up = carry, carry_up
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._open: list[socket.socket] = [self._listener]
@@ -180,10 +188,13 @@ class Line:
                 threading.Thread(target=self._downwards, args=(far, near), daemon=True).start()
 
     def _upwards(self, near: socket.socket, far: socket.socket) -> None:
+        seen = 0
         with contextlib.suppress(OSError):
             while data := near.recv(2**16):
                 self.towards_source += data
-                far.sendall(data)
+                far.sendall(self._carry_up(data, seen))
+                seen += len(data)
+        with contextlib.suppress(OSError):
             far.shutdown(socket.SHUT_RDWR)
 
     def _downwards(self, far: socket.socket, near: socket.socket) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relight
-from relight.errors import TransferError, UsageError
-from relight.transfer.division import Holding, divide, parts_of
+from relight.errors import MissingPartsError, TransferError, UsageError
+from relight.transfer.division import Held, Holding, as_known, divide, find_entries, parts_of
 from relight.transfer.manifest import Entry, Manifest, Part, make_manifest
 from relight.transfer.plan import ALIGNMENT, Bucket, Piece, plan_buckets
 from relight.transfer.published import SELF, Published
@@ -81,7 +81,7 @@ def test_buckets_carry_every_byte_once(
             parts = parts_of(index, shape, [first for first, _ in box], [size for _, size in box], 4)
             for name in data.draw(st.sets(st.sampled_from("abc"), min_size=1)):
                 held[name] += parts
-    division = divide(manifest, tuple((name, tuple(parts)) for name, parts in held.items()))
+    division = divide(tuple((name, Held(Manifest(manifest.entries, tuple(p)))) for name, p in held.items()))
     buckets = plan_buckets(division.manifest, bucket_bytes)
     holdings = {name: Holding(parts) for name, parts in held.items()}
     found: list[set[int]] = [set() for _ in tensors]
@@ -102,6 +102,50 @@ def test_buckets_carry_every_byte_once(
         assert end == bucket.nbytes <= bucket_bytes
     for places_found, entry in zip(found, manifest.entries, strict=True):
         assert places_found == set(range(entry.nbytes))
+
+
+def stage(index: int, count: int, *entries: Entry, holds: bool = True) -> Held:
+    parts = [Part(i, 0, e.nbytes, e.nbytes, 1) for i, e in enumerate(entries) if holds and e.nbytes]
+    return Held(make_manifest(entries, parts), (index,), count)
+
+
+UP, DOWN, NORM = Entry("up", "float32", (4, 8)), Entry("down", "float32", (8, 4)), Entry("norm", "float32", (8,))
+
+
+def test_what_stages_know_is_put_together() -> None:
+    held = (("a", stage(0, 2, UP)), ("b", stage(1, 2, DOWN, NORM, holds=False)), ("c", stage(1, 2, DOWN, NORM)))
+    division = divide(held)
+    assert division.manifest.entries == (UP, DOWN, NORM)
+    assert division.holders == (("a",), ("c",))
+    assert list(find_entries(held[2][1].manifest, division.manifest.entries)) == [1, 2]
+    for bucket in plan_buckets(division.manifest, 64):
+        if bucket.group:
+            own = as_known(bucket, {1: 0, 2: 1})
+            names = [DOWN.name, NORM.name]
+            assert [names[p.tensor] for p in own.pieces] == [(UP, DOWN, NORM)[p.tensor].name for p in bucket.pieces]
+            assert [(p.start, p.offset, p.nbytes) for p in own.pieces] == [
+                (p.start, p.offset, p.nbytes) for p in bucket.pieces
+            ]
+        else:
+            with pytest.raises(UsageError, match="not held here"):
+                as_known(bucket, {1: 0, 2: 1})
+
+
+@pytest.mark.parametrize(
+    ("held", "error", "why"),
+    [
+        ((("a", stage(0, 2, UP)),), MissingPartsError, "stage 1 of the pipeline is nobody's"),
+        ((("a", stage(0, 2, UP)), ("b", stage(1, 2, DOWN, holds=False))), MissingPartsError, "down: 128 of 128 bytes"),
+        ((("a", stage(0, 2, UP)), ("b", stage(1, 2, UP))), UsageError, "two stages .* a tensor named 'up'"),
+        ((("a", stage(0, 1, UP)), ("b", stage(0, 1, Entry("up", "float16", (4, 8))))), UsageError, "another way"),
+    ],
+)
+def test_stages_that_are_not_the_whole_are_refused(
+    held: tuple[tuple[str, Held], ...], error: type[UsageError], why: str
+) -> None:
+    with pytest.raises(error, match=why) as raised:
+        divide(held)
+    assert type(raised.value) is error, "what is missing may come, what does not fit will not"
 
 
 ROWS = Manifest((Entry("w", "uint8", (4, 6)),))
@@ -127,7 +171,8 @@ def test_parts_that_are_not_the_whole_are_refused(parts: tuple[Part, ...], why: 
 
 
 def test_a_bucket_of_what_is_not_held_is_refused() -> None:
-    source = PartSource(ROWS, parts_of(0, (4, 6), (0, 0), (2, 6), 1), {0: torch.zeros(2, 6, dtype=torch.uint8)})
+    held = Held(Manifest(ROWS.entries, parts_of(0, (4, 6), (0, 0), (2, 6), 1)))
+    source = PartSource(held, {0: torch.zeros(2, 6, dtype=torch.uint8)})
     with pytest.raises(UsageError, match="not held here"):
         source.fill(Bucket(0, 6, (Piece(0, 12, 0, 6),)), memoryview(bytearray(64)))
 
@@ -184,7 +229,7 @@ def source_of(layout: str, rank: int, seed: int, kind: type[PartSource] = PartSo
             parts += own
             part = tensor[tuple(slice(f, f + size) for f, size in box)]
             held[index] = part if rank % 2 else part.clone()  # a part need not be contiguous
-    return kind(make_manifest(entries), parts, held)
+    return kind(Held(make_manifest(entries, parts)), held)
 
 
 @contextlib.contextmanager
@@ -196,7 +241,7 @@ def ranks(
         links, threads = [], []
         for rank in (1, 2, 3):
             source = source_of(layout, rank, seed, (kinds or {}).get(rank, PartSource))
-            link = SourceLink(place, source, version=seed, parts=source.parts, name=f"rank-{rank}")
+            link = SourceLink(place, source, version=seed, held=source.held, name=f"rank-{rank}")
             if isinstance(source, Ending):
                 source.link = link
             links.append(link)
@@ -228,7 +273,7 @@ def engine(place: Path, mode: str) -> tuple[relight.Receiver, dict[str, torch.Te
 
 def publish(publisher: relight.Publisher, source: PartSource, version: int, engines: int) -> Published:
     assert publisher.wait_for_engines(engines, SECONDS)
-    result = publisher.begin(source, version=version, parts=source.parts).wait(SECONDS)
+    result = publisher.begin(source, version=version, held=source.held).wait(SECONDS)
     assert result is not None
     return result
 
@@ -240,7 +285,7 @@ def test_engines_get_whole_tensors(tmp_path: Path, layout: str) -> None:
         for receiver, _ in engines:
             stack.enter_context(receiver)
         publisher, source, _ = stack.enter_context(ranks(tmp_path, layout, 3))
-        assert publisher.lacking(source.manifest, source.parts, SECONDS) == ""
+        assert publisher.lacking(source.held, SECONDS) == ""
         result = publish(publisher, source, 3, 3)
         assert not result.dropped
         assert not result.error
@@ -293,7 +338,7 @@ def test_without_another_replica_engines_keep_their_version(tmp_path: Path) -> N
             assert receiver.version == -1
             assert relight.digest_weights(live) != relight.digest_weights(whole_tensors(3))
             with pytest.raises(UsageError, match="are nobody's"):
-                publisher.begin(source, version=3, parts=source.parts)
+                publisher.begin(source, version=3, held=source.held)
         with ranks(tmp_path, "columns", 4) as (publisher, source, _):
             assert not publish(publisher, source, 4, 1).error
         assert receiver.wait_for(4, SECONDS)

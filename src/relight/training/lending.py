@@ -6,13 +6,16 @@ rank. The write waits until nothing is read any more.
 """
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from relight.errors import ProtocolError, TransferError
+from relight.transfer.far_source import FarSourceLink
 from relight.transfer.manifest import Manifest
 from relight.transfer.plan import Bucket
 from relight.transfer.source import SourceLink
 from relight.transfer.weights import PartSource
+from relight.wire.tls import Tls
 
 RETRY_SECONDS = 0.1
 
@@ -20,10 +23,27 @@ RETRY_SECONDS = 0.1
 class Lending:
     """A source (`transfer.source.Source`) and its lease, at the publisher of `place` as long as there is one."""
 
-    def __init__(self, place: Path, name: str, parts: PartSource, stall_timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        place: Path,
+        find_gate: Callable[[], str],
+        name: str,
+        parts: PartSource,
+        stall_timeout_seconds: float,
+        *,
+        token: bytes,
+        tls: Tls | None,
+    ) -> None:
+        """`find_gate`: where the publisher's host lets in sources of other hosts; empty: nowhere, or it is this host.
+
+        `token` is what proves that they are of this job, and `tls`, if there is any, is spoken with it.
+        """
         self._place = place
+        self._find_gate = find_gate
+        self._token, self._tls = token, tls
         self._name = name
         self._parts = parts
+        self._frozen = parts  # with copies of the buffers that it holds, as they are of the version
         self._stall_timeout_seconds = stall_timeout_seconds
         self._condition = threading.Condition()
         self._version = -1  # that the parts are of now; -1: they are being written
@@ -39,6 +59,8 @@ class Lending:
     def hold(self, version: int) -> None:
         """Until the next `before_write` the parts are those of `version`."""
         with self._condition:
+            if version != self._version:  # else a step begins again, and an update may be reading
+                self._frozen = self._parts.frozen()
             self._version = version
             self._condition.notify_all()
 
@@ -105,7 +127,7 @@ class Lending:
                 raise TransferError("its weights are being written")
             self._filling = True
         try:
-            return self._parts.fill(bucket, view)
+            return self._frozen.fill(bucket, view)
         finally:
             with self._condition:
                 self._filling = False
@@ -113,12 +135,30 @@ class Lending:
 
     def _serve(self) -> None:
         while not self._stopped:
-            self._link = SourceLink(self._place, self, lease=self, parts=self._parts.parts, name=self._name)
-            try:
-                self._link.run()
-            except TransferError:  # there is no publisher
-                if self._ending.is_set():
-                    return
-            except ProtocolError:
-                pass
+            if not self._run(self._near_link()) and not self._run(self._far_link()) and self._ending.is_set():
+                return
             self._ending.wait(RETRY_SECONDS)
+
+    def _near_link(self) -> SourceLink:
+        return SourceLink(self._place, self, lease=self, held=self._parts.held, name=self._name)
+
+    def _far_link(self) -> SourceLink | None:
+        gate = self._find_gate()
+        if not gate:
+            return None
+        return FarSourceLink(
+            gate, self, lease=self, held=self._parts.held, name=self._name, token=self._token, tls=self._tls
+        )
+
+    def _run(self, link: SourceLink | None) -> bool:
+        """Serve until the publisher ends the connection. False: there is no publisher."""
+        self._link = link
+        if link is None or self._stopped:
+            return False
+        try:
+            link.run()
+        except TransferError:
+            return False
+        except ProtocolError:
+            pass
+        return True

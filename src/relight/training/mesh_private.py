@@ -167,6 +167,29 @@ def place_in_whole(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ..
     return tuple(spec.shape), tuple(offset)
 
 
+def is_of_first_copy(tensor: torch.Tensor, pipeline: Sequence[int], name: str) -> bool:
+    """Whether this rank's part of the tensor belongs to the same copy of it as rank 0's, or as that rank's stage.
+
+    Where values differ between ranks that hold the same part, the copy is the one that rank 0 is in. `pipeline`: ranks
+    that hold a stage each, this one among them; alone: there is no pipeline. Raises UsageError if no mesh tells.
+    """
+    if not is_distributed(tensor):
+        return 0 in pipeline
+    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+    root = mesh._get_root_mesh()
+    along = set(_spanned(root, pipeline))
+    if 0 not in root.mesh or (len(pipeline) > 1 and not along):
+        raise UsageError(f"publish(): {name} is placed on a device mesh that does not tell its place from rank 0's")
+    names = mesh.mesh_dim_names or range(mesh.ndim)
+    for dimension, placement in zip(names, tensor.placements, strict=True):  # type: ignore[attr-defined]
+        if not placement.is_replicate():
+            found = dimensions_of(mesh, [dimension]) if mesh.mesh_dim_names else {(id(root), dimension)}
+            along |= {index for _, index in found}
+    here = root.get_coordinate()
+    place = tuple(slice(None) if index in along else here[index] for index in range(root.ndim))
+    return 0 in root.mesh[place]
+
+
 def fit_part(tensor: torch.Tensor) -> None:
     """Give a DTensor room for the part that this process's rank holds now; its contents are not kept."""
     if not is_distributed(tensor):

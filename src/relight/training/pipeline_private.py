@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,6 +17,11 @@ from relight.errors import UsageError
 from relight.training.shards import Cut
 
 _STAGES = "torch.distributed.pipelining.stage"
+
+
+def ranks_along(stage: Any) -> tuple[int, ...]:
+    """The ranks of the pipeline that this stage is of: among them they run every stage once."""
+    return tuple(dist.get_process_group_ranks(stage.group))
 
 
 class Pipelines:
@@ -56,6 +62,11 @@ class Pipelines:
     def stages(self) -> list[Any]:
         """Those that this rank runs."""
         return [stage for schedule in self._schedules for stage in _stages_of(schedule)]
+
+    def stages_in(self, modules: Collection[nn.Module]) -> list[Any]:
+        """Of these, those that run (parts of) one of these modules."""
+        known = {id(part) for module in modules for part in module.modules()}
+        return [stage for stage in self.stages() if any(id(part) in known for part in stage.submod.modules())]
 
     def cuts(self) -> Iterator[Cut]:
         """Which stages of how many this rank holds."""

@@ -3,40 +3,39 @@
 Between two writes parameters do not change, so buckets are read where the parameters lie, beside forward and
 backward, and no copy of the model is made. The next write waits until the last bucket has been read.
 
-Rank 0 publishes. If the weights are divided over ranks (FSDP2, tensor parallelism), every rank lends it the parts that
-it holds (`lending`), and no rank ever holds the whole. An engine may answer with a version only once every rank is
-known to hold it: the barrier of the next step proves that, and so does a recovery that resumes at it. Until then the
-engines keep it staged.
+Rank 0 publishes. If the weights are divided over ranks (FSDP2, tensor parallelism, a pipeline), every rank lends it the
+parts that it holds (`lending`), and no rank ever holds the whole. An engine may answer with a version only once every
+rank is known to hold it: the barrier of the next step proves that, and so does a recovery that resumes at it. Until
+then the engines keep it staged.
 """
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import torch
-
-from relight.errors import PlaceTakenError, RelightError, UsageError
+from relight.errors import PlaceTakenError, RelightError, StepInterrupted, UsageError
 from relight.training.lending import Lending
-from relight.training.mesh_private import is_distributed, place_in_whole
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
-from relight.transfer.codec import local_part
-from relight.transfer.division import parts_of
+from relight.training.weights import Rename, Weights
+from relight.transfer.far_source import SourceGate
 from relight.transfer.handle import Handle
-from relight.transfer.manifest import Entry, Part, make_manifest
 from relight.transfer.published import Published, UpdateProgress
 from relight.transfer.publisher import Publisher
 from relight.transfer.source import Source
-from relight.transfer.weights import PartSource, TensorSource, own_tensors
+from relight.transfer.weights import PartSource
+from relight.wire.settings import host_address
 from relight.wire.status import EngineVersion, PublishStatus
 
 JOIN_SECONDS = 0.01  # between two looks at whether a recovery has begun meanwhile
 LAST_SECONDS = 60.0  # for engines to take the final version before the job ends
 STATUS_SECONDS = 0.5  # between two looks at what has changed, for people
 TAKEN_SECONDS = 10.0  # for rank 0's predecessor, whose memory is being freed, to let go of the socket
+GATE_SECONDS = 1.0  # for rank 0 to say where sources of other hosts are let in
+GATE_KEY = "publish/gate"  # of the rendezvous store
 COMING_SECONDS = 2.0  # for engines to find a publisher that was opened just now, in place of one that died
 
 
@@ -65,12 +64,13 @@ class Publishing:
         self._progress = progress
         self._every = 0
         self._requested = False
-        self._module = ""
-        self._divided = False
+        self._weights: Weights | None = None
         self._parts: PartSource | None = None  # of divided weights: what this rank holds
         self._lending: Lending | None = None  # on other ranks than 0
         self._stall_timeout_seconds = 0.0
         self._publisher: Publisher | None = None
+        self._gate: SourceGate | None = None  # for ranks on other hosts
+        self._gate_told_in = 0  # the generation in which those were told where it is
         self._opened = 0.0
         self._taken = Taken()
         self._handle: Handle | None = None
@@ -83,27 +83,21 @@ class Publishing:
         self._closing = threading.Event()
         self._telling = threading.Thread(target=self._keep_telling, name="relight-publishing", daemon=True)
 
-    def ask(self, every: int | None, model: str | None, stall_timeout_seconds: float) -> None:
+    def ask(self, every: int | None, model: str | None, rename: Rename | None, stall_timeout_seconds: float) -> None:
         """See `Training.publish`."""
         if every is not None and every < 1:
             raise UsageError(f"publish(every={every}): at least 1, or leave it out to publish once")
         names = list(self._state.modules)
-        if model is None and len(names) > 1:
+        if model is None and len(names) > 1 and not self._state.pipelines:
             raise UsageError(f"there are several models ({', '.join(names)}): say publish(model=...)")
         if model is not None and model not in names:
             raise UsageError(f"publish(model={model!r}): relight.Training was given {', '.join(names)}")
-        self._module = model or names[0]
-        if self._state.pipelines:
-            raise UsageError(
-                "publish(): this rank holds only some stages of the pipeline, and publishing such is not supported yet"
-            )
-        module = self._state.modules[self._module]
-        self._state.sharded.reshard()
-        self._divided = any(map(is_distributed, module.parameters()))
-        buffers = {id(buffer) for buffer in module.buffers()}
-        for name, tensor in own_tensors(module).items() if self._divided else ():
-            if id(tensor) in buffers and is_distributed(tensor) and tensor.numel() != local_part(tensor).numel():
-                raise UsageError(f"publish(): {name} is a buffer that is divided over ranks, which is not supported")
+        if model is None and self._state.pipelines:
+            names = [name for name in names if self._state.pipelines.stages_in([self._state.modules[name]])]
+        self._weights = Weights(self._state, names if model is None else [model], rename)
+        if self._weights.is_divided and not self._runtime.is_standby:
+            self._weights.parts(self._runtime.rank)  # complains now, not in the middle of training
+        self._parts = None
         self._stall_timeout_seconds = stall_timeout_seconds
         if every is None:
             self._requested = True
@@ -147,7 +141,7 @@ class Publishing:
     def before_barrier(self) -> None:
         """Rank 0 holds up the barrier until the other ranks know of the update: behind it they write."""
         handle = self._handle
-        if not self._divided or handle is None:
+        if not self._is_divided or handle is None:
             return
         end = time.monotonic() + self._stall_timeout_seconds
         while not handle.wait_until_joined(JOIN_SECONDS) and not self._runtime.closed and time.monotonic() < end:
@@ -190,6 +184,8 @@ class Publishing:
         self._telling.join()
         self._tell_status()  # what the engines have when the job ends
         publisher.close()
+        if self._gate is not None:
+            self._gate.close()
 
     def _open(self) -> Publisher:
         if self._publisher is None:
@@ -199,58 +195,73 @@ class Publishing:
                 stall_timeout_seconds=self._stall_timeout_seconds,
             )
             self._telling.start()
+            if self._is_divided and host_address():
+                runtime = self._runtime
+                self._gate = SourceGate(
+                    runtime.settings.run_dir, host_address(), token=runtime.token, tls=runtime.tls, on_notice=self._say
+                )
+        if self._is_divided and self._gate_told_in != self._runtime.generation:
+            self._gate_told_in = self._runtime.generation
+            endpoint = "" if self._gate is None else self._gate.endpoint
+            self._runtime.store.set(self._gate_told_in, GATE_KEY, endpoint.encode())
         return self._publisher
+
+    def _find_gate(self) -> str:
+        """On another rank than 0, from any thread: where rank 0 lets in sources of other hosts, if this is one."""
+        try:
+            (endpoint,) = self._runtime.store.wait(self._runtime.generation, (GATE_KEY,), GATE_SECONDS)
+        except (StepInterrupted, TimeoutError):
+            return ""
+        found = endpoint.decode()
+        return "" if found.rpartition(":")[0] == host_address() else found
 
     def _lend(self) -> None:
         """On another rank than 0: it may have the parts that this one holds."""
-        if not self._divided:
+        if not self._is_divided:
             return
         if self._lending is None:
-            parts, place = self._own_parts(), self._runtime.settings.run_dir
-            self._lending = Lending(Path(place), f"rank-{self._runtime.rank}", parts, self._stall_timeout_seconds)
+            self._lending = Lending(
+                Path(self._runtime.settings.run_dir),
+                self._find_gate,
+                f"rank-{self._runtime.rank}",
+                self._own_parts(),
+                self._stall_timeout_seconds,
+                token=self._runtime.token,
+                tls=self._runtime.tls,
+            )
         self._lending.hold(self._progress.version)
 
     def _is_lacking(self, publisher: Publisher, patience_seconds: float) -> bool:
         """Whether some part of the weights is held by nobody who can be reached: by ranks that have yet to come."""
-        if not self._divided:
+        if not self._is_divided:
             return False
-        parts = self._own_parts()
-        why = publisher.lacking(parts.manifest, parts.parts, patience_seconds)
+        why = publisher.lacking(self._own_parts().held, patience_seconds)
         if why and time.monotonic() > self._opened + COMING_SECONDS:
-            self._say(f"nothing is published: {why}; every part of the weights needs a rank on the host of rank 0")
+            self._say(f"nothing is published: {why}; ranks on other hosts need RELIGHT_HOST_ADDRESS on rank 0's")
         return bool(why)
 
     def _own_parts(self) -> PartSource:
-        """What this rank holds of divided weights. What is not divided at all, rank 0 holds."""
+        """What this rank holds of divided weights."""
         if self._parts is None:
-            self._state.sharded.reshard()
-            tensors = own_tensors(self._state.modules[self._module])
-            self._parts = describe_parts(tensors, all_else=self._runtime.rank == 0)
+            assert self._weights is not None
+            self._parts = self._weights.parts(self._runtime.rank)
         return self._parts
 
+    @property
+    def _is_divided(self) -> bool:
+        return self._weights is not None and self._weights.is_divided
+
     def _begin(self, publisher: Publisher, only: Iterable[str] | None) -> Handle:
-        module = self._state.modules[self._module]
-        parameters = {id(parameter) for parameter in module.parameters()}
-        source: Source
-        parts: tuple[Part, ...] = ()
-        if self._divided:
-            own = self._own_parts()
-            buffers = own_tensors(module).items()
-            source, parts = own.with_copies(name for name, b in buffers if id(b) not in parameters), own.parts
-        else:
-            source = TensorSource(
-                {
-                    name: tensor.detach() if id(tensor) in parameters else tensor.detach().clone()
-                    for name, tensor in own_tensors(module).items()  # forward changes buffers
-                }
-            )
+        assert self._weights is not None
+        own = self._own_parts().frozen() if self._is_divided else None
+        source: Source = own or self._weights.whole()
         handle = self._handle = publisher.begin(
             source,
             version=self._progress.version,
             generation=self._runtime.generation,
             confirmed=False,
             only=only,
-            parts=parts,
+            held=None if own is None else own.held,
         )
         self._version, self._begun = self._progress.version, time.monotonic()
         return handle
@@ -320,31 +331,3 @@ class Publishing:
                 self._say(str(error))
         except (RelightError, OSError) as error:
             self._say(str(error))
-
-
-def describe_parts(tensors: Mapping[str, torch.Tensor], *, all_else: bool) -> PartSource:
-    """What this rank holds of these tensors: of each DTensor its part; of all others, with `all_else`, all.
-
-    Raises UsageError for a tensor that cannot be moved, or whose part is no box of the whole.
-    """
-    entries: list[Entry] = []
-    parts: list[Part] = []
-    boxes: dict[int, torch.Tensor] = {}
-    names: dict[int, str] = {}
-    for index, (name, tensor) in enumerate(tensors.items()):
-        whole, offset = place_in_whole(tensor)
-        first = names.setdefault(id(tensor), name)  # tied parameters are one object
-        entry = Entry(name, str(tensor.dtype).removeprefix("torch."), whole, "" if first == name else first)
-        entries.append(entry)
-        if not entry.nbytes or not (all_else or is_distributed(tensor)):
-            continue
-        box = local_part(tensor)
-        if box.layout is not torch.strided or box.is_quantized:
-            raise UsageError(f"publish(): {name} is a {box.layout} tensor; relight moves dense ones")
-        if any(first + size > limit for first, size, limit in zip(offset, box.shape, whole, strict=True)):
-            raise UsageError(f"publish(): what this rank holds of {name} is no box of the whole tensor")
-        found = parts_of(index, whole, offset, tuple(box.shape), tensor.element_size())
-        if found:
-            parts += found
-            boxes[index] = box
-    return PartSource(make_manifest(entries), parts, boxes)

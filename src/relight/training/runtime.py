@@ -114,13 +114,13 @@ class Runtime:
         self._said: set[str] = set()
         self._gathering = False
         self._broken = ""  # why a collective broke in this generation, if one did
-        self._token, self._tls = read_token(private_dir), Tls.from_environment()
+        self.token, self.tls = read_token(private_dir), Tls.from_environment()  # for connections between hosts
         self.server = RestoreServer(
             private_dir / f"restore-{self.process}.sock",
             lambda: self.faults.strike(Point.RESTORE_SEND),
             host_address=host_address(),
-            token=self._token,
-            tls=self._tls,
+            token=self.token,
+            tls=self.tls,
         )
         self.link = AgentLink(
             environment["RELIGHT_AGENT_SOCKET"], self.process, settings.agent_timeout_seconds, self._receive
@@ -456,9 +456,9 @@ class Runtime:
         client = RestoreClient(
             lambda: self.faults.strike(Point.RESTORE_RECEIVE),
             self.settings.restore_timeout_seconds,
-            self._token,
+            self.token,
             tell,
-            self._tls,
+            self.tls,
         )
         with self._condition:
             self._client = client
@@ -468,7 +468,7 @@ class Runtime:
 
     def background_fetcher(self) -> RestoreClient:
         """A client for what is no part of a recovery. Whoever asks for it must cancel it (`at_close`)."""
-        return RestoreClient(lambda: None, self.settings.restore_timeout_seconds, self._token, tls=self._tls)
+        return RestoreClient(lambda: None, self.settings.restore_timeout_seconds, self.token, tls=self.tls)
 
     def report_restore_failure(self, generation: int, error: Exception) -> None:
         self.link.send(RestoreFailed(process=self.process, generation=generation, evidence=str(error), culprit=""))

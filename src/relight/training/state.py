@@ -282,10 +282,14 @@ class TrackedState:
         with torch.no_grad():
             for path, tensor in tree["buffers"].items():
                 owner, name = path.split("/", 1)
-                self._buffers[owner, name].copy_(tensor)
+                self._own_buffer((owner, name)).copy_(tensor)
             self._averages.repeat(tree.get("averages", {}), self.private_buffers)
         for name, part in tree["per_rank"].items():
             self.per_rank[name].load_state_dict(part)
+
+    def _own_buffer(self, key: tuple[str, str]) -> torch.Tensor:
+        """Of a buffer that is divided over ranks, this one's part: comparing or copying it must ask no other rank."""
+        return local_part(self._buffers[key])
 
     # --- step-local -------------------------------------------------------------------------------------------
     def remember_step_start(self, step: int) -> None:
@@ -295,7 +299,7 @@ class TrackedState:
         self.gradients_to_none = first is None or first.grad is None
         every_buffer = step < _FULL_BUFFER_STEPS or step % _BUFFER_CHECK_EVERY == 0
         watched = self._buffers if every_buffer else self.private_buffers
-        self._snapshot = {key: self._buffers[key].detach().clone() for key in watched}
+        self._snapshot = {key: self._own_buffer(key).clone() for key in watched}
         self._object_snapshot = {
             name: copy.deepcopy(thing.state_dict())
             for name, thing in {**self.objects, **self.per_rank}.items()
@@ -305,7 +309,7 @@ class TrackedState:
     def notice_changed_buffers(self) -> None:
         """After forward and backward: buffers that changed belong to this rank alone from now on."""
         for key, before in self._snapshot.items():
-            if key not in self.private_buffers and not same_bits(before, self._buffers[key]):
+            if key not in self.private_buffers and not same_bits(before, self._own_buffer(key)):
                 self.private_buffers.add(key)
         self.private_buffers |= self._averages.like(self.private_buffers)
         self._averages.prepare(self.private_buffers)
@@ -316,8 +320,9 @@ class TrackedState:
             return
         with torch.no_grad():
             for key, before in self._snapshot.items():
-                if not same_bits(before, self._buffers[key]):
-                    self._buffers[key].copy_(before)
+                buffer = self._own_buffer(key)
+                if not same_bits(before, buffer):
+                    buffer.copy_(before)
         for name, before in self._object_snapshot.items():
             {**self.objects, **self.per_rank}[name].load_state_dict(copy.deepcopy(before))
         self._clear_gradients()

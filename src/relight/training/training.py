@@ -13,7 +13,7 @@ step is offered again. See docs/PROTOCOL.md.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,12 @@ class Training:
         return self._progress.version
 
     def publish(
-        self, *, every: int | None = None, model: str | None = None, stall_timeout_seconds: float = 5.0
+        self,
+        *,
+        every: int | None = None,
+        model: str | None = None,
+        rename: Callable[[str, str], str] | None = None,
+        stall_timeout_seconds: float = 5.0,
     ) -> None:
         """Put the model's weights into every `relight.Receiver` that was given this run's directory.
 
@@ -167,16 +172,18 @@ class Training:
         boundary between two steps. Buckets travel while the next step computes; its write waits for the last one to
         be read, for `stall_timeout_seconds` at most: then the update is given up. Engines answer with a version only
         once every rank is known to hold it. An engine that is silent for so long is dropped; publishing never fails
-        the training. Call it on every rank: where weights are divided over ranks (FSDP2, tensor parallelism), each
-        writes the parts that it holds, and engines get whole tensors.
+        the training. Call it on every rank: where weights are divided over ranks (FSDP2, tensor parallelism,
+        pipelines), each writes the parts that it holds, and engines get whole tensors, those of all stages.
 
         Args:
-            model: which, if `Training` was given several.
+            model: which, if `Training` was given several. Without it in a pipeline: those that stages run.
+            rename: what engines call a tensor, `rename(model, name)`; without it, by its own name, `name`. Needed if
+                stages have tensors of the same name.
 
         Raises:
-            UsageError: no such model, or every < 1.
+            UsageError: no such model, every < 1, two tensors of one name, or a tensor that cannot be moved.
         """
-        self._publishing.ask(every, model, stall_timeout_seconds)
+        self._publishing.ask(every, model, rename, stall_timeout_seconds)
 
     def log_to(self, logger: Any) -> None:
         """Log what `step.report` is given, on rank 0: each committed step once, also when rank 0 is replaced.

@@ -1,25 +1,34 @@
 """Weights that no process holds alone: which parts there are, and who holds each. Pure, without torch.
 
-Each source says which bytes of which tensors it holds: boxes of the whole tensors, as parts. What the same sources
-hold is one group; its parts travel together, and any of these sources can write them. See `manifest.Part`.
+Each source says which tensors it knows, and which bytes of these it holds: boxes of the whole tensors, as parts. What
+the same sources hold is one group; its parts travel together, and any of these sources can write them. See
+`manifest.Part`. Ranks of a pipeline know the tensors of their own stages; what engines get are those of all stages.
 """
 
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from relight.errors import UsageError
-from relight.transfer.manifest import Manifest, Part
-from relight.transfer.plan import Bucket, check_parts
+from relight.errors import MissingPartsError, UsageError
+from relight.transfer.manifest import Entry, Manifest, Part
+from relight.transfer.plan import Bucket, Piece, check_parts
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """What one source holds of weights that no source holds alone."""
+
+    manifest: Manifest  # the tensors that it knows, and the parts of them that it holds
+    stages: tuple[int, ...] = ()  # of a pipeline: those whose tensors it knows
+    all_stages: int = 0  # how many there are; 0: there is no pipeline, and every source knows all tensors
 
 
 class Division(msgspec.Struct, frozen=True):
     """How divided weights travel."""
 
-    manifest: Manifest  # with parts
+    manifest: Manifest  # of the tensors of all sources, with parts
     holders: tuple[tuple[str, ...], ...]  # of each group
 
     def writers(self, buckets: Sequence[Bucket]) -> tuple[tuple[str, ...], ...]:
@@ -71,22 +80,67 @@ def parts_of(
 
 
 @functools.lru_cache(maxsize=2)  # the same weights go out again and again, and thousands of tensors take a while
-def divide(manifest: Manifest, held: tuple[tuple[str, tuple[Part, ...]], ...]) -> Division:
-    """Put together what sources hold: (name, parts) of each.
+def divide(held: tuple[tuple[str, Held], ...]) -> Division:
+    """Put together what sources hold, each by its name. The tensors of the first source come first.
 
-    Raises UsageError if that is not every byte of the manifest's tensors, once, or does not fit.
+    Raises MissingPartsError if that is not every byte of every tensor of all stages, and UsageError if it does not fit.
     """
+    entries = _entries_of_all(held)
     holders: dict[tuple[int, int, int, int, int], list[str]] = {}
-    for name, parts in held:
-        for part in parts:
-            holders.setdefault((part.tensor, part.start, part.run, part.stride, part.count), []).append(name)
+    for name, own in held:
+        indices = find_entries(own.manifest, entries)
+        for part in own.manifest.parts:
+            place = (indices[part.tensor], part.start, part.run, part.stride, part.count)
+            holders.setdefault(place, []).append(name)
     groups: dict[tuple[str, ...], int] = {}
     found = []
     for place, names in sorted(holders.items()):
         group = groups.setdefault(tuple(names), len(groups))
         found.append(Part(*place, group))
-    check_parts(manifest.entries, found)
-    return Division(Manifest(manifest.entries, tuple(found)), tuple(groups))
+    check_parts(entries, found)
+    return Division(Manifest(entries, tuple(found)), tuple(groups))
+
+
+def _entries_of_all(held: Sequence[tuple[str, Held]]) -> tuple[Entry, ...]:
+    first = held[0][1]
+    if all(own.manifest.entries == first.manifest.entries and own.stages == first.stages for _, own in held):
+        found = {entry.name: (entry, first.stages) for entry in first.manifest.entries}
+    else:
+        found = {}
+        for name, own in held:
+            for entry in own.manifest.entries:
+                known, stages = found.setdefault(entry.name, (entry, own.stages))
+                if stages != own.stages:
+                    # Were they taken for one tensor, what engines get would depend on who was faster.
+                    raise UsageError(
+                        f"two stages of the pipeline have a tensor named {entry.name!r}: give engines a name for each, "
+                        "training.publish(rename=...)"
+                    )
+                if known != entry:
+                    raise UsageError(f"{name} describes {entry.name} in another way than other ranks")
+    missing = set(range(first.all_stages)).difference(*(own.stages for _, own in held))
+    if missing:
+        raise MissingPartsError(f"stage {min(missing)} of the pipeline is nobody's")
+    return tuple(entry for entry, _ in found.values())
+
+
+def find_entries(own: Manifest, entries: Sequence[Entry]) -> Sequence[int]:
+    """Where among `entries` each tensor of a source stands. Raises UsageError if one is not there, or is another."""
+    if own.entries == entries[: len(own.entries)]:
+        return range(len(own.entries))
+    places = {entry: index for index, entry in enumerate(entries)}
+    strange = next((entry.name for entry in own.entries if entry not in places), None)
+    if strange is not None:
+        raise UsageError(f"{strange} is not among the tensors of the update, or is another one there")
+    return [places[entry] for entry in own.entries]
+
+
+def as_known(bucket: Bucket, own: Mapping[int, int]) -> Bucket:
+    """The bucket with the indices that its tensors have at one source. Raises UsageError if one has none."""
+    if any(piece.tensor not in own for piece in bucket.pieces):
+        raise UsageError(f"bucket {bucket.index} carries a tensor that is not held here")
+    pieces = (Piece(own[p.tensor], p.start, p.offset, p.nbytes, p.run, p.stride) for p in bucket.pieces)
+    return Bucket(bucket.index, bucket.nbytes, tuple(pieces), bucket.group)
 
 
 class Holding:

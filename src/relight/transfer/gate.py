@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -51,6 +52,9 @@ FromGate = Welcome | Begin | Passed | CommitUpdate | AbandonUpdate | Dismissed
 
 class Gate:
     """Lets relays on other hosts take part in what is published at `place`. `close` ends it."""
+
+    roles = GATE, RELAY  # of this side, of the other
+    types: Any = FromRelay  # what the other side may say
 
     def __init__(
         self,
@@ -96,9 +100,9 @@ class Gate:
         self.close()
 
     def _admit(self, connection: socket.socket) -> None:
-        relay = TcpChannel(connection, self._token, FromRelay, tls=self._tls)
+        relay = TcpChannel(connection, self._token, self.types, tls=self._tls)
         try:
-            self._strangers.admit(relay, GATE, RELAY)
+            self._strangers.admit(relay, *self.roles)
         except (OSError, ProtocolError) as error:
             relay.close()
             self._on_notice(f"refused a connection: {error}")

@@ -70,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
         return sum(entry.nbytes for entry in self.entries)
 
 
-def make_manifest(entries: Iterable[Entry]) -> Manifest:
+def make_manifest(entries: Iterable[Entry], parts: Iterable[Part] = ()) -> Manifest:
     """Check and keep the entries. Raises UsageError: a name twice, an unknown type, a second name of nothing."""
     found: dict[str, Entry] = {}
     for entry in entries:
@@ -85,7 +85,7 @@ def make_manifest(entries: Iterable[Entry]) -> Manifest:
             if original is None or original.same_as or (original.dtype, original.shape) != (entry.dtype, entry.shape):
                 raise UsageError(f"{entry.name} is to be the same tensor as {entry.same_as!r}, which it cannot be")
         found[entry.name] = entry
-    return Manifest(tuple(found.values()))
+    return Manifest(tuple(found.values()), tuple(parts))
 
 
 def differences(offered: Manifest, wanted: Manifest, limit: int = 5) -> list[str]:

@@ -13,7 +13,7 @@ import msgspec
 
 from relight.errors import ProtocolError
 from relight.transfer.channel import Channel
-from relight.transfer.manifest import Part
+from relight.transfer.division import Held
 from relight.transfer.messages import (
     MAX_NAME,
     PROTOCOL_VERSION,
@@ -45,7 +45,7 @@ class Member:
     name: str = ""
     is_source: bool = False
     hello: Any = None
-    parts: tuple[Part, ...] = ()  # that a source holds; empty: all
+    held: Held | None = None  # by a source; None: all
     version: int = -1
     generation: int = 0
     greet_by: float = 0.0
@@ -90,8 +90,9 @@ class Members:
         return sorted(found, key=lambda member: member.name)
 
     def sources(self) -> list[Member]:
-        """Also by name."""
-        return sorted((member for member in self if member.is_source), key=lambda member: member.name)
+        """By name as well; rank-10 comes behind rank-9."""
+        found = [member for member in self if member.is_source]
+        return sorted(found, key=lambda member: (len(member.name), member.name))
 
     def find(self, name: str) -> Member | None:
         return next((member for member in self if member.name == name), None)
@@ -193,7 +194,7 @@ class Members:
             member.name = f"{name}@{member.channel.peer_pid}" + (f".{number}" if number > 1 else "")
         member.hello, member.greet_by = hello, 0.0
         if isinstance(hello, SourceHello):
-            member.parts, member.is_source = hello.parts, True
+            member.held, member.is_source = hello.held, True
         if isinstance(hello, EngineHello):
             member.version, member.generation = hello.version, hello.generation
         self.send(member, self._welcome, self._descriptors)

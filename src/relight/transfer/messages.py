@@ -2,9 +2,10 @@
 
 import msgspec
 
-from relight.transfer.manifest import Manifest, Part
+from relight.transfer.division import Held
+from relight.transfer.manifest import Manifest
 
-PROTOCOL_VERSION = 2  # 2: weights that are divided over sources
+PROTOCOL_VERSION = 3  # 2: weights that are divided over sources; 3: over stages of a pipeline
 MAX_NAME = 200
 
 
@@ -33,7 +34,7 @@ class SourceHello(_Message, frozen=True, kw_only=True):
     protocol_version: int
     name: str
     pid: int
-    parts: tuple[Part, ...] = ()  # that it holds, and nothing else; empty: it holds all
+    held: Held | None = None  # that, and nothing else; None: it holds all
 
 
 class Welcome(_Message, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from relight.errors import UsageError
+from relight.errors import MissingPartsError, UsageError
 from relight.transfer.manifest import Entry, Manifest, Part
 
 ALIGNMENT = 64  # of each piece in its bucket: any type can be viewed in place, and copies run at full speed
@@ -104,7 +104,7 @@ def _cut(part: Part, done: int, offset: int, room: int) -> Piece:
 
 
 def check_parts(entries: Sequence[Entry], parts: Sequence[Part]) -> None:
-    """Raises UsageError unless the parts are every byte of the tensors, once."""
+    """Raises UsageError unless the parts are every byte of the tensors, once; MissingPartsError if some are missing."""
     by_tensor: dict[int, list[Part]] = defaultdict(list)
     for part in parts:
         by_tensor[part.tensor].append(part)
@@ -116,7 +116,7 @@ def check_parts(entries: Sequence[Entry], parts: Sequence[Part]) -> None:
             raise UsageError(f"{entry.name}: a part of it does not lie within its {entry.nbytes} bytes")
         found = sum(part.nbytes for part in own)
         if found < entry.nbytes:
-            raise UsageError(f"{entry.name}: {entry.nbytes - found} of {entry.nbytes} bytes are nobody's")
+            raise MissingPartsError(f"{entry.name}: {entry.nbytes - found} of {entry.nbytes} bytes are nobody's")
         if found > entry.nbytes or not _are_apart(own):
             raise UsageError(f"{entry.name}: its parts overlap")
 

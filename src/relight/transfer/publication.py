@@ -45,7 +45,7 @@ class Publication:
     def asks(self, member: Member) -> bool:
         """To take part: engines that it is for, and sources that hold parts, or all, as the publisher itself does."""
         if member.is_source:
-            return bool(member.parts) == (self.writers is not None)
+            return (member.held is not None) == (self.writers is not None)
         return self.only is None or member.name in self.only
 
     def begin(self, patience_seconds: float) -> Begin:
@@ -115,9 +115,9 @@ def prepare_publication(
 ) -> Publication:
     """Plan it. Raises UsageError for weights that cannot be moved."""
     started_ns = time.monotonic_ns()
-    total_bytes = source.manifest.total_bytes
-    bucket_bytes = bucket_bytes_for(total_bytes, buffer_bytes)
     manifest = source.manifest if division is None else division.manifest
+    total_bytes = manifest.total_bytes
+    bucket_bytes = bucket_bytes_for(total_bytes, buffer_bytes)
     buckets = plan_buckets(manifest, bucket_bytes)
     handle.note_progress(UpdateProgress(total_buckets=len(buckets), total_bytes=total_bytes))
     return Publication(

@@ -14,18 +14,18 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from relight.errors import TransferError, UsageError
+from relight.errors import MissingPartsError, TransferError, UsageError
 from relight.transfer.buffers import Buffer, close_buffers, create_buffers
 from relight.transfer.channel import listen, socket_path
-from relight.transfer.division import Division, divide
+from relight.transfer.division import Division, Held, divide
 from relight.transfer.handle import Handle
-from relight.transfer.manifest import Manifest, Part, describe_bytes
+from relight.transfer.manifest import Manifest, describe_bytes
 from relight.transfer.members import EngineState, Member, Members
 from relight.transfer.messages import (
     AbandonUpdate,
@@ -145,20 +145,20 @@ class Publisher:
         hold: bool = False,
         confirmed: bool = True,
         only: Iterable[str] | None = None,
-        parts: Sequence[Part] = (),
+        held: Held | None = None,
     ) -> Handle:
         """Start an update of every engine that is connected, or of those named in `only`; returns at once.
 
         The source's tensors must not change until `Handle.wait_until_read`. `hold`: they never will, so engines
         that come later get this version at once. Not `confirmed`: buckets are moved, but no engine answers with
-        the version before `Handle.confirm`. `parts`: what this source holds, if it is not all (`division.parts_of`);
-        the rest must be held by other sources that are connected. Raises TransferError if an update is under way or
-        `close` was called, UsageError for weights that cannot be moved, or of which nobody holds some bytes.
+        the version before `Handle.confirm`. `held`: what this source holds, if it is not all; the rest must be held by
+        other sources that are connected. Raises TransferError if an update is under way or `close` was called,
+        UsageError for weights that cannot be moved, or of which nobody holds some bytes.
         """
         handle = Handle()
-        if hold and parts:
+        if hold and held is not None:
             raise UsageError("weights that are divided over sources cannot be held for engines that come later")
-        division = self._divide(source.manifest, parts) if parts else None
+        division = None if held is None else self._divide(held)
         number, size = next(self._numbers), self._bucket_bytes
         job = prepare_publication(
             number, source, version, generation, form or self._form, handle, only, size, division=division
@@ -200,27 +200,28 @@ class Publisher:
         """Names of the other processes that write buckets."""
         return tuple(member.name for member in self._members.sources())
 
-    def lacking(self, manifest: Manifest, parts: Sequence[Part], timeout_seconds: float = 0.0) -> str:
-        """Why an update of a source that holds only `parts` cannot begin; empty: all is held by who is connected.
+    def lacking(self, held: Held, timeout_seconds: float = 0.0) -> str:
+        """What an update of a source that holds only this still lacks; empty: all is held by who is connected.
 
-        Waits for the holders of the rest to come, for so long at most.
+        Waits for the holders of the rest to come, for so long at most. Raises UsageError if what they hold does not
+        fit.
         """
         why = ""
 
         def is_complete() -> bool:
             nonlocal why
             try:
-                self._divide(manifest, parts)
-            except UsageError as error:
+                self._divide(held)
+            except MissingPartsError as error:
                 why = str(error)
                 return False
             return True
 
         return "" if _until(is_complete, timeout_seconds) else why
 
-    def _divide(self, manifest: Manifest, parts: Sequence[Part]) -> Division:
-        others = [(member.name, member.parts) for member in self._members.sources() if member.parts]
-        return divide(manifest, ((SELF, tuple(parts)), *others))
+    def _divide(self, own: Held) -> Division:
+        others = [(member.name, member.held) for member in self._members.sources() if member.held is not None]
+        return divide(((SELF, own), *others))
 
     def wait_for_engines(self, count: int, timeout_seconds: float) -> bool:
         """Until so many are connected. False: not within the time."""

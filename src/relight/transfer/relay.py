@@ -41,7 +41,7 @@ from relight.transfer.messages import (
 )
 from relight.transfer.plan import Bucket, bucket_bytes_for
 from relight.transfer.publisher import Publisher
-from relight.transfer.tcp import TcpChannel, begin_connecting, parse_endpoint
+from relight.transfer.tcp import TcpChannel, begin_connecting, discard, parse_endpoint
 from relight.wire.tls import Tls
 
 RETRY_SECONDS = 0.2
@@ -254,9 +254,9 @@ class Relay:
     def _pass_on(self, channel: TcpChannel, passed: Passed) -> None:
         passing = self._passing
         if passing is None or passing.begin.update != passed.load.update:
-            _discard(channel, passed.nbytes)  # of an update that was given up here
+            discard(channel, passed.nbytes)  # of an update that was given up here
         elif not passing.stream.offer(passed, lambda: passing.handle.over or self._stopped.is_set()):
-            _discard(channel, passed.nbytes)
+            discard(channel, passed.nbytes)
             self._refuse(channel, passing)
 
     def _commit(self, channel: TcpChannel, order: CommitUpdate) -> None:
@@ -380,12 +380,3 @@ class _Stream:
                 raise ConnectionResetError("it ended in the middle of a bucket")
             digest.update(chunk)
         return digest.intdigest()
-
-
-def _discard(channel: TcpChannel, count: int) -> None:
-    scratch = memoryview(bytearray(min(count, _CHUNK_BYTES)))
-    while count:
-        part = scratch[: min(count, len(scratch))]
-        if not channel.receive_bytes([part]):
-            raise ConnectionResetError("the connection ended in the middle of a bucket")
-        count -= len(part)

@@ -8,14 +8,15 @@ it holds, and fills buckets of these.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from relight.errors import ProtocolError, TransferError, UsageError
 from relight.transfer.buffers import Buffer, close_buffers, open_buffers
 from relight.transfer.channel import Channel, connect, socket_path
-from relight.transfer.manifest import Manifest, Part, differences
+from relight.transfer.division import Held, as_known, find_entries
+from relight.transfer.manifest import Manifest, differences
 from relight.transfer.messages import (
     PROTOCOL_VERSION,
     AbandonUpdate,
@@ -78,40 +79,43 @@ class SourceLink:
         *,
         version: int | None = None,
         lease: Lease | None = None,
-        parts: Sequence[Part] = (),
+        held: Held | None = None,
         name: str | None = None,
     ) -> None:
         """`source` holds `version` and no other, and does not change; or it is read under a `lease`.
 
-        `parts`: what it holds (see `division.parts_of`); empty: all.
+        `held`: what it holds, if it is not all.
         """
         if (version is None) == (lease is None):
             raise UsageError("SourceLink needs either version= or lease=")
         self._path = socket_path(place)
         self._source = source
         self._lease: Lease = Fixed(version) if version is not None else lease  # type: ignore[assignment]
-        self._parts = tuple(parts)
+        self._held = held
         self._name = name or f"source-{os.getpid()}"
-        self._channel: Channel | None = None
+        self._channel: Any = None
         self._buffers: tuple[Buffer, ...] = ()
         self._buckets: tuple[Bucket, ...] = ()
+        self._own: Mapping[int, int] | None = None  # index of a tensor in the update -> ours; None: the same
         self._update = -1
+        self._is_stopped = False
 
     def run(self, joined: Callable[[], None] = lambda: None) -> None:
         """Fill buckets until the publisher closes the connection. Raises TransferError if it cannot be reached."""
         try:
-            channel = self._channel = Channel(connect(self._path), FromPublisher)
+            channel = self._channel = self._connect()
         except (OSError, ProtocolError) as error:
             raise TransferError(f"there is no publisher at {self._path}: {error}") from error
         try:
+            if self._is_stopped:  # meanwhile
+                return
             channel.send(
-                SourceHello(protocol_version=PROTOCOL_VERSION, name=self._name, pid=os.getpid(), parts=self._parts)
+                SourceHello(protocol_version=PROTOCOL_VERSION, name=self._name, pid=os.getpid(), held=self._held)
             )
             while (message := channel.receive()) is not None:
                 match message:
                     case Welcome():
-                        descriptors, channel.descriptors = channel.descriptors, []
-                        self._buffers = open_buffers(descriptors, message.buffer_bytes)
+                        self._buffers = self._open_buffers(channel, message)
                         joined()
                     case Begin():
                         self._begin(channel, message)
@@ -132,26 +136,52 @@ class SourceLink:
             close_buffers(self._buffers)
             self._buffers = ()
 
+    # --- how buckets get to the publisher: here by shared memory (see `far_source` for other ways) ----------------
+    def _connect(self) -> Any:
+        """Raises OSError, ProtocolError or TransferError."""
+        return Channel(connect(self._path), FromPublisher)
+
+    def _open_buffers(self, channel: Any, welcome: Welcome) -> tuple[Buffer, ...]:
+        """What buckets are written into. Raises TransferError."""
+        descriptors, channel.descriptors = channel.descriptors, []
+        return open_buffers(descriptors, welcome.buffer_bytes)
+
+    def _hand_over(self, channel: Any, written: BucketWritten, view: memoryview) -> None:
+        """The bucket lies in `view`. Raises OSError."""
+        del view  # the publisher's engines see it there
+        channel.send(written)
+
     def stop(self) -> None:
         """Make `run` return, from another thread."""
+        self._is_stopped = True
         if self._channel is not None:
             self._channel.break_off()
 
-    def _begin(self, channel: Channel, begin: Begin) -> None:
+    def _begin(self, channel: Any, begin: Begin) -> None:
         self._end()
-        why = "; ".join(differences(begin.manifest, self._source.manifest))
-        if not why and begin.manifest.entries != self._source.manifest.entries:
-            why = "it has the same tensors in another order"
-        if not why and begin.manifest.parts and not self._parts:
-            why = "it holds all the weights, and this update takes parts of them from others"
-        if not why:
-            why = self._lease.take(begin.version)
+        why = self._objection(begin) or self._lease.take(begin.version)
         if why:
             channel.send(Refuse(update=begin.update, why=why))
             return
         self._update = begin.update
         self._buckets = plan_buckets(begin.manifest, begin.bucket_bytes)
         channel.send(Ready(update=begin.update))
+
+    def _objection(self, begin: Begin) -> str:
+        own, offered = self._source.manifest, begin.manifest
+        if bool(offered.parts) != (self._held is not None):
+            which = "a part of" if self._held is not None else "all"
+            return f"it holds {which} the weights, and this update takes them in another way"
+        if self._held is not None:
+            try:
+                places = find_entries(own, offered.entries)
+            except UsageError as error:
+                return str(error)
+            is_same = all(place == index for index, place in enumerate(places))
+            self._own = None if is_same else {place: index for index, place in enumerate(places)}
+            return ""
+        why = "; ".join(differences(offered, own))
+        return why or ("it has the same tensors in another order" if offered.entries != own.entries else "")
 
     def _end(self) -> None:
         """Nothing is read for the update that was under way, if there was one."""
@@ -165,17 +195,19 @@ class SourceLink:
             with contextlib.suppress(OSError):
                 channel.send(Refuse(update=update, why=why))
 
-    def _write(self, channel: Channel, order: WriteBucket) -> None:
+    def _write(self, channel: Any, order: WriteBucket) -> None:
         if order.update != self._update:
             return
         if not (0 <= order.bucket < len(self._buckets) and 0 <= order.buffer < len(self._buffers)):
             raise ProtocolError(f"there is no bucket {order.bucket} or no buffer {order.buffer}")
         started_ns = time.monotonic_ns()
+        bucket, view = self._buckets[order.bucket], self._buffers[order.buffer].view
         try:
-            digest = self._source.fill(self._buckets[order.bucket], self._buffers[order.buffer].view)
+            digest = self._source.fill(bucket if self._own is None else as_known(bucket, self._own), view)
         except (OSError, TransferError, UsageError) as error:
             self._end()
             channel.send(Refuse(update=order.update, why=f"{type(error).__name__}: {error}"))
             return
         seconds = (time.monotonic_ns() - started_ns) / 1e9
-        channel.send(BucketWritten(update=order.update, bucket=order.bucket, digest=digest, seconds=seconds))
+        written = BucketWritten(update=order.update, bucket=order.bucket, digest=digest, seconds=seconds)
+        self._hand_over(channel, written, view[: bucket.nbytes])

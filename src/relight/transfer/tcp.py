@@ -41,6 +41,7 @@ MAX_STRANGERS = 32  # connections that have not proved themselves yet
 MAX_PROOF_BYTES = 1024
 MAX_MESSAGE_BYTES = 64 * 2**20  # a description of a hundred thousand tensors
 _NONCE_BYTES = 32
+_DISCARD_BYTES = 2**18  # at a time
 _LENGTH = struct.Struct(">I")
 _BACKLOG = 64
 _SHORT_OF_RESOURCES_SECONDS = 0.1
@@ -312,6 +313,16 @@ def _without(views: Sequence[memoryview], count: int) -> Sequence[memoryview]:
             return [view[count:], *views[number + 1 :]] if count else views[number:]
         count -= len(view)
     return []
+
+
+def discard(channel: TcpChannel, count: int) -> None:
+    """Receive so many bytes for nobody. Raises OSError."""
+    scratch = memoryview(bytearray(min(count, _DISCARD_BYTES)))
+    while count:
+        part = scratch[: min(count, len(scratch))]
+        if not channel.receive_bytes([part]):
+            raise ConnectionResetError("the connection ended in the middle of a bucket")
+        count -= len(part)
 
 
 def accept_forever(listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:

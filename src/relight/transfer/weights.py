@@ -1,15 +1,16 @@
 """Weights as tensors: where an update's bytes come from, and where they go, bucket by bucket."""
 
+import copy
 import ctypes
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 import xxhash
 
 from relight.errors import TransferError, UsageError
 from relight.transfer.codec import Flat, digest_of, host_copy, raw_bytes, tensor_digests
-from relight.transfer.division import Holding
-from relight.transfer.manifest import Entry, Manifest, Part, make_manifest
+from relight.transfer.division import Held, Holding
+from relight.transfer.manifest import Entry, Manifest, make_manifest
 from relight.transfer.plan import Bucket, Piece
 
 # Copied and digested in steps that stay in a core's own cache: the digest reads what the copy has just written.
@@ -118,22 +119,25 @@ class TensorSource(TensorReader):
 class PartSource(TensorReader):
     """Parts of named tensors as one of several sources of an update. They must not change while it reads them."""
 
-    def __init__(self, manifest: Manifest, parts: Sequence[Part], tensors: Mapping[int, torch.Tensor]) -> None:
-        """`manifest`: of the whole tensors, without parts. `parts`: what is held here, as `division.parts_of` says.
+    def __init__(self, held: Held, tensors: Mapping[int, torch.Tensor], changing: Collection[int] = ()) -> None:
+        """`held`: parts as `division.parts_of` gives them. `tensors`: the box that the parts of a tensor make up.
 
-        `tensors`: for each tensor that has parts here, by its index, the box that they make up.
+        By the tensor's index, as in `changing`: those that may change while an update reads the others.
         """
-        self.manifest = manifest
-        self.parts = tuple(parts)
-        self._holding = Holding(parts)
+        self.held = held
+        self.manifest = Manifest(held.manifest.entries)
+        self._holding = Holding(held.manifest.parts)
         self._boxes = {index: tensor.detach() for index, tensor in tensors.items()}
+        self._changing = [index for index in self._boxes if index in changing]
         super().__init__(())
 
-    def with_copies(self, names: Iterable[str]) -> "PartSource":
-        """The same, but with copies of the tensors of these names as they are now: the others do not change."""
-        copied = set(names)
-        boxes = {i: box.clone() if self.manifest.entries[i].name in copied else box for i, box in self._boxes.items()}
-        return PartSource(self.manifest, self.parts, boxes)
+    def frozen(self) -> "PartSource":
+        """The same, with copies of what may change as it is now."""
+        if not self._changing:
+            return self
+        found = copy.copy(self)
+        found._boxes = {**self._boxes, **{index: self._boxes[index].clone() for index in self._changing}}
+        return found
 
     def _find(self, piece: Piece) -> tuple[torch.Tensor, int]:
         start = self._holding.find(piece.tensor, piece.start)
