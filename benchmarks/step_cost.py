@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import multiprocessing.connection
+import os
 import statistics
 import tempfile
 import time
@@ -26,6 +27,7 @@ from benchmarks.recovery.workload import Shape, build_model, build_optimizer, lo
 from relight.core.position import Phase
 from relight.training import rng
 from relight.training.batches import Batches
+from relight.training.fence import LocalFence
 from relight.training.group import Inner
 from relight.training.page import PositionPage
 from relight.training.phases import BACKWARD_GATES
@@ -33,6 +35,7 @@ from relight.training.progress import Progress
 from relight.training.state import TrackedState
 from relight.training.torch_private import make_inner_group
 from relight.transfer.codec import encode_tree
+from relight.wire.board import Board
 
 CALLS = 400
 BACKWARDS = 300
@@ -126,10 +129,13 @@ def fence_us(workers: int) -> dict[str, float]:
     """Median time of the fence between so many processes as rank 0 sees it: with gloo alone, and as relight does it."""
     spawn = multiprocessing.get_context("spawn")
     near, far = spawn.Pipe(duplex=False)
+    board = Board.create(workers)
+    board_path = f"/proc/{os.getpid()}/fd/{board}"
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as directory:
         store = str(Path(directory) / "store")
         ranks = [
-            spawn.Process(target=_fences, args=(store, rank, workers, far), daemon=True) for rank in range(workers)
+            spawn.Process(target=_fences, args=(store, rank, workers, far, board_path), daemon=True)
+            for rank in range(workers)
         ]
         for rank in ranks:
             rank.start()
@@ -140,17 +146,25 @@ def fence_us(workers: int) -> dict[str, float]:
             for rank in ranks:
                 rank.join(10.0)
                 rank.kill()
+            os.close(board)
     return figures
 
 
-def _fences(path: str, rank: int, workers: int, link: multiprocessing.connection.Connection) -> None:
+def _fences(path: str, rank: int, workers: int, link: multiprocessing.connection.Connection, board_path: str) -> None:
     torch.set_num_threads(1)
     group = make_inner_group(dist.FileStore(path, workers), rank, workers, "fence", None)  # type: ignore[attr-defined]
-    inner = Inner(group)
-    fence = torch.zeros(2, dtype=torch.int64)
+    board = Board(os.open(board_path, os.O_RDWR), workers)
+    between_hosts, on_one_host = Inner(group), Inner(group, local=LocalFence(board, 1, rank))
+
+    def go_through(inner: Inner) -> list[int]:
+        wait = inner.fence([1, 0, 0])
+        return wait()
+
+    fence = torch.zeros(3, dtype=torch.int64)
     figures = {
         "gloo alone": _median_us(lambda: group.allreduce([fence]).wait(), FENCES),
-        "so that it can be broken off": _median_us(lambda: inner.fence(fence).wait(), FENCES),
+        "so that it can be broken off": _median_us(lambda: go_through(between_hosts), FENCES),
+        "through memory that they share": _median_us(lambda: go_through(on_one_host), FENCES),
     }
     if rank == 0:
         link.send(figures)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from relight.agent.adoption import adopt, put_down
-from relight.agent.probes import MemoryKills, start_time
+from relight.agent.probes import MemoryKills, environment, start_time
 from relight.agent.roster import Record
 from relight.core.events import ProcessExited, ProcessStarted
 from relight.errors import ProtocolError
@@ -47,6 +47,23 @@ def test_a_successor_takes_over_processes_output_and_messages(job: Job) -> None:
     stop_agent(agent, connection)
     assert job.processes() == []
     assert job.log("rank-1").splitlines()[-1] == "request 3"
+
+
+def board_of(pid: int) -> int:
+    """The inode of the board that a worker shares."""
+    return os.stat(f"/proc/{pid}/fd/{environment(pid)['RELIGHT_BOARD_FD']}").st_ino
+
+
+def test_workers_of_a_host_share_one_board_whoever_started_them(job: Job) -> None:
+    first, connection = job.start_agent()
+    shared = {board_of(connection.spawn(f"talk-{rank}", rank)) for rank in range(2)}
+    first.sigkill()
+    connection.close()
+
+    agent, connection = job.start_agent(adopt=True)
+    shared.add(board_of(connection.spawn("talk-2", None)))
+    assert len(shared) == 1
+    stop_agent(agent, connection)
 
 
 def test_a_successor_reports_what_ended_meanwhile(job: Job) -> None:

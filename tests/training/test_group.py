@@ -1,7 +1,9 @@
 """Operations of an inner group end at Stop, also those that gloo itself would never end."""
 
+import gc
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -140,3 +142,17 @@ def test_a_send_and_a_receive_that_gloo_never_ends_end_at_the_cut(
     thread.join(DEADLINE_SECONDS)
     assert isinstance(found[0], StepInterrupted)
     assert "abandoned" in str(found[0])
+
+
+def test_a_group_is_gone_with_the_last_reference() -> None:
+    """Left to the garbage collector, gloo's destructor would run on any thread, and could wait there for ever."""
+    group = make_inner_group(HashStore(), 0, 1, "test", None)
+    inner = Inner(group)
+    inner.fence([1, 0, 0])()
+    gone = weakref.ref(inner)
+    gc.disable()
+    try:
+        del inner
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -54,6 +54,11 @@ def adopt(name: str, pid: int, private_dir: Path, record: Record | None) -> Proc
         return process
 
 
+def open_board(pid: int) -> int:
+    """A descriptor of the board that worker `pid` shares. Raises OSError or ValueError if it has none."""
+    return os.open(f"/proc/{pid}/fd/{int(probes.environment(pid)['RELIGHT_BOARD_FD'])}", os.O_RDWR | os.O_CLOEXEC)
+
+
 def put_down(record: Record, why: str) -> Process | None:
     """Kill a recorded process that cannot be adopted, so that its rank can be given to another. None: it is gone."""
     with contextlib.ExitStack() as undo:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from relight.agent.adoption import adopt, put_down
+from relight.agent.adoption import adopt, open_board, put_down
 from relight.agent.gpus import Gpus
 from relight.agent.link import MAX_RELAYED_BYTES, Mailbox, Reception
 from relight.agent.output import Output, Printer
@@ -26,6 +26,7 @@ from relight.core.gathering import HOLD_SECONDS, Gathering, subject
 from relight.core.pace import SAMPLE_SECONDS
 from relight.core.position import Position
 from relight.errors import ProtocolError
+from relight.wire.board import MAX_RANKS, Board
 from relight.wire.framing import decode, encode_frame, make_decoder
 from relight.wire.messages import (
     PROTOCOL_VERSION,
@@ -105,8 +106,9 @@ class Agent:
         self._server_name = server_name
         self._printer = Printer(launch.settings.run_dir)
         self._memory_kills = MemoryKills()
-        self._roster: Roster  # opened by `run`, like the next
+        self._roster: Roster  # opened by `run`, like the next two
         self._reception: Reception
+        self._board: int | None  # a descriptor
         self._live: dict[str, _Worker] = {}
         self._known: dict[str, _Worker] = {}  # the live ones, and dead ones until the controller forgets them
         self._started: set[str] = set()  # all that were ever started, or could not be
@@ -138,6 +140,7 @@ class Agent:
             loop.add_signal_handler(number, self._ending.set)
         self._reception = Reception(self._launch.socket_path, self)
         self._take_over()
+        self._board = self._find_board()
         self._watch_gpus()
         serving = asyncio.create_task(self._serve())
         ending = asyncio.create_task(self._ending.wait())
@@ -269,12 +272,22 @@ class Agent:
                 else:
                     self._report(_exited_unseen(name))
 
+    def _find_board(self) -> int | None:
+        """One for all workers of this host, also for those that a predecessor started. None: they do without."""
+        for worker in self._live.values():
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                return open_board(worker.process.pid)
+        ranks = self._launch.settings.world_size
+        with contextlib.suppress(OSError):
+            return Board.create(ranks) if ranks <= MAX_RANKS else None
+        return None
+
     def _spawn(self, order: Spawn) -> None:
         if order.process in self._started:
             return  # an order that a restarted controller gives again, since it cannot know that it arrived
         self._started.add(order.process)
         try:
-            process = spawn(self._launch, order.process, order.rank, order.slot)
+            process = spawn(self._launch, order.process, order.rank, order.slot, self._board)
         except (OSError, ValueError) as error:
             self._report(
                 ProcessExited(

@@ -114,8 +114,10 @@ class Process:
         return evidence
 
 
-def spawn(launch: Launch, name: str, rank: int | None, slot: int) -> Process:
+def spawn(launch: Launch, name: str, rank: int | None, slot: int, board: int | None = None) -> Process:
     """Start a worker, or a standby if `rank` is None. Raises OSError if that fails; nothing is left then.
+
+    `board` is the descriptor of the one that all workers of this host share.
 
     A worker also gets the read ends of its own output pipes: should this agent die, the pipes neither break nor
     lose anything, and the agent's successor finds them in the worker.
@@ -134,11 +136,11 @@ def spawn(launch: Launch, name: str, rank: int | None, slot: int) -> Process:
         outputs = tuple(read_end for read_end, _ in pipes)
         child = subprocess.Popen(
             launch.command,
-            env=worker_environment(os.environ, launch, name, rank, slot, page.descriptor, outputs),
+            env=worker_environment(os.environ, launch, name, rank, slot, page.descriptor, outputs, board),
             stdin=subprocess.DEVNULL,
             stdout=pipes[0][1],
             stderr=pipes[1][1],
-            pass_fds=(page.descriptor, *outputs),
+            pass_fds=(page.descriptor, *outputs, *([] if board is None else [board])),
             start_new_session=True,  # Ctrl-C in a terminal is for the launcher
         )
         undo.callback(child.wait)
@@ -158,6 +160,7 @@ def worker_environment(
     slot: int,
     page_descriptor: int,
     outputs: tuple[int, ...],
+    board: int | None = None,
 ) -> dict[str, str]:
     """The agent's own environment, what relight's part in the worker needs, and torchrun's variables.
 
@@ -174,6 +177,7 @@ def worker_environment(
         "RELIGHT_AGENT_SOCKET": str(launch.socket_path),
         "RELIGHT_PAGE_FD": str(page_descriptor),
         "RELIGHT_OUTPUT_FDS": ",".join(str(descriptor) for descriptor in outputs),
+        "RELIGHT_BOARD_FD": "" if board is None else str(board),
         "RELIGHT_ROLE": "standby" if rank is None else "rank",
         "RELIGHT_SLOT": str(slot),
         "RANK": str(shown_rank),

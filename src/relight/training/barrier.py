@@ -41,7 +41,6 @@ class Barrier:
         self._shard = shard
         self._ballot = Ballot(runtime.settings.verify_every, state.digest, shard)
         self._snapshots = snapshots
-        self._fence = torch.zeros(3, dtype=torch.int64)
 
     def before_write(self) -> None:
         """Returns when the write may begin. Raises StepInterrupted if this step is to be repeated."""
@@ -72,31 +71,24 @@ class Barrier:
 
     def _complete_fence(self, runtime: Runtime) -> bool:
         """One small all-reduce: it completes only once every rank has entered it, prepared. False if it broke."""
-        fence, version = self._fence, self._progress.version
+        version = self._progress.version
         vote = self._snapshots.vote()
         ballot = self._ballot.entries(version, runtime.rank, runtime.world_size, first=self._is_behind_first_step)
-        entries = [*vote, *ballot]
-        if entries:
-            fence = torch.tensor([1, version, runtime.winding_down, *entries], dtype=torch.int64)
-        else:
-            fence[0], fence[1], fence[2] = 1, version, runtime.winding_down
         inner = runtime.groups[0].inner
         if runtime.closed or inner is None:
             return False
         over = runtime.waits.begin()
         try:
             runtime.count_collective()
-            work = inner.fence(fence)
+            wait = inner.fence([1, version, runtime.winding_down, *vote, *ballot])
             runtime.faults.strike(Point.BARRIER)
-            work.wait()
+            ranks, versions, winding_down, *sums = wait()
         except (RuntimeError, StepInterrupted) as error:
             if not runtime.await_verdict(str(error)[:200]):
                 raise
-            self._fence = torch.zeros(3, dtype=torch.int64)  # the broken operation may still hold the old one
             return False
         finally:
             over()
-        ranks, versions, winding_down, *sums = fence.tolist()
         votes, digests = sums[: len(vote)], sums[len(vote) :]
         if (ranks, versions) != (runtime.world_size, runtime.world_size * version):
             raise UsageError(
@@ -133,10 +125,7 @@ class Barrier:
             return ()
 
         def add_up(row: list[int]) -> list[int]:
-            tensor = torch.tensor(row, dtype=torch.int64)
-            inner.fence(tensor).wait()
-            summed: list[int] = tensor.tolist()
-            return summed
+            return inner.fence(row)()
 
         over = runtime.waits.begin()
         try:

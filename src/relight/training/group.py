@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from relight.errors import StepInterrupted
+from relight.training.fence import Fence, LocalFence, Sums
 from relight.training.groups import Ranks, group_name
 from relight.training.sockets import GroupSockets
 from relight.training.store import GenerationStore, StoreClient
@@ -31,6 +32,7 @@ from relight.training.torch_private import (
     not_compiled,
 )
 from relight.training.waits import Waiters, Waits
+from relight.wire.board import Board
 
 
 class Gate(Protocol):
@@ -66,8 +68,10 @@ class Inner:
         sockets: GroupSockets | None = None,
         cuda: torch.device | None = None,
         waits: Waits | None = None,
+        local: LocalFence | None = None,
     ) -> None:
         self.group = group
+        self._fence = Fence(group.size(), local)
         self._sockets = sockets
         self._cuda = cuda
         self._waits = waits or Waits()
@@ -113,7 +117,11 @@ class Inner:
 
         return _Operation(works[-1], works[:-1], keep, over)
 
-    def fence(self, tensor: torch.Tensor) -> Any:
+    def fence(self, row: Sequence[int]) -> Sums:
+        """Enter the barrier, saying `row` (see `Fence.enter`)."""
+        return self._fence.enter(row, self._start_fence)
+
+    def _start_fence(self, tensor: torch.Tensor) -> Any:
         """Start the all-reduce that only one thread of ours waits for: no future, half the time of `launch`."""
         work = self.group.allreduce([tensor])
         return work if self._cuda is not None else self._remember(_WaitedFor(work))
@@ -129,6 +137,7 @@ class Inner:
     def break_connections(self) -> None:
         """Make every operation in flight fail within milliseconds. Returns at once."""
         self._broken = True
+        self._fence.abandon()
         if self._cuda is not None:
             abort_nccl(self.group, self._cuda)
         if self._sockets is not None:
@@ -372,7 +381,9 @@ class Forming:
         rank: int,
         cuda: torch.device | None,
         waits: Waits | None = None,
+        board: Board | None = None,
     ) -> None:
+        """`board` is what this rank has in common with others of its host, if anything."""
         self.result: concurrent.futures.Future[Inners] = concurrent.futures.Future()
 
         def form_one(ranks: Ranks) -> Inner:
@@ -381,7 +392,8 @@ class Forming:
             store = GenerationStore(client, generation, f"{name}/")
             group = make_inner_group(store, ranks.index(rank), len(ranks), f"{name}@{generation}", cuda)
             sockets.formed()
-            return Inner(group, sockets, cuda, waits)
+            local = LocalFence(board, generation, rank) if board and board.ranks == len(ranks) else None
+            return Inner(group, sockets, cuda, waits, local)
 
         def form() -> None:
             try:

@@ -42,6 +42,7 @@ from relight.training.store import StoreClient
 from relight.training.torch_private import not_compiled
 from relight.training.waits import Waits
 from relight.transfer.restore import RestoreClient, RestoreServer
+from relight.wire.board import Board
 from relight.wire.handshake import read_token
 from relight.wire.messages import StoreLost, StoreReply
 from relight.wire.settings import JobSettings, host_address, read_settings
@@ -81,6 +82,7 @@ class Runtime:
         self.world_size = settings.world_size
         self.rank = settings.world_size - 1 if self.is_standby else int(environment["RANK"])
         self.page = PositionPage(int(environment["RELIGHT_PAGE_FD"]))
+        self.board = _open_board(environment.get("RELIGHT_BOARD_FD", ""), settings.world_size)
         self.device = _choose_device(self.slot)
         self.generation = 0  # the one the main thread works in
         self.closed = False  # set by the link thread: a newer generation was opened
@@ -415,7 +417,7 @@ class Runtime:
         """Form groups of a generation, on a thread of its own."""
         self.faults.strike(Point.REFORM)
         cuda = self.device if self.device.type == "cuda" and _one_gpu_per_rank(self.world_size) else None
-        return Forming(self.store, generation, groups, self.rank, cuda, self.waits)
+        return Forming(self.store, generation, groups, self.rank, cuda, self.waits, self.board)
 
     def await_formed(self, forming: Forming, generation: int) -> Inners:
         """The formed groups. Raises Superseded if the generation is closed first, RestoreError if forming failed."""
@@ -499,6 +501,14 @@ def _choose_device(slot: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", slot % torch.cuda.device_count())
+
+
+def _open_board(descriptor: str, world_size: int) -> Board | None:
+    """What this process shares with the other workers of its host; None: gloo does without."""
+    try:
+        return Board(int(descriptor), world_size)
+    except (ValueError, OSError):
+        return None
 
 
 def _one_gpu_per_rank(world_size: int) -> bool:

@@ -1,0 +1,100 @@
+"""The barrier's own all-reduce: nobody has the sums before everybody has entered.
+
+Between hosts it is gloo's. Ranks that all share one board (see `Board`) read each other's numbers there: gloo's takes
+a time that is felt, since its threads want the cores on which ranks compute (benchmarks/step_cost.py). The first one of
+a generation is always gloo's, and asks who shares what: all ranks see the same answers, so all go the same way.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from relight.errors import StepInterrupted
+from relight.wire.board import MAX_NUMBERS, MAX_RANKS, Board
+
+_NO_BOARD = 0
+# Nothing is missed in between: who posts or abandons rings. On processors that reorder stores a ring may come late.
+_SLEEP_SECONDS = 0.05
+
+Sums = Callable[[], list[int]]
+
+
+class Fence:
+    """Of one group in one generation. For one thread, except `abandon`."""
+
+    def __init__(self, size: int, local: "LocalFence | None" = None) -> None:
+        """`local` is this rank's part of the one through shared memory, if it has any."""
+        self._size = size
+        self._local = local
+        self._asked = size > MAX_RANKS
+        self._is_local = False
+
+    def enter(self, row: Sequence[int], allreduce: Callable[[torch.Tensor], Any]) -> Sums:
+        """Say `row`, as long as everybody's. What is returned waits for the others, and gives the sums by place.
+
+        `allreduce` starts gloo's, of one int64 tensor. What is returned raises StepInterrupted or RuntimeError if the
+        generation ends first. That can be after others had the sums.
+        """
+        if self._is_local and self._local is not None and len(row) <= MAX_NUMBERS:
+            return self._local.enter(row)
+        tokens = [] if self._asked else self._tokens()
+        tensor = torch.tensor([*row, *tokens], dtype=torch.int64)
+        work = allreduce(tensor)
+
+        def wait() -> list[int]:
+            work.wait()
+            sums: list[int] = tensor.tolist()
+            if tokens:
+                found = set(sums[len(row) :])
+                self._asked, self._is_local = True, len(found) == 1 and found != {_NO_BOARD}
+            return sums[: len(row)]
+
+        return wait
+
+    def abandon(self) -> None:
+        """Whoever waits is told that the generation is closed. For any thread."""
+        if self._local is not None:
+            self._local.abandon()
+
+    def _tokens(self) -> list[int]:
+        tokens = [_NO_BOARD] * self._size
+        if self._local is not None:
+            tokens[self._local.rank] = self._local.token
+        return tokens
+
+
+class LocalFence:
+    """One rank's part of the all-reduce among all ranks, if they are on one host."""
+
+    def __init__(self, board: Board, generation: int, rank: int) -> None:
+        self.rank = rank
+        self.token = board.token
+        self._board = board
+        self._generation = generation
+        self._size = board.ranks
+        self._entered = 0
+        self._abandoned = False
+
+    def enter(self, row: Sequence[int]) -> Sums:
+        self._entered += 1
+        number = self._entered
+        self._board.post(self.rank, self._generation, number, row)
+        return lambda: self._await_all(number)
+
+    def abandon(self) -> None:
+        self._abandoned = True
+        self._board.ring(self.rank)
+
+    def _await_all(self, number: int) -> list[int]:
+        rows: list[tuple[int, ...]] = []
+        while True:
+            bell = self._board.bell
+            while len(rows) < self._size and (row := self._board.row(len(rows), self._generation, number)) is not None:
+                rows.append(row)
+            if len(rows) == self._size:
+                # Of other lengths only from ranks at other steps, which the sums that they have in common tell.
+                return [sum(column) for column in zip(*rows, strict=False)]
+            if self._abandoned:
+                raise StepInterrupted("the barrier was abandoned: its generation is closed")
+            self._board.sleep(bell, _SLEEP_SECONDS)

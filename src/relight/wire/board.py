@@ -1,0 +1,117 @@
+"""A board in shared memory where the ranks of one host post a few numbers, for all of them to see.
+
+The agent makes it, and its workers inherit it. Each place is written by one process at a time, and a reader takes a
+whole row or none (a checksum tells), so there is no lock that a dying process could hold. What a process posted stays
+there after its death, as what it sent through a socket would.
+
+Whoever waits sleeps on one word, the bell, by futex(2); whoever posts changes it, and wakes all.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import itertools
+import mmap
+import os
+import platform
+import secrets
+import struct
+from collections.abc import Sequence
+
+import xxhash
+
+MAX_RANKS = 64  # of one host: everybody reads every place
+MAX_NUMBERS = 6
+
+_HEADER = struct.Struct("<q")  # the token
+_BELL_OFFSET = 64  # in a cache line of its own
+_PLACES_OFFSET = 128
+_PLACE_BYTES = 128
+_ROW = struct.Struct(f"<qqq{MAX_NUMBERS}q")  # generation, round, how many, the numbers
+_CHECKSUM = struct.Struct("<Q")
+# A rank may post for the next round while another has still to read this one, but not for the one after.
+_ROUNDS = 2
+# A process of an older generation may still post when it comes back to life; its agent kills it long before this many
+# generations have gone by.
+_GENERATIONS = 8
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())  # number of the system call
+_ALL = 2**31 - 1
+_libc = ctypes.CDLL(None)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class Board:
+    """One process's view of it."""
+
+    def __init__(self, descriptor: int, ranks: int) -> None:
+        """Map `descriptor`, made for so many ranks. Raises ValueError if it is something else, OSError."""
+        size = _mapping_bytes(ranks)
+        if os.fstat(descriptor).st_size != size:
+            raise ValueError(f"a board for {ranks} ranks has {size} bytes, not {os.fstat(descriptor).st_size}")
+        if _FUTEX is None:
+            raise OSError(f"the number of futex(2) on {platform.machine()} is not known here")
+        self.ranks = ranks
+        self._map = mmap.mmap(descriptor, size)
+        self._bell = memoryview(self._map)[_BELL_OFFSET : _BELL_OFFSET + 4].cast("I")
+        self._address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._map, _BELL_OFFSET)))
+        self._rings = itertools.count(secrets.randbits(32))
+        (self.token,) = _HEADER.unpack_from(self._map)  # the same for all that share this board, and for nobody else
+
+    @staticmethod
+    def create(ranks: int) -> int:
+        """A descriptor of an empty one, which cannot be resized. Raises OSError."""
+        descriptor = os.memfd_create("relight-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            os.ftruncate(descriptor, _mapping_bytes(ranks))
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            os.pwrite(descriptor, _HEADER.pack(1 + secrets.randbelow(2**62)), 0)
+            undo.pop_all()
+        return descriptor
+
+    def post(self, rank: int, generation: int, number: int, row: Sequence[int]) -> None:
+        """Show `row` (at most MAX_NUMBERS) as what `rank` says in round `number` of a generation, and ring."""
+        padding = (0,) * (MAX_NUMBERS - len(row))
+        packed = _ROW.pack(generation, number, len(row), *row, *padding)
+        offset = self._offset(rank, generation, number)
+        self._map[offset : offset + _ROW.size] = packed
+        _CHECKSUM.pack_into(self._map, offset + _ROW.size, xxhash.xxh3_64_intdigest(packed))
+        self.ring(rank)
+
+    def row(self, rank: int, generation: int, number: int) -> tuple[int, ...] | None:
+        """What `rank` said in that round; None if it has not yet."""
+        offset = self._offset(rank, generation, number)
+        packed = self._map[offset : offset + _ROW.size]
+        found_generation, found_number, count, *numbers = _ROW.unpack(packed)
+        if (found_generation, found_number) != (generation, number):
+            return None
+        if _CHECKSUM.unpack_from(self._map, offset + _ROW.size) != (xxhash.xxh3_64_intdigest(packed),):
+            return None
+        return tuple(numbers[:count])
+
+    @property
+    def bell(self) -> int:
+        """To be read before one looks, and handed to `sleep`: what is posted in between is not slept over."""
+        return self._bell[0]
+
+    def ring(self, rank: int) -> None:
+        """Wake everybody. `rank` is the caller's: two that ring at once must not write the same."""
+        self._bell[0] = (next(self._rings) * self.ranks + rank) % 2**32
+        _libc.syscall(_FUTEX, self._address, _FUTEX_WAKE, _ALL, None, None, 0)
+
+    def sleep(self, bell: int, seconds: float) -> None:
+        """Until somebody rings, unless somebody has since `bell` was read; or so long. Releases the GIL."""
+        limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+        _libc.syscall(_FUTEX, self._address, _FUTEX_WAIT, ctypes.c_uint32(bell), ctypes.byref(limit), None, 0)
+
+    def _offset(self, rank: int, generation: int, number: int) -> int:
+        place = (generation % _GENERATIONS * self.ranks + rank) * _ROUNDS + number % _ROUNDS
+        return _PLACES_OFFSET + place * _PLACE_BYTES
+
+
+def _mapping_bytes(ranks: int) -> int:
+    return _PLACES_OFFSET + _GENERATIONS * ranks * _ROUNDS * _PLACE_BYTES
