@@ -56,12 +56,17 @@ def board_of(pid: int) -> int:
 
 def test_workers_of_a_host_share_one_board_whoever_started_them(job: Job) -> None:
     first, connection = job.start_agent()
-    shared = {board_of(connection.spawn(f"talk-{rank}", rank)) for rank in range(2)}
+    pids = [connection.spawn(f"talk-{rank}", rank) for rank in range(2)]
+    ask(connection, "talk-0", 1)  # before it runs, a process may have no environment to be read
+    ask(connection, "talk-1", 1)
+    shared = {board_of(pid) for pid in pids}
     first.sigkill()
     connection.close()
 
     agent, connection = job.start_agent(adopt=True)
-    shared.add(board_of(connection.spawn("talk-2", None)))
+    standby = connection.spawn("talk-2", None)
+    ask(connection, "talk-2", 1)
+    assert board_of(standby) == board_of(pids[0])
     assert len(shared) == 1
     stop_agent(agent, connection)
 
