@@ -9,6 +9,7 @@ from relight.sim import sameness
 from relight.sim.contents import Violation
 from relight.sim.exhaustive import Script, Searched, explore, situation
 from relight.sim.mutations import MUTATIONS, find_mutation
+from relight.sim.process.process import Process
 from relight.sim.timed import PRODUCTION, Parts
 
 
@@ -125,7 +126,7 @@ def test_nothing_that_somebody_remembers_is_forgotten_in_the_keys() -> None:
         "Controller": set(vars(here.controller)),
         "Members": set(vars(here.controller.members)),
         "Process": set(vars(here.controller.members.processes["w0"])),
-        "Worker": set(type(worker).__slots__),
+        "Worker": set(Process.__slots__),
         "Page": set(type(worker.page).__slots__),
     }
     words = set(re.findall(r"[a-z_0-9]+", inspect.getsource(sameness).partition("@lru_cache")[2]))

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from relight.core.commands import Restore
+from relight.core.commands import Restore, Rung, Save
 from relight.core.events import AgentJoined, AgentLost
 from relight.core.fault import Action
 from relight.sim.contents import Violation
@@ -108,6 +108,40 @@ def test_several_hosts() -> None:
         "derived": 80,
     }
     assert not {what: (seen[what], least) for what, least in floor.items() if seen[what] < least}
+
+
+def test_bits_that_flip_by_themselves() -> None:
+    """A minority is replaced; without a majority all go back, or the job ends. And it must come to that."""
+    seen: Counter[str] = Counter()
+    for seed in range(7_000_000, 7_000_600):
+        schedule = random_schedule(seed, flips=True, ladder=seed % 3 == 0)
+        job = run(schedule, f"seed {seed}, flips")
+        report = job.controller.report()
+        restores = [c for entry in job.journal for c in entry.commands if isinstance(c, Restore)]
+        found = [failure for failure in report.failures if failure.kind == "corruption"]
+        seen["flipped"] += bool(job.checker.spoilt)
+        seen["a minority is replaced, and training ends well"] += bool(found) and not report.error
+        seen["all go back to where they agreed"] += any(r.distrust >= 0 and r.rung != Rung.REPLICA for r in restores)
+        seen["nobody can tell, and the job ends"] += "no majority" in report.error
+    floor = {
+        "flipped": 300,
+        "a minority is replaced, and training ends well": 80,
+        "all go back to where they agreed": 10,
+        "nobody can tell, and the job ends": 30,
+    }
+    assert not {what: (seen[what], least) for what, least in floor.items() if seen[what] < least}
+
+
+def test_last_checkpoints() -> None:
+    """A bug of the script ends the job, and what it has reached is saved."""
+    seen: Counter[str] = Counter()
+    for seed in range(8_000_000, 8_001_000):
+        job = run(random_schedule(seed, ladder=True), f"seed {seed}, ladder")
+        seen["ordered"] += any(isinstance(c, Save) for entry in job.journal for c in entry.commands)
+        seen["saved"] += "was saved as" in job.controller.report().error
+        seen["other failures too"] += len(job.controller.report().failures) > 2 and job.schedule.bug_step >= 0
+    assert not {what: seen[what] for what, least in {"ordered": 50, "saved": 50}.items() if seen[what] < least}
+    assert seen["other failures too"] > 20
 
 
 def lost_hosts(job: SimulatedJob) -> set[str]:

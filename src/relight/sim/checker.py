@@ -10,13 +10,13 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import product
 
 from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Rung, Save, Spawn, Stop
-from relight.core.events import Stopped
+from relight.core.events import Restored, Stopped, TrainingDone
 from relight.core.fault import Action
 from relight.core.report import JobReport
 from relight.core.shards import Shards
-from relight.sim.contents import Violation, digest_of, part_key, reference
+from relight.sim.contents import State, Violation, digest_of, part_key, reference
 from relight.sim.lower import Saved
-from relight.sim.worker import Worker
+from relight.sim.process.process import Process
 
 # Why a healthy process may be killed.
 _HARMLESS_KILLS = (
@@ -27,8 +27,11 @@ _HARMLESS_KILLS = (
     "again: it was declared failed",
 )
 
+# Where a bit may flip of what was just copied.
+_BEHIND_A_COPY = ("TAKE_OVER", "PRIVATE", "ROLLBACK", "REFORM")
 
-def _heard(worker: Worker) -> int:
+
+def _heard(worker: Process) -> int:
     """The newest generation that undid versions, as far as this process has been told."""
     return worker.lower.history if worker.lower is not None else 0
 
@@ -36,7 +39,7 @@ def _heard(worker: Worker) -> int:
 class Checker:
     """Told of everything as it happens; raises Violation."""
 
-    def __init__(self, world_size: int, until: int, workers: dict[str, Worker]) -> None:
+    def __init__(self, world_size: int, until: int, workers: Mapping[str, Process]) -> None:
         self.workers = workers
         self._world_size = world_size
         self._until = until
@@ -53,11 +56,13 @@ class Checker:
         self._struck: tuple[tuple[Action, str, str], ...] = ()  # what, process, point
         self.disturbed: set[str] = set()  # kinds of faults that are not of one process
         self.parts = 1  # that the state is divided into
+        self.verify_every = 0  # steps from one comparison of states to the next
+        self.spoilt: set[int] = set()  # contents with a flipped bit, and all that was computed from them
         self.derivable = False  # private state follows from rank and step: it cannot be lost
         self.fenced: set[str] = set()  # processes of hosts that were given up; they may live on
         self._lost_hosts: set[str] = set()
 
-    def copy(self, workers: dict[str, Worker]) -> "Checker":
+    def copy(self, workers: Mapping[str, Process]) -> "Checker":
         """The same, about copies of the workers."""
         twin = Checker.__new__(Checker)
         twin.__dict__.update(self.__dict__)
@@ -79,7 +84,7 @@ class Checker:
         return {worker.rank for worker in workers if worker.state.version == self._until}
 
     # --- what happens -------------------------------------------------------------------------------------------
-    def struck(self, action: Action, worker: Worker) -> None:
+    def struck(self, action: Action, worker: Process) -> None:
         """A fault is about to strike."""
         self._struck += ((action, worker.name, worker.point),)
 
@@ -92,7 +97,12 @@ class Checker:
         """It is about to be told that this host is here."""
         self._lost_hosts.discard(name)
 
-    def began_step(self, worker: Worker) -> None:
+    def follows(self, made: int, of: Iterable[int]) -> None:
+        """One content is computed from others: wrong, if one of these is."""
+        if not self.spoilt.isdisjoint(of):
+            self.spoilt.add(made)
+
+    def began_step(self, worker: Process) -> None:
         """I2, I3, I7: the right state at the right place, and nothing finished is done again."""
         step = worker.state.version
         self._check_content(worker, "computes with")
@@ -104,17 +114,21 @@ class Checker:
             raise Violation(f"I2: more than the step in flight is repeated: {step} again, begun {self._begun}")
         self._begun = max(self._begun, step)
 
-    def committed(self, worker: Worker) -> None:
+    def committed(self, worker: Process) -> None:
         """I1 and I6: one content per version; live versions are v, or v and v+1."""
         self._check_content(worker, "finished")
         self._finished = max(self._finished, worker.state.version)
         if worker.name in self.fenced:
             return  # what it finished, its successor must not undo: that I7 sees to
+        if worker.state.content in self.spoilt and worker.healthy and self._must_not_spread():
+            raise Violation(
+                f"I1: rank {worker.rank} applies what another rank computed from a state with a flipped bit"
+            )
         versions = {w.state.version for w in self._members() if not w.blank}
         if max(versions) - min(versions) > 1:
             raise Violation(f"I6: live versions are {sorted(versions)}")
 
-    def overwrites(self, worker: Worker) -> None:
+    def overwrites(self, worker: Process) -> None:
         """I8: a copy goes only into a rank that holds nothing."""
         if not worker.blank:
             raise Violation(f"I8: a copy over the intact state of rank {worker.rank} ({worker.name})")
@@ -127,7 +141,7 @@ class Checker:
         holders = ((w.name, w.lower) for w in self.workers.values() if w.alive)
         return tuple(name for name, lower in holders if lower is not None and lower.kept_of(rank, version) is not None)
 
-    def keeps(self, worker: Worker, snapshots: Iterable[Saved]) -> None:
+    def keeps(self, worker: Process, snapshots: Iterable[Saved]) -> None:
         """I15: what a rank says that it holds, or goes back to, is of no version that was undone."""
         for (generation, target), saved in product(self._falls, snapshots):
             version = saved.state.version
@@ -138,21 +152,21 @@ class Checker:
     def saves(self, piece: Saved, save: Save) -> None:
         """I1 and I3 of a last checkpoint."""
         version = piece.state.version
-        if version != save.target or piece.state != self._states[version]:
+        if version != save.target or not self._is_right(piece.state):  # a flipped bit may go unnoticed until here
             raise Violation(f"I1: rank {piece.rank} writes {piece.state} into a checkpoint of version {save.target}")
         if piece.private != self._privates[version][piece.rank]:
             raise Violation(f"I3: a wrong private state of rank {piece.rank} is written into a checkpoint of {version}")
 
-    def reads(self, worker: Worker, pieces: Mapping[int, Saved]) -> None:
+    def reads(self, worker: Process, pieces: Mapping[int, Saved]) -> None:
         """I15: the pieces of a checkpoint are of one history, be it one that was undone."""
         if len({piece.history for piece in pieces.values()}) > 1:
             raise Violation(f"I15: rank {worker.rank} reads a checkpoint that is mixed from several histories")
 
-    def published(self, worker: Worker, version: int, content: int) -> None:
+    def published(self, worker: Process, version: int, content: int) -> None:
         """I11: engines answer with a version only if every rank holds it, and with one content."""
         if worker.name in self.fenced:
             return  # what engines on a host that is cut off see is not judged
-        if version > self._until or content != self._states[version].content:
+        if version > self._until or (content != self._states[version].content and content not in self.spoilt):
             raise Violation(f"I11: {worker.name} publishes a version {version} of another content")
         if version < self.shown:
             raise Violation(f"I11: engines go back from version {self.shown} to {version}")
@@ -187,32 +201,60 @@ class Checker:
                 self._check_current(command)
                 for name in members:
                     self._check_content(self.workers[name], "resumes with")
+                self._check_alike([self.workers[name] for name in members])
             case Assign():
                 self._check_current(command)
 
-    def final(self, end: EndJob, members: Sequence[str], report: JobReport) -> None:
+    def final(self, end: EndJob, report: JobReport) -> None:
         """The job has ended; was that its right end?"""
         quiet = not self._struck and not self.disturbed
         if quiet and self._generation > 1 and not any(f.rank < 0 for f in report.failures):
             raise Violation(f"L3: generation {self._generation} though nothing ever happened")
         if not end.error:
-            self._check_completed([self.workers[name] for name in members])
-            self._check_report(report)
+            members = self._those_who_are_done()
+            self._check_completed(members)
+            self._check_report(report, [worker.state.content for worker in members])
         elif any(text in end.error for text in ("every replica", "no intact replica", "every copy is lost")):
             self._check_all_lost(end)
         elif not self._is_excused(end.error):
             raise Violation(f"L1: the job ended without need: {end.error}")
 
     # --- judgement ----------------------------------------------------------------------------------------------
-    def _members(self) -> list[Worker]:
+    def _members(self) -> list[Process]:
         return [w for w in self.workers.values() if w.alive and w.rank >= 0 and w.name not in self.fenced]
 
-    def _check_content(self, worker: Worker, what: str) -> None:
+    def _those_who_are_done(self) -> list[Process]:
+        """In rank order: who said last that it has done all steps. By now they have ended."""
+        done = [(w.last_report.generation, w) for w in self.workers.values() if isinstance(w.last_report, TrainingDone)]
+        last = max((generation for generation, _ in done), default=0)
+        return sorted((worker for generation, worker in done if generation == last), key=lambda worker: worker.rank)
+
+    def _check_content(self, worker: Process, what: str) -> None:
         state = worker.state
-        if worker.blank or state != self._states[min(state.version, self._until)]:
+        if worker.blank or not self._is_right(state):
             raise Violation(f"I1: rank {worker.rank} ({worker.name}) {what} a wrong version {state.version}: {state}")
         if worker.private != self._privates[state.version][worker.rank]:
             raise Violation(f"I3: rank {worker.rank} ({worker.name}) {what} a wrong private state of {state.version}")
+
+    def _is_right(self, state: State) -> bool:
+        """That of an undisturbed run, but for bits that flipped by themselves: how far they get is judged apart."""
+        right = self._states[min(state.version, self._until)]
+        return state == right or (state.content in self.spoilt and state._replace(content=right.content) == right)
+
+    def _must_not_spread(self) -> bool:
+        """Whether nobody may compute with what a wrong rank computed: it is compared in every step, and nothing else
+        fails in the meantime. Nobody can compare what only one rank holds."""
+        flips = all(action is Action.FLIP_PARAMETER for action, _, _ in self._struck)
+        return flips and not self.disturbed and self.verify_every == 1 and self._world_size >= 2 * self.parts
+
+    def _check_alike(self, members: Sequence[Process]) -> None:
+        """I5: all say that they hold the same, each of its part."""
+        said: dict[str, str] = {}
+        for worker in members:
+            if isinstance(worker.last_report, Restored):
+                digest = worker.last_report.state_digest
+                if said.setdefault(part_key(worker.rank, self.parts), digest) != digest:
+                    raise Violation(f"I5: rank {worker.rank} resumes though what it said to hold is not what others do")
 
     def _check_generation(self, command: Stop | Begin) -> None:
         """I10. Begin belongs to the generation that the ranks were started in."""
@@ -229,11 +271,13 @@ class Checker:
         worker = self.workers.get(kill.process)
         if worker is None or not worker.healthy or any(text in kill.why for text in _HARMLESS_KILLS):
             return
+        if worker.state.content in self.spoilt:
+            return  # it copied from a rank of which nobody knew yet
         if worker.blank and "stop" not in kill.why:
             return  # it waits for a source that is frozen: one cannot tell them apart
         raise Violation(f"L3: {kill.process} is healthy, and is killed: {kill.why}")
 
-    def _check_restore(self, restore: Restore, members: Sequence[Worker]) -> None:
+    def _check_restore(self, restore: Restore, members: Sequence[Process]) -> None:
         self._check_all_stand_still(restore, members)
         for worker in members:
             self._check_alone(worker)
@@ -252,12 +296,19 @@ class Checker:
         for worker in members:
             self._check_reachable(restore, worker)
 
-    def _check_fall(self, restore: Restore, members: Sequence[Worker]) -> None:
+    def _check_fall(self, restore: Restore, members: Sequence[Process]) -> None:
         """I15, and the only exception to I7: versions are undone if replicas cannot help, and as few as possible."""
         intact = {worker.rank % self.parts for worker in members if not worker.blank and not worker.page.torn}
-        if intact == set(range(self.parts)) and not self._falling and not self._private_may_be_lost():
+        trusted = self._trusted(restore, members)
+        if trusted is not None and not self.spoilt:
+            raise Violation(f"I15: down to the {restore.rung}, because states differ, which they do not")
+        if trusted is not None and restore.target > trusted:
+            raise Violation(f"I15: down to version {restore.target}, but replicas agreed last at {trusted}")
+        sound = intact == set(range(self.parts)) and trusted is None
+        if sound and not self._falling and not self._private_may_be_lost():
             raise Violation(f"I15: down to the {restore.rung}, though every part of the state is held by a rank")
         floor = self._falls[-1][1] if self._falling else self._finished
+        floor = floor if trusted is None else min(floor, trusted)
         whole = restore.rung is Rung.CHECKPOINT  # all of it is of one history, undone or not
         if restore.target > floor and not whole:
             raise Violation(f"I15: down to version {restore.target}, though all had gone back to {floor}")
@@ -274,7 +325,14 @@ class Checker:
         self._falling = True
         self._finished = self._begun = restore.target
 
-    def _complete_snapshots(self, members: Sequence[Worker], only: int = -1) -> list[int]:
+    def _trusted(self, restore: Restore, members: Sequence[Process]) -> int | None:
+        """The newest version before which no bit can have flipped that was found; None: none was."""
+        if restore.distrust < 0:
+            return None
+        reports = [worker.last_report for worker in members]
+        return min(restore.distrust - 1, max(r.agreed for r in reports if isinstance(r, Stopped)))
+
+    def _complete_snapshots(self, members: Sequence[Process], only: int = -1) -> list[int]:
         """Versions of which every rank's snapshot was reported by those who stand still."""
         holders: dict[int, set[int]] = {}
         for worker in members:
@@ -283,7 +341,7 @@ class Checker:
                 holders.setdefault(snapshot.version, set()).add(snapshot.rank)
         return [v for v, ranks in holders.items() if len(ranks) == self._world_size and only in (-1, v)]
 
-    def _check_sources(self, restore: Restore, members: Sequence[Worker]) -> None:
+    def _check_sources(self, restore: Restore, members: Sequence[Process]) -> None:
         """I14: nobody copies from a process of a host that was given up."""
         known = {worker.name for worker in members}
         strangers = [source.address for source in restore.sources if source.address not in known]
@@ -298,7 +356,7 @@ class Checker:
         if wrong:
             raise Violation(f"I4: rank {wrong[0].rank} is said to hold {wrong[0].shard}")
 
-    def _check_reachable(self, restore: Restore, worker: Worker) -> None:
+    def _check_reachable(self, restore: Restore, worker: Process) -> None:
         """I5, I8: blank ranks copy; each other one is there, or holds the gradient of the one step that is missing."""
         version = worker.state.version
         prepared = worker.last_report.prepared if isinstance(worker.last_report, Stopped) else -1
@@ -309,7 +367,7 @@ class Checker:
         if not worker.blank and restore.target not in (version, prepared + 1 if prepared == version else version):
             raise Violation(f"I5: rank {worker.rank} is to reach {restore.target} from {version}, prepared {prepared}")
 
-    def _check_all_stand_still(self, restore: Restore, members: Sequence[Worker]) -> None:
+    def _check_all_stand_still(self, restore: Restore, members: Sequence[Process]) -> None:
         """Rule 5: the decision rests on reports of this generation, from processes that do not move."""
         if len(members) != self._world_size:
             raise Violation(f"I9: a decision with {len(members)} of {self._world_size} ranks")
@@ -320,25 +378,30 @@ class Checker:
                     f"and last stood still in {worker.standing_in}"
                 )
 
-    def _check_alone(self, worker: Worker) -> None:
+    def _check_alone(self, worker: Process) -> None:
         for other in self.workers.values():
             if other is not worker and other.rank == worker.rank and other.alive and other.name not in self.fenced:
                 raise Violation(f"I10: rank {worker.rank} was given to {worker.name} while {other.name} lives")
 
-    def _check_completed(self, members: Sequence[Worker]) -> None:
+    def _check_completed(self, members: Sequence[Process]) -> None:
         """I12: the end is that of the run that nothing disturbed."""
+        if len(members) != self._world_size:
+            raise Violation(f"I12: the job ended well, and {len(members)} ranks had done all steps")
+        held: dict[int, int] = {}  # content of each part
         for worker in members:
             self._check_content(worker, "ends with")
+            if held.setdefault(worker.rank % self.parts, worker.state.content) != worker.state.content:
+                raise Violation(f"I12: rank {worker.rank} ends with another content than those who hold the same part")
             if worker.state.applied != tuple(range(self._until)):
                 raise Violation(f"I2: rank {worker.rank} applied the steps {worker.state.applied}")
 
-    def _check_report(self, report: JobReport) -> None:
-        """What people read must be what happened."""
+    def _check_report(self, report: JobReport, contents: Sequence[int]) -> None:
+        """What people read must be what happened. `contents`: by rank, which are right, but for flipped bits."""
         if (report.final_version, report.until, report.error) != (self._until, self._until, ""):
             raise Violation(f"I12: the report says version {report.final_version} of {report.until}: {report.error}")
         ranks = range(self._world_size)
         keys = [part_key(rank, self.parts) for rank in ranks]
-        digests = [digest_of(self._states[-1].content, rank, self.parts) for rank in ranks]
+        digests = [digest_of(content, rank, self.parts) for rank, content in enumerate(contents)]
         if report.final_state_digest != Shards(keys).digest(digests):
             raise Violation(f"I12: the report has the digest {report.final_state_digest}")
         answered = sorted(number for recovery in report.recoveries for number in recovery.failures)
@@ -383,13 +446,18 @@ class Checker:
             return any(kind is Action.LOOP and worker.state.version == 0 for kind, worker in struck)
         if "private state" in error:  # it dies with the process and its agent
             return self._private_may_be_lost()
+        if "differs between" in error and Action.FLIP_PARAMETER in kinds:
+            alone = len(kinds) == 1 and not self.disturbed and self._world_size >= 3 * self.parts
+            return not alone or "of version 1 " in error  # right behind the first step it is taken for the script's
+        if "halting rather than training" in error:  # a copy that is not what was copied
+            return any(kind is Action.FLIP_PARAMETER and point in _BEHIND_A_COPY for kind, _, point in self._struck)
         if "was lost before the first step" in error or "was lost before its scripts had ended" in error:
             return "host lost" in self.disturbed
         if "starts have failed" in error:
             return len(kinds) > 3
         if "times in the same place" in error:
-            hung = [worker.rank for kind, worker in struck if kind is Action.LOOP]
-            return len(hung) > len(set(hung)) or "blackhole" in self.disturbed
+            again = [worker.rank for kind, worker in struck if kind in (Action.LOOP, Action.RAISE)]
+            return len(again) > len(set(again)) or "blackhole" in self.disturbed
         if "failed before they could take rank" in error:
             with_agent = "agent" in self.disturbed  # before it could say that it had started them
             return sum(worker.is_standby for _, worker in struck) + with_agent >= 3

@@ -40,6 +40,7 @@ from relight.sim import sameness
 from relight.sim.contents import Violation
 from relight.sim.mutations import Mutation
 from relight.sim.network import Group
+from relight.sim.process.process import Process
 from relight.sim.timed import PRODUCTION, Parts, show
 from relight.sim.worker import Worker
 from relight.sim.world import NODE, Action, World
@@ -313,10 +314,10 @@ class Situation(World):
         if action[0] == "dead":
             self._dead(action[1], action[2])
 
-    def choose_source(self, target: Worker, restore: Restore) -> str:  # noqa: ARG002 (any of them: see `choices`)
+    def choose_source(self, target: Process, restore: Restore) -> str:  # noqa: ARG002 (any of them: see `choices`)
         return ""
 
-    def asked(self, target: Worker) -> None:
+    def asked(self, target: Process) -> None:
         if target.copying is not None and target.copying.source:
             super().asked(target)
 
@@ -326,11 +327,11 @@ class Situation(World):
         target.copying.source = source
         self.asked(target)
 
-    def plan_step(self, worker: Worker) -> None:
+    def plan_step(self, worker: Process) -> None:
         if worker.point not in _IDLE_WAITS and (not self.fine or worker.point not in _SEEN):
             self._moving.append((worker.name, worker.ticket))
 
-    def plan_patience(self, worker: Worker, seconds: float) -> None:
+    def plan_patience(self, worker: Process, seconds: float) -> None:
         """Deadlines of the controller are enough; those of workers are the random search's part."""
 
 

@@ -11,7 +11,7 @@ from relight.core.events import Snapshot
 from relight.sim.contents import State
 
 if TYPE_CHECKING:
-    from relight.sim.worker import Worker
+    from relight.sim.process.process import Process
 
 
 class Saved(NamedTuple):
@@ -56,6 +56,11 @@ class Disk:
         if len(pieces) == self._world_size:
             self.complete[version] = pieces
 
+    def discard(self, first: int) -> None:
+        """Checkpoints of this version and of newer ones may hold a state that is wrong."""
+        self.complete = {version: pieces for version, pieces in self.complete.items() if version < first}
+        self._pieces = {key: pieces for key, pieces in self._pieces.items() if key[0] < first}
+
 
 class Lower:
     """Of one rank: its own snapshots, those that it keeps for its ward, and what it writes."""
@@ -66,7 +71,7 @@ class Lower:
     forgets_what_to_keep: ClassVar[bool] = False
     mixes_histories: ClassVar[bool] = False
 
-    def __init__(self, worker: "Worker", buddy_every: int, checkpoint_every: int, disk: Disk) -> None:
+    def __init__(self, worker: "Process", buddy_every: int, checkpoint_every: int, disk: Disk) -> None:
         self._worker = worker
         self.buddy_every = buddy_every
         self.checkpoint_every = checkpoint_every

@@ -55,7 +55,7 @@ LEFT_OUT = {
         **dict.fromkeys(("_attempts", "_failures_at_step", "_identical", "_startup_restarts"), "far below its limit"),
         **dict.fromkeys(("hosts", "_extended", "_standing_order"), "of hosts, sleep and restarts, which do not occur"),
         "_winding_down": "of a signal, which does not occur",
-        **dict.fromkeys(("_differed_at", "_difference"), "of corrupted memory, which does not occur"),
+        **dict.fromkeys(("_differed_at", "_difference", "_unsound_step"), "of corrupted memory, which does not occur"),
         **dict.fromkeys(("_ending", "_ending_raised", "_saving"), "of checkpoints, which are not kept"),
         "_entered": "done with when training begins",
         "_slowest_start_seconds": "_patience_seconds is what it is for",
@@ -76,6 +76,7 @@ LEFT_OUT = {
         **dict.fromkeys(("name", "world", "ticket"), "names do not matter"),
         **dict.fromkeys(("resume_on_thaw", "waits_on"), "of thawing and patience, which do not occur"),
         "lower": "rungs below replicas, which do not occur",
+        **dict.fromkeys(("began", "agreed"), "of corrupted memory, which does not occur"),
         **dict.fromkeys(("next_private", "content", "last_report"), "follows from the rest where it is read"),
     },
     "Page": {

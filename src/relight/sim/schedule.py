@@ -77,6 +77,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: int = 1  # of the state: rank r holds part r % parts
     buddy_every: int = 0  # steps from one snapshot in a buddy's memory to the next; 0: there are none
     checkpoint_every: int = 0  # the same of checkpoints on disk
+    verify_every: int = 0  # steps from one comparison of the ranks' states to the next; 0: they are not compared
+    bug_step: int = -1  # the script raises there on rank 0, each time
     sample_seconds: float = (
         SAMPLE_SECONDS  # between two samples of a host; if longer, hosts are sampled in turn, as with many
     )
@@ -100,6 +102,7 @@ def random_schedule(
     points: Sequence[str] = (),
     hosts: bool | None = None,
     ladder: bool = False,
+    flips: bool = False,
 ) -> Schedule:
     """Swarm style: which kinds of fault occur at all, how many, where and how close together differs by seed.
 
@@ -110,7 +113,9 @@ def random_schedule(
         points: at these only, if there are any.
         hosts: whether there are several; None: every fifth time, where the faults are not told.
         ladder: whether there must be rungs below replicas; else every eighth time.
+        flips: whether some rank's state must be silently corrupted; else every twelfth time, where faults are not told.
     """
+    told = bool(actions or points or faults is not None)
     draw = random.Random(f"schedule {seed}")
     chance, choice = draw.random, draw.choice
     allowed = list(actions) or [action for action in ACTIONS if chance() < 0.5] or [Action.KILL]
@@ -140,7 +145,7 @@ def random_schedule(
         gathers=random.Random(f"gathers? {seed}").random() < 0.5,
     )
     if hosts is None:
-        hosts = not (actions or points or faults is not None) and random.Random(f"hosts? {seed}").random() < 0.2
+        hosts = not told and random.Random(f"hosts? {seed}").random() < 0.2
     schedule = _with_hosts(schedule) if hosts else schedule
     draw = random.Random(f"parts? {seed}")
     parts = draw.choice((2, 2, 3)) if draw.random() < 0.2 else 1
@@ -150,20 +155,47 @@ def random_schedule(
         sample_seconds=random.Random(f"pace? {seed}").choice((0.5, 0.5, 0.5, 2.0, 8.0)),
     )
     draw = random.Random(f"ladder? {seed}")
-    return _with_ladder(schedule, draw) if draw.random() < 0.12 or ladder else schedule
+    schedule = _with_ladder(schedule, draw) if draw.random() < 0.12 or ladder else schedule
+    draw = random.Random(f"flips? {seed}")
+    return _with_flips(schedule, draw) if flips or (draw.random() < 0.08 and not told) else schedule
+
+
+def _with_flips(schedule: Schedule, draw: random.Random) -> Schedule:
+    """Bits of a rank's state that flip by themselves, in a job that compares states; few other faults."""
+    until = schedule.until + draw.choice((0, 1, 2))
+    flips = tuple(
+        ProcessFault(
+            action=Action.FLIP_PARAMETER,
+            point=draw.choice((*STEP_POINTS, *RECOVERY_POINTS) if number else STEP_POINTS),
+            nth=1 + int(draw.random() * schedule.world_size * until),
+        )
+        for number in range(draw.choice((1, 1, 2)))
+    )
+    others = schedule.faults[: draw.choice((0, 0, 1, 2))]
+    return msgspec.structs.replace(
+        schedule,
+        faults=(*others, *flips),
+        network=schedule.network if draw.random() < 0.5 else (),
+        until=until,
+        verify_every=draw.choice((1, 1, 1, 2)),
+    )
 
 
 def _with_ladder(schedule: Schedule, draw: random.Random) -> Schedule:
     """Parts that few hold, and rungs below replicas."""
     size = schedule.world_size
     buddy_every, checkpoint_every = draw.choice(((1, 0), (1, 2), (2, 0), (2, 3), (3, 1), (0, 1), (0, 2)))
-    return msgspec.structs.replace(
+    schedule = msgspec.structs.replace(
         schedule,
         parts=draw.choice((min(2, size), min(3, size), size)),
         buddy_every=buddy_every,
         checkpoint_every=checkpoint_every,
         until=schedule.until + draw.choice((0, 1, 2, 4)),
     )
+    if not checkpoint_every or draw.random() < 0.7:
+        return schedule
+    # A job that must end, and writes a last checkpoint before.
+    return msgspec.structs.replace(schedule, bug_step=int(draw.random() * schedule.until), parts=draw.choice((1, 1, 2)))
 
 
 def _with_hosts(schedule: Schedule) -> Schedule:

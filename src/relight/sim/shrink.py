@@ -48,6 +48,10 @@ def _simpler(schedule: Schedule) -> Iterator[Schedule]:
         yield change(schedule, gathers=False)
     if schedule.parts > 1:
         yield change(schedule, parts=1)
+    if schedule.bug_step >= 0:
+        yield change(schedule, bug_step=-1)
+    if schedule.verify_every > 1:
+        yield change(schedule, verify_every=1)
     if schedule.sample_seconds > SAMPLE_SECONDS:
         yield change(schedule, sample_seconds=SAMPLE_SECONDS)
     fewer = schedule.world_size - schedule.nodes  # as many on each host

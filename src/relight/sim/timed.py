@@ -20,6 +20,7 @@ from relight.sim.contents import Violation
 from relight.sim.hosts import FOR_EVER, Host, Hosts
 from relight.sim.network import Copying, Group
 from relight.sim.points import PAUSES
+from relight.sim.process.process import Process
 from relight.sim.schedule import SAMPLE_SECONDS, NetworkFault, ProcessFault, Schedule
 from relight.sim.worker import Worker
 from relight.sim.world import Action, NodeOrder, World
@@ -56,10 +57,30 @@ DETECTOR = DetectorSettings(
 # What an agent says until it is confirmed; deadlines, suspicions and shutdowns are the controller's own.
 _REPORTED = (
     *(ev.ProcessStarted, ev.ProcessDying, ev.ProcessExited, ev.TrainingEntered, ev.StandbyReady, ev.Stopped),
-    *(ev.Restored, ev.RestoreFailed, ev.StepResumed, ev.WorkerFailed, ev.CollectiveFailed, ev.TrainingDone),
+    *(
+        ev.Restored,
+        ev.RestoreFailed,
+        ev.StateDiffers,
+        ev.StepResumed,
+        ev.WorkerFailed,
+        ev.CollectiveFailed,
+        ev.TrainingDone,
+    ),
     *(ev.WorkerReleased, ev.AgentJoined),
 )
-_QUIET_POINTS = ("START", "ENTERED", "IDLE", "DONE", "RELEASED", "EXITING", "RAISED", "FAILED")  # nobody notices a loop
+_QUIET_POINTS = (
+    "START",
+    "ENTERED",
+    "IDLE",
+    "DONE",
+    "RELEASED",
+    "EXITING",
+    "RAISED",
+    "STAYS",
+    "FAILED",
+)  # nobody notices a loop
+# Where a rank's state is not compared with that of others any more, or is not yet what the job trains.
+_UNCOMPARED_POINTS = ("START", "LOADING", "ENTERED", "DONE", "RELEASED", "EXITING", "RAISED")
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
@@ -96,6 +117,7 @@ class SimulatedJob(World):
         self.derivable = self.checker.derivable = schedule.derivable
         self.parts = self.checker.parts = schedule.parts
         self.buddy_every, self.checkpoint_every = schedule.buddy_every, schedule.checkpoint_every
+        self.verify_every = self.checker.verify_every = schedule.verify_every
         self.checker.fenced = self.fenced
         self.hosts = Hosts(self, schedule.nodes, schedule.world_size // schedule.nodes)
         self.journal: list[JournalEntry] = []
@@ -120,7 +142,7 @@ class SimulatedJob(World):
         self._parts = parts
         self._detector = self._make_detector()
         self._samples = 0
-        self._gatherings: dict[str, Gathering[tuple[Worker, ev.Event]]] = {}  # of each host
+        self._gatherings: dict[str, Gathering[tuple[Process, ev.Event]]] = {}  # of each host
         self._unconnected: set[str] = set()  # frozen processes that have not met the successor of their agent
         self._gone: set[str] = set()  # processes of which their node knows that they end
         self._one_frame: float | None = None  # the latency of all that goes in it
@@ -191,7 +213,7 @@ class SimulatedJob(World):
         else:
             self.after(self._between(_DELAYS[kind]), action)
 
-    def plan_step(self, worker: Worker) -> None:
+    def plan_step(self, worker: Process) -> None:
         point = worker.point
         seconds = self._between(_STAY.get(point, _SHORT) if point in PAUSES else _WAKE)
         if point == "LOADING" and worker.is_standby and self.now > 1.0:
@@ -200,11 +222,11 @@ class SimulatedJob(World):
             seconds *= 30
         self.after(seconds, ("step", worker.name, worker.ticket))
 
-    def plan_patience(self, worker: Worker, seconds: float) -> None:
+    def plan_patience(self, worker: Process, seconds: float) -> None:
         self.after(seconds, ("patience", worker.name, worker.ticket))
 
     # --- channels -------------------------------------------------------------------------------------------------
-    def send(self, worker: Worker, event: ev.Event) -> None:
+    def send(self, worker: Process, event: ev.Event) -> None:
         """agent.py, `relay` and `_report`: what every rank says once waits for the others of its host."""
         if not self.schedule.gathers:
             super().send(worker, event)
@@ -333,6 +355,8 @@ class SimulatedJob(World):
             if self._faults:
                 for fault in [f for f in self._faults if f.point == worker.point and f.nth == count]:
                     self._strike(fault, worker)
+            if worker.started == self.schedule.bug_step and worker.point == "FORWARD" and not worker.rank:
+                self._meet_the_bug(worker)
         worker.wake(ticket)
 
     def lose(self, group: Group, rank: int) -> None:
@@ -391,7 +415,7 @@ class SimulatedJob(World):
             return
         super()._arrive(process)
 
-    def _proceed(self, target: Worker, copying: Copying) -> None:
+    def _proceed(self, target: Process, copying: Copying) -> None:
         if not self.hosts.apart_until(target.name, copying.source):  # else it hears nothing of the source
             super()._proceed(target, copying)
 
@@ -402,10 +426,10 @@ class SimulatedJob(World):
             return
         super()._background(process, what, version, generation)
 
-    def reaches(self, worker: Worker, other: Worker) -> bool:
+    def reaches(self, worker: Process, other: Process) -> bool:
         return not self.hosts.apart_until(worker.name, other.name)
 
-    def ended(self, worker: Worker, status: int) -> None:
+    def ended(self, worker: Process, status: int) -> None:
         if self._random() < self.schedule.seen_dying:
             self.note("exit", f"{worker.name} (rank {worker.rank}) {status}")
             seen = self._between(_DELAYS["dead"])
@@ -454,8 +478,19 @@ class SimulatedJob(World):
                 worker.die(100 + self.struck)
             case Fault.CUT:
                 worker.cut()
+            case Fault.FLIP_PARAMETER:
+                worker.state = worker.state._replace(content=hash((11, worker.state.content, self.struck)))
+                self.checker.spoilt.add(worker.state.content)
+                self._watch()  # should what the ranks say of it be lost with their agent, it is their wait that shows
             case _:
                 worker.die(-9)
+
+    def _meet_the_bug(self, worker: Worker) -> None:
+        if worker.alive and not (worker.frozen or worker.hung):
+            self.note("FAULT", f"a bug of the script in {worker.name} (rank {worker.rank})")
+            self.checker.struck(Fault.RAISE, worker)
+            worker.struck = True
+            worker.raise_in_script("ValueError: the same again")
 
     def _dead(self, process: str, status: int) -> None:
         self._gone.add(process)
@@ -589,7 +624,7 @@ class SimulatedJob(World):
         self._away = False
         if self.controller.ended is not None:
             self.end = self.controller.ended
-            self.checker.final(self.end, self.names_of_ranks(), self.controller.report())
+            self.checker.final(self.end, self.controller.report())
             return
         self.feed(ev.ControllerRestarted())
         if self._away:
@@ -698,6 +733,8 @@ def _possible(action: Fault, worker: Worker) -> Fault:
     if action is Fault.RAISE and (not runs or worker.point in _QUIET_POINTS):
         return Fault.KILL
     if action is Fault.LOOP and worker.point in _QUIET_POINTS:
+        return Fault.KILL
+    if action is Fault.FLIP_PARAMETER and (worker.blank or worker.point in _UNCOMPARED_POINTS):
         return Fault.KILL
     return action
 

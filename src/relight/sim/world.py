@@ -44,6 +44,7 @@ from relight.sim.checker import Checker
 from relight.sim.contents import Violation, derived_private, part_key
 from relight.sim.lower import Disk, Lower, Saved
 from relight.sim.network import Copying, Group, Rendezvous
+from relight.sim.process.process import Process
 from relight.sim.worker import Worker
 
 Action = tuple[Any, ...]
@@ -82,6 +83,7 @@ class World:
     derivable = False  # a rank's private state follows from its number and the step
     parts = 1  # that the state is divided into
     buddy_every = checkpoint_every = 0  # steps; 0: there are no such rungs
+    verify_every = 0  # steps from one comparison of the ranks' states to the next; 0: they are not compared
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class World:
                 self._order(command)
             case EndJob():
                 self.end = command
-                self.checker.final(command, ranks, self.controller.report())
+                self.checker.final(command, self.controller.report())
             case Notice():
                 pass
 
@@ -282,7 +284,7 @@ class World:
             copying.state = source.offer[1]
             target.poke()
 
-    def _hand_over_snapshot(self, source: Worker, copying: Copying) -> None:
+    def _hand_over_snapshot(self, source: Process, copying: Copying) -> None:
         assert source.lower is not None
         copying.saved = source.lower.kept_of(copying.of, copying.version)
         if copying.saved is None:
@@ -305,17 +307,17 @@ class World:
         )
 
     # --- what workers need (worker.World) -------------------------------------------------------------------------
-    def plan_step(self, worker: Worker) -> None:
+    def plan_step(self, worker: Process) -> None:
         self.plan(("step", worker.name, worker.ticket))
 
-    def plan_patience(self, worker: Worker, seconds: float) -> None:  # noqa: ARG002 (drivers with a clock use it)
+    def plan_patience(self, worker: Process, seconds: float) -> None:  # noqa: ARG002 (drivers with a clock use it)
         self.plan(("patience", worker.name, worker.ticket))
 
-    def send(self, worker: Worker, event: ev.Event) -> None:
+    def send(self, worker: Process, event: ev.Event) -> None:
         self.up.setdefault(worker.name, deque()).append(event)
         self.plan(("up", worker.name))
 
-    def find(self, name: str) -> Worker | None:
+    def find(self, name: str) -> Process | None:
         return self.workers.get(name)
 
     def group(self, generation: int) -> Group:
@@ -360,23 +362,23 @@ class World:
             for rank in sorted(meeting.present):
                 self.plan(("connect", meeting.group.generation, rank))
 
-    def choose_source(self, target: Worker, restore: Restore) -> str:
+    def choose_source(self, target: Process, restore: Restore) -> str:
         """As transfer/fabric.py, `choose_sources`, spreads targets over sources of their part; empty: there is none."""
         held = [source for source in restore.sources if source.shard == part_key(target.rank, self.parts)]
         return held[target.rank % len(held)].address if held else ""
 
-    def asked(self, target: Worker) -> None:
+    def asked(self, target: Process) -> None:
         assert target.copying is not None
         self._proceed(target, target.copying)
 
-    def offered(self, source: Worker) -> None:
+    def offered(self, source: Process) -> None:
         """What this worker serves has changed."""
         for name, target in list(self.workers.items()):
             copying = target.copying
             if copying is not None and copying.source == source.name and not copying.over:
                 self.asked(self.own(name))
 
-    def _proceed(self, target: Worker, copying: Copying) -> None:
+    def _proceed(self, target: Process, copying: Copying) -> None:
         source = self.workers.get(copying.source)
         if source is None or not source.alive:
             copying.failed = "the source ended"
@@ -400,12 +402,12 @@ class World:
         target.poke()
 
     # --- below replicas (lower.py) --------------------------------------------------------------------------------
-    def make_lower(self, worker: Worker) -> Lower | None:
+    def make_lower(self, worker: Process) -> Lower | None:
         if not (self.buddy_every or self.checkpoint_every):
             return None
         return worker.lower_kind(worker, self.buddy_every, self.checkpoint_every, self.disk)
 
-    def plan_background(self, worker: Worker, what: str, version: int) -> None:
+    def plan_background(self, worker: Process, what: str, version: int) -> None:
         self.plan(("background", worker.name, what, version, worker.generation))
 
     def _background(self, process: str, what: str, version: int, generation: int) -> None:
@@ -413,18 +415,18 @@ class World:
         if worker.alive and worker.lower is not None:
             worker.lower.go_on(what, version, generation)
 
-    def find_kept(self, worker: Worker, rank: int, version: int) -> Saved | None:
+    def find_kept(self, worker: Process, rank: int, version: int) -> Saved | None:
         """A snapshot in the memory of the process that holds that rank."""
         holder = self.workers.get(self.controller.rank_processes().get(rank, ""))
         if holder is None or not holder.alive or holder.frozen or not self.reaches(worker, holder):
             return None
         return holder.lower.kept_of(rank, version) if holder.lower is not None else None
 
-    def reaches(self, worker: Worker, other: Worker) -> bool:  # noqa: ARG002 (drivers with hosts)
+    def reaches(self, worker: Process, other: Process) -> bool:  # noqa: ARG002 (drivers with hosts)
         """Whether data passes between them."""
         return True
 
-    def saves(self, worker: Worker, save: Save) -> None:
+    def saves(self, worker: Process, save: Save) -> None:
         """Checkpointing.save: a rank's own piece, and, of whoever completes it, those of the ranks that are gone."""
         if worker.blank or worker.lower is None:
             return
@@ -453,27 +455,31 @@ class World:
     def established(self, version: int) -> None:
         self.checker.established(version)
 
-    def keeps(self, worker: Worker, snapshots: Sequence[Saved]) -> None:
+    def keeps(self, worker: Process, snapshots: Sequence[Saved]) -> None:
         self.checker.keeps(worker, snapshots)
 
-    def reads(self, worker: Worker, pieces: Mapping[int, Saved]) -> None:
+    def reads(self, worker: Process, pieces: Mapping[int, Saved]) -> None:
         self.checker.reads(worker, pieces)
 
-    def ended(self, worker: Worker, status: int) -> None:
+    def ended(self, worker: Process, status: int) -> None:
         self.note("exit", f"{worker.name} (rank {worker.rank}) {status}")
         self.plan(("dead", worker.name, status))
 
-    def began_step(self, worker: Worker) -> None:
+    def began_step(self, worker: Process) -> None:
         self.checker.began_step(worker)
 
-    def committed(self, worker: Worker) -> None:
+    def follows(self, made: int, *of: int) -> None:
+        if self.checker.spoilt:
+            self.checker.follows(made, of)
+
+    def committed(self, worker: Process) -> None:
         self.note("commit", f"{worker.name} (rank {worker.rank}) {worker.state.version}")
         self.checker.committed(worker)
 
-    def overwrites(self, worker: Worker) -> None:
+    def overwrites(self, worker: Process) -> None:
         self.checker.overwrites(worker)
 
-    def published(self, worker: Worker, version: int, content: int) -> None:
+    def published(self, worker: Process, version: int, content: int) -> None:
         self.checker.published(worker, version, content)
 
 

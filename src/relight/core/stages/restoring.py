@@ -23,14 +23,16 @@ class Restoring(Failing):
         problem = _handshake_mismatch(reports, self._decision.target, self.shards)
         if problem:
             digests = {report.rank: report.state_digest for report in reports}
-            voters = [rank for rank in digests if rank not in self._decision.targets]
+            stood = [rank for rank in digests if rank not in self._decision.targets]
+            held = self.members.by_rank()
+            voters = [rank for rank in stood if not held[rank].replacement]  # nor who was copied before it began again
             alike = len({(r.version, r.lineage) for r in reports}) == 1
             alike = alike and not self.shards.differing({r.rank: r.layout_digest for r in reports})
-            if alike and self.shards.differing({rank: digests[rank] for rank in voters}):
+            if alike and self.shards.differing({rank: digests[rank] for rank in stood}):
                 return self._on_corruption(digests, voters, self._decision.target, 0, now)
             return self._end(problem, now)
         self.stage, self._deadline, self._restore_failures = Stage.TRAINING, None, 0
-        self._fallen_to = self._fallen_from = self._differed_at = -1
+        self._fallen_to = self._fallen_from = self._differed_at = self._unsound_step = -1
         for process in self.members.by_rank().values():
             process.replacement = False
         self.members.predecessors.clear()

@@ -54,6 +54,9 @@ class Training(Failing):
             part = self.shards.differing(digests)[0]
             known = outvoted(part, part.keys()) is not None
             return self._end(describe_difference(part, event.step, event.tensors, majority=known), now)
+        # Nobody has passed that barrier, dead or alive. Whoever was stopped in it does not know why, and holds a
+        # gradient to which the wrong rank contributed.
+        self._unsound_step = event.step
         return self._on_corruption(digests, digests, event.step, event.noticed_ns, now, event.tensors)
 
     def _on_rank_slow(self, event: ev.RankSlow) -> list[Command]:
@@ -65,7 +68,7 @@ class Training(Failing):
         if not process.slow:
             process.slow = True
             text = f"rank {process.rank} is slow, and all others wait for it: {event.evidence}"
-            self.ledger.notices.append(text)
+            self.ledger.notice(text)
             out.append(Notice(why=text, level="warning"))
         wanted = self.settings.replace_slow and self.members.ready_standbys() and not self._lost_without(process)
         if wanted and not self._to_resume:  # one recovery at a time

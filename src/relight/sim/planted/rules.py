@@ -1,0 +1,103 @@
+"""Other rules for where to go from what the ranks report."""
+
+import importlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import msgspec
+
+from relight.core import events as ev
+from relight.core.decision import Decision, Halt, decide
+
+Private = Mapping[int, Collection[int]]
+Rule = Callable[[Sequence[ev.Stopped], Private, int], Decision | Halt]
+
+
+def make_decision(
+    reports: Sequence[ev.Stopped], world_size: int, target: int, targets: Collection[int] = ()
+) -> Decision:
+    intact = [r for r in reports if not r.blank and not r.torn]
+    sources = tuple(sorted(r.rank for r in intact if r.rank not in targets))
+    missing = set(range(world_size)) - {r.rank for r in intact}
+    return Decision(
+        target=target,
+        direction="planted",
+        reason="a planted bug says so",
+        sources=sources,
+        finishers=tuple(r.rank for r in intact if r.version < target),
+        targets=tuple(sorted(missing | set(targets))),
+    )
+
+
+def intact_versions(reports: Sequence[ev.Stopped]) -> list[int]:
+    return [r.version for r in reports if not r.blank and not r.torn]
+
+
+def newest_of_the_survivors(reports: Sequence[ev.Stopped], private: Private, world_size: int) -> Decision | Halt:
+    """A7: whoever is behind is restored from whoever is ahead. A version that only a dead rank finished is lost."""
+    if not intact_versions(reports):
+        return decide(reports, private, world_size)
+    newest = max(intact_versions(reports))
+    behind = [r.rank for r in reports if not r.blank and r.version < newest]
+    return make_decision(reports, world_size, newest, behind)
+
+
+def forward_if_any_is_prepared(reports: Sequence[ev.Stopped], private: Private, world_size: int) -> Decision | Halt:
+    """One complete gradient is held to prove that all are complete."""
+    if not intact_versions(reports):
+        return decide(reports, private, world_size)
+    base = min(intact_versions(reports))
+    reachable = any(r.version > base or r.prepared == base for r in reports if not r.blank)
+    return make_decision(reports, world_size, base + reachable)
+
+
+def forward_if_most_are_prepared(reports: Sequence[ev.Stopped], private: Private, world_size: int) -> Decision | Halt:
+    """A majority decides, as in so many protocols."""
+    if not intact_versions(reports):
+        return decide(reports, private, world_size)
+    base = min(intact_versions(reports))
+    ready = sum(r.version > base or r.prepared == base for r in reports if not r.blank)
+    return make_decision(reports, world_size, base + (2 * ready > world_size))
+
+
+def always_back(reports: Sequence[ev.Stopped], private: Private, world_size: int) -> Decision | Halt:
+    """The step in flight is always repeated, also where somebody had finished it."""
+    if not intact_versions(reports):
+        return decide(reports, private, world_size)
+    return make_decision(reports, world_size, min(intact_versions(reports)))
+
+
+def prepared_is_not_asked_for(reports: Sequence[ev.Stopped], private: Private, world_size: int) -> Decision | Halt:
+    """A5: the barrier is there, but the decision looks at versions only."""
+    return decide([msgspec.structs.replace(r, prepared=-1) for r in reports], private, world_size)
+
+
+def private_state_is_forgotten(reports: Sequence[ev.Stopped], private: Private, world_size: int) -> Decision | Halt:
+    """The dead rank's private state is taken to be there."""
+    return decide(reports, {rank: () for rank in private if rank < 0}, world_size)
+
+
+def one_source_and_the_rest_copies(reports: Sequence[ev.Stopped], private: Private, world_size: int) -> Decision | Halt:
+    """A8: restore everyone from one, whether he needs it or not."""
+    decision = decide(reports, private, world_size)
+    if isinstance(decision, Halt):
+        return decision
+    source = decision.sources[0]
+    others = tuple(rank for rank in range(world_size) if rank != source)
+    return msgspec.structs.replace(decision, sources=(source,), targets=others)
+
+
+@contextmanager
+def replaced(name: str, by: Callable[..., object]) -> Iterator[None]:
+    """Another function of that name, where the controller decides."""
+    module = importlib.import_module("relight.core.stages.stopping")
+    before = vars(module)[name]
+    vars(module)[name] = by
+    try:
+        yield
+    finally:
+        vars(module)[name] = before
+
+
+def planted_rule(rule: Rule) -> AbstractContextManager[None]:
+    return replaced("decide", rule)
