@@ -137,10 +137,10 @@ BENCHMARKS = (
     Benchmark(
         "memory",
         "benchmarks.memory",
-        "memory over ten thousand steps",
-        full_s=110,
-        quick_s=45,
-        quick=("--steps", "4000"),
+        "memory over ten thousand steps and thousands of failures",
+        full_s=230,
+        quick_s=60,
+        quick=("--steps", "4000", "--failures", "600"),
     ),
 )
 # Long by themselves, or in need of a browser: only when asked for. The last measures torch rather than relight.

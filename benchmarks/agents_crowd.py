@@ -223,7 +223,7 @@ class Member(asyncio.Protocol):
                     process=worker.name,
                     rank=worker.rank,
                     generation=worker.generation,
-                    step=VERSION,
+                    step=crowd.version,
                     resumed_ns=1,
                     forward_ns=1,
                     commit_ns=2,
@@ -261,7 +261,7 @@ class Member(asyncio.Protocol):
             process=worker.name,
             rank=worker.rank,
             generation=worker.generation,
-            version=VERSION,
+            version=self.crowd.version,
             lineage=LINEAGE,
             state_digest=STATE,
             layout_digest=LAYOUT,
@@ -274,8 +274,8 @@ class Member(asyncio.Protocol):
             process=worker.name,
             rank=worker.rank,
             generation=generation,
-            step=-1 if worker.blank else VERSION,
-            version=0 if worker.blank else VERSION,
+            step=-1 if worker.blank else self.crowd.version,
+            version=0 if worker.blank else self.crowd.version,
             lineage="" if worker.blank else LINEAGE,
             prepared=-1,
             torn=False,
@@ -347,6 +347,7 @@ class Crowd:
         self.standbys = asyncio.Event()
         self.samples_sent = 0
         self.refused = 0
+        self.version = VERSION  # that the ranks have reached
         self._address = address
         self._ranks = agents * ranks_each
         self._joined = 0
@@ -422,11 +423,11 @@ class Crowd:
         position = Position(
             generation=worker.generation,
             rank=rank,
-            step=VERSION,
-            version=VERSION,
+            step=self.version,
+            version=self.version,
             phase=Phase.FORWARD,
             stamp_ns=1,
-            private_versions=(VERSION - 1, VERSION),
+            private_versions=(self.version - 1, self.version),
         )
         begun = time.monotonic()
         member.write(

@@ -5,20 +5,32 @@ moment. The slope of the least-squares line after the warm-up says what a step l
 torchrun shows what torch itself leaves behind. Files in the run directory are followed too: the trace of phases grows
 up to a bound, everything else must not.
 
+Nor may the controller's memory grow with the number of failures. Thousands of them take days with real workers, so
+those are pretended (`agents_crowd.py`): the real controller, over its real sockets, hears of one death after the other
+and leads every recovery. Then it is killed, and its successor reads the whole journal.
+
 Run by ``python -m benchmarks.memory``.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.agents_crowd import Crowd
 from benchmarks.documents import (
     RESULTS,
     Document,
@@ -32,9 +44,12 @@ from benchmarks.documents import (
 )
 from benchmarks.figures import fit_line, markdown_table, mebibytes
 from benchmarks.jobs import CONTROL_PLANE, PlainJob, RelightJob
-from benchmarks.recovery.peers import JobFailed, trial_directory
+from benchmarks.recovery.peers import REPOSITORY, JobFailed, trial_directory
 from benchmarks.tiny_ddp import PROGRESS
+from relight.launch import make_private_dir
 from relight.server.trace import MAX_TRACE_BYTES
+from relight.wire.address import read_address
+from relight.wire.settings import JobSettings
 
 STEPS = 10_000
 WORLD_SIZE = 2
@@ -46,6 +61,12 @@ STEP_DEADLINE_S = 0.2  # a slow machine's time for a step, on average
 # A slope below this is a few pages over the whole run: allocators do that by themselves.
 TARGET_BYTES_PER_STEP = 32.0
 WORKER = "benchmarks.tiny_ddp"
+FAILURES = 6_000
+CROWD_RANKS = 4
+SETTLED_FAILURES = 2_000  # what is counted for limits is full after 256 different failures; the allocator needs longer
+TARGET_BYTES_PER_FAILURE = 128.0
+ROOM_FOR_LIMITS = 10**9
+START_DEADLINE_S = 60.0
 
 
 def measure(steps: int, workdir: Path, *, plain: bool) -> dict[str, Any]:
@@ -146,10 +167,90 @@ def _slope(samples: Sequence[dict[str, Any]], group: str, name: str) -> dict[str
     }
 
 
-def run(steps: int, workdir: Path) -> Document:
-    """relight, then torchrun."""
-    document = start_document("memory", steps=steps, world_size=WORLD_SIZE, standbys=1, warm_up_steps=WARM_UP_STEPS)
-    progress = Progress(2)
+def measure_failures(failures: int, workdir: Path) -> dict[str, Any]:
+    """The controller's memory over so many recoveries, and that of its successor."""
+    run_dir = workdir / "failures"
+    run_dir.mkdir()
+    settings = JobSettings(
+        job="crowd",
+        script="nothing.py",
+        world_size=CROWD_RANKS,
+        standbys=1,
+        run_dir=str(run_dir),
+        max_failures_per_step=ROOM_FOR_LIMITS,
+    )
+    token = secrets.token_bytes(32)
+    private_dir = make_private_dir(settings, token)
+    try:
+        with _controller(private_dir) as process:
+            found = asyncio.run(_fail_again_and_again(process, private_dir, token, failures))
+        found["journal_bytes"] = (run_dir / "journal.jsonl").stat().st_size
+        begun = time.monotonic()
+        (private_dir / "controller.json").unlink()
+        with _controller(private_dir, "--resume") as process:
+            asyncio.run(_find(process, private_dir))
+            found["replay_s"] = time.monotonic() - begun
+            found["successor_bytes"] = process.memory_info().rss
+    finally:
+        shutil.rmtree(private_dir, ignore_errors=True)
+    return found
+
+
+@contextlib.contextmanager
+def _controller(private_dir: Path, *flags: str) -> Iterator[psutil.Process]:
+    process = psutil.Popen(
+        [sys.executable, "-m", "relight.server", "--private-dir", private_dir, "--parent", str(os.getpid()), *flags],
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _find(process: psutil.Process, private_dir: Path) -> tuple[str, int]:
+    end = time.monotonic() + START_DEADLINE_S
+    while (address := read_address(private_dir)) is None:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE or time.monotonic() > end:
+            raise JobFailed("the controller does not listen")
+        await asyncio.sleep(0.01)
+    return address
+
+
+async def _fail_again_and_again(
+    process: psutil.Process, private_dir: Path, token: bytes, failures: int
+) -> dict[str, Any]:
+    crowd = Crowd(await _find(process, private_dir), token, agents=1, ranks_each=CROWD_RANKS)
+    await crowd.join()
+    await crowd.until_training()
+    points: list[tuple[int, int]] = []
+    for number in range(failures):
+        await crowd.until_standby()
+        await crowd.fail(number % CROWD_RANKS, lambda: 0.0)
+        crowd.version += 1
+        if number % 50 == 0:
+            points.append((number, process.memory_info().rss))
+    crowd.close()
+    settled = [point for point in points if point[0] >= min(SETTLED_FAILURES, failures // 2)]
+    line = fit_line([x for x, _ in settled], [y for _, y in settled])
+    return {
+        "failures": failures,
+        "points": points,
+        "first_bytes": settled[0][1],
+        "last_bytes": settled[-1][1],
+        "bytes_per_failure": line.slope if line else 0.0,
+        "error": line.slope_error if line else 0.0,
+    }
+
+
+def run(steps: int, failures: int, workdir: Path) -> Document:
+    """relight, then torchrun; then the controller alone."""
+    document = start_document(
+        "memory", steps=steps, failures=failures, world_size=WORLD_SIZE, standbys=1, warm_up_steps=WARM_UP_STEPS
+    )
+    progress = Progress(3)
     document["not_measured"] = []
     for name, plain in (("relight", False), ("torchrun", True)):
         try:
@@ -159,11 +260,22 @@ def run(steps: int, workdir: Path) -> Document:
             progress.skipped(document["not_measured"][-1])
             continue
         progress.done(f"{name}: {steps} steps, {document[name]['samples']} samples after the warm-up")
+    try:
+        document["failures"] = measure_failures(failures, workdir)
+        progress.done(f"{failures} failures, {document['failures']['bytes_per_failure']:.0f} bytes each")
+    except JobFailed as error:
+        document["not_measured"].append(f"failures: {error}")
+        progress.skipped(document["not_measured"][-1])
     add_verdicts(document, _verdicts(document))
     slopes = [line["bytes_per_step"] for line in document.get("relight", {}).get("resident", {}).values()]
     document["headline"] = (
         f"Over {steps} steps, no process of relight grows by more than {max(slopes, default=0.0):.1f} bytes per step."
     )
+    one = document.get("failures")
+    if one is not None:
+        document["headline"] += (
+            f" Over {one['failures']:,} failures the controller grows by {one['bytes_per_failure']:.0f} bytes for each."
+        )
     return document
 
 
@@ -177,6 +289,10 @@ def _verdicts(document: Document) -> list[Verdict]:
         note = f"± {line['error']:.1f}" + (f", of which torch alone {beyond:.1f}" if beyond else "")
         what = f"memory of {role} left behind by a step"
         found.append(Verdict(what, line["bytes_per_step"] - beyond, TARGET_BYTES_PER_STEP, "bytes", note))
+    one = document.get("failures")
+    if one is not None:
+        what, note = "memory of controller left behind by a failure", f"± {one['error']:.1f}"
+        found.append(Verdict(what, max(0.0, one["bytes_per_failure"]), TARGET_BYTES_PER_FAILURE, "bytes", note))
     return found
 
 
@@ -196,10 +312,25 @@ def render(document: Document) -> str:
             markdown_table(["", "after the warm-up", "at the end", "bytes per step"], rows),
             f"The trace of phases is bounded: two files of at most {mebibytes(MAX_TRACE_BYTES)} each, the older one "
             "dropped.",
+            *_failures(document),
             markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
             *(f"Not measured: {text}" for text in document["not_measured"]),
         ]
     )
+
+
+def _failures(document: Document) -> list[str]:
+    one = document.get("failures")
+    if one is None:
+        return []
+    return [
+        f"**Failures**: {one['failures']:,}, one after the other, of {CROWD_RANKS} pretended ranks, each with its "
+        f"recovery. The controller has {mebibytes(one['first_bytes'])} after the first "
+        f"{min(SETTLED_FAILURES, one['failures'] // 2):,} and {mebibytes(one['last_bytes'])} in the end: "
+        f"{one['bytes_per_failure']:+.1f} ± {one['error']:.1f} bytes for each, by the least-squares line. Its journal "
+        f"has {one['journal_bytes'] / one['failures']:,.0f} bytes of each. Its successor, which reads all of that in "
+        f"{one['replay_s']:.2f} s, has {mebibytes(one['successor_bytes'])}."
+    ]
 
 
 def _line_cells(line: dict[str, float]) -> list[str]:
@@ -208,12 +339,13 @@ def _line_cells(line: dict[str, float]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Memory and files over many short steps")
+    parser = argparse.ArgumentParser(description="Memory and files over many steps and failures")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"more than the warm-up of {WARM_UP_STEPS}")
+    parser.add_argument("--failures", type=int, default=FAILURES, help=f"more than {2 * CROWD_RANKS}")
     parser.add_argument("--output", type=Path, default=RESULTS / "memory.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as workdir:
-        document = run(options.steps, Path(workdir))
+        document = run(options.steps, options.failures, Path(workdir))
     write_document(document, render, options.output)
 
 

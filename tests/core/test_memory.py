@@ -10,7 +10,7 @@ import pytest
 from relight.core import events as ev
 from relight.core.commands import Command, EndJob
 from relight.core.controller import Controller
-from relight.core.ledger import KEPT_IN_ACCOUNT
+from relight.core.ledger import KEPT_IN_ACCOUNT, KEPT_NOTICES
 from relight.core.position import Phase, Position
 from relight.core.recent import KEPT, Recent
 from relight.core.replay import Record, replay
@@ -81,6 +81,42 @@ def test_a_thousand_recoveries_are_remembered_like_five_hundred() -> None:
     assert desk.controller.failures == 1001
     assert [failure.number for failure in report.failures] == list(range(1002 - KEPT_IN_ACCOUNT, 1002))
     assert len(desk.controller.members.processes) < 10
+
+
+def test_standbys_that_die_leave_nothing_behind_though_no_rank_fails() -> None:
+    """The next recovery, at which others are forgotten, may be months away."""
+    desk = Recorded().train()
+    assert isinstance(desk, Recorded)
+
+    def lose_standbys(count: int) -> Counter[str]:
+        for _ in range(count):
+            (standby,) = desk.controller.members.standbys()
+            desk.wait(120.0)  # long enough to show that standbys as such work
+            desk.raises(standby.name, "MemoryError: of a standby")
+            desk.exits(standby.name, 1)
+            desk.started()
+            desk.warm(desk.controller.members.standbys()[0].name)
+        return remembered(desk.controller)
+
+    early = lose_standbys(20)
+    late = lose_standbys(300)
+    grown = {kind: (early[kind], late[kind]) for kind in late if abs(late[kind] - early[kind]) > 6}
+    assert not grown, f"objects after 20 and after 320 standbys: {grown}"
+    assert len(desk.controller.members.processes) == 4
+
+
+def test_what_workers_say_is_remembered_for_a_while_and_said_once() -> None:
+    desk = Recorded().train()
+    assert isinstance(desk, Recorded)
+    for number in range(2 * KEPT_NOTICES):
+        for _ in range(2):
+            said = desk.tell(ev.WorkerNotice(process="w0", rank=0, text=f"note {number}"))
+        assert said == ()
+    assert len(desk.controller.report().notices) == KEPT_NOTICES
+    told = [Record(entry.now, entry.event) for entry in desk.entries]
+    whole = replay(desk.controller.settings, told, functools.partial(Controller, full_account=True)).report()
+    assert desk.controller.ledger.forgot
+    assert [int(text.split()[1]) for text in whole.notices] == list(range(2 * KEPT_NOTICES))
 
 
 def test_the_journal_gives_the_whole_account_and_the_same_sums() -> None:

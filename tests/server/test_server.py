@@ -29,6 +29,7 @@ from relight.server.journal import read_journal
 from relight.server.trace import read_statuses
 from relight.wire.framing import encode_payload
 from relight.wire.messages import (
+    ForgetProcess,
     FromWorker,
     JobEnded,
     NoticeUpdate,
@@ -82,6 +83,22 @@ def test_an_agent_is_told_to_start_every_rank_and_standby(start: Start) -> None:
     agent = start(world_size=2, standbys=1).agent()
     spawned = [agent.expect(Spawn) for _ in range(3)]
     assert [spawn.rank for spawn in spawned] == [0, 1, None]
+
+
+def test_what_a_dead_standby_leaves_is_let_go_of_at_once_and_its_end_may_be_said_twice(start: Start) -> None:
+    """A page and an output of each would be kept on its host until the next recovery, which may never come."""
+    controller = start(world_size=2, standbys=1)
+    agent = controller.agent()
+    standby = [agent.expect(Spawn) for _ in range(3)][-1].process
+    agent.send(ProcessStarted(process=standby, pid=3))
+    for _ in range(2):
+        agent.send(exited(standby))
+    assert agent.expect(ForgetProcess).process == standby
+    assert agent.expect(Spawn).rank is None
+    agent.send(ProcessStarted(process="nobody", pid=4))  # that is refused, and all before it has been dealt with then
+    wait_until(lambda: any(line.note for line in controller.journal()), "a note about what is refused")
+    (note,) = [line.note for line in controller.journal() if line.note]
+    assert "'nobody'" in note
 
 
 def test_an_order_is_in_the_journal_before_it_is_sent(start: Start) -> None:

@@ -45,7 +45,7 @@ class Roster:
         return self._records.get(process)
 
     def names(self) -> frozenset[str]:
-        """All processes that were ever started."""
+        """All processes that were ever started, by predecessors; and by this agent, if they are not forgotten."""
         return frozenset(self._records)
 
     def standing(self) -> tuple[Record, ...]:
@@ -66,6 +66,7 @@ class Roster:
         record = self._records.get(process)
         if record is not None:
             self.add(msgspec.structs.replace(record, forgotten=True))
+            del self._records[process]
 
     def close(self, *, remove: bool) -> None:
         """`remove` it when no process is left that a successor could find."""

@@ -82,9 +82,7 @@ class Controller(Agents, Processes, Training, Restoring):
                 self._released.add(event.process)
                 out = []
             case ev.WorkerNotice():
-                known = event.text in self.ledger.notices  # said before by a process whose rank was taken over
-                self.ledger.notices += [] if known else [event.text]
-                out = [] if known else [Notice(why=event.text, level="warning")]
+                out = [Notice(why=event.text, level="warning")] if self.ledger.notice(event.text) else []
             case ev.FaultStruck():
                 self.ledger.struck.add(event.fault)
                 out = []

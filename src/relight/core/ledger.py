@@ -20,6 +20,7 @@ from relight.core.report import ENDED, FailureReport, JobReport, RecoveryReport,
 
 WORTH_SAYING_SECONDS = 0.1
 KEPT_IN_ACCOUNT = 64  # failures, and as many recoveries
+KEPT_NOTICES = 256
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Ledger:
     """Collects; `report()` gives the value."""
 
     def __init__(self, world_size: int, standbys: int, kept: int | None = None) -> None:
-        """`kept`: so many of the newest failures, and of the newest recoveries; None: all."""
+        """`kept`: so many of the newest failures, and of the newest recoveries; None: all, and all notices."""
         self.world_size = world_size
         self.standbys = standbys
         self.failures: list[FailureReport] = []
@@ -66,7 +67,8 @@ class Ledger:
         self.recovery_count = 0
         self._kept = kept
         self._answered = 0  # number of the newest failure that a recovery is about
-        self.notices: list[str] = []
+        self.notices: dict[str, None] = {}  # oldest first
+        self.notice_count = 0
         self.struck: set[Fault] = set()  # planned faults that happened
         self.controller_restarts = 0
         self._open: _Open | None = None
@@ -108,6 +110,16 @@ class Ledger:
 
     def saved(self, version: int, path: str) -> None:
         self._saved_version, self._saved_path = version, path
+
+    def notice(self, text: str) -> bool:
+        """Something that people should read. False if it was said before, perhaps by who held that rank then."""
+        if text in self.notices:
+            return False
+        self.notices[text] = None
+        self.notice_count += 1
+        if self._kept is not None and len(self.notices) > KEPT_NOTICES:
+            del self.notices[next(iter(self.notices))]
+        return True
 
     def ended(self, error: str, now: float) -> None:
         self._error, self._end = error, now
@@ -158,7 +170,8 @@ class Ledger:
     @property
     def forgot(self) -> bool:
         """Whether more has happened than is kept here."""
-        return len(self.failures) < self.failure_count or len(self.recoveries) < self.recovery_count
+        known = len(self.failures), len(self.recoveries), len(self.notices)
+        return known != (self.failure_count, self.recovery_count, self.notice_count)
 
     def _find(self, number: int) -> FailureReport | None:
         """None: it is forgotten."""

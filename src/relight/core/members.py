@@ -109,6 +109,10 @@ class Members:
         process.alive = False
         self._leave(process)
 
+    def forget(self, process: Process) -> None:
+        """It is dead and never held a rank: nobody will ask for what it left."""
+        del self.processes[process.name]
+
     def forget_dead(self) -> None:
         """Drop whoever was dead when this was last asked.
 

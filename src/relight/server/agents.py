@@ -1,5 +1,6 @@
 """The agents as the server knows them: the processes they run, and what they have to be told, also while away."""
 
+import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -21,6 +22,8 @@ from relight.wire.messages import (
     ToWorkers,
 )
 from relight.wire.outbox import Outbox
+
+KEPT_UNASKED = 256  # an agent may say the end of a process twice
 
 
 class Agent:
@@ -129,6 +132,7 @@ class Agents:
         self._count = 0
         self._dead: set[str] = set()  # processes whose pages may still be asked for
         self._forgotten: set[str] = set()  # of which their agents were told that nobody will ask any more
+        self._unasked: collections.deque[str] = collections.deque()  # the same of those that never held a rank
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(self._agents.values())
@@ -238,6 +242,17 @@ class Agents:
         taker = self._owner.get(state.target)
         if taker is not None:
             taker.send(state)
+
+    def forget(self, process: str) -> None:
+        """It ended and never held a rank: what it left behind will not be asked for."""
+        owner = self._owner.get(process)
+        if owner is None:
+            return
+        self._dead.discard(process)
+        owner.send(ForgetProcess(process=process))
+        self._unasked.append(process)
+        if len(self._unasked) > KEPT_UNASKED:
+            self._owner.pop(self._unasked.popleft(), None)
 
     def forget_dead(self) -> None:
         """Everyone is restored: what dead processes left behind will not be asked for again."""

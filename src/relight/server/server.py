@@ -652,6 +652,8 @@ class Server:
             self._store.forget(event.process)
             self._board.forget(event.process)
             self.feed(event)
+            if event.process not in self._core.members.processes:
+                self._agents.forget(event.process)
 
     def _on_samples(self, agent: Agent, message: Samples) -> None:
         samples = tuple(sample for sample in message.samples if sample.process in agent.running)

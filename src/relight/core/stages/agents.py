@@ -58,6 +58,8 @@ class Agents(Starting, Stopping, Finishing, Repeating):
         held = [p for p in lost if p.rank is not None and not p.failed]
         for process in lost:
             self.members.end(process)
+            if process.rank is None:
+                self.members.forget(process)
         self._forget_pages(event.agent)
         if self.stage is Stage.STARTING or (self.stage is Stage.FINISHING and held):
             when = "before the first step" if self.stage is Stage.STARTING else "before its scripts had ended"

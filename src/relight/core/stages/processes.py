@@ -40,6 +40,8 @@ class Processes(Starting, Stopping, Finishing):
         if process is None or not process.alive:
             return []
         self.members.end(process)
+        if process.rank is None:  # a job may lose a standby a day, and never a rank
+            self.members.forget(process)
         process.final_position = event.position
         explanation = self._explain(process, event, now) if process.name in self.ledger.unexplained else []
         if self.stage is Stage.FINISHING:
@@ -127,7 +129,7 @@ class Processes(Starting, Stopping, Finishing):
         if process.ready and now - process.ready_at > STANDBY_PROVEN_SECONDS:
             self._standby_failures = 0  # it waited long enough to show that standbys as such work
         self._standby_failures += 1
-        raised = self._tracebacks.get(process.name)
+        raised = self._tracebacks.pop(process.name, None)
         what = f"{evidence} ({raised.summary})" if raised else evidence
         out: list[Command] = [Notice(why=f"standby {process.name} {what}", level="warning")]
         if self._standby_failures == MAX_STANDBY_FAILURES:
