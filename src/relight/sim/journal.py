@@ -117,13 +117,14 @@ class _Judge:
                     self._note_version(event.rank, event.version, event.lineage)
             case ev.Restored():
                 self._restored[event.process] = event
-                self._note_version(event.rank, event.version, event.lineage, event.state_digest)
+                self._note_version(event.rank, event.version, event.lineage)
             case ev.TrainingDone():
                 self._done[event.process] = event
-                self._note_version(event.rank, event.version, event.lineage, event.state_digest)
+                self._note_version(event.rank, event.version, event.lineage)
             case ev.TrainingEntered():
                 self._parts[event.rank] = event.shard
-                self._note_version(event.rank, event.version, "", event.state_digest)
+                self._note_version(event.rank, event.version, "")
+                self._note_content(event.rank, event.version, event.state_digest)
             case ev.StepResumed():
                 self._finished = max(self._finished, event.step + 1)
 
@@ -132,13 +133,17 @@ class _Judge:
         if position.rank >= 0 and process in self._holders.get(position.rank, ()):
             self._finished = max(self._finished, position.version)
 
-    def _note_version(self, rank: int, version: int, lineage: str, digest: str = "") -> None:
+    def _note_version(self, rank: int, version: int, lineage: str) -> None:
         self._finished = max(self._finished, version)
-        history = self._lineages.setdefault(version, lineage) if lineage else ""
-        content = self._digests.setdefault((version, self._parts.get(rank, "")), digest) if digest else ""
-        for known, said, name in ((history, lineage, "history"), (content, digest, "content")):
-            if known != said:
-                self._say(f"I1: version {version} has the {name} {known} on one rank, {said} on another")
+        known = self._lineages.setdefault(version, lineage) if lineage else ""
+        if known != lineage:
+            self._say(f"I1: version {version} has the history {known} on one rank, {lineage} on rank {rank}")
+
+    def _note_content(self, rank: int, version: int, digest: str) -> None:
+        """What is trained on with, or ended with. Before, a rank whose memory was corrupted may say something else."""
+        known = self._digests.setdefault((version, self._parts.get(rank, "")), digest)
+        if known != digest:
+            self._say(f"I1: version {version} has the content {known} on one rank, {digest} on rank {rank}")
 
     # --- what it orders -------------------------------------------------------------------------------------------
     def _order(self, command: Command) -> None:
@@ -236,6 +241,8 @@ class _Judge:
         if restore.target < self._finished and not restore.undone:
             self._say(f"I7: versions {restore.target} to {self._finished} are undone, and nobody is told")
         self._finished = restore.target
+        if restore.distrust >= 0:  # later versions may have been wrong on all ranks
+            self._digests = {key: digest for key, digest in self._digests.items() if key[0] <= restore.target}
 
     def _check_snapshots(self, restore: Restore, reports: dict[int, ev.Stopped], intact: set[int], before: int) -> None:
         """`before`: newer ones were undone by an order that was not carried out; -1: there was none."""
@@ -286,11 +293,18 @@ class _Judge:
             self._say(f"I5: generation {resume.generation} is resumed before every rank is restored")
         elif any(report is not None and report.version != self._restore.target for report in reports):
             self._say(f"I6: generation {resume.generation} is resumed with other versions than {self._restore.target}")
+        self._note_contents(reports)
 
     def _check_release(self) -> None:
         reports = [self._done.get(process) for process in self._members().values()]
         if None in reports or len(reports) < self._world_size:
             self._say("I12: the job was ended well before every rank was done")
+        self._note_contents(reports)
+
+    def _note_contents(self, reports: Iterable[ev.Restored | ev.TrainingDone | None]) -> None:
+        for report in reports:
+            if report is not None:
+                self._note_content(report.rank, report.version, report.state_digest)
 
 
 def _reachable(report: ev.Stopped) -> tuple[int, ...]:
