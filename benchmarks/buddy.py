@@ -107,7 +107,7 @@ def measure(width: int, budget_s: float, workdir: Path) -> dict[str, Any]:
         shares = [(now - then) / wall_s for now, then in zip(control_plane_cpu_s(jobs), before, strict=True)]
         first.end()
         second.end()
-    return {"width": width, "batch": batch, "mib": state_mib(width)} | figures_of(pairs, shares)
+    return {"width": width, "batch": batch, "mib": state_mib(width)} | figures_of([pairs], shares)
 
 
 def run(widths: Sequence[int], budget_s: float, workdir: Path) -> Document:

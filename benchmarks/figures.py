@@ -41,6 +41,24 @@ def median_interval(values: Sequence[float], seed: int = 0) -> tuple[float, floa
     return percentile(medians, 0.025), percentile(medians, 0.975)
 
 
+def median_of_groups(groups: Sequence[Sequence[float]]) -> float:
+    """The median of the groups' medians."""
+    return statistics.median(statistics.median(group) for group in groups)
+
+
+def groups_interval(groups: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, float]:
+    """A 95 % confidence interval of that, where values of a group have something in common: groups are resampled too.
+
+    With a single group, that of its median.
+    """
+    draw = random.Random(seed)
+    found = [
+        median_of_groups([draw.choices(group, k=len(group)) for group in draw.choices(groups, k=len(groups))])
+        for _ in range(RESAMPLES)
+    ]
+    return percentile(found, 0.025), percentile(found, 0.975)
+
+
 @dataclass(frozen=True)
 class Line:
     """A least-squares line."""

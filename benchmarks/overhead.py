@@ -1,10 +1,13 @@
 """What relight costs while nothing fails: the same loop under relight and under torchrun, step against step.
 
 Both jobs are alive at the same time and take turns, a block of steps each, in the order A B B A: a machine that gets
-slower for a minute gets slower for both. Each pair of neighbouring blocks gives one ratio; the median of the ratios
-counts, with a 95 % confidence interval (bootstrap). Two controls: torchrun beside torchrun shows what this machine
-makes of no difference at all; torchrun with one all-reduce of two numbers in front of the optimizer shows what any
-barrier there costs, before a line of relight has run.
+slower for a minute gets slower for both. Each pair of neighbouring blocks gives one ratio. A process keeps for its life
+what luck it had with its memory's pages, a per cent of its speed or more: so both jobs are started several times, each
+first in its turn, and the median of the launches' medians counts, with a 95 % confidence interval (bootstrap).
+
+Two controls: torchrun beside torchrun shows what this machine makes of no difference at all; torchrun with one
+all-reduce of two numbers in front of the optimizer shows what a barrier through gloo costs, before a line of relight
+has run.
 
 Controller, agent and launcher run beside both jobs' blocks, so the ratios do not contain them. Their processor time
 is measured by itself and added, as if the training used every core all the time.
@@ -41,7 +44,7 @@ from benchmarks.documents import (
     verdict_rows,
     write_document,
 )
-from benchmarks.figures import Series, markdown_table, median_interval, milliseconds, plot
+from benchmarks.figures import Series, groups_interval, markdown_table, median_of_groups, milliseconds, plot
 from benchmarks.jobs import CONTROL_PLANE, START_DEADLINE_S, PlainJob, RelightJob
 from benchmarks.recovery.peers import JobFailed, trial_directory
 
@@ -53,6 +56,8 @@ MIN_PAIRS = 6
 BUDGET_S = 16.0  # of blocks for one size; more where a step is long, since fewer fit and the target lies there
 LONG_STEP_MS = 100
 LONG_FACTOR = 2.0
+LAUNCHES = 4  # of both jobs, for one size
+SHORT_LAUNCHES = 2  # where steps are short: there is no target, and the difference is large
 TARGET_PERCENT = 1.0
 REPLY_DEADLINE_S = 60.0
 
@@ -108,8 +113,13 @@ class Side:
 
 
 @contextlib.contextmanager
-def two_jobs(workers: int, shape: Sequence[int], directory: Path, name: str) -> Iterator[tuple[Side, Side, Any]]:
-    """Two jobs at the gate, and the jobs themselves: what `name` says, and what it is compared with."""
+def two_jobs(
+    workers: int, shape: Sequence[int], directory: Path, name: str, *, swapped: bool = False
+) -> Iterator[tuple[Side, Side, Any]]:
+    """Two jobs at the gate, and the jobs themselves: what `name` says, and what it is compared with.
+
+    `swapped`: the second is started first.
+    """
     gate = directory / "gate.sock"
     common = ("--gate", str(gate), "--shape", *map(str, shape))
     first: RelightJob | PlainJob
@@ -131,7 +141,7 @@ def two_jobs(workers: int, shape: Sequence[int], directory: Path, name: str) -> 
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(gate))
         listener.listen(4 * workers)
-        for job in (first, second):
+        for job in (second, first) if swapped else (first, second):
             stack.callback(job.stop)
             job.start()
         links = accept(listener, workers, (first, second))
@@ -159,10 +169,23 @@ def accept(
 
 
 def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name: str = RELIGHT) -> dict[str, Any]:
-    """One size: pairs of blocks until the time is over."""
+    """One size."""
+    launches = LAUNCHES if nominal_ms >= LONG_STEP_MS else SHORT_LAUNCHES
+    found = [
+        _launch(workers, nominal_ms, budget_s / launches, workdir, name, swapped=number % 2 == 1)
+        for number in range(launches)
+    ]
+    shares = [statistics.fmean(share) for share in zip(*(shares for _, shares in found), strict=True)]
+    return {"workers": workers, "nominal_ms": nominal_ms, "name": name} | figures_of([p for p, _ in found], shares)
+
+
+def _launch(
+    workers: int, nominal_ms: int, budget_s: float, workdir: Path, name: str, *, swapped: bool
+) -> tuple[list[tuple[Block, Block]], list[float]]:
+    """Both jobs once: pairs of blocks until the time is over, and the processor time of each one's control plane."""
     with (
         trial_directory(workdir) as directory,
-        two_jobs(workers, SHAPES[nominal_ms], directory, name) as (first, second, jobs),
+        two_jobs(workers, SHAPES[nominal_ms], directory, name, swapped=swapped) as (first, second, jobs),
     ):
         step_s = max(side.run(CALIBRATION_STEPS).step_s for side in (first, second, first, second))
         steps = min(MAX_STEPS, max(MIN_STEPS, round(BLOCK_S / step_s)))
@@ -175,7 +198,7 @@ def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name:
         shares = [(now - then) / wall_s for now, then in zip(control_plane_cpu_s(jobs), before, strict=True)]
         first.end()
         second.end()
-    return {"workers": workers, "nominal_ms": nominal_ms, "name": name, "steps": steps} | figures_of(pairs, shares)
+    return pairs, shares
 
 
 def pair_of(first: Side, second: Side, steps: int, *, swapped: bool) -> tuple[Block, Block]:
@@ -185,25 +208,27 @@ def pair_of(first: Side, second: Side, steps: int, *, swapped: bool) -> tuple[Bl
     return first.run(steps), second.run(steps)
 
 
-def figures_of(pairs: Sequence[tuple[Block, Block]], shares: Sequence[float]) -> dict[str, Any]:
-    ratios = [a.step_s / b.step_s for a, b in pairs]
-    low, high = median_interval(ratios)
-    cpu = [a.cpu_s / b.cpu_s for a, b in pairs]
-    cpu_low, cpu_high = median_interval(cpu)
+def figures_of(launches: Sequence[Sequence[tuple[Block, Block]]], shares: Sequence[float]) -> dict[str, Any]:
+    pairs = [pair for launch in launches for pair in launch]
+    ratios = [[a.step_s / b.step_s for a, b in launch] for launch in launches]
+    low, high = groups_interval(ratios)
+    cpu = [[a.cpu_s / b.cpu_s for a, b in launch] for launch in launches]
+    cpu_low, cpu_high = groups_interval(cpu)
     # On a machine that computes on all cores, what the control plane takes is lost to the training.
     beside = (shares[0] - shares[1]) / (os.cpu_count() or 1)
     return {
         "pairs": len(pairs),
         "step_s": round(statistics.median(a.step_s for a, _ in pairs), 6),
         "plain_step_s": round(statistics.median(b.step_s for _, b in pairs), 6),
-        "overhead": statistics.median(ratios) - 1,
+        "launches": len(launches),
+        "overhead": median_of_groups(ratios) - 1,
         "interval": [low - 1, high - 1],
-        "added_s": statistics.median(a.step_s - b.step_s for a, b in pairs),
-        "cpu_overhead": statistics.median(cpu) - 1,
+        "added_s": median_of_groups([[a.step_s - b.step_s for a, b in launch] for launch in launches]),
+        "cpu_overhead": median_of_groups(cpu) - 1,
         "cpu_interval": [cpu_low - 1, cpu_high - 1],
         "control_plane_cores": [round(share, 5) for share in shares],
         "control_plane_overhead": beside,
-        "ratios": [round(ratio, 5) for ratio in ratios],
+        "ratios": [[round(ratio, 5) for ratio in launch] for launch in ratios],
     }
 
 
@@ -267,7 +292,8 @@ def headline(rows: Sequence[dict[str, Any]]) -> str:
 def _verdict(row: dict[str, Any]) -> Verdict:
     total = (row["overhead"] + row["control_plane_overhead"]) * 100
     low, high = (bound * 100 for bound in row["interval"])
-    note = f"{row['pairs']} pairs, 95 % interval of the steps alone {low:+.2f} to {high:+.2f} %"
+    count = f"{row['pairs']} pairs of {row['launches']} launches"
+    note = f"{count}, 95 % interval of the steps alone {low:+.2f} to {high:+.2f} %"
     what = f"overhead at {milliseconds(row['plain_step_s'])} steps, {row['workers']} workers"
     return Verdict(what, total, TARGET_PERCENT, "%", note)
 
@@ -288,7 +314,7 @@ def render(document: Document) -> str:
     parts = document["parts"]
     header = [
         *("beside torchrun", "workers", "plain step", "overhead, 95 % interval", "added per step", "processor time"),
-        *("control plane", "pairs"),
+        *("control plane", "pairs", "medians of launches"),
     ]
     rows = [
         [
@@ -300,16 +326,18 @@ def render(document: Document) -> str:
             f"{row['cpu_overhead'] * 100:+.2f} %",
             f"{row['control_plane_overhead'] * 100:+.3f} %",
             str(row["pairs"]),
+            ", ".join(f"{(statistics.median(ratios) - 1) * 100:+.1f}" for ratios in row["ratios"]),
         ]
         for row in document["rows"]
     ]
     curve = plot(_series(document["rows"]), x_name="plain step, ms (logarithmic)", y_name="overhead, %")
     return "\n\n".join(
         [
-            "relight against plain DDP under torchrun: the same script, both jobs alive, blocks of steps in turns. Two "
+            "relight against plain DDP under torchrun: the same script, both jobs alive, blocks of steps in turns; and "
+            "that several times, since a process keeps for its life a luck of its own, which the control shows. Two "
             "controls: torchrun itself, and torchrun with one all-reduce of two numbers in front of the optimizer, "
-            "which is what any barrier there costs. More workers than cores share them, which adds noise. The control "
-            "plane's share is that of launcher, controller and agent beyond torchrun's, of all cores.",
+            "which is what a barrier through gloo costs there. More workers than cores share them, which adds noise. "
+            "The control plane's share is that of launcher, controller and agent beyond torchrun's, of all cores.",
             markdown_table(header, rows),
             f"```\n{curve}\n```",
             markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),

@@ -55,6 +55,7 @@ MAX_TEMPORARY_BYTES = 60  # the agent's socket lies below it, and a socket's pat
 MAX_AGENT_DEATHS = 3  # within a minute
 MAX_CONTROLLER_DEATHS = 10  # within a minute: that is a defect of ours, not a failure of the machine
 REOBSERVE_SECONDS = 0.2
+FROZEN_LOOK_SECONDS = 0.5
 SILENT_LOOK_SECONDS = 0.5
 SILENT_LOOKS = 60  # without a word of the controller, before it is held to hang
 LAST_WORDS_SECONDS = 0.1
@@ -482,7 +483,7 @@ class Launcher:
     async def _kill_if_frozen(self, child: Child, what: str) -> None:
         """One that is stopped watches nobody: better none, and a successor, than this one."""
         while True:
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(FROZEN_LOOK_SECONDS)
             if is_stopped(child.pid):
                 await asyncio.sleep(self.settings.frozen_timeout_seconds)
                 if is_stopped(child.pid):
