@@ -16,14 +16,16 @@ REASON = missing()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
 needs_nft = pytest.mark.skipif(shutil.which("nft") is None, reason="the command nft is not installed (nftables has it)")
 # What only one rank has (the position of a stateful loader, say) would be lost with its host: see below.
-TRAINING = Training(ranks=4, steps=705, arguments=("--pause", "0.02", "--tell", "--hold-at", "700"))
+STEPS = 405
+TRAINING = Training(ranks=4, steps=STEPS, arguments=("--pause", "0.05", "--tell", "--hold-at", str(STEPS - 5)))
+UNPAUSED = Training(ranks=4, steps=STEPS, arguments=("--tell",))  # the same bits; there is nothing to wait for
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """The same training on one host, undisturbed: where ranks run must not show in the bits."""
     directories = iter([tmp_path_factory.mktemp("reference")])
-    return Bench(lambda: next(directories)).reference(TRAINING)
+    return Bench(lambda: next(directories)).reference(UNPAUSED)
 
 
 @pytest.fixture
@@ -227,7 +229,7 @@ def test_a_frozen_controller_is_taken_over_and_gives_way_when_it_wakes(cluster: 
 @pytest.mark.all
 def test_what_only_a_lost_host_had_ends_the_job(tmp_path: Path) -> None:
     """Statistics of BatchNorm differ between ranks; nobody else has those of this host, so the job says so."""
-    training = Training(ranks=4, steps=705, arguments=(*TRAINING.arguments, "--batchnorm", "--local-buffers"))
+    training = Training(ranks=4, steps=STEPS, arguments=(*TRAINING.arguments, "--batchnorm", "--local-buffers"))
     with Cluster(tmp_path, training, 2, standbys=2) as cluster:
         begin(cluster)
         cluster.lose(1)
