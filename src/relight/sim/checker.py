@@ -436,6 +436,10 @@ class Checker:
         kinds = [action for action, _, _ in self._struck]
         points = {point for _, _, point in self._struck}
         struck = [(kind, self.workers[name]) for kind, name, _ in self._struck]
+        unsaved = error.partition("No last checkpoint was written: ")[2]
+        if unsaved and not self.disturbed and all(kind is Action.RAISE for kind in kinds):
+            # Who raised stays and keeps its state, so nothing of it is missing.
+            return unsaved.startswith(("no step was finished yet", "that of step"))
         if error.startswith("training finished, but"):
             late = [worker for _, worker in struck if worker.state.version == self._until]
             return any(f"rank {worker.rank} " in error for worker in late)
