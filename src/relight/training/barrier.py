@@ -119,17 +119,16 @@ class Barrier:
         return runtime.world_size > 1 and is_first and progress.version == progress.began + 1
 
     def _name_differing(self, inner: Inner) -> tuple[str, ...]:
-        """Which tensors, for the message. Not where the state is divided: ranks hold others there."""
-        runtime = self._runtime
-        if self._shard():
-            return ()
+        """Which tensors, for the message."""
+        runtime, state = self._runtime, self._state
 
         def add_up(row: list[int]) -> list[int]:
             return inner.fence(row)()
 
         over = runtime.waits.begin()
         try:
-            return differing_tensors(self._state.digests_by_tensor(), runtime.rank, runtime.world_size, add_up)
+            own, shard = state.digests_by_tensor(), self._shard()
+            return differing_tensors(own, shard, runtime.rank, runtime.world_size, add_up)
         except (RuntimeError, StepInterrupted):
             return ()
         finally:

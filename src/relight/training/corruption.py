@@ -6,6 +6,7 @@ import torch
 import xxhash
 
 _MAX_NAMED = 3  # tensors, in a message
+_MAX_NAMES_BYTES = 1024  # for all of them
 _MAX_COMPARED = 2**22  # digests in one all-reduce
 _DIGEST_BITS = 60  # of a digest, as an element of an all-reduce: int64 with a sign
 
@@ -36,7 +37,7 @@ class Ballot:
         entries = [0] * (2 * world_size if shard else world_size)
         entries[rank] = int(self._digest(), 16) >> 64 - _DIGEST_BITS
         if shard:
-            entries[world_size + rank] = xxhash.xxh3_64_intdigest(shard.encode()) >> 64 - _DIGEST_BITS
+            entries[world_size + rank] = _hash(shard)
         return entries
 
 
@@ -47,26 +48,49 @@ def differ(sums: Sequence[int], world_size: int) -> bool:
 
 
 def differing_tensors(
-    own: Mapping[str, int], rank: int, world_size: int, add_up: Callable[[list[int]], list[int]]
+    own: Mapping[str, int], shard: str, rank: int, world_size: int, add_up: Callable[[list[int]], list[int]]
 ) -> tuple[str, ...]:
-    """The first tensors that are not the same on all ranks, for people; nothing if that cannot be told.
+    """The first tensors that differ between ranks which hold the same part of the state, for people.
+
+    All ranks call this together and are told the same; nothing if it cannot be told.
 
     Args:
         own: digests of this rank's by their paths.
+        shard: which part of the state that is.
+        rank: this one's.
+        world_size: ranks in the job.
         add_up: an all-reduce.
     """
-    names = xxhash.xxh3_64_intdigest("\n".join(own).encode()) >> 64 - _DIGEST_BITS
-    row = [0] * world_size
-    row[rank] = names
-    if len(set(add_up(row))) > 1:
+    heads = [0] * (3 * world_size)
+    heads[rank::world_size] = [_hash(shard), _hash("\n".join(own)), len(own)]
+    sums = add_up(heads)
+    parts, names, counts = sums[:world_size], sums[world_size : 2 * world_size], sums[2 * world_size :]
+    if len(set(zip(parts, names, strict=True))) > len(set(parts)):
         return ("which tensors there are",)
-    if len(own) * world_size > _MAX_COMPARED:
+    width = max(counts)  # ranks with other parts may hold more tensors, or fewer
+    if width * world_size > _MAX_COMPARED:
         return ()
-    table = [0] * (len(own) * world_size)
-    table[rank * len(own) : (rank + 1) * len(own)] = [digest >> 64 - _DIGEST_BITS for digest in own.values()]
+    table = [0] * (width * world_size)
+    table[rank * width : rank * width + len(own)] = [digest >> 64 - _DIGEST_BITS for digest in own.values()]
     sums = add_up(table)
-    different = [path for number, path in enumerate(own) if len(set(sums[number :: len(own)])) > 1]
-    return tuple(different[:_MAX_NAMED])
+    for part in dict.fromkeys(parts):
+        holders = [other for other in range(world_size) if parts[other] == part]
+        columns = zip(*(sums[other * width : (other + 1) * width] for other in holders), strict=True)
+        different = [number for number, column in enumerate(columns) if len(set(column)) > 1][:_MAX_NAMED]
+        if different:
+            paths = list(own) if rank == holders[0] else []  # the others may have no tensors of these names
+            return tuple(_tell_all("\n".join(paths[number] for number in different if paths), add_up).split("\n"))
+    return ()
+
+
+def _tell_all(text: str, add_up: Callable[[list[int]], list[int]]) -> str:
+    """What one rank has to say; all others come with nothing."""
+    said = add_up([*text.encode()[:_MAX_NAMES_BYTES].ljust(_MAX_NAMES_BYTES, b"\0")])
+    return bytes(said).rstrip(b"\0").decode(errors="replace")
+
+
+def _hash(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode()) >> 64 - _DIGEST_BITS
 
 
 def flip_bit(tensors: Sequence[torch.Tensor]) -> None:
