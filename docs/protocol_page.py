@@ -133,8 +133,9 @@ Prepared ranks finish the step. Then **Save** names a holder of each part, who w
 private state, and that of ranks which are gone comes from their agents, through the store of the generation. The
 first holder waits for all, and completes the checkpoint. A process whose script raised an exception outside a write
 holds whole state too: it stays until it is killed, and counts if it was the last failure. A failure before the order
-is given is one holder less; one after it, or ten minutes, end the job without a checkpoint. Where ranks contradict
-each other nothing is saved.
+is given is one holder less; one after it, or ten minutes, end the job without a checkpoint. If the controller dies in
+this stage, its successor begins it again, in a new generation; files that are whole already, or the whole checkpoint,
+stay as they are. Where ranks contradict each other nothing is saved.
 
 ## Stages of the controller
 

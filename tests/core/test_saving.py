@@ -49,11 +49,15 @@ def test_private_state_that_nobody_has_cannot_be_saved() -> None:
     assert "held by no agent" in last
 
 
-def test_nothing_is_saved_twice_and_nothing_of_no_step() -> None:
-    assert (
-        last_checkpoint([report(0, checkpoints=(NOW,))], {}, Shards(), 1) == f"that of step {NOW} is complete already"
-    )
+def test_nothing_is_saved_of_no_step() -> None:
     assert last_checkpoint([report(0, version=0)], {}, Shards(), 1) == "no step was finished yet"
+
+
+def test_who_holds_the_state_is_asked_for_a_complete_checkpoint_too() -> None:
+    """It knows where that lies, and writes nothing."""
+    last = last_checkpoint([report(0, checkpoints=(NOW,))], {}, Shards(), 1)
+    assert isinstance(last, Last)
+    assert (last.target, last.writers) == (NOW, (("", 0),))
 
 
 # --- the job ------------------------------------------------------------------------------------------------------

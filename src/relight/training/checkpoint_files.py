@@ -88,9 +88,9 @@ def published(root: Path) -> list[int]:
 
 
 def write_private(root: Path, version: int, history: str, rank: int, payload: bytes) -> None:
-    """One rank's own part. The same content whoever writes it again. Raises OSError."""
-    if place_of(root, version).exists():
-        return  # a predecessor's was complete already
+    """One rank's own part. It has the same content whoever writes it, so one that is there stays. Raises OSError."""
+    if place_of(root, version).exists() or has_private(root, version, history, rank):
+        return
     place = _building_site(root, version, history)
     place.mkdir(parents=True, exist_ok=True)
     _write(place / _private_name(rank), payload)

@@ -114,25 +114,31 @@ class Checkpointing:
     def save(self, order: Save) -> str:
         """This rank's part of a last checkpoint, before the job ends; the rank that completes it waits for all others.
 
-        Returns the directory on that rank, and nothing on others. Raises CheckpointError, OSError, TimeoutError, or
-        StepInterrupted if the generation is closed.
+        What is there already is not written again: that step's checkpoint was due anyway, or the controller died while
+        it was written, and its successor orders all of it once more. Returns the directory on that rank, and nothing
+        on others. Raises CheckpointError, OSError, TimeoutError, or StepInterrupted if the generation is closed.
         """
         runtime, version, rank, history = self._runtime, order.target, self._runtime.rank, self._history
         self._given_up.set()  # of this very version, perhaps, and waiting for a rank that is dead
         if not self._wait(LAST_SECONDS):
             raise CheckpointError(f"the checkpoint of step {self._version} was not written within {LAST_SECONDS:g} s")
         self._writers = dict(order.writers)
+        if version in self._useless:
+            raise CheckpointError(f"the checkpoint of step {version} is complete, but damaged")
+        if version in files.published(self._root):
+            return str(files.place_of(self._root, version)) if rank == order.rank else ""
         private = runtime.page.read_private(version)
         if private is None:
             raise CheckpointError(f"what only it has for step {version} is not there")
-        write_part = self._take(version, history, rank) if rank in self._writers.values() else lambda: None
+        if rank in self._writers.values() and not files.has_part(self._root, version, history, rank):
+            self._take(version, history, rank)()
         files.write_private(self._root, version, history, rank, private)
-        write_part()
         if rank != order.rank:
             runtime.store.set(order.generation, _written_key(rank), b"")
             return ""
         for other in order.absent:
-            files.write_private(self._root, version, history, other, self._private_of(other, order))
+            if not files.has_private(self._root, version, history, other):
+                files.write_private(self._root, version, history, other, self._private_of(other, order))
         others = [r for r in range(runtime.world_size) if r != rank and r not in order.absent]
         runtime.store.wait(order.generation, tuple(map(_written_key, others)), LAST_SECONDS)
         files.publish(self._root, history, self._describe(version))

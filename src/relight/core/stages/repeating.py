@@ -43,7 +43,7 @@ class Repeating(Failing):
                 )
         if self.stage is Stage.STARTING:
             return out + self._start_again(now)
-        if self.stage is Stage.SAVING:  # as with a recovery: nobody knows who has heard what
+        if self.stage is Stage.SAVING:  # as with a recovery; whoever has written its files finds them there
             return out + self._begin_saving(now)
         why = "again: the controller was restarted"
         buddies, writers = self._buddies(), self._writers()
