@@ -4,8 +4,8 @@ from argparse import Namespace
 
 import pytest
 
-from relight.cli import _hint_at_misplaced_flags
 from relight.config import find_endpoint
+from relight.flags import hint_at_misplaced_flags
 
 
 def asked(endpoint: str, token_file: str | None = None) -> Namespace:
@@ -26,7 +26,7 @@ def test_one_node_that_others_may_join_has_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_flags_behind_the_script_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    _hint_at_misplaced_flags(["train.py", "--lr", "0.1"])
+    hint_at_misplaced_flags(["train.py", "--lr", "0.1"])
     assert not capsys.readouterr().err
-    _hint_at_misplaced_flags(["train.py", "--nproc-per-node=2"])
+    hint_at_misplaced_flags(["train.py", "--nproc-per-node=2"])
     assert "--nproc-per-node stands behind the script's name" in capsys.readouterr().err

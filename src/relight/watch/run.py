@@ -17,6 +17,7 @@ from relight.dashboard.job import Job
 from relight.dashboard.tail import Tail
 from relight.errors import UsageError
 from relight.server import journal
+from relight.timeline.load import load_report
 from relight.timeline.spans import Chunk
 from relight.wire.status import decode_line
 
@@ -124,7 +125,17 @@ class Run:
             self._trace.close()
 
 
-def report_so_far(run_dir: Path) -> tuple[JobReport, str]:
+def read_report(run_dir: Path) -> tuple[JobReport, str] | str:
+    """The report of a job; without one, what it would say now, and how the job stands. Or why there is neither."""
+    loaded = load_report(run_dir)
+    if not isinstance(loaded, str):
+        return loaded, ""
+    if (run_dir / "report.json").exists() or not (run_dir / JOURNAL).exists():
+        return loaded
+    return _report_so_far(run_dir)
+
+
+def _report_so_far(run_dir: Path) -> tuple[JobReport, str]:
     """What the report of a job without one would say now, by its journal; and how the job stands, in words."""
     run = Run(run_dir)
     run.read()

@@ -35,7 +35,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     run_dir: str
     state: State
-    stage: str  # of the controller: starting, training, stopping, restoring, finishing, ended
+    stage: str  # of the controller: starting, training, stopping, restoring, saving, finishing, ended
     waiting: str  # whom the job waits for, and why; empty while it trains
     error: str  # why it failed
     problem: str  # why the journal could not be read further
