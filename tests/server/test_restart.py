@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
+from relight.core.commands import Assign, Begin, EndJob, Kill, Release, Restore, Resume, Spawn, Stop
 from relight.core.events import (
     ControllerRestarted,
     ProcessExited,
@@ -213,6 +213,24 @@ def test_the_end_is_told_by_the_successor(start: Start) -> None:
     late.expect(StopAgent)
     late.close()
     assert controller.wait() == 0
+
+
+def test_an_end_that_the_journal_lacks_is_written_by_the_successor(start: Start) -> None:
+    """The first controller died between what it heard and what it would have ordered."""
+    controller = start(world_size=1)
+    agent, workers = train(controller, 1)
+    agent.send(exited(workers[0], status=0))  # the last replica
+    agent.expect(StopAgent)
+    controller.close()
+    path = controller.run_dir / "journal.jsonl"
+    path.write_bytes(b"".join(line for line in path.read_bytes().splitlines(keepends=True) if b"EndJob" not in line))
+    assert not any(isinstance(line.command, EndJob) for line in controller.journal())
+    controller.restart()
+    assert "every replica of the state is lost" in controller.observer().expect(JobEnded).error
+    ends = [number for number, line in enumerate(controller.journal()) if isinstance(line.command, EndJob)]
+    assert ends == [len(controller.journal()) - 1]
+    controller.restart()
+    assert len(controller.journal()) == ends[0] + 1  # it is there
 
 
 def test_what_workers_had_put_into_the_store_is_asked_for_again(start: Start) -> None:

@@ -231,6 +231,8 @@ class Server:
             self._core.ledger.ended(text, now)
             self._core.ended = EndJob(error=text, details="", why=text)
         if self._core.ended is not None:
+            if not passed.has_end:  # it died just before: whoever reads the journal is to find the end there
+                self._record(now, (self._core.ended,))
             self._ended_before = {agent.name for agent in self._agents}
             self._end_job(self._core.ended)
             return
@@ -727,16 +729,18 @@ class Server:
 
 
 class _Passed:
-    """Lines that pass by, and when the newest of them was written."""
+    """Lines that pass by, when the newest of them was written, and whether the job's end was among them."""
 
     def __init__(self, lines: Iterator[JournalLine]) -> None:
         self._lines = lines
         self.last = 0.0  # `now` of the newest
         self.dated, self.wall = 0.0, ""  # `now` of the newest that has a wall time, and that time
+        self.has_end = False
 
     def __iter__(self) -> Iterator[JournalLine]:
         for line in self._lines:
             self.last = line.now
+            self.has_end |= isinstance(line.command, EndJob)
             if line.wall:
                 self.dated, self.wall = line.now, line.wall
             yield line
