@@ -162,38 +162,52 @@ class Snapshots:
             except (RuntimeError, MemoryError) as error:  # no memory, mostly; then this version is never established
                 runtime.say("no snapshots", f"rank {runtime.rank} cannot make a snapshot: {error}. Training goes on")
                 return
+        kept = None
+        if self._find(self._kept, self._ward, version) is not None:
+            self._have = version
+        else:
+            kept = self._free(self._kept)
         self._copied.clear()
         self._closed.clear()
-        generation, ward = runtime.generation, self._ward
-        if self._find(self._kept, ward, version) is not None:
-            self._have = version
-        kept = None if self._have == version else self._free(self._kept)
-
-        def work() -> None:
-            try:
-                for source, copy in copies:
-                    _copy(source, copy)
-            finally:
-                copies.clear()
-                self._copied.set()
-            if not own.complete:
-                self._complete(own)
-            while kept is not None and runtime.is_current(generation):
-                try:
-                    self._fetch(kept, ward, version, generation)
-                except StepInterrupted:
-                    return
-                except (RelightError, OSError) as error:
-                    if runtime.is_current(generation):
-                        text = f"rank {runtime.rank} could not get a snapshot of rank {ward}, and tries again: {error}"
-                        runtime.say("buddy", text)
-                    self._closed.wait(_AGAIN_SECONDS)
-                    continue
-                self._have = version
-                return
-
-        self._thread = threading.Thread(target=work, name="relight-buddy", daemon=True)
+        work = (own, copies, kept, self._ward, version, runtime.generation)
+        self._thread = threading.Thread(target=self._work, args=work, name="relight-buddy", daemon=True)
         self._thread.start()
+
+    def _work(
+        self,
+        own: Slot,
+        copies: list[tuple[torch.Tensor, torch.Tensor]],
+        kept: Slot | None,
+        ward: int,
+        version: int,
+        generation: int,
+    ) -> None:
+        """Beside the steps: what is left to copy into `own`, then the ward's into `kept`, unless it is there."""
+        try:
+            for source, copy in copies:
+                _copy(source, copy)
+        finally:
+            copies.clear()
+            self._copied.set()
+        if not own.complete:
+            self._complete(own)
+        while kept is not None and self._runtime.is_current(generation):
+            try:
+                self._fetch(kept, ward, version, generation)
+            except StepInterrupted:
+                return
+            except (RelightError, OSError) as error:
+                self._tell_of_ward(ward, generation, error)
+                self._closed.wait(_AGAIN_SECONDS)
+                continue
+            self._have = version
+            return
+
+    def _tell_of_ward(self, ward: int, generation: int, error: Exception) -> None:
+        runtime = self._runtime
+        if runtime.is_current(generation):
+            text = f"rank {runtime.rank} could not get a snapshot of rank {ward}, and tries again: {error}"
+            runtime.say("buddy", text)
 
     def _free(self, slots: list[Slot]) -> Slot:
         """The one that is needed least; nobody reads it any more when this returns."""
@@ -209,8 +223,9 @@ class Snapshots:
             self._runtime.server.forget(slot.rank, slot.offer)
             slot.offer = None
 
-    def _serve(self, slot: Slot) -> None:
-        slot.offer = Offer(0, slot.version, slot.meta, SnapshotFlat(slot.tree, slot.paths, slot.tensors))
+    def _serve(self, slot: Slot, digests: dict[int, int]) -> None:
+        """`digests`: by bucket, as far as they are known."""
+        slot.offer = Offer(0, slot.version, slot.meta, SnapshotFlat(slot.tree, slot.paths, slot.tensors), digests)
         slot.complete = True
         self._runtime.server.keep(slot.rank, slot.offer)
 
@@ -245,9 +260,10 @@ class Snapshots:
     def _complete(self, slot: Slot) -> None:
         """All of it is copied: digest it, and serve it."""
         flat = SnapshotFlat(slot.tree, slot.paths[:-1], slot.tensors[:-1])
-        reader = TensorReader(flat.tensors)
-        slot.meta["digest"] = digest_of(flat, [reader.digest(bucket) for bucket in plan_state(flat.specs)])
-        self._serve(slot)
+        reader, buckets = TensorReader(flat.tensors), plan_state(flat.specs)
+        digests = [reader.digest(bucket) for bucket in buckets]
+        slot.meta["digest"] = digest_of(flat, digests)
+        self._serve(slot, dict(enumerate(digests[:-1])))  # what is private goes into the last bucket as well
 
     def _fetch(self, slot: Slot, ward: int, version: int, generation: int) -> None:
         """Get the ward's snapshot. Raises StepInterrupted or RestoreError if the generation is closed meanwhile."""
@@ -265,7 +281,7 @@ class Snapshots:
         header = fetched.header
         slot.meta, slot.tree, slot.paths, slot.tensors = header.meta, header.tree, header.paths, fetched.tensors
         slot.rank, slot.version = ward, version
-        self._serve(slot)
+        self._serve(slot, fetched.digests)
 
     def _cancel(self) -> None:
         """The generation is closed. Called by the link's thread."""

@@ -62,12 +62,15 @@ ToTarget = Header | Filled
 class Offer:
     """The state that a source serves during one generation."""
 
-    def __init__(self, generation: int, version: int, meta: dict[str, Any], flat: Flat) -> None:
+    def __init__(
+        self, generation: int, version: int, meta: dict[str, Any], flat: Flat, digests: dict[int, int] | None = None
+    ) -> None:
+        """`digests`: by bucket, those that are known."""
         self.header = Header(generation, version, meta, flat.tree, flat.paths, flat.specs)
         self.reader = TensorReader(flat.tensors)
         self.buckets = plan_state(flat.specs)
-        # By bucket. Sending fills them from the front, the source's own state digest from the back.
-        self.digests: dict[int, int] = {}
+        # Sending fills them from the front, the source's own state digest from the back.
+        self.digests: dict[int, int] = {} if digests is None else digests
 
 
 def describe_state(specs: Sequence[TensorSpec]) -> Manifest:

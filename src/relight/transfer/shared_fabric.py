@@ -21,6 +21,8 @@ from relight.transfer.weights import TensorReader, TensorWriter
 
 # Two IPC buffers, each in two halves: a source and a target of the same speed wait for each other less often.
 BUFFERS = 2 * IPC_BUFFERS
+# Beside training nobody waits for the copy, and finding and mapping memory takes from the cores that compute.
+BUFFERS_BESIDE = 1
 
 
 class SharedSource(Channel):
@@ -40,11 +42,16 @@ class SharedSource(Channel):
         if not self._buffers or lent.buffer_bytes < max(bucket.nbytes for bucket in buckets):
             raise ProtocolError("the target's buffers are too small")
 
-    def send_bucket(self, reader: TensorReader, bucket: Bucket, known: int | None) -> int:  # noqa: ARG002
+    def send_bucket(self, reader: TensorReader, bucket: Bucket, known: int | None) -> int:
         if self._sent >= len(self._buffers):
             self._expect_taken()
         number = self._sent % len(self._buffers)
-        digest = reader.fill(bucket, self._buffers[number].view)
+        view = self._buffers[number].view
+        if known is None:
+            digest = reader.fill(bucket, view)
+        else:
+            digest = known
+            reader.write(bucket, view)
         self.send(Filled(bucket.index, number, digest))
         self._sent += 1
         return digest
@@ -66,8 +73,9 @@ class SharedSource(Channel):
 class SharedTarget(Channel):
     """The target's end (`fabric.TargetLink`)."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, most_buffers: int = BUFFERS) -> None:
         super().__init__(connection, ToTarget)
+        self._most_buffers = most_buffers
         self._buffers: tuple[Buffer, ...] = ()
 
     def establish(self, timeout_seconds: float) -> None:
@@ -76,7 +84,7 @@ class SharedTarget(Channel):
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         """Make buffers, no more and no larger than these buckets need."""
         nbytes = max(bucket.nbytes for bucket in buckets)
-        self._buffers = create_buffers(min(BUFFERS, len(buckets)), nbytes)
+        self._buffers = create_buffers(min(self._most_buffers, len(buckets)), nbytes)
         self.send(Lend(nbytes), [buffer.descriptor for buffer in self._buffers])
 
     def receive_bucket(self, writer: TensorWriter, bucket: Bucket) -> int:

@@ -2,7 +2,7 @@
 
 import copy
 import ctypes
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 import xxhash
@@ -26,9 +26,18 @@ class TensorReader:
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         """Write the bucket into `view`, zeros in the gaps between pieces; returns the digest of all of it."""
-        target = address_of(view)
         digest = xxhash.xxh3_64()
-        digested = written = 0
+        self._write(bucket, view, digest.update)
+        return digest.intdigest()
+
+    def write(self, bucket: Bucket, view: memoryview) -> None:
+        """The same for a bucket whose digest is known."""
+        self._write(bucket, view, lambda _: None)
+
+    def _write(self, bucket: Bucket, view: memoryview, tell: Callable[[memoryview], None]) -> None:
+        """`tell` gets all that is written, in its order, a part at a time."""
+        target = address_of(view)
+        told = written = 0
         for piece in bucket.pieces:
             if piece.offset > written:
                 view[written : piece.offset] = bytes(piece.offset - written)
@@ -38,11 +47,10 @@ class TensorReader:
                 count = min(CHUNK_BYTES, piece.nbytes - done)
                 ctypes.memmove(target + piece.offset + done, source + done, count)
                 written = piece.offset + done + count
-                if written - digested >= CHUNK_BYTES:
-                    digest.update(view[digested:written])
-                    digested = written
-        digest.update(view[digested:written])
-        return digest.intdigest()
+                if written - told >= CHUNK_BYTES:
+                    tell(view[told:written])
+                    told = written
+        tell(view[told:written])
 
     def digest(self, bucket: Bucket) -> int:
         """The same digest, without a copy."""
