@@ -11,6 +11,7 @@ import importlib.util
 import math
 import os
 import re
+import shutil
 import socket
 import sys
 import uuid
@@ -43,13 +44,14 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
     standbys = _at_least(0, arguments.standby, "--standby")
     check_fit(local_size + standbys, arguments.oversubscribe)
     script = arguments.script_and_arguments[0] if arguments.script_and_arguments else ""
-    check_script(script, module=arguments.module)
+    check_script(script, module=arguments.module, no_python=arguments.no_python)
     settings = JobSettings(
         job="",
         run_id=uuid.uuid4().hex[:8],
         script=script,
         script_arguments=tuple(arguments.script_and_arguments[1:]),
         module=arguments.module,
+        no_python=arguments.no_python,
         world_size=world_size,
         nodes=nodes,
         standbys=standbys,
@@ -214,12 +216,21 @@ def check_fit(processes: int, oversubscribe: bool) -> None:
         raise UsageError(f"this asks for {processes} workers on {cores} cores; pass --oversubscribe to insist")
 
 
-def check_script(script: str, *, module: bool) -> None:
+def check_script(script: str, *, module: bool, no_python: bool = False) -> None:
     """See that there is something to run, before anything is started for it."""
     if not script:
         raise UsageError("no script given; for example: relight run --nproc-per-node 4 --standby 1 train.py")
+    if module and no_python:
+        raise UsageError("-m is for a Python module, --no-python for a program of any kind: give one of them")
     if module:
         _check_module(script)
+        return
+    if no_python:
+        if shutil.which(script) is None:
+            raise UsageError(
+                f"--no-python: there is no program {script} that can be run, neither on the PATH nor as "
+                f"{Path(script).absolute()}; check the name, give a path with a / in it, or chmod +x it"
+            )
         return
     path = Path(script)
     if path.is_dir():

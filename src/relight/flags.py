@@ -35,7 +35,6 @@ _TORCHRUN_FLAGS = {
     "--local-ranks-filter": _LOGS,
     "--logs-specs": _LOGS,
     "--local-addr": "a host's own address is found by itself, or by RELIGHT_HOST_ADDRESS; drop it",
-    "--no-python": "workers are Python processes that relight starts itself; give the Python file, or a module with -m",
     "--run-path": "give the Python file as SCRIPT; drop it",
     "--start-method": "every worker is a new Python process; drop it",
     "--virtual-local-rank": "each worker finds its own device in job.device; drop it",
@@ -95,6 +94,12 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
     )
     add(*("--rdzv-conf", "--rdzv_conf"), metavar="CONF", help="accepted and needless")
     add("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as with python -m")
+    add(
+        *("--no-python", "--no_python"),
+        action="store_true",
+        help="SCRIPT is a program, run as it is; it must become the Python that calls relight.init(), as a shell "
+        "script does whose last line is `exec python train.py`",
+    )
     add(
         *("--master-addr", "--master_addr"),
         default=_DEFAULTS["master_address"],

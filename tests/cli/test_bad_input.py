@@ -85,6 +85,11 @@ def test_a_script_that_is_a_directory(relight: Relight, tmp_path: Path) -> None:
     check(relight("run", str(tmp_path)), "is a directory")
 
 
+def test_a_program_that_cannot_be_run(relight: Relight, script: Path) -> None:
+    check(relight("run", "--no-python", str(script)), "--no-python", "can be run", str(script), "chmod +x")
+    check(relight("run", "--no-python", "-m", "json"), "-m", "--no-python", "one of them")
+
+
 def test_a_module_that_does_not_exist(relight: Relight) -> None:
     check(relight("run", "-m", "no_such_package.train"), "no module no_such_package")
 

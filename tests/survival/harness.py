@@ -33,7 +33,12 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
 SHARED_MEMORY = Path("/dev/shm")
 _MARK = "RELIGHT_TEST_JOB"
-SAVING = ("train.py", "divided.py", "pipeline.py")  # programs that write digests of what they end with, and can be held
+SAVING = (
+    "train.py",
+    "train.sh",
+    "divided.py",
+    "pipeline.py",
+)  # programs that write digests of what they end with, and can be held
 
 
 @dataclass(frozen=True, kw_only=True)

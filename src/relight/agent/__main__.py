@@ -67,12 +67,13 @@ def main(arguments: Sequence[str] | None = None, command: tuple[str, ...] = WORK
 
 async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
     private_dir = options.private_dir.resolve()
+    settings = read_settings(private_dir)
     launch = Launch(
-        settings=read_settings(private_dir),
+        settings=settings,
         private_dir=private_dir,
         node=options.name,
         socket_path=private_dir / f"agent-{options.name}.sock",
-        command=command,
+        command=(settings.script, *settings.script_arguments) if settings.no_python else command,
     )
 
     run_dir = Path(launch.settings.run_dir)

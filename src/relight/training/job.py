@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ from torch._C._distributed_c10d import HashStore, Store
 from relight.core.commands import Assign
 from relight.core.position import Phase
 from relight.errors import UsageError
+from relight.training.ending import hook
 from relight.training.group import RelightProcessGroup
 from relight.training.mesh_private import follow_rank, watch_groups
 from relight.training.runtime import Runtime, connect
+from relight.training.stacks import answer_for_stacks
 from relight.training.store import GenerationStore
 
 _runtime: Runtime | None = None
@@ -86,9 +89,16 @@ def init(*, late_standby: bool | None = None) -> Job:
             "relight.init() found no job: start the script with `relight run --nproc-per-node N script.py` "
             "instead of python or torchrun"
         )
+    if os.getsid(0) != os.getpid():  # the agent's child leads a session
+        raise UsageError(
+            "relight.init() was called in a child of the process that relight has started and watches. Call it in that "
+            "process; a program that --no-python names must become Python (`exec python train.py` in a shell script)"
+        )
     if dist.is_initialized():
         raise UsageError("torch.distributed is initialized already: let relight.init() do it")
     runtime = connect()
+    if runtime.settings.no_python:
+        _look_after_itself(runtime)
     runtime.page.stamp(Phase.STARTING)
     runtime.guessed = late_standby is None
     runtime.builds_late = _PIPELINES in sys.modules if late_standby is None else late_standby
@@ -115,6 +125,12 @@ def init(*, late_standby: bool | None = None) -> Job:
         follow_rank(runtime.rank)
     _runtime = runtime
     return Job(runtime)
+
+
+def _look_after_itself(runtime: Runtime) -> None:
+    """What relight's own start of a script does, for one that was started by another program."""
+    hook(runtime)
+    answer_for_stacks(Path(os.environ["RELIGHT_PRIVATE_DIR"]), runtime.process)
 
 
 def _create_group(runtime: Runtime, options: Any) -> RelightProcessGroup:

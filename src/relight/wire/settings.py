@@ -34,6 +34,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     script: str
     script_arguments: tuple[str, ...] = ()
     module: bool = False  # run `script` as a module, like torchrun -m
+    no_python: bool = False  # run `script` itself, a program that becomes Python, like torchrun --no-python
     world_size: int = 1
     nodes: int = 1  # hosts that share the ranks
     standbys: int = 0

@@ -1,0 +1,137 @@
+"""How a worker's script ends, told to the controller before the process does.
+
+The traceback of an exception that nobody caught goes to the rank's log file only; the terminal shows it once, for the
+whole job, if it turns out to be a bug.
+"""
+
+import atexit
+import multiprocessing
+import os
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+from relight.core.events import WorkerFailed, WorkerReleased
+from relight.errors import RelightError, UsageError
+from relight.training.runtime import Runtime
+
+FILE_ONLY = "\x1e"  # agent.output writes such lines to the log file, not to the terminal
+_STARTER = Path(__file__).with_name("bootstrap.py")
+
+
+def raised(runtime: Runtime | None, error: BaseException) -> NoReturn:
+    """The script failed: say so, and end, unless this process has state that a last checkpoint may need."""
+    stay = _staying(runtime, error)
+    _report(runtime, error, stands=stay is not None)
+    if stay is not None:
+        stay()
+    leave(1)
+
+
+def say_goodbye(runtime: Runtime | None) -> None:
+    """The script has run to its end."""
+    if runtime is not None:
+        runtime.link.send(WorkerReleased(process=runtime.process))
+        runtime.link.close()
+
+
+def leave(status: int) -> NoReturn:
+    """End at once: gloo's and DDP's destructors may wait for peers that are gone."""
+    for child in multiprocessing.active_children():
+        if child.daemon:  # data loading processes: an ordinary exit of the interpreter would end them too
+            child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def hook(runtime: Runtime) -> None:
+    """See the script's end from within, in a Python that relight did not start itself (`--no-python`).
+
+    The interpreter does not say with which status it ends, so it ends in its own way; and whoever leaves the loop of
+    steps by `sys.exit` is held to have left it by `break`.
+    """
+    own = os.getpid()
+
+    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() != own:  # forked by the script
+            sys.__excepthook__(kind, error, trace)
+            return
+        raised(runtime, error)
+
+    def on_exit() -> None:
+        if os.getpid() != own:
+            return
+        try:
+            if runtime.at_end is not None:
+                runtime.at_end()
+        except BaseException as error:
+            raised(runtime, error)
+        say_goodbye(runtime)
+
+    sys.excepthook = on_exception
+    atexit.register(on_exit)
+
+
+def _staying(runtime: Runtime | None, error: BaseException) -> Callable[[], None] | None:
+    """What to do instead of ending, if this process has whole state that a last checkpoint may need."""
+    if runtime is None or not isinstance(error, Exception) or isinstance(error, RelightError):
+        return None
+    return None if runtime.page.is_torn or runtime.torn else runtime.stay
+
+
+def _report(runtime: Runtime | None, error: BaseException, *, stands: bool) -> None:
+    trace = "".join(traceback.format_exception(error, chain=True))
+    trace = _without_our_frames(trace, mistake=isinstance(error, UsageError))
+    for line in trace.splitlines():
+        print(FILE_ONLY + line, file=sys.stderr, flush=True)
+    if runtime is None:
+        print(trace, file=sys.stderr, flush=True)
+        return
+    runtime.link.send(
+        WorkerFailed(
+            process=runtime.process,
+            rank=runtime.rank,
+            kind="usage" if isinstance(error, RelightError) else "exception",
+            step=runtime.faults.step,
+            phase=runtime.page.phase.name,
+            summary=f"{type(error).__name__}: {error}".splitlines()[0][:500],
+            traceback=trace,
+            place=_place(error),
+            noticed_ns=time.monotonic_ns(),
+            stands=stands,
+        ),
+        report=True,  # an agent that is restarted must hear of it: this process may live on
+    )
+
+
+def _place(error: BaseException) -> str:
+    """The last line of the traceback that is not in an installed package: where to begin to look."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not _is_installed(f.filename)] or frames
+    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+
+
+def _is_installed(path: str) -> bool:
+    """Of Python, a package, or relight itself."""
+    homes = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parent.parent))
+    return path.startswith((*homes, "<frozen"))
+
+
+def _without_our_frames(trace: str, *, mistake: bool) -> str:
+    """Drop the frames of runpy and of what started it, and all of ours if the script is to be mended."""
+    ours = str(Path(__file__).parent.parent if mistake else _STARTER)
+    kept, skipping = [], False
+    for line in trace.splitlines(keepends=True):
+        if line.startswith("  File "):
+            skipping = "<frozen runpy>" in line or ours in line
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    return "".join(kept)
