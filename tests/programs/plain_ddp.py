@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import relight
-from tests.programs.train import Net, make_optimizer, save
+from tests.programs.train import Net, make_optimizers, save, zero_gradients
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
     model = DDP(Net(64, 0.0, options.batchnorm))
-    optimizer = make_optimizer(options.optimizer, model)
+    optimizers = make_optimizers(options.optimizer, model, groups=False)
     generator = torch.Generator().manual_seed(7)
     data = torch.randn(96 * world_size, 16, generator=generator)
     labels = torch.randint(0, 4, (96 * world_size,), generator=generator)
@@ -38,11 +38,12 @@ def main() -> None:
             if done == options.steps:
                 break
             F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer in optimizers.values():
+                optimizer.step()
+            zero_gradients(optimizers)
             done += 1
     weights = relight.digest_weights(relight.weights_of(model))
-    save(f"{options.save}.{rank}", model, weights, optimizer=optimizer)
+    save(f"{options.save}.{rank}", model, weights, **optimizers)
     dist.destroy_process_group()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -25,16 +26,20 @@ DDP_OPTIONS: dict[str, dict[str, Any]] = {
     "static": {"static_graph": True},
     "unused": {"find_unused_parameters": True},
     "view": {"gradient_as_bucket_view": True},
+    "static-view": {"static_graph": True, "gradient_as_bucket_view": True},
     "small": {"bucket_cap_mb": 0.001},
 }
+
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "adamw-fused", "adamw-foreach", "rmsprop", "adafactor", "muon")
+SCHEDULERS = ("cosine", "plateau", "one-cycle", "sequential")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument(
-        "--optimizer", default="adamw", choices=["sgd", "adam", "adamw", "adamw-fused", "adamw-foreach"]
-    )
+    parser.add_argument("--optimizer", default="adamw", choices=OPTIMIZERS)
+    parser.add_argument("--groups", action="store_true", help="matrices, and all else with another learning rate")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--batchnorm", action="store_true")
@@ -44,7 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--late-standby", action="store_true", help="standbys build when they know their rank")
     parser.add_argument("--compile", default="", metavar="BACKEND", help="compile the model")
     parser.add_argument("--hand-over-compiled", action="store_true", help="the compiled model instead of the other one")
-    parser.add_argument("--scheduler", action="store_true")
+    parser.add_argument("--scheduler", nargs="?", default="", const="cosine", choices=SCHEDULERS)
     parser.add_argument("--autocast", action="store_true")
     parser.add_argument("--scaler", action="store_true")
     parser.add_argument("--overflow-at", type=int, default=-1, help="make the loss infinite at this step")
@@ -103,14 +108,35 @@ class Lines:
             file.write(json.dumps({"step": step, "pid": os.getpid(), **values}) + "\n")
 
 
-def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizers(kind: str, model: nn.Module, groups: bool) -> dict[str, torch.optim.Optimizer]:
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+    others = [parameter for parameter in model.parameters() if parameter.ndim != 2]
+    if kind == "muon":  # it is for matrices alone
+        return {"muon": torch.optim.Muon(matrices, lr=0.02), "adamw": torch.optim.AdamW(others, lr=0.003)}
+    apart = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "lr": 0.0005, "weight_decay": 0.0}]
+    parameters: Any = apart if groups else model.parameters()
     if kind == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        return {"optimizer": torch.optim.SGD(parameters, lr=0.05, momentum=0.9)}
     if kind == "adam":
-        return torch.optim.Adam(model.parameters(), lr=0.003)
-    return torch.optim.AdamW(
-        model.parameters(), lr=0.003, fused=kind == "adamw-fused" or None, foreach=kind == "adamw-foreach" or None
-    )
+        return {"optimizer": torch.optim.Adam(parameters, lr=0.003)}
+    if kind == "rmsprop":
+        return {"optimizer": torch.optim.RMSprop(parameters, lr=0.003, momentum=0.9, centered=True)}
+    if kind == "adafactor":
+        return {"optimizer": torch.optim.Adafactor(parameters, lr=0.03)}
+    fused, foreach = kind == "adamw-fused" or None, kind == "adamw-foreach" or None
+    return {"optimizer": torch.optim.AdamW(parameters, lr=0.003, fused=fused, foreach=foreach)}
+
+
+def make_scheduler(kind: str, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+    kinds = torch.optim.lr_scheduler
+    if kind == "plateau":
+        return kinds.ReduceLROnPlateau(optimizer, factor=0.7, patience=0, threshold=0.1)
+    if kind == "one-cycle":
+        return kinds.OneCycleLR(optimizer, max_lr=0.01, total_steps=steps)
+    if kind == "sequential":
+        parts: list[Any] = [kinds.LinearLR(optimizer, 0.1, total_iters=3), kinds.CosineAnnealingLR(optimizer, steps)]
+        return kinds.SequentialLR(optimizer, parts, milestones=[3])
+    return kinds.CosineAnnealingLR(optimizer, steps) if kind else None
 
 
 def make_average(kind: str, net: nn.Module) -> nn.Module:
@@ -131,6 +157,11 @@ def update_average(kind: str, ema: nn.Module, net: nn.Module) -> None:
             average.data.lerp_(buffer.data, 0.1)
         else:
             average.data.copy_(buffer.data)
+
+
+def zero_gradients(optimizers: dict[str, torch.optim.Optimizer]) -> None:
+    for optimizer in optimizers.values():
+        optimizer.zero_grad()
 
 
 def save(path: str, model: DDP, weights: str, **others: Any) -> None:
@@ -174,8 +205,8 @@ def main() -> None:
     net = Net(options.width, options.dropout, options.batchnorm, spare=options.ddp == "unused")
     model = DDP(net, broadcast_buffers=not options.local_buffers, **DDP_OPTIONS[options.ddp])
     run: Any = torch.compile(model, backend=options.compile) if options.compile else model
-    optimizer = make_optimizer(options.optimizer, model)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
+    optimizers = make_optimizers(options.optimizer, model, options.groups)
+    scheduler = make_scheduler(options.scheduler, next(iter(optimizers.values())), options.steps)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if options.scaler else None
     ema = make_average(options.ema_kind, model.module) if options.ema else None
 
@@ -199,7 +230,7 @@ def main() -> None:
 
     training = relight.Training(
         model=run if options.hand_over_compiled else model,
-        optimizer=optimizer,
+        optimizer=optimizers,
         scheduler=scheduler,
         scaler=scaler,
         ema=ema,
@@ -216,7 +247,7 @@ def main() -> None:
     for step in training.steps(until=options.steps):
         with step as batch:
             if options.zero_first:
-                optimizer.zero_grad()
+                zero_gradients(optimizers)
             time.sleep(options.pause)
             net.uses_spare = step.number % 2 == 1
             batches = batch if options.accumulate > 1 else [batch]
@@ -234,19 +265,22 @@ def main() -> None:
                 step.report(loss, number=step.number, half=loss / 2)
             if options.clip:
                 if scaler:
-                    scaler.unscale_(optimizer)
+                    for optimizer in optimizers.values():
+                        scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            if options.scheduler == "plateau":  # of all ranks: or each would have a learning rate of its own
+                loss = loss.detach()
+                dist.all_reduce(loss)
+            for optimizer in optimizers.values():
+                scaler.step(optimizer) if scaler else optimizer.step()
             if scaler:
-                scaler.step(optimizer)
                 scaler.update()
-            else:
-                optimizer.step()
             if ema is not None and step.number % options.ema_every == 0:
                 update_average(options.ema_kind, ema, model.module)
             if scheduler is not None:
-                scheduler.step()
+                scheduler.step(*([loss] if options.scheduler == "plateau" else []))
             if not options.zero_first:
-                optimizer.zero_grad()
+                zero_gradients(optimizers)
             if not options.log:
                 step.report(loss)
         if options.tell and step.committed:
@@ -262,7 +296,7 @@ def main() -> None:
     if options.save:
         # What engines were sent is compared with rank 0's own, buffers included.
         weights = relight.digest_weights(relight.weights_of(model))
-        others = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+        others = {**optimizers, "scheduler": scheduler, "scaler": scaler, "ema": ema}
         save(f"{options.save}.{job.rank}", model, weights=weights, **others)
 
 

@@ -137,6 +137,39 @@ def check_feature(bench: Bench, arguments: str, fault: str) -> None:
     assert not outcome.report.notices, outcome.describe()
 
 
+# Each survives a death on either side of the barrier, in one job of two ranks.
+KILLS = ("kill rank 1 in BACKWARD of step 2", "kill rank 0 in OPTIMIZER of step 5")
+OPTIONS = (
+    "--optimizer rmsprop",
+    "--optimizer adafactor",
+    "--optimizer muon",
+    "--groups",
+    "--groups --optimizer sgd --scheduler one-cycle",
+    "--scheduler plateau",
+    "--scheduler one-cycle",
+    "--scheduler sequential",
+    "--local-buffers",
+    "--local-buffers --batchnorm --scheduler plateau",
+    "--ddp view",
+    "--ddp static",
+    "--ddp static-view --groups --optimizer rmsprop",
+    "--optimizer muon --scheduler sequential --ddp static-view --local-buffers --batchnorm --clip",
+)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param(arguments, marks=() if "muon --s" in arguments else pytest.mark.all) for arguments in OPTIONS],
+)
+def test_options(bench: Bench, arguments: str) -> None:
+    training = Training(ranks=2, steps=STEPS, arguments=tuple(arguments.split()))
+    reference = bench.reference(training)
+    outcome = bench.run(training, faults=KILLS, standbys=2)
+    check_survived(outcome, reference)
+    check_faults(outcome, KILLS)
+    assert not outcome.report.notices, outcome.describe()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
