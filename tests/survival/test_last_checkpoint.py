@@ -156,8 +156,10 @@ def test_the_controller_may_die_meanwhile(bench: Bench, tmp_path: Path, places: 
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("place", ["sent Stop 1", "sent Save 1", "event Saved 1"])
-@pytest.mark.parametrize("layout", ["hsdp --batchnorm", "tp_dp", "zero_dp"])
+@pytest.mark.parametrize(
+    ("layout", "place"),
+    [("hsdp --batchnorm", "sent Save 1"), ("tp_dp", "sent Stop 1"), ("zero_dp", "event Saved 1")],
+)
 def test_the_controller_may_die_while_a_divided_state_is_saved(
     bench: Bench, tmp_path: Path, layout: str, place: str
 ) -> None:
