@@ -20,7 +20,7 @@ from relight.dashboard.row import Joined, Row
 from relight.server.journal import JournalHeader, JournalLine, decode_line
 from relight.timeline.publications import Publications
 from relight.timeline.spans import Chunk
-from relight.wire.settings import JobSettings
+from relight.wire.settings import JobSettings, part_of
 from relight.wire.status import Gpu, PublishStatus, RestoreStatus, Status
 
 PARTS_LISTED = 64  # parts of divided state; the rarest are what matters
@@ -76,9 +76,7 @@ class Job:
 
     def _begin(self, settings: JobSettings) -> None:
         self.settings = settings
-        names = ControllerSettings.__struct_fields__
-        decisive = ControllerSettings(**{name: getattr(settings, name) for name in names})
-        self._core = Controller(decisive, full_account=True)
+        self._core = Controller(part_of(ControllerSettings, settings), full_account=True)
         self.phases = Phases(settings.world_size, self._standbys)
 
     def _take(self, line: JournalLine) -> None:

@@ -17,7 +17,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -93,7 +92,7 @@ from relight.wire.messages import (
     private_key,
 )
 from relight.wire.outbox import COUNTED
-from relight.wire.settings import SUPERSEDED, JobSettings
+from relight.wire.settings import SUPERSEDED, JobSettings, part_of
 from relight.wire.status import GpuStatus, PublishStatus, RestoreStatus
 from relight.wire.tls import Tls
 
@@ -105,7 +104,6 @@ MAX_LONG_WRITES = 1000
 AGENT_STOP_SECONDS = 10.0  # for the agents to end their processes once the job is over
 FLUSH_SECONDS = 2.0
 CONFIRM_SECONDS = 0.1  # until agents hear that what they said has arrived, if they are told nothing else meanwhile
-Part = TypeVar("Part", bound=msgspec.Struct)
 
 
 class Server:
@@ -125,8 +123,8 @@ class Server:
         self._resume = resume
         self._take_over_journal = take_over
         self._run_dir = Path(settings.run_dir)
-        self._core = Controller(_part(ControllerSettings, settings))
-        self._detector = Detector(_part(DetectorSettings, settings))
+        self._core = Controller(part_of(ControllerSettings, settings))
+        self._detector = Detector(part_of(DetectorSettings, settings))
         self._stragglers = Stragglers(settings.slow_factor, settings.slow_window_seconds)
         self._gate = Gate(token, settings, tls)
         self._agents = Agents()
@@ -750,11 +748,6 @@ def _give_way() -> None:
     """The job has another controller. Not a word to anyone: agents that still listen here must not obey two of them."""
     print("relight: another controller has taken over this job; this one ends", file=sys.stderr, flush=True)
     os._exit(SUPERSEDED)
-
-
-def _part(kind: type[Part], settings: JobSettings) -> Part:
-    """The part of the job's settings that a component of the core decides by."""
-    return kind(**{name: getattr(settings, name) for name in kind.__struct_fields__})
 
 
 def _versions() -> dict[str, str]:

@@ -20,16 +20,16 @@ from relight.core.commands import Save
 from relight.errors import CheckpointError, RestoreError, UsageError
 from relight.training import checkpoint_files as files
 from relight.training.batches import Batches
+from relight.training.checkpoint_reader import CheckpointReader, prefix_of
 from relight.training.dcp import Piece
 from relight.training.mesh_private import place_in_whole
 from relight.training.page import NO_PRIVATE
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
-from relight.training.state import TrackedState, parameters_behind
-from relight.transfer.codec import Flat, decode_tree, digest_of, local_part, spec_of, unflatten
+from relight.training.state import TrackedState
+from relight.transfer.codec import Flat, digest_of, spec_of, unflatten
 from relight.transfer.fabric import Address
 from relight.transfer.offer import Offer, plan_state
-from relight.transfer.restore import destination_for
 from relight.transfer.weights import TensorReader
 from relight.wire.messages import private_key
 
@@ -65,9 +65,8 @@ class Checkpointing:
         self._runtime = runtime
         self._state = state
         self._progress = progress
-        self._batches = batches
         self._shard = shard
-        self._place = place
+        self._reader = CheckpointReader(runtime, state, progress, batches, shard, place)
         self.every = 0
         self._root = Path()
         self._keep = 0
@@ -202,7 +201,7 @@ class Checkpointing:
             digest="",
             private_buffers=self._state.named_private_buffers(),
             tree=flat.tree,
-            pieces=_pieces(flat, self._prefix),
+            pieces=_pieces(flat, prefix_of(self._state)),
             stored=[],
         )
 
@@ -299,7 +298,7 @@ class Checkpointing:
         if not start.version:
             return False
         if runtime.rank and self._shard():
-            self.read(start.version)
+            self._reader.read(self._root, start.version)
         elif runtime.rank:
             self._fetch(start)
         self._version = start.version
@@ -321,7 +320,7 @@ class Checkpointing:
             )
         for version in versions:
             try:
-                meta = self.read(version)
+                meta = self._reader.read(self._root, version)
             except CheckpointError as error:
                 errors.append(str(error))
                 self._tell(f"the checkpoint of step {version} cannot be used: {error}")
@@ -336,66 +335,6 @@ class Checkpointing:
             return _Start(0, error=text)
         return _Start(0)
 
-    def read(self, version: int) -> dict[str, Any]:
-        """This rank's part, from the disk. Returns what a copy of it needs to know. Raises CheckpointError.
-
-        If the state was divided in the same way its digest is verified; else its pieces are put together from those
-        that were written, each of which the file format guards.
-        """
-        state, runtime = self._state, self._runtime
-        meta = files.read_meta(self._root, version)
-        if meta.world_size != runtime.world_size and not meta.derivable:
-            raise CheckpointError(
-                f"it was written by {meta.world_size} ranks, each with something of its own (statistics of BatchNorm, "
-                f"the place in the data, random streams), and cannot be divided among {runtime.world_size}"
-            )
-        writer = meta.parts.get(self._shard())
-        if writer is None and self._prefix:
-            raise CheckpointError(
-                f"its state is divided into {', '.join(meta.parts)}, and this rank holds {self._shard()}: stages of a "
-                "pipeline and parts of ZeRO can only go on divided as they were"
-            )
-        part = files.read_part(self._root, version, min(meta.parts.values()) if writer is None else writer)
-        if part.layout != state.layout():
-            raise CheckpointError("it is of another model or optimizer (names, shapes or settings differ)")
-        own = state.destination()
-        pieces = part.pieces if writer is not None else self._own_pieces(part)
-        try:
-            tensors = [destination_for(own.get(piece.path.removeprefix(self._prefix)), piece.spec) for piece in pieces]
-        except RestoreError as error:
-            raise CheckpointError(str(error)) from error
-        files.read_tensors(self._root, version, pieces, tensors)
-        state.adopt(unflatten(part.tree, tensors), part.private_buffers)
-        if writer is not None and (found := state.digest()) != part.digest:
-            raise CheckpointError(f"its digest is {found}, and was {part.digest} when it was written")
-        self._adopt(meta.version, meta.lineage, meta.gradients_to_none)
-        return {
-            "lineage": meta.lineage,
-            "until": self._progress.until,
-            "private_buffers": part.private_buffers,
-            "gradients_to_none": meta.gradients_to_none,
-        }
-
-    def _own_pieces(self, part: files.Part) -> list[Piece]:
-        """Of a checkpoint that was divided in another way: which block of each tensor is this rank's."""
-        like = parameters_behind(self._state, part.tree, len(part.pieces))
-        pieces = []
-        for number, piece in enumerate(part.pieces):
-            parameter = like.get(number)
-            if parameter is None or tuple(parameter.shape) != piece.whole:
-                offset, shape = (0,) * len(piece.whole), piece.whole
-            else:
-                (_, offset), shape = place_in_whole(parameter), tuple(local_part(parameter).shape)
-            spec = msgspec.structs.replace(piece.spec, shape=shape)
-            pieces.append(Piece(piece.path, spec, piece.whole, offset))
-        return pieces
-
-    @property
-    def _prefix(self) -> str:
-        """Of the names of tensors in files."""
-        namesakes = self._state.namesakes()
-        return f"{namesakes}: " if namesakes else ""
-
     def _fetch(self, start: _Start) -> None:
         """From rank 0, which has read it: each byte leaves the disk once. Raises RestoreError."""
         runtime, state = self._runtime, self._state
@@ -404,22 +343,7 @@ class Checkpointing:
         fetched = client.fetch(runtime.generation, start.version, [address], state.destination().get)
         meta: dict[str, Any] = fetched.header.meta
         state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
-        self._adopt(start.version, meta["lineage"], meta["gradients_to_none"])
-
-    def _adopt(self, version: int, lineage: str, gradients_to_none: bool) -> None:
-        self._progress.version, self._progress.lineage = version, lineage
-        self._state.gradients_to_none = gradients_to_none
-
-    def take_private(self, version: int) -> None:
-        """What only this rank has; nothing, if ranks have nothing of their own and may be more than there were."""
-        runtime, place = self._runtime, self._place()
-        if runtime.derivable() and not self._state.private_buffers:
-            self._batches.start(version, place)
-            return
-        payload = files.read_private(self._root, version, runtime.rank)
-        runtime.page.write_private(version, payload)
-        self._state.adopt_private(decode_tree(payload))
-        self._batches.restore(version, place)
+        self._reader.adopt(start.version, meta["lineage"], meta["gradients_to_none"])
 
     # --- in a recovery --------------------------------------------------------------------------------------------
     def seen(self) -> tuple[int, ...]:
@@ -431,10 +355,14 @@ class Checkpointing:
     def go_back(self, version: int) -> dict[str, Any]:
         """Read this rank's part in a recovery. Raises RestoreError; then this checkpoint is not named again."""
         try:
-            return self.read(version)
+            return self._reader.read(self._root, version)
         except CheckpointError as error:
             self._useless.add(version)
             raise RestoreError(f"the checkpoint of step {version} cannot be used: {error}") from error
+
+    def take_private(self, version: int) -> None:
+        """What only this rank has, of the checkpoint that it went back to. Raises CheckpointError."""
+        self._reader.take_private(self._root, version)
 
     def fall(self, version: int, distrust: int = -1) -> None:
         """Newer versions are undone: those of which a checkpoint was begun come again.

@@ -235,12 +235,7 @@ class Recovery:
 
     def _offer(self, restore: Restore) -> Digests:
         """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
-        meta = {
-            "lineage": self._progress.lineage,
-            "until": self._progress.until,
-            "private_buffers": self._state.named_private_buffers(),
-            "gradients_to_none": self._state.gradients_to_none,
-        }
+        meta = self._state.describe(self._progress.lineage, self._progress.until)
         offer = Offer(restore.generation, restore.target, meta, self._state.replicated())
         self._runtime.server.offer(offer)
         return offer.digests

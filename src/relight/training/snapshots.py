@@ -242,12 +242,7 @@ class Snapshots:
             slot.tensors = [_room(spec, tensor) for spec, tensor in zip(specs, old, strict=False)]
         slot.rank, slot.version = runtime.rank, version
         slot.tree, slot.paths = flat.tree, [*flat.paths, _PRIVATE_PATH]
-        slot.meta = {
-            "lineage": self._progress.lineage,
-            "until": self._progress.until,
-            "private_buffers": state.named_private_buffers(),
-            "gradients_to_none": state.gradients_to_none,
-        }
+        slot.meta = state.describe(self._progress.lineage, self._progress.until)
         steady = {local_part(parameter).data_ptr() for parameter in state.trained_parameters()}
         later = []
         for path, source, copy in zip(slot.paths, tensors, slot.tensors, strict=True):

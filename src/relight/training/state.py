@@ -272,6 +272,15 @@ class TrackedState:
         copied = self._averages.copied
         return [[*key, "copied"] if key in copied else [*key] for key in sorted(self.private_buffers)]
 
+    def describe(self, lineage: str, until: int) -> dict[str, Any]:
+        """What a copy of this state needs to know besides its tensors."""
+        return {
+            "lineage": lineage,
+            "until": until,
+            "private_buffers": self.named_private_buffers(),
+            "gradients_to_none": self.gradients_to_none,
+        }
+
     @property
     def has_private(self) -> bool:
         """Whether there is anything that only this rank has."""

@@ -18,7 +18,7 @@ from relight.core.commands import Begin, EndJob, Notice, Restore, Resume, Stop
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.report import ENDED, FailureReport, RecoveryReport, RecoveryStages
 from relight.server.journal import JournalHeader, JournalLine, decode_line
-from relight.wire.settings import JobSettings
+from relight.wire.settings import JobSettings, part_of
 from relight.wire.status import PublishStatus, StatusLine
 
 FORMAT_VERSION = 1
@@ -270,9 +270,7 @@ class EventFeed:
 
     def _start(self, header: JournalHeader) -> Event:
         self._settings = settings = header.settings
-        names = ControllerSettings.__struct_fields__
-        decisive = ControllerSettings(**{name: getattr(settings, name) for name in names})
-        self._core = Controller(decisive, full_account=True)
+        self._core = Controller(part_of(ControllerSettings, settings), full_account=True)
         self._dated = datetime.datetime.fromisoformat(header.wall), 0.0
         return JobStarted(
             **self._common(),

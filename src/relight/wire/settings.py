@@ -8,12 +8,14 @@ What differs from host to host is in the environment that the host's agent gives
 
 import os
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from relight.core.fault import Plan
 
 HOST_ADDRESS = "RELIGHT_HOST_ADDRESS"
+Part = TypeVar("Part", bound=msgspec.Struct)
 SUPERSEDED = 4  # exit status of a controller whose job another one has taken over
 
 
@@ -63,6 +65,11 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_identical_errors: int = 2  # the same exception at the same step: a bug, not a failure
     seed: int = 0
     plan: Plan = Plan()
+
+
+def part_of(kind: type[Part], settings: JobSettings) -> Part:
+    """The part of the job's settings that a component of the core decides by."""
+    return kind(**{name: getattr(settings, name) for name in kind.__struct_fields__})
 
 
 def encode_settings(settings: JobSettings) -> bytes:
