@@ -122,6 +122,9 @@ def test_two_holders_of_a_part_go_back_to_buddy_memory(bench: Bench, what: str, 
     )
     reference = bench.reference(Training(ranks=4, steps=9, program="divided.py", arguments=arguments))
     check_fell(outcome, reference, "buddy memory", 4, 8)
+    (failure,) = outcome.report.failures
+    part = "modules.model." if what == "flip-parameter" else "optimizers."
+    assert f"(first in {part}" in failure.evidence, outcome.describe()
 
 
 @pytest.mark.all
