@@ -53,10 +53,14 @@ def leave(status: int) -> NoReturn:
 def hook(runtime: Runtime) -> None:
     """See the script's end from within, in a Python that relight did not start itself (`--no-python`).
 
-    The interpreter does not say with which status it ends, so it ends in its own way; and whoever leaves the loop of
-    steps by `sys.exit` is held to have left it by `break`.
+    As the interpreter ends it does not say with which status; so `sys.exit` is listened to.
     """
-    own = os.getpid()
+    own, leave_with = os.getpid(), sys.exit
+    statuses: list[object] = []
+
+    def on_sys_exit(status: object = None, /) -> NoReturn:
+        statuses.append(status)
+        leave_with(status)  # type: ignore[arg-type]
 
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() != own:  # forked by the script
@@ -65,16 +69,16 @@ def hook(runtime: Runtime) -> None:
         raised(runtime, error)
 
     def on_exit() -> None:
-        if os.getpid() != own:
+        if os.getpid() != own or (statuses and statuses[-1] not in (None, 0)):
             return
         try:
-            if runtime.at_end is not None:
+            if runtime.at_end is not None and not statuses:
                 runtime.at_end()
         except BaseException as error:
             raised(runtime, error)
         say_goodbye(runtime)
 
-    sys.excepthook = on_exception
+    sys.exit, sys.excepthook = on_sys_exit, on_exception
     atexit.register(on_exit)
 
 
