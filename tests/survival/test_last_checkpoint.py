@@ -63,7 +63,7 @@ def go_on(bench: Bench, root: Path, version: int, training: Training) -> None:
 @pytest.mark.parametrize(
     ("faults", "flags", "arguments"),
     [
-        pytest.param(BUG, (), RICH, marks=pytest.mark.all),  # in the ordinary suite the controller dies meanwhile, below
+        pytest.param(BUG, (), RICH, marks=pytest.mark.all),  # ordinarily with deaths of the controller, below
         pytest.param(BUG, (), (), marks=pytest.mark.all),
         pytest.param((f"kill rank 0 in BACKWARD of step {AT}",), GIVE_UP, RICH, marks=pytest.mark.all),
         pytest.param((f"kill rank 1 in FORWARD of step {AT}",), GIVE_UP, (), marks=pytest.mark.all),
