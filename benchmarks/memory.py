@@ -315,6 +315,7 @@ def render(document: Document) -> str:
             *_failures(document),
             markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
             *(f"Not measured: {text}" for text in document["not_measured"]),
+            *document.get("notes", []),
         ]
     )
 
