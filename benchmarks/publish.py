@@ -69,6 +69,7 @@ def run(rounds: int, mib: int, *, curves: bool) -> Document:
         parts += [("receivers", str(n), {"mib": CURVE_MIB, "receivers": n} | ours) for n in RECEIVERS]
         parts += [("buckets", str(n), {"mib": CURVE_MIB, "bucket-bytes": n * MIB} | ours) for n in BUCKETS_MIB]
     parts.append(("alone", "dense", {"mib": CURVE_MIB, "receivers": 1} | ours))
+    parts.append(("crowded", "dense", {"mib": CURVE_MIB, "receivers": CORES} | ours))
     progress = Progress(len(parts))
     document["not_measured"] = []
     for group, key, options in parts:
@@ -110,12 +111,14 @@ def _verdicts(document: Document) -> list[Verdict]:
 
 
 def _prediction(document: Document) -> dict[str, Any]:
-    """From one engine's stages to four engines' time."""
+    """From the stages of one engine, and of as many as there are cores, to four engines' time."""
     alone = document.get("alone", {}).get("dense")
+    crowded = document.get("crowded", {}).get("dense")
     full = document.get("receivers", {}).get(str(ENGINES))
-    if alone is None or full is None:
+    if alone is None or crowded is None or full is None:
         return {}
     stage = alone["stages"]["relight-serial"]
+    crowding = max(1.0, crowded["stages"]["relight-serial"]["load_s"] / stage["load_s"])
     buckets = plan_buckets(make_manifest([Entry("all", "uint8", (alone["total_bytes"],))]), BUCKET_MIB * MIB)
     spent = len(buckets) * (stage["write_s"] + stage["load_s"])
     rest = max(0.0, alone["median_s"]["relight-serial"] - spent) / (2 * len(buckets))
@@ -125,6 +128,7 @@ def _prediction(document: Document) -> dict[str, Any]:
         reload_seconds=stage["load_s"],
         engines=ENGINES,
         cores=CORES,
+        crowding=crowding,
         operation_seconds=rest,
         bucket_bytes=BUCKET_MIB * MIB,
     )
@@ -137,6 +141,7 @@ def _prediction(document: Document) -> dict[str, Any]:
             "write_s": stage["write_s"],
             "load_s": stage["load_s"],
             "operation_s": rest,
+            "crowding": crowding,
         }
     return found
 
@@ -208,7 +213,8 @@ def _predicted(prediction: dict[str, Any]) -> str:
     first = next(iter(prediction.values()))
     text = (
         f"From one engine alone: {first['write_s'] * 1e3:.2f} ms to write a bucket, {first['load_s'] * 1e3:.2f} ms to "
-        f"load it, {first['operation_s'] * 1e6:.0f} us for each operation; for {ENGINES} engines on {CORES} cores:"
+        f"load it, {first['operation_s'] * 1e6:.0f} us for each operation. With an engine on each of the {CORES} cores "
+        f"a load takes {first['crowding']:.2f} times as long. For {ENGINES} engines:"
     )
     return f"{text}\n\n{markdown_table(['form', 'predicted', 'measured', 'ratio'], rows)}"
 

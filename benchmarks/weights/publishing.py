@@ -260,7 +260,11 @@ def _measure(options: dict[str, Any], store: str, place: str, links: list[Connec
         "seconds": seconds,
         "median_s": {way: statistics.median(values) for way, values in seconds.items()},
         "median_cpu_s": {way: statistics.median(values) for way, values in cpu_seconds.items()},  # all processes
-        "stages": {way: values[-1] for way, values in stages.items() if values and values[-1]},
+        "stages": {
+            way: {what: statistics.median(value[what] for value in values) for what in values[0]}
+            for way, values in stages.items()
+            if values and values[0]
+        },
     }
 
 

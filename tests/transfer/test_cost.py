@@ -102,6 +102,27 @@ def test_cores_do_no_more_than_they_can(
     assert predict(schedule, buckets, plenty) == pytest.approx(predict(schedule, buckets, costs_of(h, b, r)))
 
 
+@given(st.sampled_from(Form), uneven_buckets(), times, times, counts, st.integers(2, 8), st.integers(10, 30))
+def test_crowding_slows_down_what_runs_beside_others(
+    form: Form, buckets: tuple[Bucket, ...], b: int, r: int, engines: int, shared: int, tenths: int
+) -> None:
+    schedule = make_schedule(form, devices=1, buckets=len(buckets), from_host=True)
+    plain, crowded = (
+        predict(schedule, buckets, costs_of(0, b, r, cores=shared, engines=engines, crowding=crowding))
+        for crowding in (1.0, tenths / 10)
+    )
+    assert plain - 1e-6 <= crowded <= plain * tenths / 10 + 1e-6
+    if form is Form.SERIAL and engines == 1:
+        assert crowded == pytest.approx(plain), "one copy at a time crowds nobody"
+
+
+def test_crowding_grows_with_the_cores_at_work() -> None:
+    schedule = make_schedule(Form.SERIAL, devices=1, buckets=1, from_host=True)
+    for engines, seconds in ((1, 10.0), (2, 12.0), (3, 14.0), (6, 28.0)):
+        costs = costs_of(0, 0, 10, cores=3, engines=engines, crowding=1.4)
+        assert predict(schedule, full_buckets(1), costs) == pytest.approx(seconds)
+
+
 def test_on_one_core_nothing_is_won_by_overlapping() -> None:
     choice = choose(full_buckets(8), costs_of(1, 2, 3, cores=1), devices=4)
     assert choice.seconds_by_form == {"serial": 48.0, "two-stage": 48.0, "three-stage": 48.0}

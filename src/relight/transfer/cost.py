@@ -24,6 +24,7 @@ class Costs(msgspec.Struct, frozen=True):
     reload_seconds: float  # one engine alone
     engines: int = 1  # reload at once
     cores: int | None = None  # None: every stage has its own hardware; otherwise all stages share so many cores
+    crowding: float = 1.0  # how many times as long a copy takes while every core copies: they share the memory
     operation_seconds: float = 0.0  # of each operation, whatever its size
     bucket_bytes: int = DEFAULT_BUCKET_BYTES  # of a full bucket
 
@@ -52,13 +53,18 @@ def check_costs(costs: Costs) -> None:
         raise UsageError(f"stages of {times} seconds: none may be negative, infinite or not a number")
     if costs.engines < 1 or costs.bucket_bytes < 1 or (costs.cores is not None and costs.cores < 1):
         raise UsageError("engines, cores and the bytes of a bucket must be at least 1")
+    if not 1 <= costs.crowding < float("inf"):
+        raise UsageError(
+            f"copies that take {costs.crowding} times as long while every core copies: at least 1 is needed"
+        )
 
 
 def simulate(schedule: Schedule, buckets: Sequence[Bucket], costs: Costs) -> tuple[Span, ...]:
     """When each operation would run: at once when all it waits for is over, slower while it shares cores.
 
-    What runs at once shares the cores evenly, so every running operation does the same work in the same time. `done`
-    is the work that one which began at zero would have done by now; each ends when `done` has grown by its own work.
+    What runs at once shares the cores evenly, and the bandwidth of memory, so every running operation does the same
+    work in the same time. `done` is the work that one which began at zero would have done by now; each ends when `done`
+    has grown by its own work.
     """
     check_costs(costs)
     if len(buckets) != schedule.buckets:
@@ -80,7 +86,7 @@ def simulate(schedule: Schedule, buckets: Sequence[Bucket], costs: Costs) -> tup
             busy_cores += _cores_of(operation, costs)
             heapq.heappush(running, (done + _work_seconds(operation, buckets, costs), index))
         end, index = heapq.heappop(running)
-        slowdown = 1.0 if costs.cores is None else max(1.0, busy_cores / costs.cores)
+        slowdown = _slowdown(busy_cores, costs)
         now, done = now + (end - done) * slowdown, end
         ends[index] = now
         busy_cores -= _cores_of(schedule.operations[index], costs)
@@ -177,6 +183,19 @@ def _work_seconds(operation: Operation, buckets: Sequence[Bucket], costs: Costs)
         Kind.RELOAD: costs.reload_seconds,
     }[operation.kind]
     return costs.operation_seconds + seconds * (buckets[operation.bucket].nbytes / costs.bucket_bytes)
+
+
+def _slowdown(busy_cores: int, costs: Costs) -> float:
+    """How many times as long as alone an operation takes beside others; `busy_cores` are those that all of them want.
+
+    A core alone does not use up the bandwidth of memory. How much of it the last core finds missing is measured
+    (`Costs.crowding`); in between it is taken to grow with each core.
+    """
+    if costs.cores is None:
+        return 1.0
+    others = min(busy_cores, costs.cores) - 1
+    crowding = 1.0 + (costs.crowding - 1.0) * others / (costs.cores - 1) if others > 0 else 1.0
+    return max(1.0, busy_cores / costs.cores) * crowding
 
 
 def _cores_of(operation: Operation, costs: Costs) -> int:

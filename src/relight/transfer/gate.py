@@ -100,27 +100,27 @@ class Gate:
         self.close()
 
     def _admit(self, connection: socket.socket) -> None:
-        relay = TcpChannel(connection, self._token, self.types, tls=self._tls)
+        other = TcpChannel(connection, self._token, self.types, tls=self._tls)
         try:
-            self._strangers.admit(relay, *self.roles)
+            self._strangers.admit(other, *self.roles)
         except (OSError, ProtocolError) as error:
-            relay.close()
+            other.close()
             self._on_notice(f"refused a connection: {error}")
             return
         with self._lock:
-            self._open.add(relay)
+            self._open.add(other)
             if self._closed:
-                relay.break_off()
+                other.break_off()
         try:
             publisher = Channel(connect(socket_path(self._place)), FromPublisher)
         except (OSError, ProtocolError, TransferError):
-            pass  # nobody publishes here now: the relay asks again
+            pass  # nobody publishes here now: it asks again
         else:
-            self._pass_on(publisher, relay)
+            self._pass_on(publisher, other)
         finally:
             with self._lock:
-                self._open.discard(relay)
-            relay.close()
+                self._open.discard(other)
+            other.close()
 
     def _pass_on(self, publisher: Channel, relay: TcpChannel) -> None:
         upwards = threading.Thread(target=_carry_up, args=(relay, publisher), name="relight-gate-up", daemon=True)

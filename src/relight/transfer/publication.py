@@ -34,11 +34,11 @@ class Publication:
     buckets: tuple[Bucket, ...]
     started_ns: int
     confirmed: bool = True
-    awaited: set[str] = field(default_factory=set)
-    ready: set[str] = field(default_factory=set)
-    ready_by: float = 0.0
+    awaited: set[str] = field(default_factory=set)  # members that have yet to say whether they take part
+    ready: set[str] = field(default_factory=set)  # members that do
+    ready_by: float = 0.0  # when whoever is awaited is late, of CLOCK_MONOTONIC; 0: nobody was asked yet
     released: bool = False  # sources were told that nothing more is read
-    update: Update | None = None
+    update: Update | None = None  # once everybody has said whether it takes part
     dropped: dict[str, str] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
 
@@ -47,6 +47,19 @@ class Publication:
         if member.is_source:
             return (member.held is not None) == (self.writers is not None)
         return self.only is None or member.name in self.only
+
+    def next_deadline(self) -> float | None:
+        """When somebody is late: with a bucket, or, before the first one, with saying whether it takes part."""
+        return self.ready_by or None if self.update is None else self.update.next_deadline()
+
+    def drop(self, name: str, why: str) -> bool:
+        """Before the first bucket: it takes no part after all. False: it was not to."""
+        if name not in self.awaited | self.ready:
+            return False
+        self.awaited.discard(name)
+        self.ready.discard(name)
+        self.dropped.setdefault(name, why)
+        return True
 
     def begin(self, patience_seconds: float) -> Begin:
         """The words with which members are asked to take part."""
@@ -105,15 +118,16 @@ def prepare_publication(
     source: Source,
     version: int,
     generation: int,
+    *,
     form: Form,
     handle: Handle,
     only: Iterable[str] | None,
     buffer_bytes: int,
-    *,
+    confirmed: bool = True,
     is_late: bool = False,
     division: Division | None = None,
 ) -> Publication:
-    """Plan it. Raises UsageError for weights that cannot be moved."""
+    """Plan it; see `Publisher.begin`. Raises UsageError for weights that cannot be moved."""
     started_ns = time.monotonic_ns()
     manifest = source.manifest if division is None else division.manifest
     total_bytes = manifest.total_bytes
@@ -134,4 +148,5 @@ def prepare_publication(
         bucket_bytes=bucket_bytes,
         buckets=buckets,
         started_ns=started_ns,
+        confirmed=confirmed,
     )

@@ -112,9 +112,9 @@ class Publisher:
         self._to_write: queue.SimpleQueue[tuple[Publication, Write] | None] = queue.SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
-        self._job: Publication | None = None
+        self._current: Publication | None = None  # that the loop works on
         self._next: Publication | None = None  # the owner's, while a late engine is helped
-        self._held: tuple[Source, int, int] | None = None  # weights that late engines may get at any time
+        self._lasting: tuple[Source, int, int] | None = None  # weights that late engines may get at any time
         self._numbers = itertools.count(1)  # of updates
         self._closing = False
         self._selector = selectors.DefaultSelector()
@@ -159,25 +159,34 @@ class Publisher:
         if hold and held is not None:
             raise UsageError("weights that are divided over sources cannot be held for engines that come later")
         division = None if held is None else self._divide(held)
-        number, size = next(self._numbers), self._bucket_bytes
-        job = prepare_publication(
-            number, source, version, generation, form or self._form, handle, only, size, division=division
+        publication = prepare_publication(
+            next(self._numbers),
+            source,
+            version,
+            generation,
+            form=form or self._form,
+            handle=handle,
+            only=only,
+            buffer_bytes=self._bucket_bytes,
+            confirmed=confirmed,
+            division=division,
         )
-        job.confirmed = confirmed
         with self._lock:
             if self._closing:
                 raise TransferError("the publisher is closed")
-            busy = self._next or self._job
+            busy = self._next or self._current
             if busy is not None and not busy.is_late:
                 raise TransferError(f"the update to version {busy.version} is under way; wait for it first")
-            handle.on_confirm = lambda: self._post(functools.partial(self._confirm, job))
-            handle.on_cancel = lambda why: self._post(functools.partial(self._cancel, job, why))
-            handle.on_abandon = lambda why: self._post(functools.partial(self._cancel, job, why, held=True))
-            if self._job is None:
-                self._job = job
+            handle.on_confirm = lambda: self._post(functools.partial(self._confirm, publication))
+            handle.on_cancel = lambda why: self._post(functools.partial(self._cancel, publication, why))
+            handle.on_abandon = lambda why: self._post(
+                functools.partial(self._cancel, publication, why, even_moved=True)
+            )
+            if self._current is None:
+                self._current = publication
             else:
-                self._next = job
-            self._held = (source, version, generation) if hold else None
+                self._next = publication
+            self._lasting = (source, version, generation) if hold else None
         self._post(self._gather)
         return handle
 
@@ -254,7 +263,7 @@ class Publisher:
 
     def _drain_wakes(self, _: object) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self._wake_reader.recv(4096):
+            while len(self._wake_reader.recv(4096)) == 4096:
                 pass
 
     def _run(self) -> None:
@@ -262,8 +271,9 @@ class Publisher:
         try:
             while not self._closing:
                 self._turn(self._patience())
-                self._turn(0.0)  # who has answered meanwhile is not late
-                self._expire()
+                if self._patience() == 0.0:
+                    self._turn(0.0)  # who has answered meanwhile is not late
+                    self._expire()
         except Exception as error:  # a defect of ours must not leave anyone waiting
             why = f"the publisher failed ({error!r}); this is a defect in relight"
             self._notify(why)
@@ -286,36 +296,31 @@ class Publisher:
             self._on_notice(what)
 
     def _patience(self) -> float | None:
+        """Seconds until somebody is late; None: nobody is waited for."""
         greeting = self._members.greeting_deadline()
-        deadlines = [] if greeting is None else [greeting]
-        job = self._job
-        if job is not None and job.update is not None:
-            deadline = job.update.next_deadline()
-            deadlines += [] if deadline is None else [deadline]
-        elif job is not None and job.ready_by:
-            deadlines.append(job.ready_by)
+        answer = None if self._current is None else self._current.next_deadline()
+        deadlines = [deadline for deadline in (greeting, answer) if deadline is not None]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _expire(self) -> None:
         now = time.monotonic()
         self._members.expire(now)
-        job = self._job
-        if job is None:
+        publication = self._current
+        deadline = None if publication is None else publication.next_deadline()
+        if publication is None or deadline is None or deadline > now:
             return
-        if job.update is not None:
-            deadline = job.update.next_deadline()
-            if deadline is not None and deadline <= now:
-                self._obey(job, job.update.expire(now))
-        elif job.ready_by and job.ready_by <= now:
-            for name in sorted(job.awaited):
-                job.dropped[name] = f"no answer for {self._stall:g} s"
-                self._dismiss(name, job.dropped[name])
-            job.awaited.clear()
-            self._start(job)
+        if publication.update is not None:
+            self._obey(publication, publication.update.expire(now))
+            return
+        for name in sorted(publication.awaited):
+            why = f"no answer for {self._stall:g} s"
+            publication.drop(name, why)
+            self._dismiss(name, why)
+        self._start(publication)
 
     def _end(self, why: str) -> None:
-        while self._job is not None:
-            self._finish(self._job, error=why)
+        while self._current is not None:
+            self._finish(self._current, error=why)
         for member in self._members:
             self._members.dismiss(member, why)
         self._selector.close()
@@ -331,31 +336,31 @@ class Publisher:
 
     # --- connections --------------------------------------------------------------------------------------------
     def _hear(self, member: Member, message: Any) -> None:
-        job = self._job
+        publication = self._current
         now = time.monotonic()
         match message:
             case Behind():
                 member.version, member.generation, member.offered = -1, 0, (0, -1)
                 self._post(self._help_late_engines)
-            case _ if job is None or message.update != job.number:
+            case _ if publication is None or message.update != publication.number:
                 pass  # about an update that is over
             case Ready():
-                self._ready(job, member)
+                self._ready(publication, member)
             case Refuse():
-                self._refused(job, member, message.why)
-            case _ if job.update is None:
+                self._refused(publication, member, message.why)
+            case _ if publication.update is None:
                 pass
             case BucketWritten():
-                job.note_stage(member, "broadcast", message.bucket, message.seconds)
-                self._obey(job, job.update.written(member.name, message.bucket, message.digest, now))
+                publication.note_stage(member, "broadcast", message.bucket, message.seconds)
+                self._obey(publication, publication.update.written(member.name, message.bucket, message.digest, now))
             case BucketLoaded():
-                job.note_stage(member, "reload", message.bucket, message.seconds)
-                answer = job.update.loaded if message.intact else job.update.damaged
-                self._obey(job, answer(member.name, message.bucket, now))
+                publication.note_stage(member, "reload", message.bucket, message.seconds)
+                answer = publication.update.loaded if message.intact else publication.update.damaged
+                self._obey(publication, answer(member.name, message.bucket, now))
             case Committed():
-                member.version, member.generation = job.version, job.generation
-                job.note_stage(member, "commit", -1)
-                self._obey(job, job.update.committed(member.name, now))
+                member.version, member.generation = publication.version, publication.generation
+                publication.note_stage(member, "commit", -1)
+                self._obey(publication, publication.update.committed(member.name, now))
 
     def _came(self, member: Member) -> None:
         if not member.is_source:
@@ -368,197 +373,200 @@ class Publisher:
 
     def _gone(self, member: Member, why: str) -> None:
         """Whoever it was has no part in the update any more."""
-        job = self._job
-        if job is None or not member.name:
+        publication = self._current
+        if publication is None or not member.name:
             return
-        if job.update is None:
-            if member.name in job.awaited | job.ready:
-                job.awaited.discard(member.name)
-                job.ready.discard(member.name)
-                job.dropped.setdefault(member.name, why)
-                self._post(lambda: self._start_if_ready(job))
-        else:
-            self._obey(job, job.update.lost(member.name, why, time.monotonic()))
+        if publication.update is not None:
+            self._obey(publication, publication.update.lost(member.name, why, time.monotonic()))
+        elif publication.drop(member.name, why):
+            self._post(lambda: self._start_if_ready(publication))
 
     # --- an update ----------------------------------------------------------------------------------------------
     def _gather(self) -> None:
         """Ask everyone whether they take part."""
-        job = self._job
-        if job is None:
+        publication = self._current
+        if publication is None:
             return
-        asked = [member for member in self._members if member.hello is not None and job.asks(member)]
-        begin = job.begin(self._stall * (2 + len(asked)) if job.confirmed else 0.0)
-        job.awaited = {member.name for member in asked}
+        asked = [member for member in self._members if member.hello is not None and publication.asks(member)]
+        begin = publication.begin(self._stall * (2 + len(asked)) if publication.confirmed else 0.0)
+        publication.awaited = {member.name for member in asked}
         for member in asked:
-            member.offered = (job.generation, job.version)
+            member.offered = (publication.generation, publication.version)
             self._members.send(member, begin)
-        job.ready_by = time.monotonic() + self._stall
-        self._start_if_ready(job)
+        publication.ready_by = time.monotonic() + self._stall
+        self._start_if_ready(publication)
 
-    def _ready(self, job: Publication, member: Member) -> None:
-        if member.name in job.awaited:
-            job.awaited.discard(member.name)
-            job.ready.add(member.name)
-            self._start_if_ready(job)
+    def _ready(self, publication: Publication, member: Member) -> None:
+        if member.name in publication.awaited:
+            publication.awaited.discard(member.name)
+            publication.ready.add(member.name)
+            self._start_if_ready(publication)
 
-    def _refused(self, job: Publication, member: Member, why: str) -> None:
+    def _refused(self, publication: Publication, member: Member, why: str) -> None:
         """It stays connected: the next update may suit it."""
-        self._notify(f"{member.name} refuses version {job.version}: {why}")
-        if job.update is not None:
-            orders = job.update.lost(member.name, why, time.monotonic())
-            self._obey(job, [order for order in orders if order != Drop(member.name, why)])
+        self._notify(f"{member.name} refuses version {publication.version}: {why}")
+        if publication.update is not None:
+            orders = publication.update.lost(member.name, why, time.monotonic())
+            self._obey(publication, [order for order in orders if order != Drop(member.name, why)])
             return
-        if member.name in job.awaited | job.ready:
-            job.awaited.discard(member.name)
-            job.ready.discard(member.name)
-            job.dropped[member.name] = why
-            self._start_if_ready(job)
+        if publication.drop(member.name, why):
+            self._start_if_ready(publication)
 
-    def _start_if_ready(self, job: Publication) -> None:
-        if self._job is not job or job.update is not None:
+    def _start_if_ready(self, publication: Publication) -> None:
+        if self._current is not publication or publication.update is not None:
             return
-        if not any(member.is_source and member.name in job.awaited for member in self._members):
-            job.handle.note_joined()
-        if not job.awaited:
-            self._start(job)
+        if not any(member.is_source and member.name in publication.awaited for member in self._members):
+            publication.handle.note_joined()
+        if not publication.awaited:
+            self._start(publication)
 
-    def _start(self, job: Publication) -> None:
-        job.handle.note_joined()
-        members = {m.name: m for m in self._members if m.name in job.ready}
+    def _start(self, publication: Publication) -> None:
+        publication.handle.note_joined()
+        members = {m.name: m for m in self._members if m.name in publication.ready}
         sources = [SELF, *sorted(name for name, member in members.items() if member.is_source)]
         engines = [name for name, member in members.items() if not member.is_source]
-        schedule = make_schedule(job.form, devices=len(sources), buckets=len(job.buckets), from_host=True)
-        job.update = Update(
+        schedule = make_schedule(
+            publication.form, devices=len(sources), buckets=len(publication.buckets), from_host=True
+        )
+        publication.update = Update(
             schedule,
             sources,
             engines,
             self._stall,
-            confirmed=job.confirmed,
+            confirmed=publication.confirmed,
             commit_timeout_seconds=self._commit_timeout,
             source_timeout_seconds=self._source_timeout,
-            writers=job.writers,
+            writers=publication.writers,
         )
-        self._obey(job, job.update.start(time.monotonic()))
+        self._obey(publication, publication.update.start(time.monotonic()))
 
-    def _confirm(self, job: Publication) -> None:
-        job.confirmed = True
-        if self._job is job and job.update is not None:
-            self._obey(job, job.update.confirm(time.monotonic()))
+    def _confirm(self, publication: Publication) -> None:
+        publication.confirmed = True
+        if self._current is publication and publication.update is not None:
+            self._obey(publication, publication.update.confirm(time.monotonic()))
 
-    def _cancel(self, job: Publication, why: str, *, held: bool = False) -> None:
-        if self._next is job:
+    def _cancel(self, publication: Publication, why: str, *, even_moved: bool = False) -> None:
+        if self._next is publication:
             with self._lock:
                 self._next = None
-            job.handle.finish(Published(version=job.version, generation=job.generation, error=why))
+            publication.handle.finish(
+                Published(version=publication.version, generation=publication.generation, error=why)
+            )
             return
-        is_held = job.update is not None and job.update.moved
-        if self._job is job and (not is_held or (held and not job.confirmed)):
-            self._finish(job, error=why)
+        is_moved = publication.update is not None and publication.update.moved
+        if self._current is publication and (not is_moved or (even_moved and not publication.confirmed)):
+            self._finish(publication, error=why)
 
-    def _obey(self, job: Publication, orders: Iterable[Order]) -> None:
-        if job.update is not None:
-            job.note_held(job.update.held_buckets)
-            if job.update.moved:
-                self._release(job)
+    def _obey(self, publication: Publication, orders: Iterable[Order]) -> None:
+        if publication.update is not None:
+            publication.note_held(publication.update.held_buckets)
+            if publication.update.moved:
+                self._release(publication)
         by_name = {member.name: member for member in self._members}
         for order in orders:
-            if self._job is not job:
+            if self._current is not publication:
                 return
             match order:
                 case Write() if order.source == SELF:
-                    self._to_write.put((job, order))
+                    self._to_write.put((publication, order))
                 case Write():
-                    ask = WriteBucket(update=job.number, bucket=order.bucket, buffer=order.buffer)
+                    ask = WriteBucket(update=publication.number, bucket=order.bucket, buffer=order.buffer)
                     self._order(by_name.get(order.source), "broadcast", order.bucket, ask)
                 case Load():
                     ask_load = LoadBucket(
-                        update=job.number, bucket=order.bucket, buffer=order.buffer, digest=order.digest
+                        update=publication.number, bucket=order.bucket, buffer=order.buffer, digest=order.digest
                     )
                     self._order(by_name.get(order.engine), "reload", order.bucket, ask_load)
                 case Commit():
-                    self._order(by_name.get(order.engine), "commit", -1, CommitUpdate(update=job.number))
+                    self._order(by_name.get(order.engine), "commit", -1, CommitUpdate(update=publication.number))
                 case Drop():
-                    self._notify(f"{order.member} was dropped from the update to {job.version}: {order.why}")
+                    self._notify(f"{order.member} was dropped from the update to {publication.version}: {order.why}")
                     self._dismiss(order.member, order.why)
                 case Abandon():
-                    self._finish(job, error=order.why)
+                    self._finish(publication, error=order.why)
                 case Finished():
-                    self._finish(job, engines=order.engines)
+                    self._finish(publication, engines=order.engines)
 
-    def _release(self, job: Publication) -> None:
+    def _release(self, publication: Publication) -> None:
         """Nothing more is read from any source."""
-        if not job.released:
-            job.released = True
-            job.handle.note_read()
-            for member in [m for m in self._members if m.is_source and m.name in job.ready]:
-                self._members.send(member, Release(update=job.number))
+        if not publication.released:
+            publication.released = True
+            publication.handle.note_read()
+            for member in [m for m in self._members if m.is_source and m.name in publication.ready]:
+                self._members.send(member, Release(update=publication.number))
 
     def _order(self, member: Member | None, kind: str, bucket: int, message: msgspec.Struct) -> None:
         if member is not None:
             member.ordered_ns[kind, bucket] = time.monotonic_ns()
             self._members.send(member, message)
 
-    def _finish(self, job: Publication, *, engines: tuple[str, ...] = (), error: str = "") -> None:
-        if self._job is not job:
+    def _finish(self, publication: Publication, *, engines: tuple[str, ...] = (), error: str = "") -> None:
+        if self._current is not publication:
             return
         with self._lock:
-            self._job, self._next = self._next, None
-            following = self._job
+            self._current, self._next = self._next, None
+            following = self._current
         if not engines and not error:
             error = "no engine took it"
         if error:
-            for member in [m for m in self._members if m.name in job.ready]:
-                self._members.send(member, AbandonUpdate(update=job.number, why=error))
-        result = job.result(engines, error)
-        what = f"version {job.version}, {describe_bytes(result.total_bytes)} in {result.seconds:.2f} s"
+            for member in [m for m in self._members if m.name in publication.ready]:
+                self._members.send(member, AbandonUpdate(update=publication.number, why=error))
+        result = publication.result(engines, error)
+        what = f"version {publication.version}, {describe_bytes(result.total_bytes)} in {result.seconds:.2f} s"
         who = "1 engine has it" if len(engines) == 1 else f"{len(engines)} engines have it"
         self._notify(f"{what}: {error}" if error else f"{what}: {who}")
-        job.handle.finish(result)
+        publication.handle.finish(result)
         if following is not None:
             self._post(self._gather)
-        elif self._held is not None and not self._closing:
+        elif self._lasting is not None and not self._closing:
             self._post(self._help_late_engines)
 
     def _help_late_engines(self) -> None:
         """Engines that came after, or fell out of, the last update get its version by themselves."""
-        if self._held is None or self._closing:
+        if self._lasting is None or self._closing:
             return
-        source, version, generation = self._held
+        source, version, generation = self._lasting
         late = [
-            m.name
-            for m in self._members
-            if m.hello is not None and not m.is_source
-            if (generation, version) not in ((m.generation, m.version), m.offered)
+            engine.name
+            for engine in self._members.engines()
+            if (generation, version) not in ((engine.generation, engine.version), engine.offered)
         ]
         with self._lock:
-            if self._job is not None or not late:
+            if self._current is not None or not late:
                 return
-            number, size = next(self._numbers), self._bucket_bytes
-            self._job = prepare_publication(
-                number, source, version, generation, self._form, Handle(), late, size, is_late=True
+            self._current = prepare_publication(
+                next(self._numbers),
+                source,
+                version,
+                generation,
+                form=self._form,
+                handle=Handle(),
+                only=late,
+                buffer_bytes=self._bucket_bytes,
+                is_late=True,
             )
         self._gather()
 
     # --- the writer ---------------------------------------------------------------------------------------------
     def _write_buckets(self) -> None:
         while (task := self._to_write.get()) is not None:
-            job, order = task
-            if self._job is not job:
+            publication, order = task
+            if self._current is not publication:
                 continue
             start_ns = time.monotonic_ns()
             try:
-                digest = job.source.fill(job.buckets[order.bucket], self._buffers[order.buffer].view)
+                digest = publication.source.fill(publication.buckets[order.bucket], self._buffers[order.buffer].view)
             except Exception as error:  # whatever a source runs into is the update's failure, not the publisher's
-                self._post(functools.partial(self._self_lost, job, f"{type(error).__name__}: {error}"))
+                self._post(functools.partial(self._self_lost, publication, f"{type(error).__name__}: {error}"))
                 continue
             stage = Stage("broadcast", order.bucket, order.buffer, SELF, start_ns, time.monotonic_ns())
-            self._post(functools.partial(self._self_written, job, stage, digest))
+            self._post(functools.partial(self._self_written, publication, stage, digest))
 
-    def _self_written(self, job: Publication, stage: Stage, digest: int) -> None:
-        if self._job is job and job.update is not None:
-            job.stages.append(stage)
-            self._obey(job, job.update.written(SELF, stage.bucket, digest, time.monotonic()))
+    def _self_written(self, publication: Publication, stage: Stage, digest: int) -> None:
+        if self._current is publication and publication.update is not None:
+            publication.stages.append(stage)
+            self._obey(publication, publication.update.written(SELF, stage.bucket, digest, time.monotonic()))
 
-    def _self_lost(self, job: Publication, why: str) -> None:
-        if self._job is job and job.update is not None:
-            self._obey(job, job.update.lost_source(SELF, why, time.monotonic()))
+    def _self_lost(self, publication: Publication, why: str) -> None:
+        if self._current is publication and publication.update is not None:
+            self._obey(publication, publication.update.lost_source(SELF, why, time.monotonic()))

@@ -92,15 +92,13 @@ class Receiver:
         if mode == "in-place" and load is None:
             raise UsageError('mode="in-place" needs load=: a model\'s own tensors can be exchanged, so stage them')
         self._place = Path(place)
+        self._model = model
         self._target: Target
         if load is not None:
-            self._target = StagedCallback(load, None) if mode == "staged" else InPlaceCallback(load, None)
+            self._target = StagedCallback(load) if mode == "staged" else InPlaceCallback(load)
         else:
             assert model is not None
-            tensors = own_tensors(model) if isinstance(model, torch.nn.Module) else model
-            self._target = StagedTensors(tensors)
-        self._live = None if model is None else (model if not isinstance(model, torch.nn.Module) else None)
-        self._model = model if isinstance(model, torch.nn.Module) else None
+            self._target = StagedTensors(own_tensors(model) if isinstance(model, torch.nn.Module) else model)
         self._pause, self._resume = pause or (lambda: None), resume or (lambda: None)
         self.name = name or f"engine-{os.getpid()}"
         self._on_notice = on_notice or _say_nothing
@@ -154,11 +152,9 @@ class Receiver:
     def digest(self) -> str:
         """Of the live weights: the same as `relight.digest_weights` gives at the trainer. Only with model=."""
         with self._turns.serve():
-            if self._model is not None:
-                return digest_weights(weights_of(self._model))
-            if self._live is None:
+            if self._model is None:
                 raise UsageError("with load= the receiver does not know where the engine keeps its weights")
-            return digest_weights(self._live)
+            return digest_weights(weights_of(self._model) if isinstance(self._model, torch.nn.Module) else self._model)
 
     def close(self) -> None:
         """Stop listening; the weights stay. May be called while serving: an update that waits for that is given up."""

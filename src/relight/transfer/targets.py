@@ -119,8 +119,8 @@ def _owns_its_storage(tensor: torch.Tensor) -> bool:
 class StagedCallback(_Staged):
     """A copy in host memory, handed to `load` as a whole when it is complete."""
 
-    def __init__(self, load: Callable[[Pairs], object], wants: Manifest | None) -> None:
-        super().__init__(wants)
+    def __init__(self, load: Callable[[Pairs], object]) -> None:
+        super().__init__(None)
         self._callback = load
 
     def commit(self) -> None:
@@ -137,8 +137,8 @@ class InPlaceCallback:
 
     in_place = True
 
-    def __init__(self, load: Callable[[Pairs], object], wants: Manifest | None) -> None:
-        self.wants = wants
+    def __init__(self, load: Callable[[Pairs], object]) -> None:
+        self.wants: Manifest | None = None  # only the callback knows
         self._callback = load
         self._manifest = Manifest(())
         self._missing: dict[int, int] = {}  # entry -> bytes to come
