@@ -1,8 +1,8 @@
-"""One rank's parts of divided weights, lent to the publisher of rank 0 while they do not change.
+"""One rank's parts of divided weights, lent to the publisher of rank 0, on whichever host, while they do not change.
 
 Between two writes parameters do not change. From the boundary between two steps to the write of the next one they are
 those of a known version: then the publisher may have parts of them written into its buffers, on a thread of this
-rank. The write waits until nothing is read any more.
+rank. The write waits until nothing is read any more. Buffers change in between, in forward: they are copied first.
 """
 
 import threading

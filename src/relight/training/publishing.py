@@ -64,6 +64,9 @@ class Publishing:
         self._progress = progress
         self._every = 0
         self._requested = False
+        self._chosen: tuple[tuple[str, ...], Rename | None] | None = (
+            None  # modules, and what engines call their tensors
+        )
         self._weights: Weights | None = None
         self._parts: PartSource | None = None  # of divided weights: what this rank holds
         self._lending: Lending | None = None  # on other ranks than 0
@@ -94,15 +97,24 @@ class Publishing:
             raise UsageError(f"publish(model={model!r}): relight.Training was given {', '.join(names)}")
         if model is None and self._state.pipelines:
             names = [name for name in names if self._state.pipelines.stages_in([self._state.modules[name]])]
-        self._weights = Weights(self._state, names if model is None else [model], rename)
-        if self._weights.is_divided and not self._runtime.is_standby:
-            self._weights.parts(self._runtime.rank)  # complains now, not in the middle of training
-        self._parts = None
+        self._choose(tuple(names) if model is None else (model,), rename)
         self._stall_timeout_seconds = stall_timeout_seconds
         if every is None:
             self._requested = True
         else:
             self._every = every
+
+    def _choose(self, names: tuple[str, ...], rename: Rename | None) -> None:
+        """These modules are to be published from now on."""
+        if self._chosen == (names, rename):
+            return
+        self._chosen = (names, rename)
+        self._weights, self._parts = Weights(self._state, names, rename), None
+        if self._weights.is_divided and not self._runtime.is_standby:
+            self._weights.parts(self._runtime.rank)  # complains now, not in the middle of training
+        if self._lending is not None:  # of what was published before
+            self._lending.stop()
+            self._lending = None
 
     def between_steps(self) -> None:
         """The state is that of a finished version, and nobody writes: publish it if it is due."""
