@@ -69,7 +69,7 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-class SourceLink(Link, Protocol):
+class SourceEnd(Link, Protocol):
     """A source's end: `prepare`, then each bucket in order, then `finish`. All raise OSError or ProtocolError."""
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
@@ -82,8 +82,8 @@ class SourceLink(Link, Protocol):
         """Wait until the target has everything: only then may the connection end."""
 
 
-class TargetLink(Link, Protocol):
-    """A target's end: `establish` and the words before the buckets, then as in SourceLink."""
+class TargetEnd(Link, Protocol):
+    """A target's end: `establish` and the words before the buckets, then as in SourceEnd."""
 
     def establish(self, timeout_seconds: float) -> None:
         """Wait until the source is reached, and is known to be of this job. Raises OSError or ProtocolError."""

@@ -24,7 +24,7 @@ import torch
 from relight.errors import ProtocolError, RestoreError, TransferError, UsageError
 from relight.transfer.channel import connect, listen
 from relight.transfer.codec import TensorSpec, empty_like, spec_of
-from relight.transfer.fabric import Address, SourceLink, TargetLink
+from relight.transfer.fabric import Address, SourceEnd, TargetEnd
 from relight.transfer.manifest import describe_bytes
 from relight.transfer.offer import Halfway, Header, Offer, Request, describe_state, part_of, plan_state
 from relight.transfer.plan import Bucket
@@ -65,9 +65,9 @@ class RestoreServer:
         self._condition = threading.Condition()
         self._offer: Offer | None = None
         self._kept: dict[tuple[int, int], Offer] = {}  # snapshots, by rank and version
-        self._serving: dict[SourceLink, Offer] = {}
+        self._serving: dict[SourceEnd, Offer] = {}
         self._newest = 0
-        self._links: set[SourceLink] = set()
+        self._links: set[SourceEnd] = set()
         self._strangers = Strangers()
         listener = listen(path)
         listener.setblocking(True)
@@ -132,7 +132,7 @@ class RestoreServer:
             return
         self._serve(link)
 
-    def _serve(self, link: SourceLink) -> None:
+    def _serve(self, link: SourceEnd) -> None:
         with self._condition:
             self._links.add(link)
         try:
@@ -160,7 +160,7 @@ class RestoreServer:
                 self._condition.notify_all()
             link.close()
 
-    def _await_offer(self, request: Request, link: SourceLink) -> Offer | None:
+    def _await_offer(self, request: Request, link: SourceEnd) -> Offer | None:
         def settled() -> bool:
             return self._newest > request.generation or self._matching(request) is not None
 
@@ -182,7 +182,7 @@ class RestoreServer:
         )
 
 
-def _send_part(link: SourceLink, offer: Offer, mine: Sequence[Bucket], halfway: Halfway) -> None:
+def _send_part(link: SourceEnd, offer: Offer, mine: Sequence[Bucket], halfway: Halfway) -> None:
     link.prepare(mine)
     for bucket in mine:
         halfway.pass_over(bucket)
@@ -226,7 +226,7 @@ class RestoreClient:
         self._token = token
         self._tls = tls
         self._lock = threading.Lock()
-        self._links: list[TargetLink] = []
+        self._links: list[TargetEnd] = []
         self._cancelled = False
 
     def cancel(self) -> None:
@@ -281,7 +281,7 @@ class RestoreClient:
             digests = self._receive(links, shares, tensors)
         return Restored(first, tensors, digests, sum(t.numel() * t.element_size() for t in tensors))
 
-    def _ask(self, stack: contextlib.ExitStack, address: Address, request: Request) -> TargetLink:
+    def _ask(self, stack: contextlib.ExitStack, address: Address, request: Request) -> TargetEnd:
         try:
             link = self._reach(address)
             stack.callback(link.close)
@@ -297,7 +297,7 @@ class RestoreClient:
             raise RestoreError(f"the source at {where} cannot be reached: {error}") from error
         return link
 
-    def _reach(self, address: Address) -> TargetLink:
+    def _reach(self, address: Address) -> TargetEnd:
         """Through the source's Unix socket if it is on this host: that it can be reached is the proof."""
         try:
             return SharedTarget(connect(Path(address.path)), self._most_buffers)
@@ -306,11 +306,11 @@ class RestoreClient:
                 raise
         return TcpTarget(address.endpoint, self._token, self._tls)
 
-    def _forget(self, link: TargetLink) -> None:
+    def _forget(self, link: TargetEnd) -> None:
         with self._lock:
             self._links.remove(link)
 
-    def _header(self, link: TargetLink, generation: int, version: int) -> Header:
+    def _header(self, link: TargetEnd, generation: int, version: int) -> Header:
         try:
             header = link.receive()
         except (OSError, ProtocolError) as error:
@@ -322,7 +322,7 @@ class RestoreClient:
         return header
 
     def _receive(
-        self, links: Sequence[TargetLink], shares: Sequence[Sequence[Bucket]], tensors: Sequence[torch.Tensor]
+        self, links: Sequence[TargetEnd], shares: Sequence[Sequence[Bucket]], tensors: Sequence[torch.Tensor]
     ) -> dict[int, int]:
         writer = TensorWriter(dict(enumerate(tensors)))
         digests: dict[int, int] = {}
@@ -373,7 +373,7 @@ class _Tally:
 
 
 def _receive_part(
-    link: TargetLink,
+    link: TargetEnd,
     mine: Sequence[Bucket],
     writer: TensorWriter,
     digests: dict[int, int],

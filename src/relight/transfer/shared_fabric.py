@@ -26,7 +26,7 @@ BUFFERS_BESIDE = 1
 
 
 class SharedSource(Channel):
-    """The source's end (`fabric.SourceLink`)."""
+    """The source's end (`fabric.SourceEnd`)."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection, ToSource)
@@ -71,7 +71,7 @@ class SharedSource(Channel):
 
 
 class SharedTarget(Channel):
-    """The target's end (`fabric.TargetLink`)."""
+    """The target's end (`fabric.TargetEnd`)."""
 
     def __init__(self, connection: socket.socket, most_buffers: int = BUFFERS) -> None:
         super().__init__(connection, ToTarget)

@@ -27,7 +27,7 @@ SOURCE, TARGET = "source", "target"
 
 
 class TcpSource(TcpChannel):
-    """The source's end (`fabric.SourceLink`), of a connection that was accepted."""
+    """The source's end (`fabric.SourceEnd`), of a connection that was accepted."""
 
     def __init__(self, connection: socket.socket, token: bytes, tls: Tls | None = None) -> None:
         super().__init__(connection, token, ToSource, tls=tls)
@@ -52,7 +52,7 @@ class TcpSource(TcpChannel):
 
 
 class TcpTarget(TcpChannel):
-    """The target's end (`fabric.TargetLink`)."""
+    """The target's end (`fabric.TargetEnd`)."""
 
     def __init__(self, endpoint: str, token: bytes, tls: Tls | None = None) -> None:
         """Begin to connect. Raises OSError or TransferError."""
