@@ -5,7 +5,6 @@ the same sources hold is one group; its parts travel together, and any of these 
 `manifest.Part`. Ranks of a pipeline know the tensors of their own stages; what engines get are those of all stages.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -79,8 +78,7 @@ def parts_of(
     return tuple(found)
 
 
-@functools.lru_cache(maxsize=2)  # the same weights go out again and again, and thousands of tensors take a while
-def divide(held: tuple[tuple[str, Held], ...]) -> Division:
+def divide(held: Sequence[tuple[str, Held]]) -> Division:
     """Put together what sources hold, each by its name. The tensors of the first source come first.
 
     Raises MissingPartsError if that is not every byte of every tensor of all stages, and UsageError if it does not fit.

@@ -115,6 +115,7 @@ class Publisher:
         self._current: Publication | None = None  # that the loop works on
         self._next: Publication | None = None  # the owner's, while a late engine is helped
         self._lasting: tuple[Source, int, int] | None = None  # weights that late engines may get at any time
+        self._divided: tuple[list[tuple[str, Held]], Division] = [], Division(Manifest(()), ())  # of the last update
         self._numbers = itertools.count(1)  # of updates
         self._closing = False
         self._selector = selectors.DefaultSelector()
@@ -230,7 +231,11 @@ class Publisher:
 
     def _divide(self, own: Held) -> Division:
         others = [(member.name, member.held) for member in self._members.sources() if member.held is not None]
-        return divide(((SELF, own), *others))
+        held = [(SELF, own), *others]
+        # The same weights go out again and again, and thousands of tensors take a while, even to be compared.
+        if [(name, id(its)) for name, its in held] != [(name, id(its)) for name, its in self._divided[0]]:
+            self._divided = held, divide(held)
+        return self._divided[1]
 
     def wait_for_engines(self, count: int, timeout_seconds: float) -> bool:
         """Until so many are connected. False: not within the time."""
