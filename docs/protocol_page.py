@@ -110,7 +110,7 @@ there is none, the newest checkpoint that every rank can see. That is the except
 that there was no intact holder and no newer version.
 
 The same way down is taken if replicas of one version hold different bits, and no majority tells which is right. A bit
-may have changed at any time since they were last seen to agree: in a comparison at the barrier, in the handshake of a
+may have changed at any time since they were last seen to agree: in a comparison before a barrier, in the handshake of a
 recovery, or at the start. Each rank reports that version (`agreed`), and only versions up to the newest of these are
 gone back to, and never the one that differed. The Restore says from which version on nothing is trusted (`distrust`):
 rank 0 removes checkpoints of such versions before it reports.

@@ -8,7 +8,6 @@ from relight.core import events as ev
 from relight.core.commands import Restore, Stop
 from relight.core.controller import Stage
 from relight.core.corruption import describe_difference, outvoted
-from relight.core.position import Phase, Position
 from relight.core.stages.failing import MAX_CORRUPTIONS
 from tests.core.test_controller import Desk, killed, one
 
@@ -126,33 +125,6 @@ def test_behind_the_first_step_it_is_the_script() -> None:
     assert error.startswith("the state of version 1 differs between ranks 0, 2; rank 1 (first in modules.model.")
     assert "DDP" in error
     assert "no majority" not in error
-
-
-def dies_in_the_barrier(desk: Desk, process: str) -> None:
-    """Prepared for the step from version 7 to 8, with the private state of both; so are those who stand still."""
-    position = Position(step=7, version=7, phase=Phase.BARRIER, private_versions=(8, 7))
-    desk.tell(ev.ProcessExited(process=process, exit_status=-9, evidence="was killed", position=position, noticed_ns=1))
-    members = desk.controller.members
-    for name in desk.controller.rank_processes().values():
-        desk.stands(name, 7, **({} if members.processes[name].replacement else {"prepared": 7}))
-
-
-def test_nobody_finishes_a_step_with_the_gradient_of_a_wrong_state() -> None:
-    """Only the corrupted rank has heard what the comparison gave; the others were stopped in the barrier, prepared."""
-    desk = Desk(world_size=3, standbys=1).train()
-    desk.tell(differs(6, 5, 5))
-    dies_in_the_barrier(desk, "w0")
-    restore = one(desk.said, Restore)
-    assert (restore.target, restore.targets) == (7, (0,))
-
-
-def test_the_same_step_may_be_finished_once_it_was_repeated() -> None:
-    desk = Desk(world_size=3, standbys=2).train()
-    desk.tell(differs(6, 5, 5))
-    desk.exits("w0", step=7)
-    desk.recover(7)
-    dies_in_the_barrier(desk, "w1")
-    assert one(desk.said, Restore).target == 8
 
 
 def test_a_copy_that_was_made_before_the_recovery_began_again_has_no_vote_either() -> None:

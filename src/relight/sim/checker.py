@@ -57,6 +57,7 @@ class Checker:
         self.disturbed: set[str] = set()  # kinds of faults that are not of one process
         self.parts = 1  # that the state is divided into
         self.verify_every = 0  # steps from one comparison of states to the next
+        self._copied_wrong = False  # from a rank whose bits had flipped, when no other held that part
         self.spoilt: set[int] = set()  # contents with a flipped bit, and all that was computed from them
         self.derivable = False  # private state follows from rank and step: it cannot be lost
         self.fenced: set[str] = set()  # processes of hosts that were given up; they may live on
@@ -242,13 +243,14 @@ class Checker:
         return state == right or (state.content in self.spoilt and state._replace(content=right.content) == right)
 
     def _must_not_spread(self) -> bool:
-        """Whether nobody may compute with what a wrong rank computed: it is compared in every step, and nothing else
-        fails in the meantime. Nobody can compare what only one rank holds."""
-        flips = all(action is Action.FLIP_PARAMETER for action, _, _ in self._struck)
-        return flips and not self.disturbed and self.verify_every == 1 and self._world_size >= 2 * self.parts
+        """Whether nobody may compute with what a wrong rank computed: states are compared in every step, whatever else
+        fails in the meantime. Nobody can compare what only one rank holds, or what all others have copied from it."""
+        return self.verify_every == 1 and self._world_size >= 2 * self.parts and not self._copied_wrong
 
     def _check_alike(self, members: Sequence[Process]) -> None:
         """I5: all say that they hold the same, each of its part."""
+        flipped = {name for action, name, _ in self._struck if action is Action.FLIP_PARAMETER}
+        self._copied_wrong |= any(w.state.content in self.spoilt and w.name not in flipped for w in members)
         said: dict[str, str] = {}
         for worker in members:
             if isinstance(worker.last_report, Restored):

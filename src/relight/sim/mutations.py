@@ -184,7 +184,7 @@ MUTATIONS = (
         points=_FALLING,
         ladder=True,
     ),
-    Mutation("wrong-gradient-applied", 1000, controller=controllers.FinishesWithAWrongGradient, flips=True),
+    Mutation("wrong-gradient-applied", 1000, worker=workers.ComparesInTheBarrier, flips=True),
     Mutation("copies-vote", 1000, controller=controllers.CountsCopiesAsVotes, flips=True),
     Mutation("earlier-copies-vote", 20000, controller=controllers.CountsEarlierCopiesAsVotes, flips=True),
     Mutation("trusts-the-newest", 500, controller=controllers.TrustsWhatIsNewest, ladder=True, flips=True),

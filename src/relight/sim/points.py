@@ -39,8 +39,9 @@ OTHER_POINTS = (
     "EXITING",
 )
 # At several hosts also PRIVATE: copied, and the rank-private state is on its way from another host. Where states are
-# compared also DIFFERS: they are not the same, and nobody has said yet whose is wrong. With checkpoints also STAYS: the
-# script raised, and the process waits for a last one, and SAVING: it waits for the pieces of others.
+# compared also COMPARE: in the all-reduce that does it, and DIFFERS: they are not the same, and nobody has said yet
+# whose is wrong. With checkpoints also STAYS: the script raised, and the process waits for a last one, and SAVING: it
+# waits for the pieces of others.
 # Where nothing is waited for: the main thread goes on by itself, some time later.
 PAUSES = frozenset(
     "OUTSIDE FORWARD PREPARE READY OPTIMIZER AFTER_WRITE AFTER_STEP STOP FINISH OBEY TAKE_OVER ROLLBACK RESUME "

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from relight.sim.exhaustive import Situation
 
 # Points at which the reduced gradient in hand is still needed; elsewhere only if the rank is prepared.
-_HOLDS_GRADIENT = frozenset({"PREPARE", "READY", "BARRIER", "FINISH", "OPTIMIZER", "AFTER_WRITE"})
+_HOLDS_GRADIENT = frozenset({"COMPARE", "PREPARE", "READY", "BARRIER", "FINISH", "OPTIMIZER", "AFTER_WRITE"})
 # Of a message: who says it (the queue tells), and what only people and reports read.
 _UNREAD_FIELDS = frozenset(
     "process rank restore_address restore_endpoint evidence summary traceback why noticed_ns step pid slot agent "
@@ -55,7 +55,7 @@ LEFT_OUT = {
         **dict.fromkeys(("_attempts", "_failures_at_step", "_identical", "_startup_restarts"), "far below its limit"),
         **dict.fromkeys(("hosts", "_extended", "_standing_order"), "of hosts, sleep and restarts, which do not occur"),
         "_winding_down": "of a signal, which does not occur",
-        **dict.fromkeys(("_differed_at", "_difference", "_unsound_step"), "of corrupted memory, which does not occur"),
+        **dict.fromkeys(("_differed_at", "_difference"), "of corrupted memory, which does not occur"),
         **dict.fromkeys(("_ending", "_ending_raised", "_saving"), "of checkpoints, which are not kept"),
         "_entered": "done with when training begins",
         "_slowest_start_seconds": "_patience_seconds is what it is for",

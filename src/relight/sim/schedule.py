@@ -171,7 +171,12 @@ def _with_flips(schedule: Schedule, draw: random.Random) -> Schedule:
         )
         for number in range(draw.choice((1, 1, 2)))
     )
-    others = schedule.faults[: draw.choice((0, 0, 1, 2))]
+    others = [
+        msgspec.structs.replace(fault, point="COMPARE", nth=1 + fault.nth % (2 * schedule.world_size))
+        if draw.random() < 0.25
+        else fault
+        for fault in schedule.faults[: draw.choice((0, 0, 1, 2))]
+    ]
     return msgspec.structs.replace(
         schedule,
         faults=(*others, *flips),

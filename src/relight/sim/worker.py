@@ -26,6 +26,7 @@ _HANDLERS = {
     "OUTSIDE": "_begin_step",
     "FORWARD": "_run_forward",
     "GRADIENT": "_on_gradient",
+    "COMPARE": "_on_compared",
     "PREPARE": "_on_kept",
     "READY": "_enter_barrier",
     "BARRIER": "_on_barrier",

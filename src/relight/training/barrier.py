@@ -9,7 +9,6 @@ from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
 from relight.training.corruption import Ballot, differ, differing_tensors
-from relight.training.group import Inner
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.snapshots import Snapshots
@@ -58,6 +57,7 @@ class Barrier:
             torch.cuda.synchronize(runtime.device)
         if runtime.closed:
             raise StepInterrupted("the generation was closed before this rank was prepared")
+        self._compare(runtime)
         self._prepare()
         page.put("prepared", self._progress.version)
         runtime.faults.strike(Point.BEFORE_BARRIER)
@@ -69,43 +69,69 @@ class Barrier:
         page.stamp(Phase.OPTIMIZER)
         runtime.faults.strike(Point.OPTIMIZER)
 
+    def _compare(self, runtime: Runtime) -> None:
+        """In some steps: whether replicas hold the same bits. Returns if they do, on all ranks or on none.
+
+        Not at the barrier itself: a rank is prepared there, and those that are may finish the step when it breaks, with
+        a gradient to which a wrong state has contributed.
+        """
+        version = self._progress.version
+        ballot = self._ballot.entries(version, runtime.rank, runtime.world_size, first=self._is_behind_first_step)
+        if not ballot:
+            return
+        runtime.page.stamp(Phase.BARRIER)
+        sums = self._add_up(runtime, [1, version, *ballot])
+        if sums is None:
+            raise StepInterrupted("the generation was closed before the ranks' states were compared")
+        self._refuse_other_steps(runtime, *sums[:2])
+        digests = sums[2:]
+        if differ(digests, runtime.world_size):
+            runtime.await_replacement(version, digests[: runtime.world_size], self._name_differing(runtime))
+            raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
+        self._progress.agreed = version
+
     def _complete_fence(self, runtime: Runtime) -> bool:
         """One small all-reduce: it completes only once every rank has entered it, prepared. False if it broke."""
         version = self._progress.version
         vote = self._snapshots.vote()
-        ballot = self._ballot.entries(version, runtime.rank, runtime.world_size, first=self._is_behind_first_step)
-        inner = runtime.groups[0].inner
-        if runtime.closed or inner is None:
+        sums = self._add_up(runtime, [1, version, runtime.winding_down, *vote], strike=True)
+        if sums is None:
             return False
-        over = runtime.waits.begin()
-        try:
-            runtime.count_collective()
-            wait = inner.fence([1, version, runtime.winding_down, *vote, *ballot])
-            runtime.faults.strike(Point.BARRIER)
-            ranks, versions, winding_down, *sums = wait()
-        except (RuntimeError, StepInterrupted) as error:
-            if not runtime.await_verdict(str(error)[:200]):
-                raise
-            return False
-        finally:
-            over()
-        votes, digests = sums[: len(vote)], sums[len(vote) :]
-        if (ranks, versions) != (runtime.world_size, runtime.world_size * version):
-            raise UsageError(
-                f"rank {runtime.rank} is at step {version}, but the step numbers of all ranks add up to {versions} "
-                f"instead of {runtime.world_size * version}: some rank runs another number of steps or collectives"
-            )
-        if differ(digests, runtime.world_size):
-            runtime.page.put("prepared", -1)  # these gradients come from a state that is wrong somewhere
-            runtime.await_replacement(version, digests[: runtime.world_size], self._name_differing(inner))
-            raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
-        if digests:
-            self._progress.agreed = version
+        ranks, versions, winding_down, *votes = sums
+        self._refuse_other_steps(runtime, ranks, versions)
         if winding_down:
             self._progress.last = version + 1
         if votes:
             self._snapshots.count(votes[0])
         return True
+
+    def _add_up(self, runtime: Runtime, row: list[int], *, strike: bool = False) -> list[int] | None:
+        """Everybody's rows, summed up; None if a failure elsewhere broke it. `strike` once this rank's is said."""
+        inner = runtime.groups[0].inner
+        if runtime.closed or inner is None:
+            return None
+        over = runtime.waits.begin()
+        try:
+            runtime.count_collective()
+            wait = inner.fence(row)
+            if strike:
+                runtime.faults.strike(Point.BARRIER)
+            return wait()
+        except (RuntimeError, StepInterrupted) as error:
+            if not runtime.await_verdict(str(error)[:200]):
+                raise
+            return None
+        finally:
+            over()
+
+    def _refuse_other_steps(self, runtime: Runtime, ranks: int, versions: int) -> None:
+        """Raises UsageError unless all ranks are at this one's step."""
+        version = self._progress.version
+        if (ranks, versions) != (runtime.world_size, runtime.world_size * version):
+            raise UsageError(
+                f"rank {runtime.rank} is at step {version}, but the step numbers of all ranks add up to {versions} "
+                f"instead of {runtime.world_size * version}: some rank runs another number of steps or collectives"
+            )
 
     @property
     def _is_behind_first_step(self) -> bool:
@@ -118,21 +144,21 @@ class Barrier:
         is_first = progress.began == 0 or runtime.generation == 1
         return runtime.world_size > 1 and is_first and progress.version == progress.began + 1
 
-    def _name_differing(self, inner: Inner) -> tuple[str, ...]:
+    def _name_differing(self, runtime: Runtime) -> tuple[str, ...]:
         """Which tensors, for the message."""
-        runtime, state = self._runtime, self._state
+        state = self._state
 
         def add_up(row: list[int]) -> list[int]:
-            return inner.fence(row)()
+            sums = self._add_up(runtime, row)
+            if sums is None:
+                raise StepInterrupted("the generation was closed before it was told which tensors differ")
+            return sums
 
-        over = runtime.waits.begin()
         try:
             own, shard = state.digests_by_tensor(), self._shard()
             return differing_tensors(own, shard, runtime.rank, runtime.world_size, add_up)
         except (RuntimeError, StepInterrupted):
             return ()
-        finally:
-            over()
 
     def _await_decision(self, runtime: Runtime) -> None:
         """The barrier broke. Others may have passed it, so whether the step is finished is not for this rank to say."""

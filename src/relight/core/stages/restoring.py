@@ -32,7 +32,7 @@ class Restoring(Failing):
                 return self._on_corruption(digests, voters, self._decision.target, 0, now)
             return self._end(problem, now)
         self.stage, self._deadline, self._restore_failures = Stage.TRAINING, None, 0
-        self._fallen_to = self._fallen_from = self._differed_at = self._unsound_step = -1
+        self._fallen_to = self._fallen_from = self._differed_at = -1
         for process in self.members.by_rank().values():
             process.replacement = False
         self.members.predecessors.clear()

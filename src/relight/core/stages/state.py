@@ -74,7 +74,6 @@ class State:
         self._saving: Save | None = None  # the order to write it, once it is known what can be written
         self._differed_at = -1  # a version of which replicas held different bits, and no majority told which is right
         self._difference = ""  # the same in words
-        self._unsound_step = -1  # a step whose gradient comes from a state that is wrong somewhere
         self._fallen_to = -1  # the version that an unfinished recovery has ordered everybody back to, below replicas
         self._fallen_from = -1  # the newest version that was finished then
         self._history = 0  # the generation that last undid versions

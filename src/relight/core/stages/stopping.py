@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import msgspec
-
 from relight.core import events as ev
 from relight.core.commands import Audience, Command, Notice, Restore, Rung, Source
 from relight.core.decision import Decision, Halt, decide, derived_ranks, describe_target
@@ -25,14 +23,9 @@ class Stopping(Failing):
             return []
         if not self._is_member(event.process):
             return []
-        self._stopped[event.process] = self._without_unsound_gradient(event)
+        self._stopped[event.process] = event
         self.ledger.stopped(event, now)
         return self._advance(now)
-
-    def _without_unsound_gradient(self, report: ev.Stopped) -> ev.Stopped:
-        if report.prepared < 0 or report.prepared != self._unsound_step:
-            return report
-        return msgspec.structs.replace(report, prepared=-1)
 
     def _on_stop_timeout(self, now: float) -> list[Command]:
         limit = self._stop_limit_seconds

@@ -54,9 +54,6 @@ class Training(Failing):
             part = self.shards.differing(digests)[0]
             known = outvoted(part, part.keys()) is not None
             return self._end(describe_difference(part, event.step, event.tensors, majority=known), now)
-        # Nobody has passed that barrier, dead or alive. Whoever was stopped in it does not know why, and holds a
-        # gradient to which the wrong rank contributed.
-        self._unsound_step = event.step
         return self._on_corruption(digests, digests, event.step, event.noticed_ns, now, event.tensors)
 
     def _on_rank_slow(self, event: ev.RankSlow) -> list[Command]:

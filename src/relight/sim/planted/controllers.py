@@ -338,13 +338,6 @@ class KeepsToTheBuddies(Controller):
         return super()._descend(reason, reports, now)
 
 
-class FinishesWithAWrongGradient(Controller):
-    """Once ours: if only the corrupted rank said that states differ, the others finished the step with its gradient."""
-
-    def _without_unsound_gradient(self, report: ev.Stopped) -> ev.Stopped:
-        return report
-
-
 class CountsCopiesAsVotes(Controller):
     """A rank that was copied from others votes on whose state is right."""
 

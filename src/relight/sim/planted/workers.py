@@ -31,6 +31,17 @@ class HasNoBarrier(Worker):
     has_barrier: ClassVar[bool] = False
 
 
+class ComparesInTheBarrier(Worker):
+    """Once ours: ranks were prepared before their states were compared. Whoever had not heard the result, since another
+    rank died or only the corrupted one said it, finished the step with a gradient from a wrong state.
+    """
+
+    def _compare(self) -> None:
+        self.page.keep_private(self.state.version + 1, self.next_private)
+        self.page.prepared = self.prepared = self.state.version
+        super()._compare()
+
+
 class RestoresInPlace(Worker):
     """A copy counts as a replica from its first byte on."""
 

@@ -259,7 +259,7 @@ class Process:
     def _can_go(self) -> bool:
         """Whether what the main thread waits for is here."""
         match self.point:
-            case "GRADIENT" | "BARRIER":
+            case "GRADIENT" | "COMPARE" | "BARRIER":
                 operation = self.world.group(self.group_generation).operations.get(self.operation)
                 return operation is None or self.rank in operation.outcome
             case "VERDICT" | "DIFFERS":

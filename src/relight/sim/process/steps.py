@@ -148,9 +148,28 @@ class Steps(Runtime):
             self.world.follows(self.gradient, *contributions.values())
             self.next_private = next_private(self.private, self.state.version)
             self.page.forget_private(self.state.version + 1)
-            self._go_to("PREPARE")
+            if self._compares():
+                self._compare()
+            else:
+                self._go_to("PREPARE")
 
     # --- barrier and write --------------------------------------------------------------------------------------
+    def _compare(self) -> None:
+        """Barrier._compare: on nobody's side is the gradient good for a step until all states are known to be alike."""
+        self._stamp(Phase.BARRIER)
+        if not self._enter("COMPARE", self.state.content):
+            self._recover()
+
+    def _on_compared(self) -> None:
+        contents = self._outcome()
+        if contents is None:
+            self._await_stop()
+        elif self._differ(digests := [contents[rank] for rank in sorted(contents)]):
+            self._await_replacement(digests)
+        else:
+            self.agreed = self.state.version
+            self._go_to("PREPARE")
+
     def _on_kept(self) -> None:
         if self.keeps_private_before_barrier:
             self.page.keep_private(self.state.version + 1, self.next_private)
@@ -165,30 +184,22 @@ class Steps(Runtime):
         if not self.has_barrier:
             self._write()
             return
-        vote = 1 if self.lower is None else self.lower.vote()
-        if self._compares():
-            vote += 2 * self.state.content
-        if not self._enter("BARRIER", vote):
+        if not self._enter("BARRIER", 1 if self.lower is None else self.lower.vote()):
             self._recover()
 
     def _compares(self) -> bool:
-        """Ballot.entries: whether the states are compared at the barrier of this step."""
+        """Ballot.entries: whether the states are compared in this step."""
         every, version = self.world.verify_every, self.state.version
         is_first = (self.began == 0 or self.generation == 1) and version == self.began + 1
         return bool(every) and (is_first or version % every == 0)
 
     def _on_barrier(self) -> None:
-        brought = self._outcome()
-        if brought is None:
+        votes = self._outcome()
+        if votes is None:
             self._await_stop()
             return
-        if self._compares():
-            if self._differ(digests := [brought[rank] >> 1 for rank in sorted(brought)]):
-                self._await_replacement(digests)
-                return
-            self.agreed = self.state.version
         if self.lower is not None:
-            self.lower.count(sum(vote & 1 for vote in brought.values()))
+            self.lower.count(sum(votes.values()))
         self._confirm(self.state.version)
         self._write()
 
@@ -198,7 +209,6 @@ class Steps(Runtime):
 
     def _await_replacement(self, digests: Sequence[int]) -> None:
         """Runtime.await_replacement: say so, and wait until the controller has decided who is wrong."""
-        self.page.prepared = self.prepared = -1  # this gradient comes from a state that is wrong somewhere
         self.world.send(
             self,
             ev.StateDiffers(
