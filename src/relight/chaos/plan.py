@@ -26,7 +26,7 @@ ACTION_WORDS = {
     Action.FLIP_PARAMETER: "one bit of a parameter changes, and nobody notices (see --verify-every)",
     Action.FLIP_OPTIMIZER: "the same in the optimizer's state",
     Action.FLIP_BUFFER: "the same in a buffer that all ranks share",
-    Action.SLOW: "from that step on it takes 50 ms longer there (see --replace-slow)",
+    Action.SLOW: "from that step on it takes 200 ms longer there (see --replace-slow)",
     Action.CUT: "loses its side of the collective in flight, but lives",
 }
 POINT_WORDS = {

@@ -9,7 +9,7 @@ from relight.chaos.plan import planned_for_standby, planned_in_recovery, planned
 from relight.core.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Plan, Point
 from relight.training.page import PositionPage
 
-SLOW_SECONDS = 0.05  # in each step
+SLOW_SECONDS = 0.2  # in each step
 
 
 class PlannedFault(RuntimeError):
