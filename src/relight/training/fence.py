@@ -1,8 +1,8 @@
 """The barrier's own all-reduce: nobody has the sums before everybody has entered.
 
 Between hosts it is gloo's. Ranks that all share one board (see `Board`) read each other's numbers there: gloo's takes
-a time that is felt, since its threads want the cores on which ranks compute (benchmarks/step_cost.py). The first one of
-a generation is always gloo's, and asks who shares what: all ranks see the same answers, so all go the same way.
+ten times as long (benchmarks/step_cost.py). The first one of a generation is always gloo's, and asks who shares what:
+all ranks see the same answers, so all go the same way. See decisions/0013.
 """
 
 from collections.abc import Callable, Sequence
