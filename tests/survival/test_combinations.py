@@ -270,9 +270,8 @@ def test_ranks_on_both_sides_of_a_barrier(bench: Bench) -> None:
 
 
 # --- in a row -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "ranks", [(0, 1, 2, 0, 1), pytest.param((1, 1, 1, 1, 1), marks=pytest.mark.all)], ids=["all", "one"]
-)
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 0, 1), (1, 1, 1, 1, 1)], ids=["all", "one"])
+@pytest.mark.all  # see also test_matrix.test_faults_in_a_row
 def test_five_failures_in_a_row(bench: Bench, ranks: tuple[int, ...]) -> None:
     """One step after the other loses a rank."""
     faults = [f"kill rank {rank} in BACKWARD of step {step}" for step, rank in enumerate(ranks, 1)]
