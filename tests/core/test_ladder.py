@@ -9,7 +9,7 @@ from relight.core.buddies import choose_buddies
 from relight.core.commands import Notice, Restore, Resume, Rung, Stop
 from relight.core.controller import Stage
 from relight.core.events import Snapshot, StateDiffers, Stopped
-from relight.core.ladder import Fall, descend, has_gone_back, newest_snapshots, newest_to_trust
+from relight.core.ladder import Fall, descend, has_gone_back, newest_snapshots, newest_to_trust, worth_keeping
 from relight.core.shards import Shards
 from tests.core.test_controller import Desk, one
 
@@ -37,6 +37,25 @@ def report(
         snapshots=tuple(Snapshot(rank=of, version=of_version) for of, of_version in held),
         checkpoints=checkpoints,
     )
+
+
+# --- what must not be overwritten yet -------------------------------------------------------------------------------
+TWO = Shards(("shard 1/2", "shard 2/2"))
+
+
+def test_what_the_next_death_leaves_whole_is_kept() -> None:
+    """Rank 1's snapshot of version 8 has yet to be fetched by its buddy: with rank 1 it would be lost."""
+    reports = [report(0, (0, 4), (0, 8), (1, 4)), report(1, (1, 4), (1, 8), (0, 4), (0, 8))]
+    assert worth_keeping(reports, TWO) == 4
+    assert newest_snapshots(reports, TWO) == (8, ((0, 0), (1, 1)))
+
+
+def test_of_what_is_as_safe_the_newest_is_kept() -> None:
+    both = [report(0, (0, 4), (0, 8), (1, 4), (1, 8)), report(1, (1, 4), (1, 8), (0, 4), (0, 8))]
+    assert worth_keeping(both, TWO) == 8
+    replaced = [report(0, (0, 4), (0, 8), (1, 4), (1, 8)), report(1)]
+    assert worth_keeping(replaced, TWO) == 8
+    assert worth_keeping([report(0, (0, 8)), report(1)], TWO) == -1
 
 
 # --- buddies ------------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class Restore(_Command, frozen=True, kw_only=True):
     undone: int = 0  # versions that were finished, and are computed again: on a lower rung
     history: int = 0  # the generation that last undid versions: what is kept of a version is of one history
     distrust: int = -1  # from this version on the state may be corrupted: checkpoints of such versions are removed
-    keep: int = -1  # the newest version of which there is a snapshot of every rank: not to be overwritten yet
+    keep: int = -1  # the version of which snapshots are not to be overwritten yet
 
 
 class Resume(_Command, frozen=True, kw_only=True):

@@ -100,6 +100,33 @@ def newest_snapshots(
     return None
 
 
+def worth_keeping(reports: Sequence[Stopped], shards: Shards) -> int:
+    """The version whose snapshots must stay until a newer one is established; -1: there is none of every rank.
+
+    The newest may lie, of some rank, in one memory only, since its buddy has yet to fetch it: the next death may take
+    it. So it is one of which the fewest ranks are in that danger, and of those the newest.
+    """
+    holders: dict[int, dict[int, int]] = {}  # by version: of which rank, in how many memories
+    for report in reports:
+        for snapshot in report.snapshots:
+            of_version = holders.setdefault(snapshot.version, {})
+            of_version[snapshot.rank] = of_version.get(snapshot.rank, 0) + 1
+    best = (len(reports) + 1, 1)
+    for version, counts in holders.items():
+        alone = sum(counts.get(report.rank, 0) < 2 for report in reports)
+        if (alone, -version) < best and newest_snapshots(_of_version(reports, version), shards) is not None:
+            best = alone, -version
+    return -best[1]
+
+
+def _of_version(reports: Sequence[Stopped], version: int) -> list[Stopped]:
+    """The same reports, as if that were the only version of which there are snapshots."""
+    return [
+        msgspec.structs.replace(report, snapshots=tuple(s for s in report.snapshots if s.version == version))
+        for report in reports
+    ]
+
+
 def _find(
     copies: Mapping[int, int], standing: Collection[int], world_size: int, shards: Shards, derivable: bool
 ) -> tuple[tuple[int, int], ...] | None:

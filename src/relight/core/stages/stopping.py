@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from relight.core import events as ev
 from relight.core.commands import Audience, Command, Notice, Restore, Rung, Source
 from relight.core.decision import Decision, Halt, decide, derived_ranks, describe_target
-from relight.core.ladder import descend, has_gone_back, newest_snapshots, newest_to_trust
+from relight.core.ladder import descend, has_gone_back, newest_snapshots, newest_to_trust, worth_keeping
 from relight.core.shards import require_every_part
 from relight.core.stages.failing import Failing
 from relight.core.stages.state import Stage
@@ -72,7 +72,6 @@ class Stopping(Failing):
             process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
         self.ledger.decided(decision, [p for p in held.values() if p.replacement], now)
-        snapshots = newest_snapshots(reports, self.shards, unfinished) if self.buddy_every else None
         served = {r.rank: self._source(r) for r in reports}
         lost = [self.members.processes[name] for rank in replaced for name in self.members.predecessors.get(rank, ())]
         begun = {r.step for r in reports if not r.blank} | {p.final_position.step for p in lost}
@@ -89,7 +88,7 @@ class Stopping(Failing):
                 derived=derived,
                 history=self._history,
                 distrust=self._differed_at,
-                keep=-1 if snapshots is None else snapshots[0],
+                keep=self._worth_keeping(reports),
                 why=f"{describe_target(decision.direction, decision.target)}: {decision.reason}",
             )
         ]
@@ -98,6 +97,15 @@ class Stopping(Failing):
     def _unfinished_fall(self) -> int | None:
         """The version that a recovery below replicas goes back to, while not all are there; None: there is none."""
         return None if self._fallen_to < 0 else self._fallen_to
+
+    def _worth_keeping(self, reports: Sequence[ev.Stopped]) -> int:
+        """The version whose snapshots must not be overwritten yet, or -1."""
+        if not self.buddy_every:
+            return -1
+        if self._unfinished_fall is None:
+            return worth_keeping(reports, self.shards)
+        snapshots = newest_snapshots(reports, self.shards, self._unfinished_fall)
+        return -1 if snapshots is None else snapshots[0]
 
     def _source(self, report: ev.Stopped, of: int = -1) -> Source:
         part = self.shards.key(report.rank if of < 0 else of)

@@ -8,6 +8,7 @@ from relight.core import events as ev
 from relight.core.commands import Command, Kill, Restore, Source
 from relight.core.controller import Controller, Stage
 from relight.core.decision import Decision, Halt, decide
+from relight.core.ladder import newest_snapshots
 from relight.core.members import Process
 from relight.core.position import Phase
 from relight.sim.planted.rules import Private, intact_versions, make_decision, planted_rule, replaced
@@ -336,6 +337,16 @@ class KeepsToTheBuddies(Controller):
                 for r in reports
             ]
         return super()._descend(reason, reports, now)
+
+
+class KeepsTheNewest(Controller):
+    """Once ours: a recovery kept the newest snapshots, of which some were in one memory only, and let go of older ones
+    that the next death would have left whole.
+    """
+
+    def _worth_keeping(self, reports: Sequence[ev.Stopped]) -> int:
+        found = newest_snapshots(reports, self.shards, self._unfinished_fall) if self.buddy_every else None
+        return -1 if found is None else found[0]
 
 
 class CountsCopiesAsVotes(Controller):
