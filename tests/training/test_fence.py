@@ -103,25 +103,26 @@ def test_nobody_passes_before_everybody_has_entered(descriptors: list[int]) -> N
     assert [wait.result(DEADLINE_SECONDS) for wait in (*early, late)] == [[3, 60, 4]] * RANKS
 
 
-def test_who_waits_is_told_of_the_end_of_the_generation(descriptors: list[int]) -> None:
-    members = Members([descriptors[0]] * RANKS)
+def abandoned_while_it_waits(descriptor: int) -> Members:
+    """Rank 0 entered, and was told that the generation is closed; the others have yet to enter."""
+    members = Members([descriptor] * RANKS)
     members.enter_all(ROWS)
     early = members.enter(0, ROWS[0])
     members.fences[0].abandon()
     with pytest.raises(StepInterrupted):
         early.result(DEADLINE_SECONDS)
+    return members
+
+
+def test_who_waits_is_told_of_the_end_of_the_generation(descriptors: list[int]) -> None:
+    members = abandoned_while_it_waits(descriptors[0])
     with pytest.raises(StepInterrupted):  # also who enters later
         members.enter(0, ROWS[0]).result(DEADLINE_SECONDS)
 
 
 def test_it_completes_on_some_ranks_and_not_on_others(descriptors: list[int]) -> None:
     """Who was told of the end before the last one entered has no proof; the others have."""
-    members = Members([descriptors[0]] * RANKS)
-    members.enter_all(ROWS)
-    early = members.enter(0, ROWS[0])
-    members.fences[0].abandon()
-    with pytest.raises(StepInterrupted):
-        early.result(DEADLINE_SECONDS)
+    members = abandoned_while_it_waits(descriptors[0])
     others = [members.enter(rank, ROWS[rank]) for rank in (1, 2)]
     assert [wait.result(DEADLINE_SECONDS) for wait in others] == [[3, 60, 4]] * 2
 

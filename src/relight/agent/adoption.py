@@ -56,7 +56,8 @@ def adopt(name: str, pid: int, private_dir: Path, record: Record | None) -> Proc
 
 def open_board(pid: int) -> int:
     """A descriptor of the board that worker `pid` shares. Raises OSError or ValueError if it has none."""
-    return os.open(f"/proc/{pid}/fd/{int(probes.environment(pid)['RELIGHT_BOARD_FD'])}", os.O_RDWR | os.O_CLOEXEC)
+    number = int(probes.environment(pid).get("RELIGHT_BOARD_FD", ""))
+    return os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def put_down(record: Record, why: str) -> Process | None:

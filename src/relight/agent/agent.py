@@ -275,7 +275,7 @@ class Agent:
     def _find_board(self) -> int | None:
         """One for all workers of this host, also for those that a predecessor started. None: they do without."""
         for worker in self._live.values():
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            with contextlib.suppress(OSError, ValueError):
                 return open_board(worker.process.pid)
         ranks = self._launch.settings.world_size
         with contextlib.suppress(OSError):

@@ -159,7 +159,7 @@ class Restored(_Event, frozen=True, kw_only=True):
 
 
 class StateDiffers(_Event, frozen=True, kw_only=True):
-    """At the barrier of a step every rank saw that their states of its version are not the same."""
+    """Before the barrier of a step every rank saw that their states of its version are not the same."""
 
     process: str
     rank: Whole

@@ -111,12 +111,12 @@ def worth_keeping(reports: Sequence[Stopped], shards: Shards) -> int:
         for snapshot in report.snapshots:
             of_version = holders.setdefault(snapshot.version, {})
             of_version[snapshot.rank] = of_version.get(snapshot.rank, 0) + 1
-    best = (len(reports) + 1, 1)
-    for version, counts in holders.items():
-        alone = sum(counts.get(report.rank, 0) < 2 for report in reports)
-        if (alone, -version) < best and newest_snapshots(_of_version(reports, version), shards) is not None:
-            best = alone, -version
-    return -best[1]
+
+    def danger(version: int) -> tuple[int, int]:
+        return sum(holders[version].get(report.rank, 0) < 2 for report in reports), -version
+
+    whole = [version for version in holders if newest_snapshots(_of_version(reports, version), shards) is not None]
+    return min(whole, key=danger, default=-1)
 
 
 def _of_version(reports: Sequence[Stopped], version: int) -> list[Stopped]:

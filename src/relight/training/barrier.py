@@ -70,7 +70,7 @@ class Barrier:
         runtime.faults.strike(Point.OPTIMIZER)
 
     def _compare(self, runtime: Runtime) -> None:
-        """In some steps: whether replicas hold the same bits. Returns if they do, on all ranks or on none.
+        """In some steps: returns once replicas are known to hold the same bits. Raises StepInterrupted otherwise.
 
         Not at the barrier itself: a rank is prepared there, and those that are may finish the step when it breaks, with
         a gradient to which a wrong state has contributed.

@@ -19,7 +19,6 @@ import torch
 from relight.core.commands import Save
 from relight.errors import CheckpointError, RestoreError, UsageError
 from relight.training import checkpoint_files as files
-from relight.training.batches import Batches
 from relight.training.checkpoint_reader import CheckpointReader, prefix_of
 from relight.training.dcp import Piece
 from relight.training.mesh_private import place_in_whole
@@ -57,16 +56,15 @@ class Checkpointing:
         runtime: Runtime,
         state: TrackedState,
         progress: Progress,
-        batches: Batches,
+        reader: CheckpointReader,
         shard: Callable[[], str],
-        place: Callable[[], int],
     ) -> None:
-        """`shard`: which part of the state this rank holds. `place`: which of a step's batches is its own."""
+        """`shard`: which part of the state this rank holds."""
         self._runtime = runtime
         self._state = state
         self._progress = progress
         self._shard = shard
-        self._reader = CheckpointReader(runtime, state, progress, batches, shard, place)
+        self._reader = reader
         self.every = 0
         self._root = Path()
         self._keep = 0

@@ -1,4 +1,4 @@
-"""Silent corruption, seen from a worker: what is compared at the barrier, and how a test plants it."""
+"""Silent corruption, seen from a worker: what is compared before the barrier, and how a test plants it."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,7 +12,7 @@ _DIGEST_BITS = 60  # of a digest, as an element of an all-reduce: int64 with a s
 
 
 class Ballot:
-    """The part of a barrier's all-reduce in which every rank sees the digest of every other.
+    """What a rank brings to the all-reduce in which every rank sees the digest of every other.
 
     Each rank writes into its own element and leaves the others zero, so the sum is all of them.
     """
@@ -27,7 +27,7 @@ class Ballot:
         self._shard = shard
 
     def entries(self, version: int, rank: int, world_size: int, *, first: bool = False) -> list[int]:
-        """What this rank adds to the barrier of the step that starts from `version`; nothing for most steps.
+        """What this rank brings in the step that starts from `version`; nothing in most steps.
 
         `first`: this is the second step of a job, so the first one is looked at, whatever `every` says.
         """

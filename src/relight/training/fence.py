@@ -26,9 +26,8 @@ class Fence:
     def __init__(self, size: int, local: "LocalFence | None" = None) -> None:
         """`local` is this rank's part of the one through shared memory, if it has any."""
         self._size = size
-        self._local = local
         self._asked = size > MAX_RANKS
-        self._is_local = False
+        self._local = None if self._asked else local  # None, too, once it is known that not all share it
 
     def enter(self, row: Sequence[int], allreduce: Callable[[torch.Tensor], Any]) -> Sums:
         """Say `row`, as long as everybody's. What is returned waits for the others, and gives the sums by place.
@@ -36,7 +35,7 @@ class Fence:
         `allreduce` starts gloo's, of one int64 tensor. What is returned raises StepInterrupted or RuntimeError if the
         generation ends first. That can be after others had the sums.
         """
-        if self._is_local and self._local is not None and len(row) <= MAX_NUMBERS:
+        if self._asked and self._local is not None and len(row) <= MAX_NUMBERS:
             return self._local.enter(row)
         tokens = [] if self._asked else self._tokens()
         tensor = torch.tensor([*row, *tokens], dtype=torch.int64)
@@ -46,16 +45,18 @@ class Fence:
             work.wait()
             sums: list[int] = tensor.tolist()
             if tokens:
-                found = set(sums[len(row) :])
-                self._asked, self._is_local = True, len(found) == 1 and found != {_NO_BOARD}
+                self._asked = True
+                if len(set(sums[len(row) :])) > 1:
+                    self._local = None
             return sums[: len(row)]
 
         return wait
 
     def abandon(self) -> None:
         """Whoever waits is told that the generation is closed. For any thread."""
-        if self._local is not None:
-            self._local.abandon()
+        local = self._local
+        if local is not None:
+            local.abandon()
 
     def _tokens(self) -> list[int]:
         tokens = [_NO_BOARD] * self._size

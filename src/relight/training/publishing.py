@@ -64,9 +64,8 @@ class Publishing:
         self._progress = progress
         self._every = 0
         self._requested = False
-        self._chosen: tuple[tuple[str, ...], Rename | None] | None = (
-            None  # modules, and what engines call their tensors
-        )
+        # modules, and what engines call their tensors
+        self._chosen: tuple[tuple[str, ...], Rename | None] | None = None
         self._weights: Weights | None = None
         self._parts: PartSource | None = None  # of divided weights: what this rank holds
         self._lending: Lending | None = None  # on other ranks than 0

@@ -30,6 +30,7 @@ from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
 from relight.training.barrier import Barrier
 from relight.training.batches import Batches
+from relight.training.checkpoint_reader import CheckpointReader
 from relight.training.checkpointing import Checkpointing
 from relight.training.job import current_runtime
 from relight.training.page import NO_PRIVATE, NOTHING_PRIVATE
@@ -122,9 +123,10 @@ class Training:
         self._progress = Progress(lineage=xxhash.xxh3_64_hexdigest(birth.encode()))
         self._publishing = Publishing(runtime, self._state, self._progress)
         self._scalars = Scalars(runtime, self._progress)
-        self._checkpointing = Checkpointing(
+        reader = CheckpointReader(
             runtime, self._state, self._progress, self._batches, lambda: self._shard, lambda: self._place
         )
+        self._checkpointing = Checkpointing(runtime, self._state, self._progress, reader, lambda: self._shard)
         self._snapshots = Snapshots(runtime, self._state, self._progress, lambda: self._shard)
         self._barrier = Barrier(
             runtime,

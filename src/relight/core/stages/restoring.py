@@ -25,7 +25,7 @@ class Restoring(Failing):
             digests = {report.rank: report.state_digest for report in reports}
             stood = [rank for rank in digests if rank not in self._decision.targets]
             held = self.members.by_rank()
-            voters = [rank for rank in stood if not held[rank].replacement]  # nor who was copied before it began again
+            voters = [rank for rank in stood if not held[rank].replacement]  # others were copied before it began again
             alike = len({(r.version, r.lineage) for r in reports}) == 1
             alike = alike and not self.shards.differing({r.rank: r.layout_digest for r in reports})
             if alike and self.shards.differing({rank: digests[rank] for rank in stood}):
