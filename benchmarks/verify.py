@@ -1,8 +1,8 @@
 """What comparing the replicas' state costs (`relight run --verify-every K`): by itself, and in a job.
 
 By itself: the digest of a state, against its size, beside what it costs to do nothing but read it. In a job: relight
-that compares in every step beside relight that never does, block by block in turns; what a step takes longer is the
-price of one comparison, which a job that compares every K steps pays once in K steps.
+that compares in every step beside relight that never does, both started several times (see `turns`); what a step takes
+longer is the price of one comparison, which a job that compares every K steps pays once in K steps.
 
 Run by ``python -m benchmarks.verify``.
 """
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks import turns
 from benchmarks.documents import (
     RESULTS,
     Document,
@@ -32,7 +33,9 @@ from benchmarks.documents import (
     write_document,
 )
 from benchmarks.figures import Series, markdown_table, milliseconds, plot
-from benchmarks.overhead import VERIFYING, measure
+from benchmarks.overhead import relight
+from benchmarks.recovery.peers import JobFailed
+from benchmarks.turns import count_of, launches_cell, overhead_cell
 from relight.training.state import TrackedState
 
 STATE_MIB = (16, 64, 256, 1024)
@@ -43,7 +46,8 @@ STEP_S = 0.2
 TARGET_PERCENT = 0.5
 WORKERS = 2
 JOB_MS = (50, 250)  # nominal lengths of a step
-BUDGET_S = 30.0
+QUICK_LAUNCHES = 2
+BUDGET_S = 60.0  # of blocks, for one length of a step
 
 
 def digest_row(mib: int) -> dict[str, float]:
@@ -76,7 +80,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def run(sizes: Sequence[int], nominal: Sequence[int], budget_s: float, workdir: Path) -> Document:
+def run(sizes: Sequence[int], nominal: Sequence[int], budget_s: float, launches: int, workdir: Path) -> Document:
     """All sizes by themselves, then the jobs."""
     torch.set_num_threads(1)
     document = start_document("verify", state_mib=list(sizes), budget_s=budget_s, every=EVERY)
@@ -86,15 +90,22 @@ def run(sizes: Sequence[int], nominal: Sequence[int], budget_s: float, workdir: 
         row = digest_row(mib)
         document["digests"].append(row)
         progress.done(f"{mib} MiB of state: {milliseconds(row['digest_s'])}")
-    document["jobs"] = []
+    document["jobs"], document["not_measured"] = [], []
     for nominal_ms in nominal:
-        found = measure(WORKERS, nominal_ms, budget_s, workdir, VERIFYING)
+        comparing, plain = relight(WORKERS, nominal_ms, "--verify-every", "1"), relight(WORKERS, nominal_ms)
+        try:
+            found = turns.measure(comparing, plain, WORKERS, workdir, budget_s=budget_s, launches=launches)
+        except (JobFailed, OSError, ValueError) as error:
+            document["not_measured"].append(f"steps of about {nominal_ms} ms: {error}")
+            progress.skipped(document["not_measured"][-1])
+            continue
         document["jobs"].append(found)
         progress.done(
             f"steps of {milliseconds(found['plain_step_s'])}: a comparison adds {milliseconds(found['added_s'])}"
         )
     document["headline"] = headline(document)
-    add_verdicts(document, [_verdict(row) for row in document["digests"]])
+    digests = [_verdict(row) for row in document["digests"]]
+    add_verdicts(document, digests + [_job_verdict(row) for row in document["jobs"]])
     return document
 
 
@@ -116,6 +127,11 @@ def _verdict(row: dict[str, Any]) -> Verdict:
     return Verdict(what, _percent(row["digest_s"], STEP_S), TARGET_PERCENT, "%", "one core, host memory")
 
 
+def _job_verdict(row: dict[str, Any]) -> Verdict:
+    what = f"a job of {WORKERS} workers that compares every {EVERY} steps of {milliseconds(row['plain_step_s'])}"
+    return Verdict(what, row["overhead"] * 100 / EVERY, TARGET_PERCENT, "%", f"compared in every step: {count_of(row)}")
+
+
 def render(document: Document) -> str:
     """Markdown."""
     digests = [
@@ -133,9 +149,11 @@ def render(document: Document) -> str:
         [
             milliseconds(row["plain_step_s"]),
             milliseconds(row["added_s"]),
-            f"{row['overhead'] * 100:+.2f} % [{row['interval'][0] * 100:+.2f}, {row['interval'][1] * 100:+.2f}]",
+            overhead_cell(row),
             f"{row['overhead'] * 100 / EVERY:+.3f} %",
+            milliseconds(row["cpu_added_s"] / WORKERS),
             str(row["pairs"]),
+            launches_cell(row),
         ]
         for row in document["jobs"]
     ]
@@ -161,31 +179,35 @@ def render(document: Document) -> str:
                 digests,
             ),
             f"```\n{curve}\n```",
-            f"In a job of {WORKERS} workers, beside one that does not compare, in turns:",
+            f"In a job of {WORKERS} workers, beside one that does not compare, in turns, both started several times:",
             markdown_table(
                 [
                     "step",
                     "added by a comparison",
                     "compared in every step, 95 % interval",
                     f"every {EVERY} steps",
+                    "processor time of a rank for each",
                     "pairs",
+                    "medians of launches, %",
                 ],
                 jobs,
             ),
             markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
+            *(f"Not measured: {text}" for text in document["not_measured"]),
         ]
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What comparing the replicas' state costs")
-    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of measuring for one job")
-    parser.add_argument("--quick", action="store_true", help="small states, one job")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of measuring for one length of a step")
+    parser.add_argument("--quick", action="store_true", help="small states, one length of a step, two launches")
     parser.add_argument("--output", type=Path, default=RESULTS / "verify.json")
     options = parser.parse_args()
     sizes, nominal = (STATE_MIB[:2], JOB_MS[:1]) if options.quick else (STATE_MIB, JOB_MS)
+    launches = QUICK_LAUNCHES if options.quick else turns.LAUNCHES
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as workdir:
-        document = run(sizes, nominal, options.budget_s, Path(workdir))
+        document = run(sizes, nominal, options.budget_s, launches, Path(workdir))
     write_document(document, render, options.output)
 
 
