@@ -16,6 +16,7 @@ from relight.transfer.codec import Flat
 from relight.transfer.fabric import Address
 from relight.transfer.offer import BUCKET_BYTES, Filled, Header, Offer
 from relight.transfer.restore import RestoreClient, RestoreServer
+from relight.transfer.shared_fabric import SpareBuffer
 
 TIMEOUT_SECONDS = 20.0
 
@@ -212,6 +213,44 @@ def test_snapshots_are_served_beside_the_state_in_any_open_generation(tmp_path: 
     with pytest.raises(RestoreError, match="generation is closed"):
         client.fetch(4, 5, [server.address], lambda _: None, of=3)
     assert client.fetch(5, 5, [server.address], lambda _: None, of=3).tensors[0].tolist() == [3, 5]
+
+
+def test_copies_beside_training_use_one_buffer_again(tmp_path: Path) -> None:
+    server, spare = make_server(tmp_path), SpareBuffer()
+    states = [{"w": torch.arange(size, dtype=torch.float32)} for size in (3, 5, 2)]
+    for version, state in enumerate([*states, make_state(1), make_state(2)]):
+        server.keep(1, Offer(0, version, {}, Flat(state)))
+    used = []
+    for version in range(5):
+        client = RestoreClient(nothing, TIMEOUT_SECONDS, spare=spare)
+        fetched = client.fetch(1, version, [server.address], lambda _: None, of=1)
+        if version < 3:
+            assert torch.equal(fetched.tensors[0], states[version]["w"])
+        buffer = spare.take(1)
+        used.append((id(buffer), buffer.nbytes))
+        spare.leave(buffer)
+    small, larger, again, large, large_again = used
+    assert (small[1], larger[1], large[1]) == (12, 20, BUCKET_BYTES)  # as large as the largest bucket so far
+    assert again == larger
+    assert large_again == large
+
+
+def test_a_buffer_that_a_source_may_still_write_is_not_used_again(tmp_path: Path) -> None:
+    server, spare = make_server(tmp_path), SpareBuffer()
+    server.keep(1, Offer(0, 5, {}, Flat(make_state(3))))
+    client: RestoreClient
+
+    def cancel() -> None:
+        client.cancel()
+
+    client = RestoreClient(cancel, TIMEOUT_SECONDS, spare=spare)
+    buffer = spare.take(BUCKET_BYTES)
+    spare.leave(buffer)
+    with pytest.raises(RestoreError):
+        client.fetch(1, 5, [server.address], lambda _: None, of=1)
+    assert spare.take(1) is not buffer
+    fetched = RestoreClient(nothing, TIMEOUT_SECONDS, spare=spare).fetch(1, 5, [server.address], lambda _: None, of=1)
+    assert torch.equal(fetched.tensors[0], make_state(3)["big"])
 
 
 def test_nobody_reads_a_snapshot_that_is_forgotten(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from relight.training.store import StoreClient
 from relight.training.torch_private import not_compiled
 from relight.training.waits import Waits
 from relight.transfer.restore import RestoreClient, RestoreServer
-from relight.transfer.shared_fabric import BUFFERS_BESIDE
+from relight.transfer.shared_fabric import SpareBuffer
 from relight.wire.board import Board
 from relight.wire.handshake import read_token
 from relight.wire.messages import StoreLost, StoreReply
@@ -469,10 +469,10 @@ class Runtime:
                 client.cancel()
         return client
 
-    def background_fetcher(self) -> RestoreClient:
+    def background_fetcher(self, spare: SpareBuffer) -> RestoreClient:
         """A client for what is no part of a recovery. Whoever asks for it must cancel it (`at_close`)."""
         seconds = self.settings.restore_timeout_seconds
-        return RestoreClient(lambda: None, seconds, self.token, tls=self.tls, most_buffers=BUFFERS_BESIDE)
+        return RestoreClient(lambda: None, seconds, self.token, tls=self.tls, spare=spare)
 
     def report_restore_failure(self, generation: int, error: Exception) -> None:
         self.link.send(RestoreFailed(process=self.process, generation=generation, evidence=str(error), culprit=""))

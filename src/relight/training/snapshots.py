@@ -12,7 +12,6 @@ What this costs a step: starting the copy. It goes on beside forward and backwar
 state alone; the first write waits for it.
 """
 
-import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from relight.transfer.codec import Flat, TensorSpec, digest_of, local_part, spec
 from relight.transfer.fabric import Address
 from relight.transfer.offer import Offer, plan_state
 from relight.transfer.restore import RestoreClient
+from relight.transfer.shared_fabric import SpareBuffer
 from relight.transfer.weights import TensorReader
 
 _PRIVATE_PATH = "\x00private"  # the last tensor of a snapshot: what only this rank has, as bytes
@@ -88,6 +88,7 @@ class Snapshots:
         self._copied = threading.Event()
         self._copied.set()
         self._client: RestoreClient | None = None
+        self._spare = SpareBuffer()
         self._closed = threading.Event()  # the generation in which the thread works
         runtime.snapshots = self.held
         runtime.at_close.append(self._cancel)
@@ -154,11 +155,11 @@ class Snapshots:
         runtime = self._runtime
         self._newest, self._have = version, -1
         # After going back to a snapshot it is there already, and what is older may still be needed.
-        own, copies = self.own(version), list[tuple[torch.Tensor, torch.Tensor]]()
+        own, sources = self.own(version), dict[int, torch.Tensor]()
         if own is None:
             own = self._free(self._own)
             try:
-                copies = self._take(own, version)
+                sources = self._take(own, version)
             except (RuntimeError, MemoryError) as error:  # no memory, mostly; then this version is never established
                 runtime.say("no snapshots", f"rank {runtime.rank} cannot make a snapshot: {error}. Training goes on")
                 return
@@ -169,14 +170,14 @@ class Snapshots:
             kept = self._free(self._kept)
         self._copied.clear()
         self._closed.clear()
-        work = (own, copies, kept, self._ward, version, runtime.generation)
+        work = (own, sources, kept, self._ward, version, runtime.generation)
         self._thread = threading.Thread(target=self._work, args=work, name="relight-buddy", daemon=True)
         self._thread.start()
 
     def _work(
         self,
         own: Slot,
-        copies: list[tuple[torch.Tensor, torch.Tensor]],
+        sources: dict[int, torch.Tensor],
         kept: Slot | None,
         ward: int,
         version: int,
@@ -184,13 +185,12 @@ class Snapshots:
     ) -> None:
         """Beside the steps: what is left to copy into `own`, then the ward's into `kept`, unless it is there."""
         try:
-            for source, copy in copies:
-                _copy(source, copy)
+            digests = [] if own.complete else _fill(own, sources)
         finally:
-            copies.clear()
+            sources.clear()
             self._copied.set()
         if not own.complete:
-            self._complete(own)
+            self._complete(own, digests)
         while kept is not None and self._runtime.is_current(generation):
             try:
                 self._fetch(kept, ward, version, generation)
@@ -229,8 +229,11 @@ class Snapshots:
         slot.complete = True
         self._runtime.server.keep(slot.rank, slot.offer)
 
-    def _take(self, slot: Slot, version: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Describe the state in `slot`; returns what is still to be copied, which does not change before a write."""
+    def _take(self, slot: Slot, version: int) -> dict[int, torch.Tensor]:
+        """Describe the state in `slot`; returns what is still to be copied, which does not change before a write.
+
+        By its place among the slot's tensors.
+        """
         runtime, state = self._runtime, self._state
         flat = state.replicated()
         private = runtime.page.read_private(version)
@@ -244,19 +247,17 @@ class Snapshots:
         slot.tree, slot.paths = flat.tree, [*flat.paths, _PRIVATE_PATH]
         slot.meta = state.describe(self._progress.lineage, self._progress.until)
         steady = {local_part(parameter).data_ptr() for parameter in state.trained_parameters()}
-        later = []
-        for path, source, copy in zip(slot.paths, tensors, slot.tensors, strict=True):
+        later = {}
+        for index, (path, source) in enumerate(zip(slot.paths, tensors, strict=True)):
             if path.startswith("optimizers.") or source.data_ptr() in steady:
-                later.append((source, copy))
+                later[index] = source
             else:  # buffers, averages: small, and forward may change them
-                _copy(source, copy)
+                slot.tensors[index].copy_(source)
         return later
 
-    def _complete(self, slot: Slot) -> None:
-        """All of it is copied: digest it, and serve it."""
+    def _complete(self, slot: Slot, digests: Sequence[int]) -> None:
+        """All of it is copied: serve it. `digests`: of its buckets, without what is private."""
         flat = SnapshotFlat(slot.tree, slot.paths[:-1], slot.tensors[:-1])
-        reader, buckets = TensorReader(flat.tensors), plan_state(flat.specs)
-        digests = [reader.digest(bucket) for bucket in buckets]
         slot.meta["digest"] = digest_of(flat, digests)
         self._serve(slot, dict(enumerate(digests[:-1])))  # what is private goes into the last bucket as well
 
@@ -266,7 +267,7 @@ class Snapshots:
         (answer,) = runtime.store.wait(generation, (_key(ward),), None)
         address = msgspec.msgpack.decode(answer, type=Address)
         room = dict(zip(slot.paths, slot.tensors, strict=True))
-        client = self._client = runtime.background_fetcher()
+        client = self._client = runtime.background_fetcher(self._spare)
         if not runtime.is_current(generation):
             raise StepInterrupted("the generation was closed before there was anything to cancel")
         try:
@@ -319,9 +320,17 @@ def _room(spec: TensorSpec, old: torch.Tensor | None) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
 
 
-def _copy(source: torch.Tensor, copy: torch.Tensor) -> None:
-    """One pass over memory, on this thread alone: torch's own would start as many as there are processors."""
-    if source.device.type == "cpu" and source.is_contiguous() and not (source.is_conj() or source.is_neg()):
-        ctypes.memmove(copy.data_ptr(), source.data_ptr(), source.nbytes)
-    else:
-        copy.copy_(source)
+def _fill(slot: Slot, sources: Mapping[int, torch.Tensor]) -> list[int]:
+    """Copy `sources` to their places in `slot`; returns the digests of its buckets, without what is private.
+
+    One pass over memory, on this thread alone: torch's own copies would start as many as there are processors.
+    """
+    tensors, twins = slot.tensors[:-1], dict[int, int]()
+    reading = list(tensors)
+    for index, source in sources.items():
+        if source.device.type == "cpu" and source.is_contiguous() and not (source.is_conj() or source.is_neg()):
+            reading[index], twins[index] = source, tensors[index].data_ptr()
+        else:
+            tensors[index].copy_(source)
+    reader = TensorReader(reading)
+    return [reader.copy(bucket, twins) for bucket in plan_state([spec_of(tensor) for tensor in tensors])]

@@ -28,7 +28,7 @@ from relight.transfer.fabric import Address, SourceEnd, TargetEnd
 from relight.transfer.manifest import describe_bytes
 from relight.transfer.offer import Halfway, Header, Offer, Request, describe_state, part_of, plan_state
 from relight.transfer.plan import Bucket
-from relight.transfer.shared_fabric import BUFFERS, SharedSource, SharedTarget
+from relight.transfer.shared_fabric import SharedSource, SharedTarget, SpareBuffer
 from relight.transfer.tcp import Strangers, accept_forever, listen_on
 from relight.transfer.tcp_fabric import SOURCE, TARGET, TcpSource, TcpTarget
 from relight.transfer.weights import TensorWriter
@@ -211,15 +211,15 @@ class RestoreClient:
         on_progress: Copied | None = None,
         tls: Tls | None = None,
         *,
-        most_buffers: int = BUFFERS,
+        spare: SpareBuffer | None = None,
     ) -> None:
         """`halfway` is called when half has arrived (of the first source's part).
 
         `token` is what proves to a source on another host that this target is of its job, and `tls`, if there is any,
         is spoken with it. `on_progress` is called now and then during a long copy, and at its end; from any thread.
-        `most_buffers`: of shared memory, for each source on this host.
+        `spare`: for copies from one source each, beside training; see there.
         """
-        self._most_buffers = most_buffers
+        self._spare = spare
         self._halfway = halfway
         self._on_progress = on_progress
         self._timeout_seconds = timeout_seconds
@@ -300,7 +300,7 @@ class RestoreClient:
     def _reach(self, address: Address) -> TargetEnd:
         """Through the source's Unix socket if it is on this host: that it can be reached is the proof."""
         try:
-            return SharedTarget(connect(Path(address.path)), self._most_buffers)
+            return SharedTarget(connect(Path(address.path)), self._spare)
         except (OSError, TransferError):
             if not address.endpoint:
                 raise

@@ -21,8 +21,28 @@ from relight.transfer.weights import TensorReader, TensorWriter
 
 # Two IPC buffers, each in two halves: a source and a target of the same speed wait for each other less often.
 BUFFERS = 2 * IPC_BUFFERS
-# Beside training nobody waits for the copy, and finding and mapping memory takes from the cores that compute.
-BUFFERS_BESIDE = 1
+
+
+class SpareBuffer:
+    """The only buffer of copies that are made beside training, one after the other, and kept from one to the next.
+
+    Nobody waits for such a copy, and finding memory for a bucket takes as long as moving three.
+    """
+
+    def __init__(self) -> None:
+        self._buffer: Buffer | None = None
+
+    def take(self, nbytes: int) -> Buffer:
+        """It, of at least so many bytes. Raises TransferError if the machine has no memory for it."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None and buffer.nbytes < nbytes:
+            buffer.close()
+            buffer = None
+        return buffer or Buffer.create(nbytes)
+
+    def leave(self, buffer: Buffer) -> None:
+        """For the next copy. The source of this one must be done with it."""
+        self._buffer = buffer
 
 
 class SharedSource(Channel):
@@ -73,9 +93,10 @@ class SharedSource(Channel):
 class SharedTarget(Channel):
     """The target's end (`fabric.TargetEnd`)."""
 
-    def __init__(self, connection: socket.socket, most_buffers: int = BUFFERS) -> None:
+    def __init__(self, connection: socket.socket, spare: SpareBuffer | None = None) -> None:
+        """`spare`: to be used instead of new buffers, for a copy that is made beside training."""
         super().__init__(connection, ToTarget)
-        self._most_buffers = most_buffers
+        self._spare = spare
         self._buffers: tuple[Buffer, ...] = ()
 
     def establish(self, timeout_seconds: float) -> None:
@@ -84,8 +105,11 @@ class SharedTarget(Channel):
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         """Make buffers, no more and no larger than these buckets need."""
         nbytes = max(bucket.nbytes for bucket in buckets)
-        self._buffers = create_buffers(min(self._most_buffers, len(buckets)), nbytes)
-        self.send(Lend(nbytes), [buffer.descriptor for buffer in self._buffers])
+        if self._spare is None:
+            self._buffers = create_buffers(min(BUFFERS, len(buckets)), nbytes)
+        else:
+            self._buffers = (self._spare.take(nbytes),)
+        self.send(Lend(self._buffers[0].nbytes), [buffer.descriptor for buffer in self._buffers])
 
     def receive_bucket(self, writer: TensorWriter, bucket: Bucket) -> int:
         filled = self.receive()
@@ -102,7 +126,10 @@ class SharedTarget(Channel):
         return digest
 
     def finish(self) -> None:
-        pass  # it was told of each bucket
+        """It was told of each bucket, and writes no more."""
+        if self._spare is not None and self._buffers:
+            self._spare.leave(self._buffers[0])
+            self._buffers = ()
 
     def close(self) -> None:
         super().close()

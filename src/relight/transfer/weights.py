@@ -54,12 +54,23 @@ class TensorReader:
 
     def digest(self, bucket: Bucket) -> int:
         """The same digest, without a copy."""
+        return self.copy(bucket, {})
+
+    def copy(self, bucket: Bucket, addresses: Mapping[int, int]) -> int:
+        """The same digest; each piece of a tensor that has a twin, which begins at `addresses[tensor]`, goes there.
+
+        Twins have as many bytes, side by side, in host memory.
+        """
         digest = xxhash.xxh3_64()
         end = 0
         for piece in bucket.pieces:
             host, start = self._host(piece)
+            source, twin = host.data_ptr() + start, addresses.get(piece.tensor)
             digest.update(bytes(piece.offset - end))
-            digest.update(bytes_at(host.data_ptr() + start, piece.nbytes))
+            if twin is None:
+                digest.update(bytes_at(source, piece.nbytes))
+            else:
+                copy_and_digest(twin + piece.start, source, bytes_at(twin + piece.start, piece.nbytes), digest)
             end = piece.offset + piece.nbytes
         return digest.intdigest()
 
