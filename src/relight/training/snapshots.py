@@ -4,9 +4,9 @@ At every K-th version each rank copies its state (its part, and what only this r
 that is its buddy fetches that copy, in the background, through the engine of a restore: the same buckets, each verified
 by its digest. All ranks copy the same versions, so their snapshots fit together.
 
-Memory, per rank: two snapshots of its own and two that it keeps, allocated once. The older one of each pair is
-overwritten only when a newer version is *established*: complete at every rank and at every buddy. That is found out
-with the barrier, which adds one number to its all-reduce.
+Memory, per rank: two snapshots of its own and two that it keeps, and a buffer of one bucket to fetch them through,
+allocated once. The older one of each pair is overwritten only when a newer version is *established*: complete at every
+rank and at every buddy. That is found out with the barrier, which adds one number to its all-reduce.
 
 What this costs a step: starting the copy. It goes on beside forward and backward, which leave parameters and optimizer
 state alone; the first write waits for it.
@@ -26,7 +26,7 @@ from relight.errors import RelightError, StepInterrupted, UsageError
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
-from relight.transfer.codec import Flat, TensorSpec, digest_of, local_part, spec_of
+from relight.transfer.codec import Flat, TensorSpec, digest_of, is_plain, local_part, spec_of
 from relight.transfer.fabric import Address
 from relight.transfer.offer import Offer, plan_state
 from relight.transfer.restore import RestoreClient
@@ -328,7 +328,7 @@ def _fill(slot: Slot, sources: Mapping[int, torch.Tensor]) -> list[int]:
     tensors, twins = slot.tensors[:-1], dict[int, int]()
     reading = list(tensors)
     for index, source in sources.items():
-        if source.device.type == "cpu" and source.is_contiguous() and not (source.is_conj() or source.is_neg()):
+        if is_plain(source):
             reading[index], twins[index] = source, tensors[index].data_ptr()
         else:
             tensors[index].copy_(source)

@@ -131,6 +131,11 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr())).cast("B")
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its values are bytes side by side in host memory, to be read and written where they lie."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself if its bytes can be read in place, otherwise a contiguous copy in host memory."""
     return tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()

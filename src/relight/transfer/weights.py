@@ -8,7 +8,7 @@ import torch
 import xxhash
 
 from relight.errors import TransferError, UsageError
-from relight.transfer.codec import Flat, digest_of, host_copy, raw_bytes, tensor_digests
+from relight.transfer.codec import Flat, digest_of, host_copy, is_plain, raw_bytes, tensor_digests
 from relight.transfer.division import Held, Holding
 from relight.transfer.manifest import Entry, Manifest, make_manifest
 from relight.transfer.plan import Bucket, Piece
@@ -90,7 +90,7 @@ class TensorReader:
         Nothing is kept from one call to the next: by then the tensor may have changed.
         """
         tensor, start = self._find(piece)
-        if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        if is_plain(tensor):
             return tensor, start
         while tensor.dim() and len(tensor) == 1:
             tensor = tensor[0]
