@@ -16,13 +16,14 @@ def outvoted(digests: Mapping[int, int | str], voters: Collection[int]) -> tuple
         voters: ranks that came to their state by themselves. One that was copied from others says nothing new.
 
     Returns:
-        The ranks, none if all agree; None if no state is held by more than half of the voters.
+        The ranks, none if all agree; None if no state is held by two voters and by more than half of them. One voter
+        is no majority: if its copy differs from it, either of the two may have changed since.
     """
     if len(set(digests.values())) == 1:
         return ()
     votes = Counter(digests[rank] for rank in voters)
     digest, count = max(votes.items(), key=lambda vote: vote[1], default=("", 0))
-    if 2 * count <= len(voters):
+    if count < 2 or 2 * count <= len(voters):
         return None
     return tuple(rank for rank in sorted(digests) if digests[rank] != digest)
 

@@ -82,7 +82,9 @@ class Mutation:
         """The random schedule of this seed."""
         if not self.points:
             return random_schedule(seed, hosts=self.hosts, ladder=self.ladder, flips=self.flips)
-        return random_schedule(seed, faults=3, actions=self.actions, points=self.points, ladder=self.ladder)
+        return random_schedule(
+            seed, faults=3, actions=self.actions, points=self.points, ladder=self.ladder, flips=self.flips
+        )
 
     def hunt(self, first: int = 0, limit: int = 0) -> tuple[int, Violation] | None:
         """The number of random schedules that it took, and what broke."""
@@ -195,6 +197,14 @@ MUTATIONS = (
     Mutation("wrong-gradient-applied", 1000, worker=workers.ComparesInTheBarrier, flips=True),
     Mutation("copies-vote", 1000, controller=controllers.CountsCopiesAsVotes, flips=True),
     Mutation("earlier-copies-vote", 20000, controller=controllers.CountsEarlierCopiesAsVotes, flips=True),
+    Mutation(
+        "one-is-a-majority",
+        5000,
+        controller=controllers.TakesOneRankForAMajority,
+        actions=(Action.KILL,),
+        points=("FORWARD", "RESTORED", "OBEY"),
+        flips=True,
+    ),
     Mutation("trusts-the-newest", 500, controller=controllers.TrustsWhatIsNewest, ladder=True, flips=True),
     Mutation("first-is-right", 100, controller=controllers.BlamesTheFirst, flips=True),
     Mutation("differences-ignored", 500, controller=controllers.IgnoresDifferences, flips=True),

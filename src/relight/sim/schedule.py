@@ -157,16 +157,16 @@ def random_schedule(
     draw = random.Random(f"ladder? {seed}")
     schedule = _with_ladder(schedule, draw) if draw.random() < 0.12 or ladder else schedule
     draw = random.Random(f"flips? {seed}")
-    return _with_flips(schedule, draw) if flips or (draw.random() < 0.08 and not told) else schedule
+    return _with_flips(schedule, draw, points) if flips or (draw.random() < 0.08 and not told) else schedule
 
 
-def _with_flips(schedule: Schedule, draw: random.Random) -> Schedule:
+def _with_flips(schedule: Schedule, draw: random.Random, points: Sequence[str] = ()) -> Schedule:
     """Bits of a rank's state that flip by themselves, in a job that compares states; few other faults."""
     until = schedule.until + draw.choice((0, 1, 2))
     flips = tuple(
         ProcessFault(
             action=Action.FLIP_PARAMETER,
-            point=draw.choice((*STEP_POINTS, *RECOVERY_POINTS) if number else STEP_POINTS),
+            point=draw.choice(points or ((*STEP_POINTS, *RECOVERY_POINTS) if number else STEP_POINTS)),
             nth=1 + int(draw.random() * schedule.world_size * until),
         )
         for number in range(draw.choice((1, 1, 2)))

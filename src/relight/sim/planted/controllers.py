@@ -11,7 +11,14 @@ from relight.core.decision import Decision, Halt, decide
 from relight.core.ladder import newest_snapshots
 from relight.core.members import Process
 from relight.core.position import Phase
-from relight.sim.planted.rules import Private, intact_versions, make_decision, planted_rule, replaced
+from relight.sim.planted.rules import (
+    Private,
+    intact_versions,
+    make_decision,
+    outvoted_by_one,
+    planted_rule,
+    replaced,
+)
 
 
 class DecidesFromTheDeadRanksTag(Controller):
@@ -405,3 +412,21 @@ class CountsEarlierCopiesAsVotes(Controller):
         if self.stage is Stage.RESTORING and self._decision is not None:
             voters = [rank for rank in digests if rank not in self._decision.targets]
         return super()._on_corruption(digests, voters, version, noticed_ns, now, tensors)
+
+
+class TakesOneRankForAMajority(Controller):
+    """Once ours: if all the others were copied from one rank, that rank alone outvoted them, although it may be the one
+    that changed since.
+    """
+
+    def _on_corruption(
+        self,
+        digests: Mapping[int, int | str],
+        voters: Collection[int],
+        version: int,
+        noticed_ns: int,
+        now: float,
+        tensors: Sequence[str] = (),
+    ) -> list[Command]:
+        with replaced("outvoted", outvoted_by_one, "failing"):
+            return super()._on_corruption(digests, voters, version, noticed_ns, now, tensors)

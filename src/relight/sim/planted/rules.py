@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 import msgspec
 
 from relight.core import events as ev
+from relight.core.corruption import outvoted
 from relight.core.decision import Decision, Halt, decide
 
 Private = Mapping[int, Collection[int]]
@@ -88,15 +89,23 @@ def one_source_and_the_rest_copies(reports: Sequence[ev.Stopped], private: Priva
 
 
 @contextmanager
-def replaced(name: str, by: Callable[..., object]) -> Iterator[None]:
-    """Another function of that name, where the controller decides."""
-    module = importlib.import_module("relight.core.stages.stopping")
+def replaced(name: str, by: Callable[..., object], stage: str = "stopping") -> Iterator[None]:
+    """Another function of that name, in the module of a stage: as a rule, where the controller decides."""
+    module = importlib.import_module(f"relight.core.stages.{stage}")
     before = vars(module)[name]
     vars(module)[name] = by
     try:
         yield
     finally:
         vars(module)[name] = before
+
+
+def outvoted_by_one(digests: Mapping[int, int | str], voters: Collection[int]) -> tuple[int, ...] | None:
+    """As ours, but a voter that is alone is a majority."""
+    if len(voters) != 1:
+        return outvoted(digests, voters)
+    (only,) = voters
+    return tuple(rank for rank in sorted(digests) if digests[rank] != digests[only])
 
 
 def planted_rule(rule: Rule) -> AbstractContextManager[None]:
