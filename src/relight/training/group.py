@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from relight.errors import StepInterrupted
+from relight.training.backward import Backward
 from relight.training.fence import Fence, LocalFence, Sums
 from relight.training.groups import Ranks, group_name
 from relight.training.sockets import GroupSockets
@@ -75,6 +76,7 @@ class Inner:
         self._sockets = sockets
         self._cuda = cuda
         self._waits = waits or Waits()
+        self._backward = Backward()
         self._operations: collections.deque[_Waitable] = collections.deque()
         self._broken = False  # connections were cut; set before that, and looked at after an operation is remembered
 
@@ -89,12 +91,14 @@ class Inner:
             return getattr(self.group, operation)(*args, **kwargs)  # NCCL's own abort ends it
         if operation in POINT_TO_POINT:
             return _Exchange(getattr(self.group, operation)(*args, **kwargs), args[0], self._remember, self._waits)
-        over = self._waits.begin()
+        over = self._waits.begin() if self._waits.show is not None else None
         if operation in REDUCE_SCATTERS:
             return self._remember(self._reduce_scatter(over, *args, **kwargs))
-        return self._remember(_Operation(getattr(self.group, operation)(*args, **kwargs), over=over))
+        return self._remember(_Operation(getattr(self.group, operation)(*args, **kwargs), self._backward, over))
 
-    def _reduce_scatter(self, over: Callable[[], None], outputs: Any, inputs: Any, options: Any = None) -> "_Operation":
+    def _reduce_scatter(
+        self, over: Callable[[], None] | None, outputs: Any, inputs: Any, options: Any = None
+    ) -> "_Operation":
         """As gloo does it: reduce all of it everywhere, keep a part. With the same bits.
 
         gloo's own returns a work that does the last step only when it is waited for, is never complete, and cannot be
@@ -115,7 +119,7 @@ class Inner:
                     output.copy_(buffer.chunk(size)[rank])
             return list(outputs)
 
-        return _Operation(works[-1], works[:-1], keep, over)
+        return _Parts(works, keep, self._backward, over)
 
     def fence(self, row: Sequence[int]) -> Sums:
         """Enter the barrier, saying `row` (see `Fence.enter`)."""
@@ -195,95 +199,46 @@ class _WaitedFor:
 
     def __init__(self, work: Any) -> None:
         self._work = work
-        self._abandoned = False
+        self.is_abandoned = False
 
     def is_over(self) -> bool:
         return bool(self._work.is_completed())
 
     def abandon(self) -> None:
-        self._abandoned = True
+        self.is_abandoned = True
 
     @not_compiled
     def wait(self) -> bool:
         while not self._work.is_completed():
-            if self._abandoned:
-                raise StepInterrupted("the operation was abandoned: its generation is closed")
-            with contextlib.suppress(RuntimeError):  # the slice is over, or it failed, which the last line tells
+            if self.is_abandoned:
+                raise _abandoned()
+            try:
                 self._work.wait(_SLICE)
+            except RuntimeError:
+                pass  # the slice is over, or it failed, which the last line tells
         return bool(self._work.wait())
 
 
-class _Operation(dist.Work):
-    """One that DDP's reducer or a script may hold: it has a future."""
+def _abandoned() -> StepInterrupted:
+    return StepInterrupted("the operation was abandoned: its generation is closed")
 
-    def __init__(
-        self,
-        work: Any,
-        before: Sequence[Any] = (),
-        finish: Callable[[], Any] | None = None,
-        over: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`finish` is called once `work` and those launched `before` it are done, and gives the result.
 
-        `over` is called when the operation has ended, however.
-        """
-        super().__init__()
-        self.on_wait: Callable[[int], None] | None = None  # told how long somebody waited, in ns
-        self._over = over
-        self._waited_for = _WaitedFor(work)
-        self._before = before
-        self._finish = finish
-        self._work = work
+class _Promise:
+    """A future that whoever comes first settles, gloo or we."""
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._settled = False
         self._result: Any = None
         self._trigger: torch.futures.Future[Any] = torch.futures.Future()
         # An error must reach C++ (DDP's reducer) as a future's error, and only `then` can make one of those.
-        self._future = self._trigger.then(self._deliver)
-        work.get_future().add_done_callback(self._on_done)
+        self.future = self._trigger.then(self._deliver)
 
-    def is_over(self) -> bool:
-        return self._waited_for.is_over()
-
-    def abandon(self) -> None:
-        self._waited_for.abandon()
-        self._settle(StepInterrupted("the operation was abandoned: its generation is closed"))
-
-    @not_compiled
-    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
-        since_ns = time.monotonic_ns()
-        try:
-            self._future.wait()
-        finally:
-            if self.on_wait is not None:
-                self.on_wait(time.monotonic_ns() - since_ns)
-        return True
-
-    @not_compiled
-    def is_completed(self) -> bool:
-        return self._settled or self.is_over()
-
-    @not_compiled
-    def get_future(self) -> torch.futures.Future[Any]:
-        return self._future
-
-    def _on_done(self, done: torch.futures.Future[Any]) -> None:
-        try:
-            result = done.value()
-            if self._finish is not None and not self._settled:
-                for work in self._before:
-                    work.wait()
-                result = self._finish()
-            self._settle(result)
-        except RuntimeError as error:
-            self._settle(error)
-
-    def _settle(self, result: Any) -> None:
+    def settle(self, result: Any) -> None:
         with self._lock:
             if self._settled:
                 return
             self._settled = True
-        self._over()
         self._result = result
         self._trigger.set_result(None)
 
@@ -291,6 +246,116 @@ class _Operation(dist.Work):
         if isinstance(self._result, Exception):
             raise self._result
         return self._result
+
+
+class _Operation(dist.Work):
+    """One that DDP's reducer or a script may hold. Nothing of Python runs on gloo's threads unless it must."""
+
+    def __init__(self, work: Any, backward: Backward, over: Callable[[], None] | None = None) -> None:
+        """`over` is called when the operation has ended, however."""
+        super().__init__()
+        self.on_wait: Callable[[int], None] | None = None  # told how long somebody waited, in ns
+        self._work = work
+        self._waited_for = _WaitedFor(work)
+        self._backward = backward
+        self._promise: _Promise | None = None
+        self._over = over
+        if over is not None:
+            work.get_future().add_done_callback(lambda _: over())
+
+    def is_over(self) -> bool:
+        return self._waited_for.is_over()
+
+    def abandon(self) -> None:
+        self._waited_for.abandon()
+        if self._promise is not None:
+            self._promise.settle(_abandoned())
+        if self._over is not None:
+            self._over()
+
+    def await_end(self) -> None:
+        """Returns once the result is there. Raises if the operation failed or was abandoned."""
+        self._waited_for.wait()
+
+    @not_compiled
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
+        since_ns = time.monotonic_ns()
+        try:
+            self.await_end()
+        finally:
+            if self.on_wait is not None:
+                self.on_wait(time.monotonic_ns() - since_ns)
+        return True
+
+    @not_compiled
+    def is_completed(self) -> bool:
+        return self._waited_for.is_abandoned or self.is_over()
+
+    @not_compiled
+    def get_future(self) -> torch.futures.Future[Any]:
+        if self._promise is None and self._backward.adopt(self):
+            future: torch.futures.Future[Any] = self._work.get_future()
+            return future
+        return self._promised()
+
+    def _promised(self) -> torch.futures.Future[Any]:
+        if self._promise is None:
+            self._promise = _Promise()
+            self._work.get_future().add_done_callback(self._on_done)
+            if self._waited_for.is_abandoned:  # by another thread, before there was anything to settle
+                self._promise.settle(_abandoned())
+        return self._promise.future
+
+    def _on_done(self, done: torch.futures.Future[Any]) -> None:
+        assert self._promise is not None
+        try:
+            self._promise.settle(self._result(done))
+        except (RuntimeError, StepInterrupted) as error:
+            self._promise.settle(error)
+
+    def _result(self, done: torch.futures.Future[Any]) -> Any:
+        return done.value()
+
+
+class _Parts(_Operation):
+    """Several of gloo's, of whose results something is made once all of them are there."""
+
+    def __init__(
+        self, works: Sequence[Any], finish: Callable[[], Any], backward: Backward, over: Callable[[], None] | None
+    ) -> None:
+        super().__init__(works[-1], backward, over)
+        self._before = [_WaitedFor(work) for work in works[:-1]]
+        self._lock = threading.Lock()
+        self._finish = finish
+        self._finished: Any = None
+
+    def is_over(self) -> bool:
+        return super().is_over() and all(part.is_over() for part in self._before)
+
+    def abandon(self) -> None:
+        for part in self._before:
+            part.abandon()
+        super().abandon()
+
+    def await_end(self) -> None:
+        super().await_end()
+        self._conclude()
+
+    def _result(self, done: torch.futures.Future[Any]) -> Any:
+        super()._result(done)  # the last one is done, or raises; gloo calls it completed only behind this callback
+        return self._conclude()
+
+    def _conclude(self) -> Any:
+        for part in self._before:
+            part.wait()
+        with self._lock:
+            if self._finished is None:
+                self._finished = self._finish()
+            return self._finished
+
+    @not_compiled
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._promised()  # gloo's own comes before the result
 
 
 class _Exchange(dist.Work):
@@ -314,7 +379,7 @@ class _Exchange(dist.Work):
         return self._done is not None and self._done.done()
 
     def abandon(self) -> None:
-        self._settle(error=StepInterrupted("the operation was abandoned: its generation is closed"))
+        self._settle(error=_abandoned())
 
     @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
@@ -356,7 +421,7 @@ class _Exchange(dist.Work):
 _waiters = Waiters()
 # How late a lost completion is noticed; a failed operation returns by itself. Each look costs 60 us, which on a
 # machine with more ranks than cores are taken from those that still compute.
-_SLICE = timedelta(milliseconds=50)
+_SLICE = timedelta(milliseconds=25)
 
 
 Inners = dict[Ranks, Inner]  # by their members

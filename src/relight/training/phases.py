@@ -3,6 +3,9 @@
 Hooks on the modules and on some parameters; the script's loop stays as it is.
 """
 
+import math
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +19,12 @@ from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
 from relight.training.torch_private import not_compiled
 
-# How many parameters look, when their gradient is ready, whether the generation was closed: a backward pass stops
-# within a fraction of its length. Each look costs 10 us once the model has pushed the interpreter out of the caches.
-BACKWARD_GATES = 12
+# Some parameters look, when their gradient is ready, whether the generation was closed: so a backward pass is stopped
+# within about so long, whatever its length. Each look costs 10 us once the model has pushed the interpreter out of the
+# caches; how many are needed is seen in the first steps.
+GATE_SECONDS = 0.02
+MOST_GATES = 32
+_PASSES_TO_SEE = 3  # the first ones allocate, and take longer
 
 
 class PhaseHooks:
@@ -29,22 +35,33 @@ class PhaseHooks:
         self._state = state
         self._progress = progress
         self._handles: list[Any] = []
+        self._gates: list[Any] = []
+        self._passes = 0
+        self._begun_ns = self._last_gate_ns = 0  # of the last backward pass, while passes are looked at
 
     def install(self) -> None:
         for module in self._state.modules.values():
             if any(p.requires_grad for p in module.parameters()):
                 self._handles.append(module.register_forward_pre_hook(self._on_forward))
                 self._handles.append(module.register_forward_hook(self._on_forward_end))
-        gated = [p for p in self._state.trained_parameters() if p.requires_grad]
-        chosen = gated[:: max(1, len(gated) // BACKWARD_GATES)]
-        for index, parameter in enumerate(chosen):
-            gate = self._gate_with_fault if index == len(chosen) // 2 else self._gate
-            self._handles.append(parameter.register_post_accumulate_grad_hook(gate))
+        self._set_gates(self._timed_gate, MOST_GATES)
+        gated = self._gated()
+        if self._runtime.faults.active and gated:
+            self._handles.append(gated[len(gated) // 2].register_post_accumulate_grad_hook(self._strike))
 
     def remove(self) -> None:
-        for handle in self._handles:
+        for handle in (*self._handles, *self._gates):
             handle.remove()
         self._handles.clear()
+        self._gates.clear()
+
+    def _gated(self) -> list[torch.Tensor]:
+        return [parameter for parameter in self._state.trained_parameters() if parameter.requires_grad]
+
+    def _set_gates(self, gate: Callable[[torch.Tensor], None], most: int) -> None:
+        for handle in self._gates:
+            handle.remove()
+        self._gates = [parameter.register_post_accumulate_grad_hook(gate) for parameter in spread(self._gated(), most)]
 
     def _active(self) -> bool:
         return self._runtime.in_step and not self._progress.wrote and not self._progress.warming
@@ -53,9 +70,19 @@ class PhaseHooks:
     def _on_forward(self, module: nn.Module, arguments: Any) -> None:  # noqa: ARG002
         if not self._active():
             return
+        if self._begun_ns:
+            self._look_at_pass()
         if self._runtime.page.phase is not Phase.FORWARD:  # another micro-batch
             self._runtime.page.stamp(Phase.FORWARD)
         self._runtime.faults.strike(Point.FORWARD)
+
+    def _look_at_pass(self) -> None:
+        """A backward pass is over, and no other one has begun: once some were seen, as many gates as they need."""
+        seconds = max(0, self._last_gate_ns - self._begun_ns) / 1e9
+        self._begun_ns = 0
+        self._passes += 1
+        if self._passes == _PASSES_TO_SEE:
+            self._set_gates(self._gate, gates_for(seconds))
 
     @not_compiled
     def _on_forward_end(self, module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG002
@@ -69,6 +96,8 @@ class PhaseHooks:
     def _on_backward(self, gradient: torch.Tensor) -> None:  # noqa: ARG002
         if self._active() and self._runtime.page.phase is Phase.FORWARD:
             self._runtime.page.stamp(Phase.BACKWARD)
+            if self._passes < _PASSES_TO_SEE:
+                self._begun_ns = time.monotonic_ns()
 
     @not_compiled
     def _gate(self, parameter: torch.Tensor) -> None:  # noqa: ARG002
@@ -76,14 +105,30 @@ class PhaseHooks:
             raise StepInterrupted("the generation was closed by a failure elsewhere")
 
     @not_compiled
-    def _gate_with_fault(self, parameter: torch.Tensor) -> None:
+    def _timed_gate(self, parameter: torch.Tensor) -> None:
+        self._last_gate_ns = time.monotonic_ns()
         self._gate(parameter)
+
+    @not_compiled
+    def _strike(self, parameter: torch.Tensor) -> None:  # noqa: ARG002
         if self._active():
             self._runtime.faults.strike(Point.BACKWARD)
 
 
+def gates_for(seconds: float) -> int:
+    """In a backward pass that takes so long."""
+    return min(MOST_GATES, max(1, math.ceil(seconds / GATE_SECONDS)))
+
+
+def spread(parameters: Sequence[torch.Tensor], most: int) -> Sequence[torch.Tensor]:
+    """At most so many of them, at equal distances."""
+    return parameters[:: max(1, math.ceil(len(parameters) / most))]
+
+
 def _first_differentiable(output: Any) -> torch.Tensor | None:
     """The first tensor in a module's output that carries gradients; looks into plain objects too."""
+    if isinstance(output, torch.Tensor):
+        return output if output.requires_grad else None
     for leaf in torch.utils._pytree.tree_leaves(output):
         if isinstance(leaf, torch.Tensor):
             if leaf.requires_grad:

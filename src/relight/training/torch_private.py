@@ -81,6 +81,16 @@ def abort_nccl(group: ProcessGroup, device: torch.device) -> None:
     group._get_backend(device).abort()
 
 
+def current_backward() -> int:
+    """A number for the backward pass that this thread runs a node or a callback of; -1 if it runs none."""
+    return int(torch._C._current_graph_task_id())
+
+
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """Have the present backward pass call this when it has computed all gradients, after what was queued before."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

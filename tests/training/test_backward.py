@@ -1,0 +1,137 @@
+"""A backward pass waits at its end for what was launched in it, and ends with the generation."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from relight.errors import StepInterrupted
+from relight.training.group import Inner
+from relight.training.phases import MOST_GATES, gates_for, spread
+from tests.training.test_group import DEADLINE_SECONDS, idle
+
+Pair = tuple[Inner, Inner]
+
+
+def reduce_in_backward(inner: Inner, futures: list[Any]) -> Callable[[torch.Tensor], None]:
+    """A hook that does what DDP's reducer does: launch, and ask for the future."""
+
+    def hook(gradient: torch.Tensor) -> None:
+        futures.append(inner.launch("allreduce", [gradient]).get_future())
+
+    return hook
+
+
+def peer_comes(inner: Inner, times: int = 1) -> None:
+    for _ in range(times):
+        inner.launch("allreduce", [torch.full((2,), 10.0)]).wait()
+
+
+def test_the_result_is_there_when_the_backward_pass_is_over(pair: Pair) -> None:
+    """Without anybody having waited for the future."""
+    weight = torch.ones(2, requires_grad=True)
+    seen: list[torch.Tensor] = []
+    futures: list[Any] = []
+    loss = (weight * 3).sum()
+    weight.register_hook(seen.append)
+    weight.register_hook(reduce_in_backward(pair[0], futures))
+    with ThreadPoolExecutor(1) as pool:
+        peer = pool.submit(late, lambda: peer_comes(pair[1]))
+        loss.backward()
+        peer.result()
+    assert seen[0].tolist() == [13.0, 13.0]
+    assert futures[0].done()
+
+
+def late(call: Callable[[], None]) -> None:
+    time.sleep(0.1)  # so that the backward pass is at its end, and waits
+    call()
+
+
+def test_a_nested_backward_pass_waits_for_its_own(pair: Pair) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    seen: list[torch.Tensor] = []
+    weight.register_hook(seen.append)
+    weight.register_hook(reduce_in_backward(pair[0], []))
+    inside = checkpoint(lambda x: weight * x, torch.ones(2, requires_grad=True), use_reentrant=True)
+    other = torch.ones(2, requires_grad=True)
+    other.register_hook(seen.append)
+    other.register_hook(reduce_in_backward(pair[0], []))
+    with ThreadPoolExecutor(1) as pool:
+        peer = pool.submit(late, lambda: peer_comes(pair[1], 2))
+        (inside * other).sum().backward()
+        peer.result()
+    assert [gradient.tolist() for gradient in seen] == [[11.0, 11.0]] * 2
+
+
+def test_what_a_callback_launches_is_waited_for_too(pair: Pair) -> None:
+    """As with DDP's static graph in its first iteration."""
+    weight, result = torch.ones(2, requires_grad=True), torch.ones(2)
+    hook = reduce_in_backward(pair[0], [])
+
+    def at_the_end(gradient: torch.Tensor) -> None:
+        hook(gradient)
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: hook(result))
+
+    weight.register_hook(at_the_end)
+    with ThreadPoolExecutor(1) as pool:
+        peer = pool.submit(late, lambda: peer_comes(pair[1], 2))
+        weight.sum().backward()
+        assert result.tolist() == [11.0, 11.0]
+        peer.result()
+
+
+def test_a_backward_pass_whose_peers_never_come_ends_at_the_cut(pair: Pair) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    futures: list[Any] = []
+    found: list[BaseException] = []
+    weight.register_hook(reduce_in_backward(pair[0], futures))
+
+    def run() -> None:
+        try:
+            weight.sum().backward()
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while not futures:
+        time.sleep(0.001)
+    pair[0].break_connections()
+    thread.join(DEADLINE_SECONDS)
+    assert isinstance(found[0], StepInterrupted)
+    idle()
+
+
+def test_outside_a_backward_pass_a_future_ends_at_the_cut_too(pair: Pair) -> None:
+    future = pair[0].launch("allreduce", [torch.ones(2)]).get_future()
+    pair[0].break_connections()
+    with pytest.raises(RuntimeError, match="abandoned"):
+        future.wait()
+    idle()
+
+
+def test_a_future_outside_a_backward_pass_has_the_result(pair: Pair) -> None:
+    tensor = torch.ones(2)
+    future = pair[0].launch("allreduce", [tensor]).get_future()
+    peer_comes(pair[1])
+    assert [result.tolist() for result in future.wait()] == [[11.0, 11.0]]
+    output = torch.zeros(2)
+    scattered = pair[0].launch("_reduce_scatter_base", output, torch.ones(4)).get_future()
+    pair[1].launch("_reduce_scatter_base", torch.zeros(2), torch.ones(4)).wait()
+    assert [result.tolist() for result in scattered.wait()] == [[2.0, 2.0]]
+    assert output.tolist() == [2.0, 2.0]
+
+
+def test_gates_are_as_many_as_a_backward_pass_is_long() -> None:
+    assert [gates_for(seconds) for seconds in (0.0, 0.001, 0.02, 0.021, 0.5, 60.0)] == [1, 1, 1, 2, 25, MOST_GATES]
+    parameters = [torch.zeros(1) for _ in range(33)]
+    assert len(spread(parameters, MOST_GATES)) == 17
+    assert len(spread(parameters, 1)) == 1
+    assert spread(parameters[:5], MOST_GATES) == parameters[:5]
+    assert spread([], 4) == []
