@@ -147,7 +147,7 @@ class Cluster:
             )
 
     def release(self) -> None:
-        """Let the program go on that waits because of --hold-at."""
+        """Let the program go on that waits because of --hold-at, and without pauses."""
         self._hold.touch()
 
     # --- what happens to hosts ----------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoint", default="", help="keep checkpoints in this directory")
     parser.add_argument("--checkpoint-every", type=int, default=4)
     parser.add_argument("--tell", action="store_true", help="print each step that is committed")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes on top")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds more for each step, until HOLD is there")
     parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
     parser.add_argument("--save", default="", help="write digests of what this rank ends with to SAVE.RANK")
@@ -228,7 +228,8 @@ def main() -> None:
         return data[chosen], labels[chosen]
 
     def train(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        time.sleep(options.pause)
+        if not os.path.exists(options.hold):
+            time.sleep(options.pause)
         loss = torch.zeros(())
         for index, (x, y) in enumerate(batches):
             if options.accumulate > 1:

@@ -46,7 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--buddy", type=int, default=0, help="steps from one snapshot in buddy memory to the next")
     parser.add_argument("--publish", type=int, default=0, metavar="K", help="the weights after every K steps")
     parser.add_argument("--same-names", action="store_true", help="publish stages under the names that they have")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes on top")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds more for each step, until HOLD is there")
     parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
     parser.add_argument("--save", default="", help="write digests of what this rank ends with to SAVE.RANK")
@@ -151,7 +151,8 @@ def main() -> None:
         return data[chosen], labels[chosen]
 
     def train(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
-        time.sleep(options.pause)
+        if not os.path.exists(options.hold):
+            time.sleep(options.pause)
         losses: list[torch.Tensor] = []
         inputs = (x,) if stages[0].is_first else ()
         if stages[-1].is_last:

@@ -67,7 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--evaluate", action="store_true", help="evaluate and draw random numbers between steps")
     parser.add_argument("--zero-first", action="store_true", help="zero_grad at the start of the step")
     parser.add_argument("--noise", type=float, default=0.01, help="how much of random numbers to add to x")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes on top")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds more for each step, until HOLD is there")
     parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
     parser.add_argument("--tell", action="store_true", help="print each committed step")
@@ -248,7 +248,8 @@ def main() -> None:
         with step as batch:
             if options.zero_first:
                 zero_gradients(optimizers)
-            time.sleep(options.pause)
+            if not os.path.exists(options.hold):
+                time.sleep(options.pause)
             net.uses_spare = step.number % 2 == 1
             batches = batch if options.accumulate > 1 else [batch]
             loss = torch.zeros(())

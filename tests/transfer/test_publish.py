@@ -542,7 +542,7 @@ def test_readers_never_see_a_mixture(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_behind_and_nothing_grows(fleet: Fleet) -> None:
-    shared = sorted(os.listdir("/dev/shm"))
+    shared = set(os.listdir("/dev/shm"))
     engines: list[Engine] = [fleet.engine("a"), fleet.engine("b", "in-place")]
     for version in range(1, 21):
         assert not fleet.publish(2, version).dropped
@@ -558,7 +558,10 @@ def test_nothing_is_left_behind_and_nothing_grows(fleet: Fleet) -> None:
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == own
     fleet.publisher.close()
     assert os.listdir(fleet.place) == []
-    assert sorted(os.listdir("/dev/shm")) == shared
+    # Others have files there too, for moments; ours would stay.
+    for _ in until("nothing is left in /dev/shm"):
+        if set(os.listdir("/dev/shm")) <= shared:
+            break
 
 
 # --- what a receiver's owner does ---------------------------------------------------------------------------------
