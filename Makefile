@@ -25,8 +25,8 @@ format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: setup ## the tests, without the long matrix
-	$(BIN)/python -m pytest
+test: setup ## the tests, without the long matrix, two at a time
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-all: setup ## the tests, with the long matrix
 	$(BIN)/python -m pytest -m "not gpu"
