@@ -16,8 +16,8 @@ REASON = missing()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
 needs_nft = pytest.mark.skipif(shutil.which("nft") is None, reason="the command nft is not installed (nftables has it)")
 # What only one rank has (the position of a stateful loader, say) would be lost with its host: see below.
-STEPS = 405
-TRAINING = Training(ranks=4, steps=STEPS, arguments=("--pause", "0.05", "--tell", "--hold-at", str(STEPS - 5)))
+STEPS = 105  # most of them for time to strike in, which pauses give at less cost than steps
+TRAINING = Training(ranks=4, steps=STEPS, arguments=("--pause", "0.2", "--tell", "--hold-at", str(STEPS - 5)))
 UNPAUSED = Training(ranks=4, steps=STEPS, arguments=("--tell",))  # the same bits; there is nothing to wait for
 
 
@@ -155,7 +155,7 @@ def test_a_moment_of_silence_changes_nothing(cluster: Cluster, reference: Outcom
     """Shorter than what the connections bear: what was on its way is sent again."""
     begin(cluster)
     cluster.cut_controller(1)
-    cluster.wait_for_steps(40)  # training goes on meanwhile
+    cluster.wait_for_steps(10)  # training goes on meanwhile
     cluster.heal_controller(1)
     outcome = finish(cluster, reference)
     assert not outcome.report.failures, outcome.describe()
