@@ -2,7 +2,9 @@
 
 import argparse
 import datetime
+import errno
 import importlib.metadata
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -53,10 +55,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         commands[parsed.command].error(unknown_hint(unknown[0], parsed.command, commands[parsed.command]))
     try:
-        return int(parsed.call(parsed))
+        status = int(parsed.call(parsed))
+        print(end="", flush=True)  # here and not at exit, where nobody could be told that it failed
+        return status
     except UsageError as error:
         print(f"relight: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        if error.errno == errno.ENOSPC:
+            print("relight: the output cannot be written: the disk is full", file=sys.stderr)
+        # Else the reader went away (`| head`), and knows it. What is left in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:  # nothing was started yet, or it has been ended
         return 130
 
@@ -252,13 +264,31 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
 
 def _add_report_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
     """What is told of one run by its directory."""
-    report = choices.add_parser("report", help="what a finished run went through", allow_abbrev=False)
-    check = choices.add_parser(
-        "check", help="whether the recovery protocol was kept, by the run's journal", allow_abbrev=False
+    report = choices.add_parser(
+        "report",
+        help="what a finished run went through",
+        description="What failed in a run that is over, how each recovery was decided, what it cost, stage by stage.",
+        allow_abbrev=False,
     )
-    timeline = choices.add_parser("timeline", help="who did what when in a finished run", allow_abbrev=False)
+    check = choices.add_parser(
+        "check",
+        help="whether the recovery protocol was kept, by the run's journal",
+        description="Judge a run's journal by the invariants of the recovery protocol (docs/PROTOCOL.md). "
+        "Exit status: 0 all hold, 1 some do not.",
+        allow_abbrev=False,
+    )
+    timeline = choices.add_parser(
+        "timeline",
+        help="who did what when in a finished run",
+        description="Draw what each rank did around each recovery: in the terminal, or into files.",
+        allow_abbrev=False,
+    )
     explain = choices.add_parser(
-        "explain", help="in sentences: what failed, and why it took so long", allow_abbrev=False
+        "explain",
+        help="in sentences: what failed, and why it took so long",
+        description="Tell in sentences what failed, why each recovery took as long as it did, and what would have made "
+        "it faster. Also of a run that still trains.",
+        allow_abbrev=False,
     )
     for command in (report, check, timeline, explain):
         command.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory of the run")
@@ -327,7 +357,11 @@ def _add_host_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, 
 
 def _add_dashboard_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
     dashboard = choices.add_parser(
-        "dashboard", help="a live page about a run, or about one that is over", allow_abbrev=False
+        "dashboard",
+        help="a live page about a run, or about one that is over",
+        description="Serve a page about one run, live or over, by the files in its run directory, and /metrics for "
+        "Prometheus. Ctrl-C ends the page, not the run.",
+        allow_abbrev=False,
     )
     dashboard.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory of the run")
     dashboard.add_argument("--address", default="", metavar="HOST:PORT", help=ADDRESS_HELP)
