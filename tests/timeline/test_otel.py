@@ -99,6 +99,29 @@ def test_a_collector_gets_them() -> None:
     assert len(request.resource_spans[0].scope_spans[0].spans) == 7
 
 
+def test_a_collector_that_refuses_them_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(400)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Refusing)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(UsageError, match="nobody took the spans"):
+            send(hung()[0], f"http://127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        thread.join(30)
+        server.server_close()
+    assert caplog.records == []
+
+
 def test_an_address_that_is_none() -> None:
     with pytest.raises(UsageError, match="expected an address"):
         send(hung()[0], "localhost:4318")

@@ -4,6 +4,7 @@ Needs `pip install 'relight[otel]'`. Ids follow from the job's name and start, s
 while it runs and again at its end, is one trace.
 """
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -27,6 +28,7 @@ def send(report: JobReport, endpoint: str) -> str:
         raise UsageError(MISSING) from None
     if not endpoint.startswith(("http://", "https://")):
         raise UsageError(f"--otlp {endpoint}: expected an address such as http://localhost:4318")
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # one line of ours, not one each attempt
     exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=10)
     return export(report, exporter, endpoint)
 
