@@ -384,6 +384,39 @@ def test_a_stranger_gets_no_weights(hosts: Hosts) -> None:
     assert hosts.near.publisher.engines() == ()
 
 
+@pytest.mark.parametrize(
+    ("token", "said", "answered"),
+    [
+        (TOKEN, "is gone, or not there yet", 0),  # nobody publishes at the gate's place
+        (b"another", "does not know this job's token", 1),
+    ],
+    ids=["no publisher", "stranger"],
+)
+def test_what_goes_wrong_again_and_again_is_said_once(hosts: Hosts, token: bytes, said: str, answered: int) -> None:
+    attempts: list[int] = []
+
+    class Counted(Relay):
+        def _converse(self) -> None:
+            try:
+                super()._converse()
+            finally:
+                attempts.append(1)
+
+    notices: list[str] = []
+    relay = Counted(hosts.gate.endpoint, hosts.far.place, token=token, on_notice=notices.append)
+    thread = threading.Thread(target=relay.run)
+    thread.start()
+    for _ in until("it gives up"):
+        if len(attempts) >= 12:
+            break
+    relay.stop()
+    thread.join(DEADLINE_SECONDS)
+    assert not thread.is_alive()
+    assert len(notices) == 1, notices
+    assert said in notices[0]
+    assert len(hosts.near.notices) == answered, hosts.near.notices
+
+
 def test_a_place_that_is_taken(hosts: Hosts) -> None:
     hosts.start_relay()
     second = Relay(hosts.gate.endpoint, hosts.far.place, token=TOKEN)

@@ -8,6 +8,7 @@ the publisher's buffer, which stays as it is until the relay has answered. No to
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from relight.transfer.tcp import Strangers, TcpChannel, accept_forever, listen_o
 from relight.wire.tls import Tls
 
 GATE, RELAY = "gate", "relay"
+REPEAT_SECONDS = 60.0
 
 
 class Passed(msgspec.Struct, frozen=True, tag=True):
@@ -80,6 +82,7 @@ class Gate:
         self._lock = threading.Lock()
         self._open: set[TcpChannel] = set()
         self._closed = False
+        self._refused = "", 0.0  # the last sentence about a connection that was refused, and when it was said
         self._listener, self.endpoint = listen_on(host, port)
         accept_forever(self._listener, self._admit, "relight-gate")
 
@@ -105,7 +108,7 @@ class Gate:
             self._strangers.admit(other, *self.roles)
         except (OSError, ProtocolError) as error:
             other.close()
-            self._on_notice(f"refused a connection: {error}")
+            self._refuse(f"refused a connection: {error}")
             return
         with self._lock:
             self._open.add(other)
@@ -121,6 +124,16 @@ class Gate:
             with self._lock:
                 self._open.discard(other)
             other.close()
+
+    def _refuse(self, what: str) -> None:
+        """Who was refused comes again five times a second: the same sentence is said once a minute."""
+        now = time.monotonic()
+        with self._lock:
+            last, said_at = self._refused
+            if what == last and now - said_at < REPEAT_SECONDS:
+                return
+            self._refused = what, now
+        self._on_notice(what)
 
     def _pass_on(self, publisher: Channel, relay: TcpChannel) -> None:
         upwards = threading.Thread(target=_carry_up, args=(relay, publisher), name="relight-gate-up", daemon=True)

@@ -133,13 +133,15 @@ class Relay:
             self._channel = channel
         try:
             channel.introduce(RELAY, GATE)
-            channel.send(self._hello())
-            while self._await_message(channel):
-                message = channel.receive()
-                if message is None:
-                    self._notify(f"the publisher behind {self._endpoint} is gone, or not there yet")
-                    return
-                self._hear(channel, message)
+            with contextlib.suppress(ConnectionError):  # what a gate's end looks like if it had not read all of ours
+                channel.send(self._hello())
+                while self._await_message(channel):
+                    message = channel.receive()
+                    if message is None:
+                        break
+                    self._hear(channel, message)
+            if not self._stopped.is_set():
+                self._notify(f"the publisher behind {self._endpoint} is gone, or not there yet")
         finally:
             with self._lock:
                 self._channel = None
@@ -233,7 +235,7 @@ class Relay:
         new = (begin.generation, begin.version)
         engines = [engine.name for engine in publisher.engines() if (engine.generation, engine.version) != new]
         if not engines:
-            why = f"no engine at {self._place} needs it"
+            why = f"no engine at {self._place} needs it" if publisher.engines() else f"no engine is at {self._place}"
         elif begin.bucket_bytes != bucket_bytes_for(begin.manifest.total_bytes, self._buffer_bytes):
             why = "its buckets are cut in another way: install the same relight on both hosts"
         else:
