@@ -51,7 +51,8 @@ PAIRS = [
     pytest.param("freeze", "freeze", "in BACKWARD of step 3", marks=pytest.mark.all),
     pytest.param("kill", "freeze", "in OPTIMIZER of step 3", marks=pytest.mark.all),
     pytest.param("freeze", "segfault", "in OPTIMIZER of step 3", marks=pytest.mark.all),
-    pytest.param("kill", "kill", "in OPTIMIZER of step 3"),
+    # That three at once are lost there, these two among them, is seen by test_all_ranks_but_one.
+    pytest.param("kill", "kill", "in OPTIMIZER of step 3", marks=pytest.mark.all),
     pytest.param("exit", "raise", "in AFTER_WRITE of step 3", marks=pytest.mark.all),
 ]
 
@@ -91,7 +92,7 @@ def test_two_ranks_killed_at_once(bench: Bench, pair: tuple[int, int], where: st
     ],
 )
 @pytest.mark.parametrize(
-    "survivor", [0, pytest.param(1, marks=pytest.mark.all), pytest.param(3, marks=pytest.mark.all)]
+    "survivor", [pytest.param(0, marks=pytest.mark.all), pytest.param(1, marks=pytest.mark.all), 3]
 )
 def test_all_ranks_but_one(bench: Bench, survivor: int, verb: str, where: str) -> None:
     training = Training(ranks=4)
