@@ -1,5 +1,6 @@
 """What the agent under test talks to: a job's private directory, a controller that speaks the wire, and its output."""
 
+import contextlib
 import os
 import secrets
 import select
@@ -17,6 +18,7 @@ from typing import TypeVar
 import msgspec
 import psutil
 
+from relight.agent.adoption import open_pages
 from relight.agent.page import Page
 from relight.agent.probes import environment
 from relight.core.commands import Kill, Spawn
@@ -178,8 +180,8 @@ class Job:
 
     def page_of(self, pid: int) -> Page:
         """A worker's own view of its shared mapping."""
-        number = environment(pid)["RELIGHT_PAGE_FD"]
-        return Page.open(f"/proc/{pid}/fd/{number}")
+        with contextlib.closing(open_pages(pid)) as pages:
+            return pages.at(int(environment(pid)["RELIGHT_PAGE_OFFSET"]))
 
     def start_agent(self, *, adopt: bool = False, program: str = sys.executable) -> tuple[RunningAgent, Connection]:
         agent = RunningAgent(self, adopt=adopt, program=program)

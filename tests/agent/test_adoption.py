@@ -1,5 +1,6 @@
 """An agent is killed; its successor takes over its processes."""
 
+import contextlib
 import os
 import select
 import signal
@@ -10,11 +11,12 @@ import msgspec
 import pytest
 
 from relight.agent.adoption import adopt, put_down
+from relight.agent.page import Pages
 from relight.agent.probes import MemoryKills, environment, start_time
 from relight.agent.roster import Record
 from relight.core.events import ProcessExited, ProcessStarted
 from relight.errors import ProtocolError
-from relight.wire.messages import Samples, StoreReply
+from relight.wire.messages import CopyPrivate, ForgetProcess, Samples, StoreReply
 from tests.agent.peer import Job, stop_agent, wait_until
 from tests.agent.test_agent import ask
 
@@ -87,8 +89,54 @@ def test_a_successor_reports_what_ended_meanwhile(job: Job) -> None:
     agent, connection = job.start_agent(adopt=True)
     assert connection.hello.processes == ("talk-0", "talk-1")  # the end of the first is reported next
     exited = connection.exit_of("talk-0")
-    assert (exited.exit_status, exited.position.stamp_ns) == (None, 0)
+    assert exited.exit_status is None
+    assert exited.position.stamp_ns > 0  # its page is in the hands of the other one too
     ask(connection, "talk-1", 2)
+    stop_agent(agent, connection)
+
+
+def test_private_state_outlives_its_process_and_the_agent(job: Job) -> None:
+    """As long as one process of the host lives."""
+    first, connection = job.start_agent()
+    connection.spawn("private", 0)
+    connection.spawn("talk-1", 1)
+    connection.exit_of("private")
+    first.sigkill()
+    connection.close()
+
+    agent, connection = job.start_agent(adopt=True)
+    connection.exit_of("private")  # once more: nobody has forgotten it
+    pid = connection.spawn("talk-2", None)
+    connection.send(CopyPrivate(source="private", target="talk-2", version=3))
+    page = job.page_of(pid)
+    wait_until(lambda: page.read_private(3) == b"private state of version 3")
+    page.close()
+    connection.send(ForgetProcess(process="private"))
+    connection.send(CopyPrivate(source="private", target="talk-1", version=3))
+    ask(connection, "talk-1", 1)  # which is answered behind that
+    stop_agent(agent, connection)
+
+
+def test_what_nobody_holds_any_more_is_not_taken_for_anothers(job: Job) -> None:
+    first, connection = job.start_agent()
+    connection.spawn("private", 0)
+    connection.exit_of("private")
+    first.sigkill()
+    connection.close()
+    agent, connection = job.start_agent(adopt=True)
+    connection.exit_of("private")
+    pid = connection.spawn("talk-1", None)  # its page begins where that of the other did, in another memory
+    ask(connection, "talk-1", 1)
+    agent.sigkill()
+    connection.close()
+
+    agent, connection = job.start_agent(adopt=True)
+    connection.exit_of("private")
+    connection.send(ForgetProcess(process="private"))
+    ask(connection, "talk-1", 2)
+    page = job.page_of(pid)
+    assert page.position().stamp_ns > 0
+    page.close()
     stop_agent(agent, connection)
 
 
@@ -160,14 +208,14 @@ def test_a_worker_that_its_agent_does_not_know_is_ended(job: Job) -> None:
 
 
 def test_a_recorded_process_that_cannot_be_looked_into_is_killed(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "1000"]) as child:
+    with subprocess.Popen(["sleep", "1000"]) as child, contextlib.closing(Pages.create()) as pages:
         record = Record(process="w1", pid=child.pid, start_time=start_time(child.pid), rank=0)
         with pytest.raises(ProtocolError, match="is not w1 of this job"):
             adopt("w1", child.pid, tmp_path, record)
-        assert put_down(msgspec.structs.replace(record, start_time=1), "test") is None
-        process = put_down(record, "test")
+        assert put_down(msgspec.structs.replace(record, start_time=1), pages, "test") is None
+        process = put_down(record, pages, "test")
         assert process is not None
         assert child.wait(30.0) == -signal.SIGKILL
         assert process.reap(MemoryKills(())).evidence.endswith("it could not be taken over (test)")
         process.page.close()
-        assert put_down(record, "test") is None
+        assert put_down(record, pages, "test") is None

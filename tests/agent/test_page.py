@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from relight.agent.page import MAX_PRIVATE_BYTES, Page
+from relight.agent.page import MAX_PRIVATE_BYTES, Page, Pages
 from relight.core.position import (
     MAPPING_BYTES,
     PRIVATE_HEADER,
@@ -23,16 +23,25 @@ from relight.core.position import (
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
-    page = Page.create()
+def pages() -> Iterator[Pages]:
+    pages = Pages.create()
+    yield pages
+    pages.close()
+
+
+@pytest.fixture
+def page(pages: Pages) -> Iterator[Page]:
+    """Not the first one."""
+    pages.add().close()
+    page = pages.add()
     yield page
     page.close()
 
 
 @pytest.fixture
-def worker(page: Page) -> Iterator[mmap.mmap]:
+def worker(pages: Pages, page: Page) -> Iterator[mmap.mmap]:
     """The same memory as a worker sees it."""
-    with mmap.mmap(page.descriptor, MAPPING_BYTES) as mapping:
+    with mmap.mmap(pages.descriptor, MAPPING_BYTES, offset=page.offset) as mapping:
         yield mapping
 
 
@@ -72,16 +81,32 @@ def test_a_position_round_trips(page: Page, worker: mmap.mmap) -> None:
     assert page.position() == position
 
 
-def test_a_page_is_sparse_and_cannot_be_cut_short(page: Page) -> None:
-    assert os.fstat(page.descriptor).st_blocks * 512 < 2**20
+def test_pages_are_sparse_and_cannot_be_cut_short(pages: Pages, page: Page) -> None:
+    assert page.offset == 2 * MAPPING_BYTES
+    assert os.fstat(pages.descriptor).st_blocks * 512 < 2**20
     with pytest.raises(PermissionError):
-        os.ftruncate(page.descriptor, 0)
+        os.ftruncate(pages.descriptor, 0)
 
 
-def test_a_file_of_another_size_is_no_page() -> None:
-    descriptor = os.memfd_create("short")
-    with pytest.raises(ValueError, match="not 0"):
-        Page(descriptor)
+@pytest.mark.parametrize("offset", [-1, 0, MAPPING_BYTES + 4096, 3 * MAPPING_BYTES])
+def test_a_page_begins_where_one_was_added(pages: Pages, page: Page, offset: int) -> None:
+    with pytest.raises(ValueError, match="no position page"):
+        pages.at(offset)
+    same = pages.at(page.offset)
+    page.write_private(1, b"seen by both")
+    assert same.read_private(1) == b"seen by both"
+    same.close()
+
+
+def test_what_is_cleared_takes_no_memory_and_others_stay(pages: Pages, page: Page) -> None:
+    other = pages.add()
+    page.write_private(1, b"kept")
+    other.write_private(1, bytes(2**22))
+    held = os.fstat(pages.descriptor).st_blocks
+    other.clear()
+    assert os.fstat(pages.descriptor).st_blocks <= held - 2**22 // 512
+    assert page.read_private(1) == b"kept"
+    assert pages.at(3 * MAPPING_BYTES).read_private(1) is None
 
 
 def test_scribbled_words_read_as_no_position(page: Page, worker: mmap.mmap) -> None:

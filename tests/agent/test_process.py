@@ -1,3 +1,4 @@
+import contextlib
 import os
 import select
 import signal
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from relight.agent.page import Pages
 from relight.agent.probes import MemoryKills
 from relight.agent.process import Launch, Process, has_ended, spawn, worker_environment
 from relight.wire.settings import JobSettings
@@ -24,7 +26,8 @@ def launch(tmp_path: Path, code: str, world_size: int = 4) -> Launch:
 
 
 def start(tmp_path: Path, code: str) -> Process:
-    return spawn(launch(tmp_path, code), "w1", 1, 1)
+    with contextlib.closing(Pages.create()) as pages:
+        return spawn(launch(tmp_path, code), "w1", 1, 1, pages)
 
 
 def wait(process: Process) -> None:
@@ -115,19 +118,20 @@ def test_a_process_that_cannot_be_started_leaves_nothing_open(tmp_path: Path) ->
         socket_path=tmp_path / "agent.sock",
         command=("/no/such/program",),
     )
-    with pytest.raises(FileNotFoundError):
-        spawn(missing, "w1", 1, 1)
+    with contextlib.closing(Pages.create()) as pages, pytest.raises(FileNotFoundError):
+        spawn(missing, "w1", 1, 1, pages)
     assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_rank_sees_what_torchrun_would_show_it(tmp_path: Path) -> None:
-    environment = worker_environment({"HOME": "/root"}, launch(tmp_path, ""), "w2", 2, 2, 5, (6, 7))
+    environment = worker_environment({"HOME": "/root"}, launch(tmp_path, ""), "w2", 2, 2, (5, 4096), (6, 7))
     assert environment == {
         "HOME": "/root",
         "RELIGHT_PRIVATE_DIR": str(tmp_path),
         "RELIGHT_PROCESS": "w2",
         "RELIGHT_AGENT_SOCKET": str(tmp_path / "agent.sock"),
         "RELIGHT_PAGE_FD": "5",
+        "RELIGHT_PAGE_OFFSET": "4096",
         "RELIGHT_OUTPUT_FDS": "6,7",
         "RELIGHT_BOARD_FD": "",
         "RELIGHT_ROLE": "rank",
@@ -151,10 +155,10 @@ def test_a_rank_sees_what_torchrun_would_show_it(tmp_path: Path) -> None:
 
 def test_a_standby_shows_itself_as_the_last_rank(tmp_path: Path) -> None:
     inherited = {"OMP_NUM_THREADS": "8", "RANK": "0"}
-    environment = worker_environment(inherited, launch(tmp_path, ""), "w9", None, 5, 5, (6, 7))
+    environment = worker_environment(inherited, launch(tmp_path, ""), "w9", None, 5, (5, 0), (6, 7))
     assert environment["RELIGHT_ROLE"] == "standby"
     assert environment["RELIGHT_SLOT"] == "5"
     assert environment["RANK"] == environment["LOCAL_RANK"] == "3"
     assert environment["OMP_NUM_THREADS"] == "8"
-    alone = worker_environment({}, launch(tmp_path, "", world_size=1), "w0", 0, 0, 5, (6, 7))
+    alone = worker_environment({}, launch(tmp_path, "", world_size=1), "w0", 0, 0, (5, 0), (6, 7))
     assert "OMP_NUM_THREADS" not in alone

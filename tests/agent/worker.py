@@ -21,7 +21,9 @@ RECONNECT_SECONDS = 20.0
 
 def stamp(step: int) -> None:
     """One stamp and one trace record, as a worker in BACKWARD of `step` leaves them."""
-    mapping = mmap.mmap(int(os.environ["RELIGHT_PAGE_FD"]), MAPPING_BYTES)
+    mapping = mmap.mmap(
+        int(os.environ["RELIGHT_PAGE_FD"]), MAPPING_BYTES, offset=int(os.environ["RELIGHT_PAGE_OFFSET"])
+    )
     now_ns = time.monotonic_ns()
     position = Position(
         generation=1,
@@ -119,7 +121,7 @@ def leave_child() -> None:
 
 
 def leave_private_state() -> None:
-    page = Page(int(os.environ["RELIGHT_PAGE_FD"]))
+    page = Page(int(os.environ["RELIGHT_PAGE_FD"]), int(os.environ["RELIGHT_PAGE_OFFSET"]))
     page.write_private(3, b"private state of version 3")
     page.close()
 

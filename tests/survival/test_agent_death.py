@@ -73,10 +73,9 @@ def test_a_worker_that_dies_under_the_second_agent_is_replaced(bench: Bench) -> 
     assert len(outcome.report.recoveries) == 1, outcome.describe()
 
 
-@pytest.mark.all
-@pytest.mark.parametrize("own", [False, True], ids=["derived", "of_its_own"])
+@pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.all), True], ids=["derived", "of_its_own"])
 def test_a_worker_dies_while_there_is_no_agent(bench: Bench, own: bool) -> None:
-    """What belonged to that rank alone was held by these two. Often it follows from rank and step; else it is lost."""
+    """What belonged to that rank alone is in memory that the other workers of its host hold too."""
     arguments = (*TRAINING.arguments, "--batchnorm", "--local-buffers") if own else TRAINING.arguments
     training = Training(steps=TRAINING.steps, arguments=arguments)
     with bench.start(training, flags=FLAGS) as job:
@@ -88,18 +87,13 @@ def test_a_worker_dies_while_there_is_no_agent(bench: Bench, own: bool) -> None:
         send(victim, signal.SIGKILL)
         job.release()
         outcome = job.wait()
-    if own:
-        assert outcome.status == 1, outcome.describe()
-        assert "the private state of rank 2" in outcome.report.error, outcome.describe()
-        assert "Resume from your last checkpoint" in outcome.report.error, outcome.describe()
-    else:
-        check_survived(outcome, bench.reference(training))
+    check_survived(outcome, bench.reference(training))
     assert [failure.rank for failure in outcome.report.failures] == [2], outcome.describe()
 
 
 @pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.all)], ids=["derived", "of_its_own"])
 def test_controller_and_agent_die_in_a_recovery(bench: Bench, own: bool) -> None:
-    """The dead rank's page was in the first controller's journal, and in the hands of the first agent only."""
+    """The dead rank's page was in the first controller's journal, and in the hands of the first agent and of others."""
     arguments = ("--batchnorm", "--local-buffers") if own else ()
     training = Training(steps=9, arguments=arguments)
     plan = {ENVIRONMENT: "orders Stop 1"}
@@ -109,12 +103,7 @@ def test_controller_and_agent_die_in_a_recovery(bench: Bench, own: bool) -> None
         assert agent is not None
         send(agent, signal.SIGKILL)
         outcome = job.wait()
-    if own:
-        assert outcome.status == 1, outcome.describe()
-        assert "the private state of rank 1" in outcome.report.error, outcome.describe()
-        assert "Resume from your last checkpoint" in outcome.report.error, outcome.describe()
-    else:
-        check_survived(outcome, bench.reference(training))
-        assert len(outcome.report.recoveries) == 1, outcome.describe()
+    check_survived(outcome, bench.reference(training))
+    assert len(outcome.report.recoveries) == 1, outcome.describe()
     assert outcome.report.controller_restarts == 1, outcome.describe()
     assert [failure.rank for failure in outcome.report.failures] == [1], outcome.describe()

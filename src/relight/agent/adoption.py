@@ -2,10 +2,11 @@
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from relight.agent import probes
-from relight.agent.page import Page
+from relight.agent.page import Pages
 from relight.agent.process import Process, has_ended
 from relight.agent.roster import Record
 from relight.errors import ProtocolError
@@ -29,9 +30,9 @@ def adopt(name: str, pid: int, private_dir: Path, record: Record | None) -> Proc
         if found != expected:
             raise ProtocolError(f"process {pid} is not {name} of this job: its environment says {found}")
         try:
-            page_descriptor = int(environment["RELIGHT_PAGE_FD"])
             output_descriptors = [int(number) for number in environment["RELIGHT_OUTPUT_FDS"].split(",")]
-            page = Page.open(f"/proc/{pid}/fd/{page_descriptor}")
+            with contextlib.closing(_open_pages(pid, environment)) as pages:
+                page = pages.at(int(environment["RELIGHT_PAGE_OFFSET"]))
         except (KeyError, ValueError) as error:
             raise ProtocolError(f"process {pid} has no position page: {error!r}") from error
         undo.callback(page.close)
@@ -60,7 +61,16 @@ def open_board(pid: int) -> int:
     return os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
 
 
-def put_down(record: Record, why: str) -> Process | None:
+def open_pages(pid: int) -> Pages:
+    """Those of this host, which worker `pid` holds too. Raises OSError, ValueError or KeyError if it has none."""
+    return _open_pages(pid, probes.environment(pid))
+
+
+def _open_pages(pid: int, environment: Mapping[str, str]) -> Pages:
+    return Pages.open(f"/proc/{pid}/fd/{int(environment['RELIGHT_PAGE_FD'])}")
+
+
+def put_down(record: Record, pages: Pages, why: str) -> Process | None:
     """Kill a recorded process that cannot be adopted, so that its rank can be given to another. None: it is gone."""
     with contextlib.ExitStack() as undo:
         try:
@@ -68,8 +78,8 @@ def put_down(record: Record, why: str) -> Process | None:
             undo.callback(os.close, pidfd)
             if probes.start_time(record.pid) != record.start_time:
                 return None
-            page = Page.create()
-            undo.callback(page.close)
+            page = pages.add()
+            undo.callback(page.clear)
             process = Process(name=record.process, pid=record.pid, pidfd=pidfd, page=page, outputs=(), rank=record.rank)
         except OSError:
             return None

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from relight.agent.adoption import adopt, open_board, put_down
+from relight.agent.adoption import adopt, open_board, open_pages, put_down
 from relight.agent.gpus import Gpus
 from relight.agent.link import MAX_RELAYED_BYTES, Mailbox, Reception
 from relight.agent.output import Output, Printer
+from relight.agent.page import Page, Pages
 from relight.agent.probes import MemoryKills, start_time
 from relight.agent.process import STATUS_UNKNOWN, Launch, Process, spawn
 from relight.agent.roster import Record, Roster
@@ -106,11 +107,13 @@ class Agent:
         self._server_name = server_name
         self._printer = Printer(launch.settings.run_dir)
         self._memory_kills = MemoryKills()
-        self._roster: Roster  # opened by `run`, like the next two
+        self._roster: Roster  # opened by `run`, like the next three
         self._reception: Reception
+        self._pages: Pages
         self._board: int | None  # a descriptor
         self._live: dict[str, _Worker] = {}
         self._known: dict[str, _Worker] = {}  # the live ones, and dead ones until the controller forgets them
+        self._left: dict[str, Page] = {}  # of those that died while there was no agent, until they are forgotten
         self._started: set[str] = set()  # all that were ever started, or could not be
         self._uplink: Uplink | None = None
         self._outbox = Outbox()
@@ -261,16 +264,45 @@ class Agent:
     # --- processes ----------------------------------------------------------------------------------------------
     def _take_over(self) -> None:
         self._started.update(self._roster.names())
+        others: list[tuple[Record, str]] = []
         for record in self._roster.standing():
-            name = record.process
             try:
-                self._watch(adopt(name, record.pid, self._launch.private_dir, record))
+                self._watch(adopt(record.process, record.pid, self._launch.private_dir, record))
             except (OSError, ProtocolError) as error:
-                process = put_down(record, str(error))
-                if process is not None:
-                    self._watch(process)
-                else:
-                    self._report(_exited_unseen(name))
+                others.append((record, str(error)))
+        self._pages = self._find_pages()
+        for record, why in others:
+            process = put_down(record, self._pages, why)
+            if process is not None:
+                self._watch(process)
+            else:
+                self._report(self._exited_unseen(record))
+
+    def _find_pages(self) -> Pages:
+        """Those of all processes of this host, also of dead ones, as long as one of them lives."""
+        for worker in self._live.values():
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                return open_pages(worker.process.pid)
+        return Pages.create()
+
+    def _exited_unseen(self, record: Record) -> ProcessExited:
+        """Of a process that died while there was no agent. What it left is kept, if it is to be had."""
+        if record.pages == self._pages.token:
+            with contextlib.suppress(OSError, ValueError):
+                self._left[record.process] = self._pages.at(record.page)
+        left = self._left.get(record.process)
+        return ProcessExited(
+            process=record.process,
+            exit_status=None,
+            evidence=STATUS_UNKNOWN,
+            position=Position() if left is None else left.position(),
+            noticed_ns=time.monotonic_ns(),
+        )
+
+    def _page_of(self, process: str) -> Page | None:
+        """Dead or alive; None if nothing is known of it."""
+        worker = self._known.get(process)
+        return self._left.get(process) if worker is None else worker.process.page
 
     def _find_board(self) -> int | None:
         """One for all workers of this host, also for those that a predecessor started. None: they do without."""
@@ -287,7 +319,7 @@ class Agent:
             return  # an order that a restarted controller gives again, since it cannot know that it arrived
         self._started.add(order.process)
         try:
-            process = spawn(self._launch, order.process, order.rank, order.slot, self._board)
+            process = spawn(self._launch, order.process, order.rank, order.slot, self._pages, self._board)
         except (OSError, ValueError) as error:
             self._report(
                 ProcessExited(
@@ -306,6 +338,8 @@ class Agent:
                     pid=process.pid,
                     start_time=start_time(process.pid),
                     rank=process.rank,
+                    pages=self._pages.token,
+                    page=process.page.offset,
                 )
             )
         self._watch(process)
@@ -367,29 +401,32 @@ class Agent:
         worker = self._known.pop(name, None)
         if worker is not None:
             worker.output.finish()
-            worker.process.page.close()
+            worker.process.page.clear()
+        left = self._left.pop(name, None)
+        if left is not None:
+            left.clear()
 
     def _copy_private(self, order: CopyPrivate) -> None:
         """Without a word if that version is not there: an older predecessor may have left it."""
-        source, target = self._known.get(order.source), self._known.get(order.target)
+        source, target = self._page_of(order.source), self._page_of(order.target)
         if source is None or target is None:
             return
-        payload = source.process.page.read_private(order.version)
+        payload = source.read_private(order.version)
         if payload is not None:
-            target.process.page.write_private(order.version, payload)
-            target.process.page.inherit_batch(source.process.page)
+            target.write_private(order.version, payload)
+            target.inherit_batch(source)
 
     def _take_private(self, order: TakePrivate) -> None:
         """For a replacement on another host. Without a word if that version is not there, as above."""
-        source = self._known.get(order.source)
-        payload = source.process.page.read_private(order.version) if source is not None else None
+        source = self._page_of(order.source)
+        payload = source.read_private(order.version) if source is not None else None
         if source is None or payload is None:
             return
         problem = ""
         if len(payload) > MAX_RELAYED_BYTES:
             problem = f"{order.source} left {len(payload)} bytes, and no more than {MAX_RELAYED_BYTES} can be moved"
             payload = b""
-        batch = source.process.page.batch_mark()
+        batch = source.batch_mark()
         self._report(
             PrivateState(
                 source=order.source,
@@ -630,13 +667,3 @@ class Agent:
             offset_ns = time.time_ns() - time.monotonic_ns()
             chunk = TraceChunk(process=process.name, rank=rank, records=records, clock_offset_ns=offset_ns)
             self._uplink.send(encode_frame(chunk))
-
-
-def _exited_unseen(name: str) -> ProcessExited:
-    return ProcessExited(
-        process=name,
-        exit_status=None,
-        evidence=STATUS_UNKNOWN,
-        position=Position(),
-        noticed_ns=time.monotonic_ns(),
-    )

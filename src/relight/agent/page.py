@@ -1,12 +1,17 @@
 """Reads what a worker stamped into shared memory, also after its death.
 
-The mapping is a memfd shared with one worker: its position page, its phase trace, and two slots of rank-private
-state. Worker and agent share no lock, and a worker may die (or scribble) anywhere, so every read is checked.
+The mapping is a worker's part of a memfd: its position page, its phase trace, and two slots of rank-private state.
+Worker and agent share no lock, and a worker may die (or scribble) anywhere, so every read is checked.
+
+All workers of a host hold the same memfd, and map their own part. So what a dead one left is there for as long as the
+agent or any other worker lives: should agent and worker die together, the agent's successor finds it in the others.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
+import secrets
 import struct
 from pathlib import Path
 
@@ -35,36 +40,57 @@ from relight.wire import lifelock
 TraceRecord = tuple[int, int, int, int, int]
 MAX_PRIVATE_BYTES = PRIVATE_SLOT_BYTES - PRIVATE_HEADER.size
 _NO_VERSION = -1
+_TOKEN_BYTES = 8
 _WORD = struct.Struct("<q")
+
+
+class Pages:
+    """The memfd. Every process gets a part of its own, which no other one ever had."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Own `descriptor` from here on."""
+        self.descriptor = descriptor
+        self.token = os.pread(descriptor, _TOKEN_BYTES, 0).hex()  # tells this memfd from all others
+
+    @classmethod
+    def create(cls) -> "Pages":
+        """Without any page yet. It cannot be cut short, so no worker can make its agent fault on a missing byte."""
+        descriptor = os.memfd_create("relight-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, MAPPING_BYTES)  # in the place of the first one: the token
+        os.pwrite(descriptor, secrets.token_bytes(_TOKEN_BYTES), 0)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        return cls(descriptor)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Pages":
+        """Those of a worker that somebody else started, through /proc/PID/fd."""
+        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def add(self) -> "Page":
+        """A blank page."""
+        offset = os.fstat(self.descriptor).st_size
+        os.ftruncate(self.descriptor, offset + MAPPING_BYTES)
+        return Page(self.descriptor, offset)
+
+    def at(self, offset: int) -> "Page":
+        """The page that begins there. Raises ValueError if none does."""
+        return Page(self.descriptor, offset)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
 
 
 class Page:
     """One worker's shared mapping."""
 
-    def __init__(self, descriptor: int) -> None:
-        """Map `descriptor`, and own it from here on."""
-        self.descriptor = descriptor
+    def __init__(self, descriptor: int, offset: int) -> None:
+        """Map the page that begins at `offset` of a memfd. Raises ValueError if none does."""
+        size = os.fstat(descriptor).st_size
+        if offset <= 0 or offset % MAPPING_BYTES or offset + MAPPING_BYTES > size:
+            raise ValueError(f"no position page begins at {offset} of {size} bytes")
+        self.offset = offset
         self._traced = 0
-        try:
-            if os.fstat(descriptor).st_size != MAPPING_BYTES:
-                raise ValueError(f"a position page has {MAPPING_BYTES} bytes, not {os.fstat(descriptor).st_size}")
-            self._mapping = mmap.mmap(descriptor, MAPPING_BYTES)
-        except (OSError, ValueError):
-            os.close(descriptor)
-            raise
-
-    @classmethod
-    def create(cls) -> "Page":
-        """A blank page. It cannot be resized, so no worker can make its agent fault on a missing byte."""
-        descriptor = os.memfd_create("relight-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, MAPPING_BYTES)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return cls(descriptor)
-
-    @classmethod
-    def open(cls, path: str | Path) -> "Page":
-        """The page of a worker that somebody else started, through /proc/PID/fd."""
-        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        self._mapping = mmap.mmap(descriptor, MAPPING_BYTES, offset=offset)
 
     def position(self) -> Position:
         """The last stamp. Words that make no position read as a worker that has not stamped yet."""
@@ -128,7 +154,12 @@ class Page:
 
     def close(self) -> None:
         self._mapping.close()
-        os.close(self.descriptor)
+
+    def clear(self) -> None:
+        """Give its memory back, and close it: nobody needs it any more. The worker must be dead."""
+        with contextlib.suppress(OSError):  # a kernel without it: until the host's last process has ended
+            self._mapping.madvise(mmap.MADV_REMOVE)
+        self.close()
 
     def _trace_count(self) -> int:
         (count,) = _WORD.unpack_from(self._mapping, TRACE_INDEX_OFFSET)

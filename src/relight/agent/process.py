@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from relight.agent.page import Page
+from relight.agent.page import Page, Pages
 from relight.agent.probes import MemoryKills, Probe
 from relight.wire.settings import JobSettings
 
@@ -114,17 +114,17 @@ class Process:
         return evidence
 
 
-def spawn(launch: Launch, name: str, rank: int | None, slot: int, board: int | None = None) -> Process:
+def spawn(launch: Launch, name: str, rank: int | None, slot: int, pages: Pages, board: int | None = None) -> Process:
     """Start a worker, or a standby if `rank` is None. Raises OSError if that fails; nothing is left then.
 
-    `board` is the descriptor of the one that all workers of this host share.
+    It gets a page of `pages`. `board` is the descriptor of the one that all workers of this host share.
 
     A worker also gets the read ends of its own output pipes: should this agent die, the pipes neither break nor
     lose anything, and the agent's successor finds them in the worker.
     """
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as write_ends:
-        page = Page.create()
-        undo.callback(page.close)
+        page = pages.add()
+        undo.callback(page.clear)
         pipes = []
         for _ in range(2):
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
@@ -136,11 +136,13 @@ def spawn(launch: Launch, name: str, rank: int | None, slot: int, board: int | N
         outputs = tuple(read_end for read_end, _ in pipes)
         child = subprocess.Popen(
             launch.command,
-            env=worker_environment(os.environ, launch, name, rank, slot, page.descriptor, outputs, board),
+            env=worker_environment(
+                os.environ, launch, name, rank, slot, (pages.descriptor, page.offset), outputs, board
+            ),
             stdin=subprocess.DEVNULL,
             stdout=pipes[0][1],
             stderr=pipes[1][1],
-            pass_fds=(page.descriptor, *outputs, *([] if board is None else [board])),
+            pass_fds=(pages.descriptor, *outputs, *([] if board is None else [board])),
             start_new_session=True,  # Ctrl-C in a terminal is for the launcher
         )
         undo.callback(child.wait)
@@ -158,13 +160,14 @@ def worker_environment(
     name: str,
     rank: int | None,
     slot: int,
-    page_descriptor: int,
+    page: tuple[int, int],
     outputs: tuple[int, ...],
     board: int | None = None,
 ) -> dict[str, str]:
     """The agent's own environment, what relight's part in the worker needs, and torchrun's variables.
 
-    A standby has no rank yet; it shows itself to the script as the last one.
+    `page` says where its page is: a descriptor, and an offset. A standby has no rank yet; it shows itself to the
+    script as the last one.
     """
     world_size = launch.settings.world_size
     shown_rank = world_size - 1 if rank is None else rank
@@ -175,7 +178,8 @@ def worker_environment(
         "RELIGHT_PRIVATE_DIR": str(launch.private_dir),
         "RELIGHT_PROCESS": name,
         "RELIGHT_AGENT_SOCKET": str(launch.socket_path),
-        "RELIGHT_PAGE_FD": str(page_descriptor),
+        "RELIGHT_PAGE_FD": str(page[0]),
+        "RELIGHT_PAGE_OFFSET": str(page[1]),
         "RELIGHT_OUTPUT_FDS": ",".join(str(descriptor) for descriptor in outputs),
         "RELIGHT_BOARD_FD": "" if board is None else str(board),
         "RELIGHT_ROLE": "standby" if rank is None else "rank",

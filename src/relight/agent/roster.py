@@ -16,6 +16,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     start_time: int | None  # with the pid, the process's identity
     rank: int | None  # None: a standby
+    pages: str = ""  # which memfd its page is in (see Pages)
+    page: int = 0  # where it begins there
     forgotten: bool = False  # the controller has dealt with its end
 
 

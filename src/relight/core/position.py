@@ -79,7 +79,8 @@ INHERITED_MARK_OFFSET = 3584  # that of the process whose rank it took, put ther
 PRIVATE_HEADER = struct.Struct("<qqQ")  # version, payload bytes, xxh3_64 of the payload
 PRIVATE_SLOT_BYTES = 64 * 2**20
 PRIVATE_OFFSET = 2**20  # the trace ends well below this
-MAPPING_BYTES = PRIVATE_OFFSET + 2 * PRIVATE_SLOT_BYTES  # sparse: untouched pages cost nothing
+# Sparse: what is untouched costs nothing. One follows the other in a file, so they begin where a mapping can.
+MAPPING_BYTES = PRIVATE_OFFSET + 2 * PRIVATE_SLOT_BYTES
 
 assert TRACE_OFFSET + TRACE_RECORDS * TRACE_RECORD.size <= PRIVATE_OFFSET
 

@@ -49,12 +49,12 @@ class PositionPage:
     the autograd thread may call while the main thread waits for it.
     """
 
-    def __init__(self, file_descriptor: int) -> None:
-        """Map the page that the agent created. `file_descriptor` -1 makes one of this process's own.
+    def __init__(self, file_descriptor: int, offset: int = 0) -> None:
+        """Map the page that the agent made there. `file_descriptor` -1 makes one of this process's own.
 
         To be called on the main thread: its end is what the agent takes for the worker's.
         """
-        self._map = mmap.mmap(file_descriptor, MAPPING_BYTES)
+        self._map = mmap.mmap(file_descriptor, MAPPING_BYTES, offset=offset)
         self._words = memoryview(self._map)[: 8 * len(WORD)].cast("q")
         self._trace_index = memoryview(self._map)[TRACE_INDEX_OFFSET : TRACE_INDEX_OFFSET + 8].cast("q")
         self._leave = memoryview(self._map)[LEAVE_OFFSET : LEAVE_OFFSET + 8].cast("q")

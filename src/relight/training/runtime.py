@@ -82,7 +82,7 @@ class Runtime:
         self.slot = int(environment["RELIGHT_SLOT"])
         self.world_size = settings.world_size
         self.rank = settings.world_size - 1 if self.is_standby else int(environment["RANK"])
-        self.page = PositionPage(int(environment["RELIGHT_PAGE_FD"]))
+        self.page = PositionPage(int(environment["RELIGHT_PAGE_FD"]), int(environment["RELIGHT_PAGE_OFFSET"]))
         self.board = _open_board(environment.get("RELIGHT_BOARD_FD", ""), settings.world_size)
         self.device = _choose_device(self.slot)
         self.generation = 0  # the one the main thread works in
