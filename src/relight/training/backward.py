@@ -27,6 +27,7 @@ class Backward:
 
     def __init__(self) -> None:
         self._current = _NONE
+        self._operations: list[Waitable] = []
 
     def adopt(self, operation: Waitable) -> bool:
         """Have the present backward pass wait for it. False if there is none: then somebody else must.
@@ -38,7 +39,7 @@ class Backward:
         if current == _NONE:
             return False
         if current != self._current:
-            self._current, self._operations = current, list[Waitable]()
+            self._current, self._operations = current, []
             at_end_of_backward(functools.partial(self._end, self._operations))
         self._operations.append(operation)
         return True
