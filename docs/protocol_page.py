@@ -69,8 +69,8 @@ survivor is prepared(i)*. The rule rests on that alone.
    never entered the barrier, so nobody passed it. If it kept none for `base` either, its page was lost with its host,
    which proves nothing: the job halts.) A member at `base + 1` beside one that is unprepared is impossible;
    the job halts and says so.
-   Of ranks whose page is gone with their host, or with all of its processes: if the private state of every intact member follows from
-   rank and step alone, so does theirs, for any version; if not, the job halts (decisions/0004).
+   Of ranks whose page is gone with their host, or with all of its processes: if the private state of every intact
+   member follows from rank and step alone, so does theirs, for any version; if not, the job halts (decisions/0004).
    Where the state is divided over ranks (`core/shards.py`) the rule is the same: it asks every intact survivor, of
    whatever part, so there is one target for all. Each part must have an intact holder; if one has none, it goes down
    (below), or halts and names it.
