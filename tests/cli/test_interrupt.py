@@ -4,11 +4,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 DEADLINE_SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Who runs tests in a shell's background ignores this signal, and what is started here would do so too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("module", ["relight.errors", "relight.wire.settings", "relight.watch.command", "relight.cli"])
