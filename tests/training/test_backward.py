@@ -43,9 +43,9 @@ def test_the_result_is_there_when_the_backward_pass_is_over(pair: Pair) -> None:
     with ThreadPoolExecutor(1) as pool:
         peer = pool.submit(late, lambda: peer_comes(pair[1]))
         loss.backward()
+        assert seen[0].tolist() == [13.0, 13.0]
+        assert futures[0].done()
         peer.result()
-    assert seen[0].tolist() == [13.0, 13.0]
-    assert futures[0].done()
 
 
 def late(call: Callable[[], None]) -> None:
@@ -65,8 +65,8 @@ def test_a_nested_backward_pass_waits_for_its_own(pair: Pair) -> None:
     with ThreadPoolExecutor(1) as pool:
         peer = pool.submit(late, lambda: peer_comes(pair[1], 2))
         (inside * other).sum().backward()
+        assert [gradient.tolist() for gradient in seen] == [[11.0, 11.0]] * 2
         peer.result()
-    assert [gradient.tolist() for gradient in seen] == [[11.0, 11.0]] * 2
 
 
 def test_what_a_callback_launches_is_waited_for_too(pair: Pair) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from relight.agent import probes
@@ -31,7 +30,7 @@ def adopt(name: str, pid: int, private_dir: Path, record: Record | None) -> Proc
             raise ProtocolError(f"process {pid} is not {name} of this job: its environment says {found}")
         try:
             output_descriptors = [int(number) for number in environment["RELIGHT_OUTPUT_FDS"].split(",")]
-            with contextlib.closing(_open_pages(pid, environment)) as pages:
+            with contextlib.closing(open_pages(pid)) as pages:
                 page = pages.at(int(environment["RELIGHT_PAGE_OFFSET"]))
         except (KeyError, ValueError) as error:
             raise ProtocolError(f"process {pid} has no position page: {error!r}") from error
@@ -63,11 +62,7 @@ def open_board(pid: int) -> int:
 
 def open_pages(pid: int) -> Pages:
     """Those of this host, which worker `pid` holds too. Raises OSError, ValueError or KeyError if it has none."""
-    return _open_pages(pid, probes.environment(pid))
-
-
-def _open_pages(pid: int, environment: Mapping[str, str]) -> Pages:
-    return Pages.open(f"/proc/{pid}/fd/{int(environment['RELIGHT_PAGE_FD'])}")
+    return Pages.open(f"/proc/{pid}/fd/{int(probes.environment(pid)['RELIGHT_PAGE_FD'])}")
 
 
 def put_down(record: Record, pages: Pages, why: str) -> Process | None:
