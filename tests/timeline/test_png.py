@@ -31,19 +31,27 @@ def test_a_figure_as_a_picture(tmp_path: Path) -> None:
 
 def test_without_resvg_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    png._check.cache_clear()
+    png._family.cache_clear()
     with pytest.raises(UsageError, match=r"pip install 'relight\[png\]'"):
         png.to_png("<svg/>")
-    png._check.cache_clear()
+    png._family.cache_clear()
 
 
 def test_without_fonts_there_is_no_picture_that_lacks_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("resvg_py")
     monkeypatch.setattr(png, "_TEXT", _TEXT_WITHOUT_A_FONT)
-    png._check.cache_clear()
+    png._family.cache_clear()
     with pytest.raises(UsageError, match="no fonts"):
         png.to_png("<svg/>")
-    png._check.cache_clear()
+    png._family.cache_clear()
+
+
+def test_the_font_is_one_that_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("resvg_py")
+    monkeypatch.setattr(png, "_FAMILIES", ("A font that nobody has", *png._FAMILIES))
+    png._family.cache_clear()
+    assert png._family() in png._FAMILIES[1:]
+    png._family.cache_clear()
 
 
 # Nothing is drawn of it, as of any text where there is no font.
