@@ -1,9 +1,11 @@
-"""Two jobs that live side by side and take turns: what steps cost in one of them beside those in the other.
+"""Blocks of steps in turns: what steps of one kind cost beside those of another.
 
-A block of steps each, in the order A B B A: a machine that gets slower for a minute gets slower for both. Each pair of
-neighbouring blocks gives one ratio. A process keeps for its life what luck it had with its memory's pages, a per cent
-of its speed or more: so both jobs are started several times, each first in its turn, and the median of the launches'
-medians counts, with a 95 % confidence interval (bootstrap).
+`measure`: of two jobs that live side by side, a block each, in the order A B B A: a machine that gets slower for a
+minute gets slower for both. `measure_within`: of one job that does in every other block what is to be measured.
+
+Each pair of neighbouring blocks gives one ratio. A process keeps for its life what luck it had with its memory's pages,
+a per cent of its speed or more: so jobs are started several times, of two each first in its turn, and the median of the
+launches' medians counts, with a 95 % confidence interval (bootstrap). Within one job that luck cannot show at all.
 
 Launcher, controller and agent run beside both jobs' blocks, so the ratios do not contain them. Their processor time is
 measured by itself.
@@ -17,7 +19,7 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,6 @@ class Block:
 
     step_s: float  # mean
     cpu_s: float  # per step, all ranks together
-    later_s: float  # all of the second half of the steps, over the first half
 
 
 class Side:
@@ -61,12 +62,9 @@ class Side:
         self._order(f"run {steps}")
         replies = [json.loads(reader.readline()) for reader in self._readers]
         begun_ns = replies[0]["begun_ns"]
-        half = steps // 2
-        later_ns = (begun_ns[2 * half] - begun_ns[half]) - (begun_ns[half] - begun_ns[0])
         return Block(
             step_s=(begun_ns[-1] - begun_ns[0]) / steps / 1e9,
             cpu_s=sum(reply["cpu_s"] for reply in replies) / steps,
-            later_s=later_ns / 1e9,
         )
 
     def end(self) -> None:
@@ -107,7 +105,44 @@ def measure(
         found = _launch(first, second, workers, workdir, budget_s / launches, min_pairs, warm_up, number % 2 == 1)
         pairs.append(found[0])
         shares.append(found[1])
-    return figures_of(pairs, [statistics.fmean(share) for share in zip(*shares, strict=True)])
+    ours, others = (statistics.fmean(share) for share in zip(*shares, strict=True))
+    return figures_of(pairs) | {
+        "control_plane_cores": [round(ours, 5), round(others, 5)],
+        # On a machine that computes on all cores, what the control plane takes is lost to the training.
+        "control_plane_overhead": (ours - others) / (os.cpu_count() or 1),
+    }
+
+
+def measure_within(
+    make: Make,
+    workers: int,
+    workdir: Path,
+    *,
+    budget_s: float,
+    first_step: int,
+    steps: int,
+    launches: int = LAUNCHES,
+    min_pairs: int = MIN_PAIRS,
+) -> dict[str, Any]:
+    """What every other block of a job takes longer than those between; the first one that does begins at `first_step`.
+
+    Blocks have so many `steps`; `budget_s`: of blocks, in all launches together.
+    """
+    launched = []
+    for _ in range(launches):
+        with (
+            trial_directory(workdir) as directory,
+            _at_gate({"a": make}, workers, directory) as (sides, _),
+        ):
+            side = sides["a"]
+            side.run(first_step)
+            started = time.monotonic()
+            pairs: Pairs = []
+            while len(pairs) < min_pairs or time.monotonic() < started + budget_s / launches:
+                pairs.append((side.run(steps), side.run(steps)))
+            side.end()
+        launched.append(pairs)
+    return figures_of(launched)
 
 
 def _launch(
@@ -121,10 +156,12 @@ def _launch(
     swapped: bool,
 ) -> tuple[Pairs, list[float]]:
     """Both jobs once: pairs of blocks until the time is over, and the processor time of each one's control plane."""
+    makes = {"b": second, "a": first} if swapped else {"a": first, "b": second}  # as they are started
     with (
         trial_directory(workdir) as directory,
-        _two_jobs(first, second, workers, directory, swapped) as (ours, others, jobs),
+        _at_gate(makes, workers, directory) as (sides, by_name),
     ):
+        ours, others, jobs = sides["a"], sides["b"], (by_name["a"], by_name["b"])
         steps = warm_up(ours, others)
         before = _control_plane_cpu_s(jobs)
         started = time.monotonic()
@@ -139,38 +176,35 @@ def _launch(
 
 
 @contextlib.contextmanager
-def _two_jobs(
-    first: Make, second: Make, workers: int, directory: Path, swapped: bool
-) -> Iterator[tuple[Side, Side, tuple[Job, Job]]]:
-    """Both at the gate. `swapped`: the second is started first."""
+def _at_gate(
+    makes: Mapping[str, Make], workers: int, directory: Path
+) -> Iterator[tuple[dict[str, Side], dict[str, Job]]]:
+    """Start these jobs, by name, and wait until all are at the gate."""
     gate = directory / "gate.sock"
-    folders = [directory / "a", directory / "b"]
-    for folder in folders:
-        (folder / "events").mkdir(parents=True)
-    jobs = (
-        first(folders[0], ("--gate", str(gate), "--name", "a")),
-        second(folders[1], ("--gate", str(gate), "--name", "b")),
-    )
+    jobs = {}
+    for name, make in makes.items():
+        (directory / name / "events").mkdir(parents=True)
+        jobs[name] = make(directory / name, ("--gate", str(gate), "--name", name))
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(gate))
         listener.listen(4 * workers)
-        for job in reversed(jobs) if swapped else jobs:
+        for job in jobs.values():
             stack.callback(job.stop)
             job.start()
         links = _accept(listener, workers, jobs)
-        yield Side(links["a"]), Side(links["b"]), jobs
+        yield {name: Side(found) for name, found in links.items()}, jobs
 
 
-def _accept(listener: socket.socket, workers: int, jobs: Sequence[Job]) -> dict[str, dict[int, socket.socket]]:
-    """Wait until every rank of both jobs has come to the gate."""
-    links: dict[str, dict[int, socket.socket]] = {"a": {}, "b": {}}
+def _accept(listener: socket.socket, workers: int, jobs: Mapping[str, Job]) -> dict[str, dict[int, socket.socket]]:
+    """Wait until every rank of all jobs has come to the gate."""
+    links: dict[str, dict[int, socket.socket]] = {name: {} for name in jobs}
     listener.settimeout(1.0)
     end = time.monotonic() + START_DEADLINE_S
-    while sum(map(len, links.values())) < 2 * workers:
+    while sum(map(len, links.values())) < len(jobs) * workers:
         if time.monotonic() > end:
             raise JobFailed(f"after {START_DEADLINE_S:.0f} s only {links} were at the gate")
-        for job in jobs:
+        for job in jobs.values():
             job.supervise()
         with contextlib.suppress(TimeoutError):
             link, _ = listener.accept()
@@ -206,18 +240,14 @@ def _cpu_s(process: psutil.Process) -> float:
 # ---------------------------------------------------------------- figures
 
 
-def figures_of(launches: Sequence[Pairs], shares: Sequence[float]) -> dict[str, Any]:
-    """A row of results; `shares`: of a core, of the two control planes."""
+def figures_of(launches: Sequence[Pairs]) -> dict[str, Any]:
+    """A row of results."""
     pairs = [pair for launch in launches for pair in launch]
     ratios = [[a.step_s / b.step_s for a, b in launch] for launch in launches]
     low, high = groups_interval(ratios)
     added = [[a.step_s - b.step_s for a, b in launch] for launch in launches]
-    later = [[a.later_s - b.later_s for a, b in launch] for launch in launches]
-    later_low, later_high = groups_interval(later)
     cpu = [[a.cpu_s / b.cpu_s for a, b in launch] for launch in launches]
     cpu_low, cpu_high = groups_interval(cpu)
-    # On a machine that computes on all cores, what the control plane takes is lost to the training.
-    beside = (shares[0] - shares[1]) / (os.cpu_count() or 1)
     return {
         "pairs": len(pairs),
         "step_s": round(statistics.median(a.step_s for a, _ in pairs), 6),
@@ -226,13 +256,9 @@ def figures_of(launches: Sequence[Pairs], shares: Sequence[float]) -> dict[str, 
         "overhead": median_of_groups(ratios) - 1,
         "interval": [low - 1, high - 1],
         "added_s": median_of_groups(added),
-        "later_s": median_of_groups(later),
-        "later_interval_s": [later_low, later_high],
         "cpu_overhead": median_of_groups(cpu) - 1,
         "cpu_interval": [cpu_low - 1, cpu_high - 1],
         "cpu_added_s": median_of_groups([[a.cpu_s - b.cpu_s for a, b in launch] for launch in launches]),
-        "control_plane_cores": [round(share, 5) for share in shares],
-        "control_plane_overhead": beside,
         "ratios": [[round(ratio, 5) for ratio in launch] for launch in ratios],
     }
 
