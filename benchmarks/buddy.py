@@ -1,13 +1,12 @@
 """What buddy memory costs while nothing fails (`training.buddy(every=10)`), against the size of the state.
 
-An FSDP2 loop that makes a snapshot in every twentieth step. A block of ten steps with one, in its middle, is compared
-with the ten that follow, without: in the same processes, one after the other (see `turns.measure_within`). All ranks
-copy their part, and fetch that of their ward through shared memory. Ranks, copies and transfers share the machine's
-cores, as they would where training computes on all of them; on GPUs only host memory and its processors are shared.
+An FSDP2 loop makes a snapshot in every fifteenth step, and the steps around it are the measure of what it costs (see
+`cycles`): all ranks copy their part, and fetch that of their ward through shared memory. Ranks, copies and transfers
+share the machine's cores, as they would where training computes on all of them; on GPUs only host memory and its
+processors are shared.
 
-Two jobs side by side, one without buddies, were compared before: started one after the other they differ by a tenth,
-whichever has buddies. What a step costs because buddies exist at all is one more number in the barrier's sum, and not
-measured here.
+Two jobs side by side, one of them without buddies, differ by a tenth whichever has them: launches are not alike. What a
+step costs because buddies exist at all is one more number in the barrier's sum, and is not measured here.
 
 Run by ``python -m benchmarks.buddy``.
 """
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import turns
+from benchmarks import cycles
 from benchmarks.documents import (
     RESULTS,
     Document,
@@ -40,7 +39,7 @@ from benchmarks.figures import Series, markdown_table, milliseconds, plot
 from benchmarks.gated_fsdp import LAYERS
 from benchmarks.jobs import RelightJob
 from benchmarks.recovery.peers import JobFailed
-from benchmarks.turns import Make, count_of, launches_cell, overhead_cell
+from benchmarks.turns import Make, overhead_cell
 
 SCRIPT = "benchmarks.gated_fsdp"
 EVERY = 10
@@ -48,12 +47,10 @@ WORKERS = 2
 WIDTHS = (512, 1024, 2048)
 STEP_S = 0.25  # about; the target is for steps of 200 ms and more
 LEAST_STEP_S = 0.2
-PERIOD = 2 * EVERY
-# All room for snapshots is made by then, and the sixth step of each second block begins with one.
-FIRST_STEP = 2 * PERIOD - EVERY // 2
+# All room for snapshots is made by then, and the sixth step of each cycle begins with one.
+FIRST_STEP = 2 * cycles.CYCLE - cycles.THIRD
 QUICK_LAUNCHES = 2
-MIN_PAIRS = 2  # of a launch
-BUDGET_S = 200.0  # of blocks, for one size
+BUDGET_S = 120.0  # of cycles, for one size
 TARGET_PERCENT = 2.0
 PROBE_BATCH = 64
 
@@ -89,15 +86,14 @@ def choose_batch(width: int) -> int:
 def measure(width: int, budget_s: float, launches: int, workdir: Path) -> dict[str, Any]:
     """One size."""
     batch = choose_batch(width)
-    found = turns.measure_within(
-        job(width, batch, "--buddy", str(PERIOD)),
+    found = cycles.measure(
+        job(width, batch, "--buddy", str(cycles.CYCLE)),
         WORKERS,
         workdir,
         budget_s=budget_s,
         first_step=FIRST_STEP,
-        steps=EVERY,
+        every=EVERY,
         launches=launches,
-        min_pairs=MIN_PAIRS,
     )
     return {"width": width, "batch": batch, "mib": state_mib(width)} | found
 
@@ -115,9 +111,9 @@ def run(widths: Sequence[int], budget_s: float, launches: int, workdir: Path) ->
             progress.skipped(document["not_measured"][-1])
             continue
         document["rows"].append(row)
-        progress.done(f"{row['mib']:.0f} MiB, steps of {milliseconds(row['plain_step_s'])}: {overhead_cell(row)}")
+        progress.done(f"{row['mib']:.0f} MiB, steps of {milliseconds(row['step_s'])}: {overhead_cell(row)}")
     document["headline"] = headline(document["rows"])
-    judged = [row for row in document["rows"] if row["plain_step_s"] >= LEAST_STEP_S]
+    judged = [row for row in document["rows"] if row["step_s"] >= LEAST_STEP_S]
     add_verdicts(document, [_verdict(row) for row in judged])
     return document
 
@@ -129,8 +125,19 @@ def headline(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _verdict(row: dict[str, Any]) -> Verdict:
-    what = f"buddy memory every {EVERY} steps of {milliseconds(row['plain_step_s'])}, {row['mib']:.0f} MiB a rank"
-    return Verdict(what, row["overhead"] * 100, TARGET_PERCENT, "%", count_of(row))
+    what = f"buddy memory every {EVERY} steps of {milliseconds(row['step_s'])}, {row['mib']:.0f} MiB a rank"
+    return Verdict(what, row["overhead"] * 100, TARGET_PERCENT, "%", _count(row))
+
+
+def _count(row: dict[str, Any]) -> str:
+    low, high = (bound * 100 for bound in row["interval"])
+    count = f"{row['cycles']} snapshots in {row['launches']} launches"
+    return f"{count}, 95 % interval {low:+.2f} to {high:+.2f} %"
+
+
+def _added(seconds: float, interval: Sequence[float]) -> str:
+    low, high = interval
+    return f"{seconds * 1e3:+.1f} ms [{low * 1e3:+.1f}, {high * 1e3:+.1f}]"
 
 
 def render(document: Document) -> str:
@@ -138,32 +145,35 @@ def render(document: Document) -> str:
     rows = [
         [
             f"{row['mib']:.0f} MiB",
-            milliseconds(row["plain_step_s"]),
+            milliseconds(row["step_s"]),
             overhead_cell(row),
-            milliseconds(row["added_s"] * EVERY),
-            milliseconds(row["cpu_added_s"] / WORKERS * EVERY),
-            str(row["pairs"]),
-            launches_cell(row),
+            _added(row["added_s"], row["added_interval_s"]),
+            ", ".join(f"{spent * 1e3:+.1f}" for spent in row["by_step_s"]),
+            milliseconds(row["cpu_added_s"]),
+            str(row["cycles"]),
+            ", ".join(f"{share * 100:+.1f}" for share in row["by_launch"]),
         ]
         for row in document["rows"]
     ]
     header = [
         "state of a rank",
         "step",
-        "overhead, 95 % interval",
-        "added for each snapshot",
+        f"overhead of one in {EVERY} steps, 95 % interval",
+        "added by a snapshot",
+        "of that, ms, in its step and the next ones",
         "processor time of a rank for each",
-        "pairs",
+        "snapshots",
         "medians of launches, %",
     ]
     points = [(row["mib"], row["overhead"] * 100) for row in document["rows"]]
     curve = plot([Series("b", "buddy memory", points)], x_name="state, MiB (logarithmic)", y_name="overhead, %")
     return "\n\n".join(
         [
-            f"FSDP2 on {WORKERS} ranks. Blocks of {EVERY} steps with one snapshot, which is what "
-            f"`training.buddy(every={EVERY})` makes, and blocks without, in turns in the same processes; started "
-            "several times. The copy is made beside forward and backward, and fetched by the buddy beside the next "
-            "steps; both use the cores that compute.",
+            f"FSDP2 on {WORKERS} ranks, a snapshot in every {cycles.CYCLE}th step. What the {cycles.THIRD} steps from "
+            f"it on take longer than the {cycles.THIRD} before and the {cycles.THIRD} after, in the same processes; "
+            f"started several times. As a share of {EVERY} steps, since `training.buddy(every={EVERY})` makes one so "
+            "often. The copy is made beside forward and backward, and fetched by the buddy beside the next steps; both "
+            "use the cores that compute.",
             markdown_table(header, rows),
             *([f"```\n{curve}\n```"] if len(points) > 1 else []),
             markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
@@ -178,7 +188,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of measuring for one size")
     parser.add_argument("--output", type=Path, default=RESULTS / "buddy.json")
     options = parser.parse_args()
-    widths, launches = (WIDTHS[:2], QUICK_LAUNCHES) if options.quick else (WIDTHS, turns.LAUNCHES)
+    widths, launches = (WIDTHS[:2], QUICK_LAUNCHES) if options.quick else (WIDTHS, cycles.LAUNCHES)
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as workdir:
         document = run(widths, options.budget_s, launches, Path(workdir))
     write_document(document, render, options.output)

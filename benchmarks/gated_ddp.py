@@ -48,21 +48,22 @@ class Gate:
         self._send({"name": name, "rank": rank})
         self._left = 0
         self._begun_ns: list[int] = []
-        self._cpu_s = 0.0
+        self._cpu_s: list[float] = []  # so far, at the same times
 
     def passes(self) -> bool:
         """Called in front of each step; false once there shall be no more."""
         now_ns = time.monotonic_ns()
         if self._begun_ns:
             self._begun_ns.append(now_ns)
+            self._cpu_s.append(_cpu_s())
         if self._left == 0:
             if self._begun_ns:
-                self._send({"begun_ns": self._begun_ns, "cpu_s": _cpu_s() - self._cpu_s})
+                self._send({"begun_ns": self._begun_ns, "cpu_s": self._cpu_s})
             order, _, count = self._lines.readline().partition(" ")
             if order.strip() != "run":
                 return False
             self._left = int(count)
-            self._cpu_s = _cpu_s()
+            self._cpu_s = [_cpu_s()]
             self._begun_ns = [time.monotonic_ns()]
         self._left -= 1
         return True

@@ -41,6 +41,7 @@ SCRIPT = "benchmarks.gated_ddp"
 BUDGET_S = 16.0  # of blocks for one size; more where a step is long, since fewer fit and the target lies there
 LONG_STEP_MS = 100
 LONG_FACTOR = 2.0
+LONG_LAUNCHES, LONG_MIN_PAIRS = 8, 4  # launches differ more than the blocks of one
 SHORT_LAUNCHES = 2  # where steps are short: there is no target, and the difference is large
 TARGET_PERCENT = 1.0
 
@@ -79,6 +80,11 @@ def torchrun(workers: int, nominal_ms: int, *arguments: str) -> Make:
     return make
 
 
+def _is_long(workers: int, nominal_ms: int) -> bool:
+    """Whether steps take as long as those that the target is for; more workers than cores share them."""
+    return nominal_ms * max(1, workers // 2) >= LONG_STEP_MS
+
+
 def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name: str) -> dict[str, Any]:
     """One size: what `name` says, beside torchrun."""
     plain = torchrun(workers, nominal_ms)
@@ -87,8 +93,10 @@ def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name:
         TORCHRUN: plain,
         TORCHRUN_WITH_FENCE: torchrun(workers, nominal_ms, "--fence"),
     }[name]
-    launches = turns.LAUNCHES if nominal_ms >= LONG_STEP_MS else SHORT_LAUNCHES
-    found = turns.measure(first, plain, workers, workdir, budget_s=budget_s, launches=launches)
+    launches, min_pairs = (
+        (LONG_LAUNCHES, LONG_MIN_PAIRS) if _is_long(workers, nominal_ms) else (SHORT_LAUNCHES, turns.MIN_PAIRS)
+    )
+    found = turns.measure(first, plain, workers, workdir, budget_s=budget_s, launches=launches, min_pairs=min_pairs)
     return {"workers": workers, "nominal_ms": nominal_ms, "name": name} | found
 
 
@@ -105,7 +113,7 @@ def run(sizes: dict[int, Sequence[int]], budget_s: float, workdir: Path, *, with
     rows: list[dict[str, Any]] = []
     document["not_measured"] = []
     for workers, nominal_ms, name in plan:
-        budget = budget_s * (LONG_FACTOR if nominal_ms >= LONG_STEP_MS else 1.0)
+        budget = budget_s * (LONG_FACTOR if _is_long(workers, nominal_ms) else 1.0)
         try:
             rows.append(measure(workers, nominal_ms, budget, workdir, name))
         except (JobFailed, OSError, ValueError) as error:

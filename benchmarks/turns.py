@@ -1,11 +1,9 @@
-"""Blocks of steps in turns: what steps of one kind cost beside those of another.
+"""Two jobs that live side by side and take turns: what steps cost in one of them beside those in the other.
 
-`measure`: of two jobs that live side by side, a block each, in the order A B B A: a machine that gets slower for a
-minute gets slower for both. `measure_within`: of one job that does in every other block what is to be measured.
-
-Each pair of neighbouring blocks gives one ratio. A process keeps for its life what luck it had with its memory's pages,
-a per cent of its speed or more: so jobs are started several times, of two each first in its turn, and the median of the
-launches' medians counts, with a 95 % confidence interval (bootstrap). Within one job that luck cannot show at all.
+A block of steps each, in the order A B B A: a machine that gets slower for a minute gets slower for both. Each pair of
+neighbouring blocks gives one ratio. A process keeps for its life what luck it had with its memory's pages, a per cent
+of its speed or more: so both jobs are started several times, each first in its turn, and the median of the launches'
+medians counts, with a 95 % confidence interval (bootstrap).
 
 Launcher, controller and agent run beside both jobs' blocks, so the ratios do not contain them. Their processor time is
 measured by itself.
@@ -14,6 +12,7 @@ measured by itself.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -46,8 +45,18 @@ Make = Callable[[Path, tuple[str, ...]], Job]
 class Block:
     """Some steps of one job."""
 
-    step_s: float  # mean
-    cpu_s: float  # per step, all ranks together
+    steps_s: tuple[float, ...]  # as rank 0 began them
+    steps_cpu_s: tuple[float, ...]  # all ranks together
+
+    @property
+    def step_s(self) -> float:
+        """Mean."""
+        return statistics.fmean(self.steps_s)
+
+    @property
+    def cpu_s(self) -> float:
+        """Mean."""
+        return statistics.fmean(self.steps_cpu_s)
 
 
 class Side:
@@ -61,10 +70,10 @@ class Side:
         """Have the job take so many steps."""
         self._order(f"run {steps}")
         replies = [json.loads(reader.readline()) for reader in self._readers]
-        begun_ns = replies[0]["begun_ns"]
+        cpu_s = [_differences(reply["cpu_s"]) for reply in replies]
         return Block(
-            step_s=(begun_ns[-1] - begun_ns[0]) / steps / 1e9,
-            cpu_s=sum(reply["cpu_s"] for reply in replies) / steps,
+            steps_s=tuple(spent_ns / 1e9 for spent_ns in _differences(replies[0]["begun_ns"])),
+            steps_cpu_s=tuple(map(sum, zip(*cpu_s, strict=True))),
         )
 
     def end(self) -> None:
@@ -75,6 +84,10 @@ class Side:
     def _order(self, line: str) -> None:
         for link in self._links:
             link.sendall(f"{line}\n".encode())
+
+
+def _differences(values: Sequence[float]) -> list[float]:
+    return [after - before for before, after in itertools.pairwise(values)]
 
 
 Pairs = list[tuple[Block, Block]]
@@ -113,38 +126,6 @@ def measure(
     }
 
 
-def measure_within(
-    make: Make,
-    workers: int,
-    workdir: Path,
-    *,
-    budget_s: float,
-    first_step: int,
-    steps: int,
-    launches: int = LAUNCHES,
-    min_pairs: int = MIN_PAIRS,
-) -> dict[str, Any]:
-    """What every other block of a job takes longer than those between; the first one that does begins at `first_step`.
-
-    Blocks have so many `steps`; `budget_s`: of blocks, in all launches together.
-    """
-    launched = []
-    for _ in range(launches):
-        with (
-            trial_directory(workdir) as directory,
-            _at_gate({"a": make}, workers, directory) as (sides, _),
-        ):
-            side = sides["a"]
-            side.run(first_step)
-            started = time.monotonic()
-            pairs: Pairs = []
-            while len(pairs) < min_pairs or time.monotonic() < started + budget_s / launches:
-                pairs.append((side.run(steps), side.run(steps)))
-            side.end()
-        launched.append(pairs)
-    return figures_of(launched)
-
-
 def _launch(
     first: Make,
     second: Make,
@@ -159,7 +140,7 @@ def _launch(
     makes = {"b": second, "a": first} if swapped else {"a": first, "b": second}  # as they are started
     with (
         trial_directory(workdir) as directory,
-        _at_gate(makes, workers, directory) as (sides, by_name),
+        at_gate(makes, workers, directory) as (sides, by_name),
     ):
         ours, others, jobs = sides["a"], sides["b"], (by_name["a"], by_name["b"])
         steps = warm_up(ours, others)
@@ -176,7 +157,7 @@ def _launch(
 
 
 @contextlib.contextmanager
-def _at_gate(
+def at_gate(
     makes: Mapping[str, Make], workers: int, directory: Path
 ) -> Iterator[tuple[dict[str, Side], dict[str, Job]]]:
     """Start these jobs, by name, and wait until all are at the gate."""

@@ -55,7 +55,7 @@ from relight.wire.stacks import ALL_STACKS
 from relight.wire.status import Gpu, GpuStatus
 from relight.wire.tls import Tls
 
-LOOK_SECONDS = 0.1  # between two looks at every process
+LOOK_SECONDS = 0.1  # between two looks at a process that was stopped, or whose stop nobody tells this agent
 IDLE_SAMPLE_SECONDS = 0.5  # between samples when nothing changes; also this agent's sign of life
 TRACE_SECONDS = 1.0
 GPU_SECONDS = 5.0  # between two looks at the health of GPUs, if there are any
@@ -130,6 +130,7 @@ class Agent:
         self._none_live = asyncio.Event()
         self._gpus: tuple[Gpu, ...] = ()  # as they were told of last
         self._asking: set[asyncio.Task[None]] = set()  # for stacks
+        self._told = asyncio.Event()  # by the kernel: a child was stopped, or goes on, or is gone
 
     # --- life ---------------------------------------------------------------------------------------------------
     async def run(self, *, take_over: bool) -> int:
@@ -141,6 +142,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._ending.set)
+        loop.add_signal_handler(signal.SIGCHLD, self._told.set)
         self._reception = Reception(self._launch.socket_path, self)
         self._take_over()
         self._board = self._find_board()
@@ -604,6 +606,7 @@ class Agent:
         sent = 0.0
         stopped = False
         while True:
+            self._told.clear()
             changed, was_stopped, stopped = False, stopped, False
             samples = []
             for _, worker in sorted(self._live.items()):
@@ -625,12 +628,19 @@ class Agent:
                     )
                 )
             now = time.monotonic()
-            pause = max(self._pace.sample_seconds, SAMPLE_SECONDS if changed else IDLE_SAMPLE_SECONDS)
+            least = max(self._pace.sample_seconds, SAMPLE_SECONDS)
+            pause = least if changed else max(least, IDLE_SAMPLE_SECONDS)
             pause = 0.0 if stopped or was_stopped else pause
             if now - sent >= pause and not uplink.congested():
                 uplink.send(encode_frame(Samples(samples=tuple(samples))))
                 sent = now
-            await asyncio.sleep(LOOK_SECONDS)
+            if stopped or any(worker.process.is_adopted for worker in self._live.values()):
+                seconds = LOOK_SECONDS
+            else:
+                seconds = sent + least - now if now < sent + least else SAMPLE_SECONDS
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._told.wait()
 
     def _watch_gpus(self) -> None:
         """In a thread that nobody waits for: a driver in trouble may keep whoever asks it waiting."""

@@ -68,6 +68,11 @@ class Process:
         self._child = child
         self._killed_because = ""
 
+    @property
+    def is_adopted(self) -> bool:
+        """Whether a predecessor started it: the kernel tells that one, if anybody, that it was stopped."""
+        return self._child is None
+
     def kill(self, why: str) -> None:
         """SIGKILL, which also ends a stopped process: it must not run on for a moment. `why` is evidence."""
         self._killed_because = self._killed_because or why
