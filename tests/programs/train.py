@@ -183,7 +183,7 @@ def digest(tree: Any) -> str:
 def _feed(sha: Any, tree: Any) -> None:
     if isinstance(tree, torch.Tensor):
         sha.update(f"{tree.dtype} {list(tree.shape)}".encode())
-        sha.update(tree.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(tree.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
     elif isinstance(tree, dict):
         for key, value in tree.items():
             sha.update(repr(key).encode())
@@ -202,12 +202,13 @@ def main() -> None:
     random.seed(job.rank)
     numpy.random.seed(job.rank)
     torch.manual_seed(job.rank if options.data == "loader" else 0)  # DDP's broadcast makes replicas equal
-    net = Net(options.width, options.dropout, options.batchnorm, spare=options.ddp == "unused")
+    device = job.device  # a GPU only where a test asks for one
+    net = Net(options.width, options.dropout, options.batchnorm, spare=options.ddp == "unused").to(device)
     model = DDP(net, broadcast_buffers=not options.local_buffers, **DDP_OPTIONS[options.ddp])
     run: Any = torch.compile(model, backend=options.compile) if options.compile else model
     optimizers = make_optimizers(options.optimizer, model, options.groups)
     scheduler = make_scheduler(options.scheduler, next(iter(optimizers.values())), options.steps)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if options.scaler else None
+    scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, growth_interval=3) if options.scaler else None
     ema = make_average(options.ema_kind, model.module) if options.ema else None
 
     generator = torch.Generator().manual_seed(7)
@@ -252,12 +253,12 @@ def main() -> None:
                 time.sleep(options.pause)
             net.uses_spare = step.number % 2 == 1
             batches = batch if options.accumulate > 1 else [batch]
-            loss = torch.zeros(())
-            for index, (x, y) in enumerate(batches):
+            loss = torch.zeros((), device=device)
+            for index, (x, y) in enumerate((x.to(device), y.to(device)) for x, y in batches):
                 last = index == len(batches) - 1
                 with contextlib.nullcontext() if last else model.no_sync():
                     noise = (random.random() + numpy.random.random()) * options.noise
-                    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.autocast):
+                    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.autocast):
                         loss = F.cross_entropy(run(x + noise), y) / len(batches)
                     if step.number == options.overflow_at:
                         loss = loss * float("inf")
@@ -292,7 +293,7 @@ def main() -> None:
             torch.randn(3), random.random(), numpy.random.random()
             model.eval()
             with torch.no_grad():
-                model.module(data[:8])
+                model.module(data[:8].to(device))
             model.train()
     if options.save:
         # What engines were sent is compared with rank 0's own, buffers included.

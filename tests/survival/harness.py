@@ -247,9 +247,10 @@ class Job:
 
 
 def plain_environment() -> dict[str, str]:
-    """For programs that import relight and the tests from this checkout."""
+    """For programs that import relight and the tests from this checkout. They are not to find a GPU."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("RELIGHT_")}
-    return {**inherited, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return {**inherited, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def _environment_of(process: psutil.Process) -> dict[str, str]:
