@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CODE := $(wildcard src tests benchmarks examples)
-JOBS ?= 0# tests at a time; 0: one after another, in pytest's own process
+JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test test-all demo demo-publish simulate simulate-nightly fuzz bench docs clean
@@ -26,11 +26,11 @@ format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: setup ## the tests, without the long matrix; JOBS=2: two at a time
+test: setup ## the tests, without the long matrix; two at a time, JOBS=0: one after another
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 test-all: setup ## the tests, with the long matrix
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "not gpu"
 
 demo: setup ## train, break, recover, compare
 	$(BIN)/python examples/demo.py
