@@ -44,6 +44,10 @@ class Averages:
         self._before: dict[Key, torch.Tensor] = {}
         self.copied: set[Key] = set()  # those that the newest step's end made equal to the model's
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._averages)
+
     def like(self, private: set[Key]) -> set[Key]:
         """Which buffers of averages are rank-private, as those of their models are."""
         return {key for average in self._averages for key, source in average.sources.items() if source in private}

@@ -59,12 +59,13 @@ class Batches:
             rng.put_back(self._at_barrier)
         if self._draws:
             self._seed_streams("step", step, rank)
-        if self._batch_of == step and _edits(self._batch) != self._edits:
+        if self._draws and self._batch_of == step and _edits(self._batch) != self._edits:
             self.restore(step, rank)  # the script changed it in place: draw it again
         if self._batch_of != step:
             self._batch, self._batch_of = self._draw(), step
-            self._edits = _edits(self._batch)
-            self._compare_with_predecessor(step, rank)
+            if self._draws:
+                self._edits = _edits(self._batch)
+                self._compare_with_predecessor(step, rank)
             self._after_draw = rng.capture() if self._preserve else None
         # Drawing may have used the streams; a redo draws nothing.
         self._seed_streams(self._forward, step, rank)

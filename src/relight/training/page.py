@@ -34,7 +34,12 @@ from relight.wire import lifelock
 NOTHING_PRIVATE: dict[str, Any] = {"buffers": {}, "per_rank": {}, "data": None, "rng": None}
 NO_PRIVATE = encode_tree(NOTHING_PRIVATE, "rank-private state")
 
+_NO_PRIVATE_DIGEST = xxhash.xxh3_64_intdigest(NO_PRIVATE)
+
 _LOSS = struct.Struct("<d")
+_PRIVATE_WORDS = (WORD["private_version_0"], WORD["private_version_1"])  # by slot
+_PHASE, _PROGRESS, _STAMP_NS = WORD["phase"], WORD["progress"], WORD["stamp_ns"]
+_GENERATION, _STEP, _VERSION, _COLLECTIVES = WORD["generation"], WORD["step"], WORD["version"], WORD["collectives"]
 _WORK_WORDS = {
     Phase.FORWARD: WORD["forward_work_ns"],
     Phase.BACKWARD: WORD["backward_work_ns"],
@@ -75,23 +80,23 @@ class PositionPage:
         """Enter `phase` now."""
         words = self._words
         now = time.monotonic_ns()
+        worked = self._work.turn(now, until_launch=self.phase is Phase.BACKWARD)
         word = _WORK_WORDS.get(self.phase)
         if word is not None:
-            words[word] += self._work.done_ns(now, until_launch=self.phase is Phase.BACKWARD)
-        self._work.begin(now)
+            words[word] += worked
         self.phase = phase
-        words[WORD["phase"]] = phase
-        words[WORD["progress"]] += 1
-        words[WORD["stamp_ns"]] = now
+        words[_PHASE] = phase
+        words[_PROGRESS] += 1
+        words[_STAMP_NS] = now
         index = self._trace_index[0]
         TRACE_RECORD.pack_into(
             self._map,
             TRACE_OFFSET + (index % TRACE_RECORDS) * TRACE_RECORD.size,
             now,
-            words[WORD["generation"]],
-            words[WORD["step"]],
+            words[_GENERATION],
+            words[_STEP],
             phase,
-            words[WORD["version"]],
+            words[_VERSION],
         )
         self._trace_index[0] = index + 1
 
@@ -106,18 +111,18 @@ class PositionPage:
 
     def count_collective(self) -> None:
         """One more collective was launched in this generation; that is progress."""
-        self._words[WORD["collectives"]] += 1
+        self._words[_COLLECTIVES] += 1
         self.note_operation()
 
     def show_waiting(self, waiting: bool) -> None:
         """Instead of the count, where ranks make different numbers of them: 1 while this one waits for others."""
-        self._words[WORD["collectives"]] = int(waiting)
+        self._words[_COLLECTIVES] = int(waiting)
 
     def note_operation(self) -> None:
         """An operation was launched; that is progress."""
         words = self._words
-        words[WORD["progress"]] += 1
-        words[WORD["stamp_ns"]] = now = time.monotonic_ns()
+        words[_PROGRESS] += 1
+        words[_STAMP_NS] = now = time.monotonic_ns()
         self._work.launched(now)
 
     def waited(self, nanoseconds: int) -> None:
@@ -143,7 +148,8 @@ class PositionPage:
         return (step, digest) if digest else (-1, 0)
 
     def set_private_versions(self, versions: tuple[int, int]) -> None:
-        self._words[WORD["private_version_0"]], self._words[WORD["private_version_1"]] = versions
+        for word, version in zip(_PRIVATE_WORDS, versions, strict=True):
+            self._words[word] = version
 
     def write_private(self, version: int, payload: bytes) -> None:
         """Keep `payload` as the rank-private state with which `version` starts; the version before stays."""
@@ -153,17 +159,18 @@ class PositionPage:
                 f"objects) is over the limit of {PRIVATE_SLOT_BYTES}; hand over less, or keep it replicated"
             )
         slot = version % 2
-        name = f"private_version_{slot}"
+        word = _PRIVATE_WORDS[slot]
         offset = PRIVATE_OFFSET + slot * PRIVATE_SLOT_BYTES
-        self._words[WORD[name]] = -1
+        self._words[word] = -1
         start = offset + PRIVATE_HEADER.size
         self._map[start : start + len(payload)] = payload
-        PRIVATE_HEADER.pack_into(self._map, offset, version, len(payload), xxhash.xxh3_64_intdigest(payload))
-        self._words[WORD[name]] = version
+        digest = _NO_PRIVATE_DIGEST if payload is NO_PRIVATE else xxhash.xxh3_64_intdigest(payload)
+        PRIVATE_HEADER.pack_into(self._map, offset, version, len(payload), digest)
+        self._words[word] = version
 
     def claim_private(self, version: int) -> None:
         """The state of `version` that the agent put here, a predecessor's, is this process's own from now on."""
-        self._words[WORD[f"private_version_{version % 2}"]] = version
+        self._words[_PRIVATE_WORDS[version % 2]] = version
 
     def read_private(self, version: int) -> bytes | None:
         """The rank-private state kept for `version` (also one that the agent put there), or None."""

@@ -138,7 +138,8 @@ class Snapshots:
 
     def before_write(self) -> None:
         """What is being copied is about to change."""
-        self._copied.wait()
+        if not self._copied.is_set():
+            self._copied.wait()
 
     def vote(self) -> list[int]:
         """What this rank adds to the barrier: 1 if it has all that it is to have of the newest version."""

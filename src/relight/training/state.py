@@ -320,8 +320,9 @@ class TrackedState:
         for key, before in self._snapshot.items():
             if key not in self.private_buffers and not same_bits(before, self._own_buffer(key)):
                 self.private_buffers.add(key)
-        self.private_buffers |= self._averages.like(self.private_buffers)
-        self._averages.prepare(self.private_buffers)
+        if self._averages:
+            self.private_buffers |= self._averages.like(self.private_buffers)
+            self._averages.prepare(self.private_buffers)
 
     def roll_back(self) -> None:
         """Put back what changed since the step started, unless it was committed. Parameters did not change."""
@@ -341,7 +342,8 @@ class TrackedState:
 
         Raises UsageError if what it did could not be repeated for a rank that is lost.
         """
-        self._averages.commit()
+        if self._averages:
+            self._averages.commit()
         self._mid_step = False
         self._snapshot.clear()
         self._object_snapshot.clear()

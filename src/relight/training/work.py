@@ -10,11 +10,7 @@ class WorkClock:
     """Of one phase at a time. Times are monotonic nanoseconds."""
 
     def __init__(self) -> None:
-        self.begin(0)
-
-    def begin(self, now_ns: int) -> None:
-        """A phase begins."""
-        self._since_ns = now_ns
+        self._since_ns = 0
         self._waited_ns = 0
         self._launched_ns = 0
         self._waited_before_launch_ns = 0
@@ -28,8 +24,15 @@ class WorkClock:
         """For a collective."""
         self._waited_ns += nanoseconds
 
-    def done_ns(self, now_ns: int, *, until_launch: bool) -> int:
-        """Its own work in the phase that ends; only up to the last launch, if there was one, in such a phase."""
+    def turn(self, now_ns: int, *, until_launch: bool) -> int:
+        """A phase ends, and another begins: the rank's own work in the one that ends.
+
+        With `until_launch` only up to the last launch, if there was one.
+        """
         if until_launch and self._launched_ns:
-            return max(0, self._launched_ns - self._since_ns - self._waited_before_launch_ns)
-        return max(0, now_ns - self._since_ns - self._waited_ns)
+            done_ns = self._launched_ns - self._since_ns - self._waited_before_launch_ns
+        else:
+            done_ns = now_ns - self._since_ns - self._waited_ns
+        self._since_ns = now_ns
+        self._waited_ns = self._launched_ns = self._waited_before_launch_ns = 0
+        return max(0, done_ns)
