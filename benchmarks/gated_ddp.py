@@ -3,6 +3,9 @@
 The same loop under relight, or with ``--plain`` under torchrun. Every rank connects to the gate, a Unix socket of
 the measuring process, and then obeys lines: ``run N`` (take N steps, then report when each began and what they cost)
 and ``end``. Between two blocks of steps a job waits for its next line and costs nothing.
+
+With ``--both`` a job under relight can also take plain steps, ``plain N``: of the same model, by another
+DistributedDataParallel over a gloo group of its own, outside relight's steps.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from torch.optim import Optimizer
 
 import relight
 from benchmarks.recovery.workload import Shape, batch, build_model, build_optimizer, loss_of
+from relight.training.torch_private import make_inner_group
 
 ENDLESS = 10**9
+RUN, PLAIN = "run", "plain"  # kinds of steps
 
 
 def parse() -> argparse.Namespace:
@@ -34,6 +39,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--name", required=True, help="of this job, for the measuring process")
     parser.add_argument("--shape", type=int, nargs=5, required=True, help="layers width heads context batch")
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--both", type=Path, metavar="FILE", help="plain steps as well; ranks meet through this file")
     parser.add_argument("--fence", action="store_true", help="with --plain: an all-reduce in front of the optimizer")
     return parser.parse_args()
 
@@ -47,6 +53,7 @@ class Gate:
         self._lines = self._socket.makefile("r")
         self._send({"name": name, "rank": rank})
         self._left = 0
+        self.kind = ""  # of steps: as they were ordered
         self._begun_ns: list[int] = []
         self._cpu_s: list[float] = []  # so far, at the same times
 
@@ -60,7 +67,8 @@ class Gate:
             if self._begun_ns:
                 self._send({"begun_ns": self._begun_ns, "cpu_s": self._cpu_s})
             order, _, count = self._lines.readline().partition(" ")
-            if order.strip() != "run":
+            self.kind = order.strip()
+            if self.kind == "end":
                 return False
             self._left = int(count)
             self._cpu_s = [_cpu_s()]
@@ -111,14 +119,27 @@ def train_plain(options: argparse.Namespace, shape: Shape) -> None:
 
 def train_with_relight(options: argparse.Namespace, shape: Shape) -> None:
     job = relight.init()
-    model = DistributedDataParallel(build_model(0, shape))
+    net = build_model(0, shape)
+    model = DistributedDataParallel(net)
+    plain = _plain_twin(net, options.both, job) if options.both else None
     optimizer = build_optimizer(model)
     training = relight.Training(model=model, optimizer=optimizer)
     gate = Gate(options.gate, options.name, job.rank)
     for step in training.steps(until=ENDLESS):
-        if not gate.passes():
+        while (passes := gate.passes()) and gate.kind == PLAIN:
+            assert plain is not None
+            take_step(contextlib.nullcontext(), plain, optimizer, shape, step.number, job.rank)
+            training._fingerprint = None  # it would complain of a change between two steps, and be right
+        if not passes:
             break
         take_step(step, model, optimizer, shape, step.number, job.rank)
+
+
+def _plain_twin(net: nn.Module, meeting: Path, job: relight.Job) -> nn.Module:
+    """The same parameters, with gradients reduced as without relight. Whichever is called forward reduces them."""
+    store = dist.FileStore(str(meeting), job.world_size)  # type: ignore[attr-defined]
+    group = make_inner_group(store, job.rank, job.world_size, "plain", None)
+    return DistributedDataParallel(net, process_group=group)
 
 
 def main() -> None:

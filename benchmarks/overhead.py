@@ -1,6 +1,9 @@
 """What relight costs while nothing fails: the same loop under relight and under torchrun, step against step.
 
-Both jobs are alive at the same time and take turns, and both are started several times: see `turns`.
+Both jobs are alive at the same time and take turns, and both are started several times: see `turns`. Processes differ
+by more than what is looked for. So there is a second comparison, within one job under relight: its steps, and plain
+ones of the same model in the same processes, in turns. It leaves out the processes beside the workers, and that
+relight's hooks are called in plain steps too, to find that there is nothing to do.
 
 Two controls: torchrun beside torchrun shows what this machine makes of no difference at all; torchrun with one
 all-reduce of two numbers in front of the optimizer shows what a barrier through gloo costs, before a line of relight
@@ -41,7 +44,7 @@ SCRIPT = "benchmarks.gated_ddp"
 BUDGET_S = 16.0  # of blocks for one size; more where a step is long, since fewer fit and the target lies there
 LONG_STEP_MS = 100
 LONG_FACTOR = 2.0
-LONG_LAUNCHES, LONG_MIN_PAIRS = 8, 4  # launches differ more than the blocks of one
+WITHIN_LAUNCHES = 3
 SHORT_LAUNCHES = 2  # where steps are short: there is no target, and the difference is large
 TARGET_PERCENT = 1.0
 
@@ -60,12 +63,13 @@ CONTROL = (2, 100)  # workers, nominal milliseconds
 RELIGHT, TORCHRUN, TORCHRUN_WITH_FENCE = "relight", "torchrun", "torchrun with a fence"
 
 
-def relight(workers: int, nominal_ms: int, *flags: str) -> Make:
-    """The loop under `relight run` with these flags, in a shape of SHAPES."""
+def relight(workers: int, nominal_ms: int, *flags: str, both: bool = False) -> Make:
+    """The loop under `relight run` with these flags, in a shape of SHAPES. `both`: it can take plain steps, too."""
     shape = ("--shape", *map(str, SHAPES[nominal_ms]))
 
     def make(directory: Path, to_gate: tuple[str, ...]) -> RelightJob:
-        return RelightJob(directory, SCRIPT, *to_gate, *shape, world_size=workers, standbys=0, flags=flags)
+        twin = ("--both", str(directory / "meeting")) if both else ()
+        return RelightJob(directory, SCRIPT, *to_gate, *shape, *twin, world_size=workers, standbys=0, flags=flags)
 
     return make
 
@@ -93,10 +97,11 @@ def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name:
         TORCHRUN: plain,
         TORCHRUN_WITH_FENCE: torchrun(workers, nominal_ms, "--fence"),
     }[name]
-    launches, min_pairs = (
-        (LONG_LAUNCHES, LONG_MIN_PAIRS) if _is_long(workers, nominal_ms) else (SHORT_LAUNCHES, turns.MIN_PAIRS)
-    )
-    found = turns.measure(first, plain, workers, workdir, budget_s=budget_s, launches=launches, min_pairs=min_pairs)
+    launches = turns.LAUNCHES if _is_long(workers, nominal_ms) else SHORT_LAUNCHES
+    found = turns.measure(first, plain, workers, workdir, budget_s=budget_s, launches=launches)
+    if name == RELIGHT:
+        both = relight(workers, nominal_ms, both=True)
+        found["within"] = turns.measure_within(both, workers, workdir, budget_s=budget_s, launches=WITHIN_LAUNCHES)
     return {"workers": workers, "nominal_ms": nominal_ms, "name": name} | found
 
 
@@ -127,24 +132,28 @@ def run(sizes: dict[int, Sequence[int]], budget_s: float, workdir: Path, *, with
     document["parts"] = measure_apart("step_cost")
     progress.done(f"parts of a step: {document['parts']['own_us']:.0f} us, and the fence")
     document["headline"] = headline(rows)
-    add_verdicts(document, [_verdict(row) for row in rows if _is_judged(row)])
+    add_verdicts(document, [verdict for row in rows if _is_judged(row) for verdict in _verdicts(row)])
     return document
 
 
 def headline(rows: Sequence[dict[str, Any]]) -> str:
     """The result in a sentence."""
     found = [
-        f"{milliseconds(row['plain_step_s'])} {overhead_cell(row)}"
+        f"{milliseconds(row['plain_step_s'])} {overhead_cell(row['within'])}"
         for row in rows
         if row["workers"] == min(SIZES) and row["name"] == RELIGHT
     ]
-    return f"By step time, {min(SIZES)} workers, with 95 % intervals: {'; '.join(found)}."
+    return f"By step time, {min(SIZES)} workers, in the same processes, with 95 % intervals: {'; '.join(found)}."
 
 
-def _verdict(row: dict[str, Any]) -> Verdict:
-    total = (row["overhead"] + row["control_plane_overhead"]) * 100
+def _verdicts(row: dict[str, Any]) -> list[Verdict]:
+    """Of a size, by both comparisons. What the control plane takes belongs to both."""
+    beside = row["control_plane_overhead"]
     what = f"overhead at {milliseconds(row['plain_step_s'])} steps, {row['workers']} workers"
-    return Verdict(what, total, TARGET_PERCENT, "%", count_of(row))
+    return [
+        Verdict(f"{what}, {how}", (found["overhead"] + beside) * 100, TARGET_PERCENT, "%", count_of(found))
+        for how, found in (("same processes", row["within"]), ("beside torchrun", row))
+    ]
 
 
 def _is_judged(row: dict[str, Any]) -> bool:
@@ -160,6 +169,7 @@ def render(document: Document) -> str:
     header = [
         *("beside torchrun", "workers", "plain step", "overhead, 95 % interval", "added per step", "processor time"),
         *("control plane", "pairs", "medians of launches"),
+        *("in the same processes, 95 % interval", "added per step", "processor time", "medians of launches"),
     ]
     rows = [
         [
@@ -172,6 +182,7 @@ def render(document: Document) -> str:
             f"{row['control_plane_overhead'] * 100:+.3f} %",
             str(row["pairs"]),
             launches_cell(row),
+            *_within_cells(row),
         ]
         for row in document["rows"]
     ]
@@ -182,7 +193,10 @@ def render(document: Document) -> str:
             "that several times, since a process keeps for its life a luck of its own, which the control shows. Two "
             "controls: torchrun itself, and torchrun with one all-reduce of two numbers in front of the optimizer, "
             "which is what a barrier through gloo costs there. More workers than cores share them, which adds noise. "
-            "The control plane's share is that of launcher, controller and agent beyond torchrun's, of all cores.",
+            "The control plane's share is that of launcher, controller and agent beyond torchrun's, of all cores.\n\n"
+            "In the same processes: a job under relight takes its steps, and plain ones of the same model, through "
+            "another DistributedDataParallel with a gloo group of its own, in turns. The luck of processes is the same "
+            "for both.",
             markdown_table(header, rows),
             f"```\n{curve}\n```",
             markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
@@ -195,12 +209,21 @@ def render(document: Document) -> str:
     )
 
 
+def _within_cells(row: dict[str, Any]) -> list[str]:
+    found = row.get("within")
+    if found is None:
+        return [""] * 4
+    added = f"{found['added_s'] * 1e6:+.0f} us"
+    return [overhead_cell(found), added, f"{found['cpu_overhead'] * 100:+.2f} %", launches_cell(found)]
+
+
 def _series(rows: Sequence[dict[str, Any]]) -> list[Series]:
     """The curve: one mark for each number of workers, and one for the control."""
     points: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         name = f"{row['workers']} workers" if row["name"] == RELIGHT else "control"
-        points.setdefault(name, []).append((row["plain_step_s"] * 1e3, row["overhead"] * 100))
+        overhead = row.get("within", row)["overhead"]
+        points.setdefault(name, []).append((row["plain_step_s"] * 1e3, overhead * 100))
     return [Series(name[0], name, found) for name, found in sorted(points.items(), reverse=True)]
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 
 from benchmarks.figures import groups_interval, median_of_groups
+from benchmarks.gated_ddp import PLAIN, RUN
 from benchmarks.jobs import CONTROL_PLANE, START_DEADLINE_S, PlainJob, RelightJob
 from benchmarks.recovery.peers import JobFailed, trial_directory
 
@@ -62,13 +63,20 @@ class Block:
 class Side:
     """One of the two jobs, as seen from the gate."""
 
-    def __init__(self, links: dict[int, socket.socket]) -> None:
+    def __init__(self, links: dict[int, socket.socket], kind: str = RUN) -> None:
+        """`kind`: of its steps."""
+        self._ranks = links
+        self._kind = kind
         self._links = [links[rank] for rank in sorted(links)]
         self._readers = [link.makefile("r") for link in self._links]
 
+    def with_steps(self, kind: str) -> Side:
+        """The same job, with steps of another kind."""
+        return Side(self._ranks, kind)
+
     def run(self, steps: int) -> Block:
         """Have the job take so many steps."""
-        self._order(f"run {steps}")
+        self._order(f"{self._kind} {steps}")
         replies = [json.loads(reader.readline()) for reader in self._readers]
         cpu_s = [_differences(reply["cpu_s"]) for reply in replies]
         return Block(
@@ -126,6 +134,20 @@ def measure(
     }
 
 
+def measure_within(
+    make: Make, workers: int, workdir: Path, *, budget_s: float, launches: int, min_pairs: int = MIN_PAIRS
+) -> dict[str, Any]:
+    """What steps of one job take longer than plain ones in the same processes: see `gated_ddp`, ``--both``."""
+    pairs: list[Pairs] = []
+    for _ in range(launches):
+        with trial_directory(workdir) as directory, at_gate({"a": make}, workers, directory) as (sides, _):
+            ours, plain = sides["a"], sides["a"].with_steps(PLAIN)
+            steps = max(MIN_STEPS, calibrate(ours, plain) // 2)  # nothing gets cold between two blocks
+            pairs.append(_pairs(ours, plain, steps, budget_s / launches, min_pairs))
+            ours.end()
+    return figures_of(pairs)
+
+
 def _launch(
     first: Make,
     second: Make,
@@ -146,9 +168,7 @@ def _launch(
         steps = warm_up(ours, others)
         before = _control_plane_cpu_s(jobs)
         started = time.monotonic()
-        pairs: Pairs = []
-        while len(pairs) < min_pairs or time.monotonic() < started + budget_s:
-            pairs.append(_pair_of(ours, others, steps, swapped=len(pairs) % 2 == 1))
+        pairs = _pairs(ours, others, steps, budget_s, min_pairs)
         wall_s = time.monotonic() - started
         shares = [(now - then) / wall_s for now, then in zip(_control_plane_cpu_s(jobs), before, strict=True)]
         ours.end()
@@ -193,6 +213,15 @@ def _accept(listener: socket.socket, workers: int, jobs: Mapping[str, Job]) -> d
             hello = json.loads(link.makefile("r").readline())
             links[hello["name"]][hello["rank"]] = link
     return links
+
+
+def _pairs(first: Side, second: Side, steps: int, budget_s: float, min_pairs: int) -> Pairs:
+    """Blocks in turns until the time is over."""
+    started = time.monotonic()
+    pairs: Pairs = []
+    while len(pairs) < min_pairs or time.monotonic() < started + budget_s:
+        pairs.append(_pair_of(first, second, steps, swapped=len(pairs) % 2 == 1))
+    return pairs
 
 
 def _pair_of(first: Side, second: Side, steps: int, *, swapped: bool) -> tuple[Block, Block]:
