@@ -68,7 +68,7 @@ class Gate:
                 self._send({"begun_ns": self._begun_ns, "cpu_s": self._cpu_s})
             order, _, count = self._lines.readline().partition(" ")
             self.kind = order.strip()
-            if self.kind == "end":
+            if self.kind not in (RUN, PLAIN):
                 return False
             self._left = int(count)
             self._cpu_s = [_cpu_s()]

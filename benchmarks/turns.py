@@ -99,8 +99,6 @@ def _differences(values: Sequence[float]) -> list[float]:
 
 
 Pairs = list[tuple[Block, Block]]
-# Warms both jobs up; returns how many steps a block shall have.
-WarmUp = Callable[[Side, Side], int]
 
 
 def calibrate(first: Side, second: Side) -> int:
@@ -118,12 +116,11 @@ def measure(
     budget_s: float,
     launches: int = LAUNCHES,
     min_pairs: int = MIN_PAIRS,
-    warm_up: WarmUp = calibrate,
 ) -> dict[str, Any]:
     """What the first job takes longer than the second; `budget_s`: of blocks, in all launches together."""
     pairs, shares = [], []
     for number in range(launches):
-        found = _launch(first, second, workers, workdir, budget_s / launches, min_pairs, warm_up, number % 2 == 1)
+        found = _launch(first, second, workers, workdir, budget_s / launches, min_pairs, number % 2 == 1)
         pairs.append(found[0])
         shares.append(found[1])
     ours, others = (statistics.fmean(share) for share in zip(*shares, strict=True))
@@ -155,7 +152,6 @@ def _launch(
     workdir: Path,
     budget_s: float,
     min_pairs: int,
-    warm_up: WarmUp,
     swapped: bool,
 ) -> tuple[Pairs, list[float]]:
     """Both jobs once: pairs of blocks until the time is over, and the processor time of each one's control plane."""
@@ -165,7 +161,7 @@ def _launch(
         at_gate(makes, workers, directory) as (sides, by_name),
     ):
         ours, others, jobs = sides["a"], sides["b"], (by_name["a"], by_name["b"])
-        steps = warm_up(ours, others)
+        steps = calibrate(ours, others)
         before = _control_plane_cpu_s(jobs)
         started = time.monotonic()
         pairs = _pairs(ours, others, steps, budget_s, min_pairs)
