@@ -49,8 +49,8 @@ def test_an_engine_ends_with_the_trainers_weights(bench: Bench, faults: Sequence
         digest = receiver.digest()
     check_survived(outcome, reference)
     assert "another publisher is alive" not in outcome.stderr  # rank 0's predecessor, for a moment
+    assert receiver.version == STEPS, outcome.describe()
     assert digest == outcome.finals[0]["weights"]
-    assert receiver.version == STEPS
     assert seen == sorted(seen)
     published = outcome.report.published
     assert published is not None
@@ -60,6 +60,20 @@ def test_an_engine_ends_with_the_trainers_weights(bench: Bench, faults: Sequence
     write_events(outcome.run_dir, lines.append, follow=False)
     told = [event for event in map(json.loads, lines) if event["event"] == "weights_published"]
     assert list(told[-1]["engines"].values()) == [STEPS]
+
+
+def test_the_last_version_waits_for_the_place_of_a_dead_predecessor(bench: Bench) -> None:
+    """Which has it until its memory is freed; a job of short steps is over before that."""
+    training = dataclasses.replace(TRAINING, arguments=(*TRAINING.arguments, "--tell"))
+    model = Net(64, 0.1, True)
+    with bench.start(training, faults=("kill rank 0 in BACKWARD of step 5",), standbys=2) as job:
+        job.run_dir.mkdir(exist_ok=True)
+        with relight.Publisher(job.run_dir):
+            job.wait_until(lambda: f"committed {STEPS - 1}" in (job.directory / "stdout").read_text(), "all steps")
+        with relight.Receiver(job.run_dir, model=model) as receiver:
+            outcome = job.wait(DEADLINE_SECONDS)
+            assert receiver.version == STEPS, outcome.describe()
+            assert receiver.digest() == outcome.finals[0]["weights"]
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,8 @@ class Publishing:
         if self._lending is not None:
             self._lending.hold(self._progress.version)
             self._lending.finish(LAST_SECONDS)
+        if self._every and self._runtime.rank == 0 and self._runtime.generation > 1:
+            self._await_place()
         publisher = self._publisher
         if publisher is None:
             return
@@ -197,6 +199,18 @@ class Publishing:
         publisher.close()
         if self._gate is not None:
             self._gate.close()
+
+    def _await_place(self) -> None:
+        """Rank 0's predecessor keeps the socket's place until its memory is freed, maybe for longer than all steps."""
+        end = time.monotonic() + TAKEN_SECONDS
+        with self._told():
+            while self._publisher is None:
+                try:
+                    self._open()
+                except PlaceTakenError:
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(JOIN_SECONDS)
 
     def _open(self) -> Publisher:
         if self._publisher is None:
