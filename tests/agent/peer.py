@@ -220,7 +220,9 @@ class Job:
         for agent in self._agents:
             if agent.process.poll() is None:
                 agent.process.terminate()
-                agent.end()
+            if not agent.printed:
+                status = agent.end()
+                print(f"an agent ended with {status}:\n{agent.printed.decode(errors='replace')}")  # if the test failed
         left = self.processes()
         for pid in left:
             os.kill(pid, signal.SIGKILL)

@@ -1,12 +1,16 @@
 import mmap
 import os
+import signal
 import struct
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from relight.agent.page import MAX_PRIVATE_BYTES, Page, Pages
 from relight.core.position import (
+    LIFE_LOCK_OFFSET,
     MAPPING_BYTES,
     PRIVATE_HEADER,
     PRIVATE_OFFSET,
@@ -20,6 +24,10 @@ from relight.core.position import (
     Position,
     encode_page,
 )
+from tests.wire.holder import fork_holder, wait_for_a_signal
+
+DEADLINE_SECONDS = 30.0
+FUTEX_WAITERS = 1 << 31  # in the first word of a lock: somebody sleeps until it is free
 
 
 @pytest.fixture
@@ -168,3 +176,23 @@ def test_an_impossible_private_size_is_not_followed(page: Page, worker: mmap.mma
 def test_private_state_has_a_limit(page: Page) -> None:
     with pytest.raises(ValueError, match="over"):
         page.write_private(0, bytes(MAX_PRIVATE_BYTES + 1))
+
+
+def test_a_page_that_nobody_needs_is_kept_for_whoever_still_waits_in_it(pages: Pages) -> None:
+    """The lock of a worker's life is part of the page, and the thread that waits for it is told by the kernel."""
+    page = pages.add()
+    with mmap.mmap(pages.descriptor, MAPPING_BYTES, offset=page.offset) as worker:
+        pid = fork_holder(worker, LIFE_LOCK_OFFSET, wait_for_a_signal)
+        told: list[bool] = []
+        waiter = threading.Thread(target=lambda: told.append(page.await_death()), daemon=True)
+        waiter.start()
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not struct.unpack_from("<I", worker, LIFE_LOCK_OFFSET)[0] & FUTEX_WAITERS:
+            assert time.monotonic() < deadline, "nobody waits"
+        page.clear()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        waiter.join(DEADLINE_SECONDS)
+        assert told == [True]
+        assert worker[:] == bytes(MAPPING_BYTES)  # its memory has been given back after all
+        assert not page.await_death()

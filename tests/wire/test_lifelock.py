@@ -1,6 +1,5 @@
 """Death is told by the lock before it is told by the pidfd, whatever the manner of dying."""
 
-import faulthandler
 import mmap
 import os
 import select
@@ -10,28 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from relight.wire import lifelock
+from tests.wire.holder import fork_holder, wait_for_a_signal
 
 DEADLINE_SECONDS = 30
-
-
-def fork_holder(mapping: mmap.mmap, die: Callable[[], object]) -> int:
-    """A process that takes the lock, says so, and dies."""
-    ready, say_ready = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        faulthandler.disable()  # a child that dies on purpose shall not print how
-        lifelock.hold(mapping, 0)
-        os.write(say_ready, b"x")
-        die()
-        os._exit(9)
-    os.read(ready, 1)
-    os.close(ready)
-    os.close(say_ready)
-    return pid
-
-
-def wait_for_a_signal() -> None:
-    signal.pause()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +26,7 @@ def wait_for_a_signal() -> None:
 )
 def test_the_waiter_is_told(die: Callable[[], object]) -> None:
     with mmap.mmap(-1, mmap.PAGESIZE) as mapping:
-        pid = fork_holder(mapping, die)
+        pid = fork_holder(mapping, 0, die)
         if die is wait_for_a_signal:
             os.kill(pid, signal.SIGKILL)
         try:
@@ -71,7 +51,7 @@ def test_the_lock_comes_before_the_pidfd() -> None:
                 block[:: mmap.PAGESIZE] = b"x" * len(range(0, len(block), mmap.PAGESIZE))
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            pid = fork_holder(mapping, fill_memory)
+            pid = fork_holder(mapping, 0, fill_memory)
             descriptor = os.pidfd_open(pid)
             assert lifelock.await_death(mapping, 0)
             readable, _, _ = select.select([descriptor], [], [], 0)

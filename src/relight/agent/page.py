@@ -13,6 +13,7 @@ import mmap
 import os
 import secrets
 import struct
+import threading
 from pathlib import Path
 
 import xxhash
@@ -91,6 +92,9 @@ class Page:
         self.offset = offset
         self._traced = 0
         self._mapping = mmap.mmap(descriptor, MAPPING_BYTES, offset=offset)
+        self._guard = threading.Lock()  # over the next two
+        self._awaited = False  # a thread may be within the life lock, which is part of the mapping
+        self._needed = True
 
     def position(self) -> Position:
         """The last stamp. Words that make no position read as a worker that has not stamped yet."""
@@ -149,14 +153,34 @@ class Page:
         _WORD.pack_into(self._mapping, LEAVE_OFFSET, 1)
 
     def await_death(self) -> bool:
-        """Block until the worker's main thread has ended; False if it never said that it lives."""
-        return lifelock.await_death(self._mapping, LIFE_LOCK_OFFSET)
+        """Block until the worker's main thread has ended; False if it never said that it lives, or after `clear`."""
+        with self._guard:
+            if not self._needed:
+                return False
+            self._awaited = True
+        try:
+            return lifelock.await_death(self._mapping, LIFE_LOCK_OFFSET)
+        finally:
+            with self._guard:
+                self._awaited = False
+                if not self._needed:
+                    self._give_back()
 
     def close(self) -> None:
         self._mapping.close()
 
     def clear(self) -> None:
-        """Give its memory back, and close it: nobody needs it any more. The worker must be dead."""
+        """Give its memory back, and close it: nobody needs it any more. The worker must be dead.
+
+        A thread that still is in `await_death` does so itself when it is through: the C library would follow pointers
+        in the lock that are no longer there.
+        """
+        with self._guard:
+            self._needed = False
+            if not self._awaited:
+                self._give_back()
+
+    def _give_back(self) -> None:
         with contextlib.suppress(OSError):  # a kernel without it: until the host's last process has ended
             self._mapping.madvise(mmap.MADV_REMOVE)
         self.close()
