@@ -180,6 +180,7 @@ class Job:
 
     def page_of(self, pid: int) -> Page:
         """A worker's own view of its shared mapping."""
+        wait_until(lambda: "RELIGHT_PAGE_FD" in environment(pid))  # the kernel shows it a moment after it has begun
         with contextlib.closing(open_pages(pid)) as pages:
             return pages.at(int(environment(pid)["RELIGHT_PAGE_OFFSET"]))
 
