@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relight
 from relight.errors import MissingPartsError, TransferError, UsageError
+from relight.transfer.device_staging import DeviceStaging
 from relight.transfer.division import Held, Holding, as_known, divide, find_entries, parts_of
 from relight.transfer.manifest import Entry, Manifest, Part, make_manifest
 from relight.transfer.plan import ALIGNMENT, Bucket, Piece, plan_buckets
@@ -294,6 +296,23 @@ def test_engines_get_whole_tensors(tmp_path: Path, layout: str) -> None:
         for receiver, live in engines:
             assert receiver.wait_for(3, SECONDS)
             assert relight.digest_weights(live) == relight.digest_weights(whole_tensors(3))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_are_put_into_whole_tensors_on_devices(layout: str) -> None:
+    """As an engine on a GPU does it, here in host memory: also columns, which are runs with gaps between them."""
+    sources = [source_of(layout, rank, 5) for rank in range(4)]
+    names = [f"rank-{rank}" for rank in range(4)]
+    division = divide([(name, source.held) for name, source in zip(names, sources, strict=True)])
+    buckets = plan_buckets(division.manifest, BUCKET_BYTES)
+    staging = DeviceStaging(division.manifest, whole_tensors(0))
+    buffer = memoryview(bytearray(BUCKET_BYTES))
+    for bucket, writers in zip(buckets, division.writers(buckets), strict=True):
+        for source in (sources[names.index(writer)] for writer in writers):
+            digest = xxhash.xxh3_64()
+            source._write_from_device(bucket, buffer, digest.update)
+            assert staging.load(bucket, buffer) == digest.intdigest() == source.fill(bucket, buffer)
+    assert relight.digest_weights(staging.tensors) == relight.digest_weights(whole_tensors(5))
 
 
 def test_an_update_of_whole_weights_follows_one_of_divided_ones(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+import xxhash
 
 from relight.errors import TransferError, UsageError
+from relight.transfer.device_staging import DeviceStaging
 from relight.transfer.manifest import ITEM_BYTES, Entry
 from relight.transfer.plan import plan_buckets
 from relight.transfer.staging import Staging
@@ -39,21 +41,33 @@ def bits(tensor: torch.Tensor) -> bytes:
     return bytes(plain.view(-1).view(torch.uint8).tolist()) if tensor.numel() else b""
 
 
-def move(tensors: Mapping[str, torch.Tensor], bucket_bytes: int, staging: Staging | None = None) -> Staging:
-    """Through one buffer, bucket by bucket, each verified; every second tensor without a buffer, to a twin, as well."""
+def move(
+    tensors: Mapping[str, torch.Tensor], bucket_bytes: int, staging: Staging | DeviceStaging | None = None
+) -> Staging | DeviceStaging:
+    """Through one buffer, bucket by bucket, each verified; every second tensor without a buffer, to a twin, as well.
+
+    And through another one as weights on a device are moved.
+    """
     source = TensorSource(tensors)
     twins = {index: allocate(entry) for index, entry in enumerate(source.manifest.entries) if index % 2 == 0}
     addresses = {index: twin.data_ptr() for index, twin in twins.items()}
     staging = staging or Staging(source.manifest)
-    buffer = memoryview(bytearray(bucket_bytes))
+    beside = DeviceStaging(source.manifest, tensors)
+    buffer, other = memoryview(bytearray(bucket_bytes)), memoryview(bytearray(b"x" * bucket_bytes))
     for bucket in plan_buckets(source.manifest, bucket_bytes):
         digest = source.fill(bucket, buffer)
+        lifted = xxhash.xxh3_64()
+        source._write_from_device(bucket, other, lifted.update)
+        assert lifted.intdigest() == digest
+        assert other[: bucket.nbytes] == buffer[: bucket.nbytes]
+        assert beside.load(bucket, other) == digest
         assert source.digest(bucket) == digest
         assert source.copy(bucket, addresses) == digest
         assert staging.load(bucket, buffer) == digest
     for index, tensor in enumerate(tensors.values()):
         if index in twins and not source.manifest.entries[index].same_as:
             assert bits(twins[index]) == bits(tensor)
+    assert digest_weights(beside.tensors) == digest_weights(tensors)
     return staging
 
 

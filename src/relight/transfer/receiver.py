@@ -64,6 +64,8 @@ class Receiver:
         load: a callback that takes `(name, tensor)` pairs, such as a vLLM model's `load_weights`. A tensor it gets
             is its own to keep in place, and valid only during the call when staged.
         mode: "staged" or "in-place" (see the module); in place needs `load`.
+        staging: where the second copy of a `model` lies: on the "device" that it is on, or in "host" memory, from where
+            taking it over needs a copy to the device, during which nobody is served.
         pause: called before an update in place, for engines that have requests of their own in flight.
         resume: called after it.
         name: of this engine, for people.
@@ -80,6 +82,7 @@ class Receiver:
         model: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
         load: Callable[[Pairs], object] | None = None,
         mode: str = "staged",
+        staging: str = "device",
         pause: Callable[[], object] | None = None,
         resume: Callable[[], object] | None = None,
         name: str | None = None,
@@ -89,6 +92,8 @@ class Receiver:
             raise UsageError("Receiver needs either model= or load=")
         if mode not in ("staged", "in-place"):
             raise UsageError(f'mode={mode!r}: "staged" or "in-place"')
+        if staging not in ("device", "host"):
+            raise UsageError(f'staging={staging!r}: "device" or "host"')
         if mode == "in-place" and load is None:
             raise UsageError('mode="in-place" needs load=: a model\'s own tensors can be exchanged, so stage them')
         self._place = Path(place)
@@ -98,7 +103,8 @@ class Receiver:
             self._target = StagedCallback(load) if mode == "staged" else InPlaceCallback(load)
         else:
             assert model is not None
-            self._target = StagedTensors(own_tensors(model) if isinstance(model, torch.nn.Module) else model)
+            live = own_tensors(model) if isinstance(model, torch.nn.Module) else model
+            self._target = StagedTensors(live, in_host_memory=staging == "host")
         self._pause, self._resume = pause or (lambda: None), resume or (lambda: None)
         self.name = name or f"engine-{os.getpid()}"
         self._on_notice = on_notice or _say_nothing

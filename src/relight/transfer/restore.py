@@ -276,7 +276,8 @@ class RestoreClient:
                 raise RestoreError("two sources describe the same version differently")
             _check(first)
             buckets = plan_state(first.specs)
-            tensors = [destination_for(destination(p), spec) for p, spec in zip(first.paths, first.specs, strict=True)]
+            described = zip(first.paths, first.specs, strict=True)
+            tensors = [destination_for(destination(path), spec, on_device=True) for path, spec in described]
             shares = [part_of(buckets, part, parts) for part in range(parts)]
             digests = self._receive(links, shares, tensors)
         return Restored(first, tensors, digests, sum(t.numel() * t.element_size() for t in tensors))
@@ -404,9 +405,12 @@ def _check(header: Header) -> None:
         raise RestoreError(f"the source describes {describe_bytes(total_bytes)}, more than this machine can hold")
 
 
-def destination_for(own: torch.Tensor | None, spec: TensorSpec) -> torch.Tensor:
-    """The target's own tensor if bytes can go straight into it, otherwise a new one in host memory."""
-    if own is not None and own.device.type == "cpu" and own.is_contiguous() and spec_of(own) == spec:
+def destination_for(own: torch.Tensor | None, spec: TensorSpec, *, on_device: bool = False) -> torch.Tensor:
+    """The target's own tensor if bytes can go straight into it, otherwise a new one in host memory.
+
+    `on_device`: they can go into the memory of a device as well.
+    """
+    if own is not None and (on_device or own.device.type == "cpu") and own.is_contiguous() and spec_of(own) == spec:
         return own.detach()
     try:
         return empty_like(spec)

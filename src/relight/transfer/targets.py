@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 
 from relight.errors import TransferError
+from relight.transfer.device import is_on_device, settle
+from relight.transfer.device_staging import DeviceStaging
 from relight.transfer.manifest import Manifest
 from relight.transfer.plan import Bucket
 from relight.transfer.staging import Staging
@@ -48,19 +50,22 @@ class _Staged:
 
     def __init__(self, wants: Manifest | None) -> None:
         self.wants = wants
-        self._staging: Staging | None = None
+        self._staging: Staging | DeviceStaging | None = None
 
     def prepare(self) -> None:
         if self._staging is None and self.wants is not None:
             with contextlib.suppress(TransferError):  # the update itself will say so
-                self._staging = Staging(self.wants)
+                self._staging = self._make(self.wants)
                 self._staging.populate()
 
     def begin(self, manifest: Manifest) -> None:
         if self._staging is None or not self._staging.take(manifest):
             self._staging = None  # before the next one is allocated
-            self._staging = Staging(manifest)
+            self._staging = self._make(manifest)
             self._staging.populate()
+
+    def _make(self, manifest: Manifest) -> Staging | DeviceStaging:
+        return Staging(manifest)
 
     def load(self, bucket: Bucket, view: memoryview) -> int:
         assert self._staging is not None
@@ -76,20 +81,36 @@ class _Staged:
 class StagedTensors(_Staged):
     """A second copy of the live tensors, and an exchange of the two."""
 
-    def __init__(self, live: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, live: Mapping[str, torch.Tensor], *, in_host_memory: bool = False) -> None:
+        """The copy lies where the live tensors lie, unless it is to be `in_host_memory`."""
         super().__init__(describe(live))
+        self._staged_like = live if is_on_device(live.values()) and not in_host_memory else None
         distinct = {id(tensor): (name, tensor) for name, tensor in live.items()}  # tied: one under several names
         self._live = list(distinct.values())
         self._current: Staging | None = None  # whose memory is live
 
+    def _make(self, manifest: Manifest) -> Staging | DeviceStaging:
+        return Staging(manifest) if self._staged_like is None else DeviceStaging(manifest, self._staged_like)
+
     def commit(self) -> None:
+        """Make the staged values those of the live tensors."""
+        assert self._staging is not None
+        settle(live for _, live in self._live)  # kernels of the last requests may still read what changes here
+        if isinstance(self._staging, Staging):
+            self._exchange(self._staging)
+        else:  # captured graphs and compiled code know a device's tensors by their address
+            for name, live in self._live:
+                live.data.copy_(self._staging.tensors[name])
+        settle(live for _, live in self._live)  # on whatever stream the next request runs
+        self.prepare()  # a second copy after the first update: its pages are found while the engine works
+
+    def _exchange(self, staging: Staging) -> None:
         """Give live tensors the staged ones' memory where that can be done without a copy.
 
         The memory of the update before, which was live until now, is the next update's staging; unless anything live
         still uses it. If this breaks off, neither is used again.
         """
-        assert self._staging is not None
-        staging, self._staging = self._staging, None
+        self._staging = None
         previous, self._current = self._current, None
         users = Counter(live.untyped_storage().data_ptr() for _, live in self._live)
         given: set[int] = set()
@@ -108,7 +129,6 @@ class StagedTensors(_Staged):
                 self._current = self._current or memory
             else:
                 self._staging = self._staging or memory
-        self.prepare()  # a second copy after the first update: its pages are found while the engine works
 
 
 def _owns_its_storage(tensor: torch.Tensor) -> bool:
@@ -124,7 +144,7 @@ class StagedCallback(_Staged):
         self._callback = load
 
     def commit(self) -> None:
-        assert self._staging is not None
+        assert isinstance(self._staging, Staging)
         self._callback(self._staging.pairs())
 
 

@@ -68,11 +68,12 @@ class TcpTarget(TcpChannel):
 
     def receive_bucket(self, writer: TensorWriter, bucket: Bucket) -> int:
         digest = xxhash.xxh3_64()
-        for chunk in chunks(writer.views(bucket)):
-            if not self.receive_bytes(chunk):
-                raise RestoreError(ENDED)
-            for view in chunk:
-                digest.update(view)
+        with writer.places(bucket) as places:
+            for chunk in chunks(places):
+                if not self.receive_bytes(chunk):
+                    raise RestoreError(ENDED)
+                for view in chunk:
+                    digest.update(view)
         filled = self.receive()
         if filled is None:
             raise RestoreError(ENDED)

@@ -1,5 +1,6 @@
 """Weights as tensors: where an update's bytes come from, and where they go, bucket by bucket."""
 
+import contextlib
 import copy
 import ctypes
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -8,7 +9,8 @@ import torch
 import xxhash
 
 from relight.errors import TransferError, UsageError
-from relight.transfer.codec import Flat, digest_of, host_copy, is_plain, raw_bytes, tensor_digests
+from relight.transfer.codec import Flat, digest_of, host_copy, is_plain, is_side_by_side, raw_bytes, tensor_digests
+from relight.transfer.device import LIFT_BYTES, DeviceWriter, Lift, is_on_device, settle
 from relight.transfer.division import Held, Holding
 from relight.transfer.manifest import Entry, Manifest, make_manifest
 from relight.transfer.plan import Bucket, Piece
@@ -23,6 +25,8 @@ class TensorReader:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Any device, dtype and layout; what is not contiguous host memory is copied, a bucket's part at a time."""
         self._tensors = [tensor.detach() for tensor in tensors]
+        self._is_on_device = is_on_device(self._tensors)
+        settle(self._tensors)
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         """Write the bucket into `view`, zeros in the gaps between pieces; returns the digest of all of it."""
@@ -36,6 +40,9 @@ class TensorReader:
 
     def _write(self, bucket: Bucket, view: memoryview, tell: Callable[[memoryview], None]) -> None:
         """`tell` gets all that is written, in its order, a part at a time."""
+        if self._is_on_device:
+            self._write_from_device(bucket, view, tell)
+            return
         target = address_of(view)
         told = written = 0
         for piece in bucket.pieces:
@@ -51,6 +58,23 @@ class TensorReader:
                     tell(view[told:written])
                     told = written
         tell(view[told:written])
+
+    def _write_from_device(self, bucket: Bucket, view: memoryview, tell: Callable[[memoryview], None]) -> None:
+        """The same: every copy is launched first, then each part is told as it arrives."""
+        with Lift(view) as lift:
+            end = 0
+            for piece in bucket.pieces:
+                view[end : piece.offset] = bytes(piece.offset - end)
+                tensor, start = self._find(piece)
+                if not is_side_by_side(tensor):
+                    tensor, start = _rows(tensor, start, piece.nbytes)
+                lift.take(tensor, start, piece.nbytes, piece.offset)
+                end = piece.offset + piece.nbytes
+            lift.mark(end)
+            for told in range(0, end, LIFT_BYTES):
+                until = min(told + LIFT_BYTES, end)
+                lift.wait(until)
+                tell(view[told:until])
 
     def digest(self, bucket: Bucket) -> int:
         """The same digest, without a copy."""
@@ -92,12 +116,7 @@ class TensorReader:
         tensor, start = self._find(piece)
         if is_plain(tensor):
             return tensor, start
-        while tensor.dim() and len(tensor) == 1:
-            tensor = tensor[0]
-        if tensor.dim():
-            row = tensor.numel() * tensor.element_size() // len(tensor)
-            first = start // row
-            tensor, start = tensor[first : -(-(start + piece.nbytes) // row)], start - first * row
+        tensor, start = _rows(tensor, start, piece.nbytes)
         return host_copy(tensor), start
 
     def _find(self, piece: Piece) -> tuple[torch.Tensor, int]:
@@ -105,20 +124,46 @@ class TensorReader:
         return self._tensors[piece.tensor], piece.start
 
 
+def _rows(tensor: torch.Tensor, start: int, count: int) -> tuple[torch.Tensor, int]:
+    """What is to be made contiguous to have these bytes side by side, and where they begin in that: its rows, or it."""
+    while tensor.dim() and len(tensor) == 1:
+        tensor = tensor[0]
+    if not tensor.dim():
+        return tensor, start
+    row = tensor.numel() * tensor.element_size() // len(tensor)
+    first = start // row
+    return tensor[first : -(-(start + count) // row)], start - first * row
+
+
 class TensorWriter:
-    """Contiguous host tensors by their index in a manifest, to be filled where they lie."""
+    """Contiguous tensors by their index in a manifest, to be filled where they lie."""
 
     def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
         """Those of buckets that will come."""
         self._tensors = dict(tensors)  # keeps the memory
+        self._device = DeviceWriter(tensors) if is_on_device(tensors.values()) else None
         self._addresses = {index: tensor.data_ptr() for index, tensor in tensors.items()}
 
     def load(self, bucket: Bucket, view: memoryview) -> int:
         """Take the bucket out of `view`; returns the digest of what arrived here."""
+        if self._device is not None:
+            return self._device.load(bucket, view)
         return load_pieces(bucket, view, self._addresses)
 
-    def views(self, bucket: Bucket) -> Iterator[memoryview]:
-        """The places of the bucket's pieces, in order, and places for what fills the gaps between them."""
+    @contextlib.contextmanager
+    def places(self, bucket: Bucket) -> Iterator[Iterator[memoryview]]:
+        """Where the bucket is to be written: its pieces in order, and places for what fills the gaps between them.
+
+        At the end of the block it is in the tensors, unless the block raised: then they may hold some of it.
+        """
+        if self._device is None:
+            yield self._views(bucket)
+            return
+        received = memoryview(bytearray(bucket.nbytes))
+        yield iter([received])
+        self._device.load(bucket, received)
+
+    def _views(self, bucket: Bucket) -> Iterator[memoryview]:
         end = 0
         for piece in bucket.pieces:
             if piece.offset > end:
@@ -149,6 +194,8 @@ class PartSource(TensorReader):
         self._boxes = {index: tensor.detach() for index, tensor in tensors.items()}
         self._changing = [index for index in self._boxes if index in changing]
         super().__init__(())
+        self._is_on_device = is_on_device(self._boxes.values())
+        settle(self._boxes.values())
 
     def frozen(self) -> "PartSource":
         """The same, with copies of what may change as it is now."""
@@ -156,6 +203,7 @@ class PartSource(TensorReader):
             return self
         found = copy.copy(self)
         found._boxes = {**self._boxes, **{index: self._boxes[index].clone() for index in self._changing}}
+        settle(found._boxes.values())
         return found
 
     def _find(self, piece: Piece) -> tuple[torch.Tensor, int]:
