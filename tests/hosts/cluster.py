@@ -154,9 +154,11 @@ class Cluster:
     def lose(self, number: int) -> None:
         """Power off: silence on the line first, so that not even the ends of its connections are heard."""
         self.cut(number)
-        for process in self.processes(number):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it was told of its parent's end already
-                process.kill()
+        processes = self.processes(number)
+        for strike in (signal.SIGSTOP, signal.SIGKILL):  # all at once: none shall hear that another one is gone
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(strike)
 
     def cut(self, number: int) -> None:
         """Unplug the host; everything on it runs on."""
