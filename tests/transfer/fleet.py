@@ -178,6 +178,9 @@ class FatalSource:
         self._source, self._kind, self._at = source_of(seed), kind, at
         self.manifest = self._source.manifest
 
+    def settle(self) -> None:
+        pass
+
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         digest = self._source.fill(bucket, view)
         if bucket.index == self._at:

@@ -4,6 +4,8 @@ Without a GPU the same copies go from host memory to host memory.
 """
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -202,14 +204,40 @@ class TestOnGpu:
         assert [t.data_ptr() for t in fetched.tensors] == [own[p].data_ptr() for p in fetched.header.paths]
 
     def test_what_was_launched_before_is_published(self) -> None:
-        """The values of a kernel that still runs when `TensorSource` is made."""
-        slow = torch.randn(4096, 4096, device="cuda")
-        for _ in range(20):
-            slow = (slow @ slow).clamp(-1, 1)
+        """The values of a kernel that still runs when an update begins."""
+        slow = torch.zeros(4096, 4096, device="cuda")
         source = TensorSource({"slow": slow})
+        values = torch.randn(4096, 4096, device="cuda")
+        for _ in range(50):
+            values = (values @ values).clamp(-1, 1)
+        slow.copy_(values)
+        source.settle()
         for bucket in plan_buckets(source.manifest):
             view = memoryview(bytearray(bucket.nbytes))
             source.fill(bucket, view)
             (piece,) = bucket.pieces
             part = bytes_on_device(slow, piece.start, piece.nbytes).cpu()
             assert torch.equal(torch.frombuffer(view, dtype=torch.uint8), part)
+
+    @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+    def test_a_process_on_one_device_takes_no_memory_of_another(self) -> None:
+        """A context takes half a gigabyte. Threads begin on the first device, whatever the main one works on."""
+        code = """
+import threading, torch
+from relight.transfer.buffers import Buffer
+from relight.transfer.plan import plan_buckets
+from relight.transfer.weights import TensorSource, TensorWriter
+
+tensor = torch.zeros(1000, device="cuda:1")
+def move():
+    source = TensorSource({"w": tensor})
+    (bucket,) = plan_buckets(source.manifest)
+    buffer = Buffer.create(bucket.nbytes)
+    assert source.fill(bucket, buffer.view) == TensorWriter({0: tensor}).load(bucket, buffer.view)
+    buffer.close()
+thread = threading.Thread(target=move)
+thread.start()
+thread.join()
+assert [torch._C._cuda_hasPrimaryContext(device) for device in (0, 1)] == [False, True]
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_SECONDS)

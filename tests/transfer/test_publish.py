@@ -231,6 +231,9 @@ class CorruptSource:
         self._source, self._at, self.left = source_of(seed), at, times
         self.manifest = self._source.manifest
 
+    def settle(self) -> None:
+        pass
+
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         digest = self._source.fill(bucket, view)
         if bucket.index == self._at and self.left:
@@ -336,6 +339,9 @@ class HeldSource:
         self.go = threading.Event()
         self._reached = threading.Event()
 
+    def settle(self) -> None:
+        pass
+
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         if bucket.index == MIDDLE:
             self._reached.set()
@@ -351,6 +357,9 @@ class RaisingSource:
     def __init__(self, seed: int, error: Exception) -> None:
         self._source, self._error = source_of(seed), error
         self.manifest = self._source.manifest
+
+    def settle(self) -> None:
+        pass
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         if bucket.index == MIDDLE:

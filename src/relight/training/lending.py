@@ -120,6 +120,9 @@ class Lending:
             self._lent = False
             self._condition.notify_all()
 
+    def settle(self) -> None:
+        """They were settled when they were frozen."""
+
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         """Raises TransferError if the weights are not lent any more."""
         with self._condition:

@@ -73,13 +73,24 @@ def _pin(view: memoryview) -> Callable[[], object]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return lambda: None
+    # Of a device that this process works on: anything on another one would take half a gigabyte of that one's memory.
+    used = (index for index in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(index))
+    device = next(used, None)
+    if device is None:
+        return lambda: None
     runtime = torch.cuda.cudart()
     address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-    if int(runtime.cudaHostRegister(address, len(view), _PORTABLE)) != 0:
-        with contextlib.suppress(RuntimeError):  # CUDA tells of an error a second time: here, not in somebody's kernel
-            torch.zeros(1, device="cuda")
-        return lambda: None
-    return lambda: runtime.cudaHostUnregister(address)
+    with torch.cuda.device(device):
+        if int(runtime.cudaHostRegister(address, len(view), _PORTABLE)) != 0:
+            with contextlib.suppress(RuntimeError):  # CUDA tells of an error twice: here, not in somebody's kernel
+                torch.zeros(1, device="cuda")
+            return lambda: None
+
+    def unpin() -> None:
+        with torch.cuda.device(device):
+            runtime.cudaHostUnregister(address)
+
+    return unpin
 
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for every device that this process uses

@@ -114,6 +114,9 @@ class Checkpoint:
             views = [buffer[piece.offset : piece.offset + piece.nbytes] for piece in pieces]
             _read_all(path, descriptor, start, views)
 
+    def settle(self) -> None:
+        """Files do not change."""
+
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         """Read the bucket from disk straight into `view`; returns its digest (see `source.Source`)."""
         self.read_into(view, bucket)

@@ -6,6 +6,7 @@ For tensors in host memory everything here works too, in order and at once; reli
 """
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -17,8 +18,14 @@ from relight.transfer.plan import Bucket, Piece
 LIFT_BYTES = 4 * 2**20  # digested while the next ones are under way
 
 
+@functools.cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One for all copies: torch has few to hand out, and NCCL and others use these too."""
+    return torch.cuda.Stream(device)
+
+
 class CopyStreams:
-    """A stream for copies on each device that is asked for."""
+    """The streams that somebody's copies run on, one for each device."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -29,11 +36,11 @@ class CopyStreams:
         if device.type != "cuda":
             yield
             return
-        stream = self._streams.get(device)
-        if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)
-        with torch.cuda.stream(stream):
-            yield
+        # With the device itself, too: it alone goes back to the thread's own one without using up memory of that.
+        with torch.cuda.device(device):
+            stream = self._streams[device] = _stream_of(device)
+            with torch.cuda.stream(stream):
+                yield
 
     def mark(self) -> Callable[[], None]:
         """What waits until all that was launched so far is done."""
@@ -76,7 +83,7 @@ class Lift:
             source = bytes_on_device(values, start, count)
             for done in range(0, count, LIFT_BYTES):
                 end = min(done + LIFT_BYTES, count)
-                self._host[offset + done : offset + end].copy_(source[done:end], non_blocking=True)
+                self._host[offset + done : offset + end].copy_(source[done:end], non_blocking=source.is_cuda)
                 self._unmarked_bytes += end - done
                 if self._unmarked_bytes >= LIFT_BYTES:
                     self.mark(offset + end)
@@ -120,12 +127,12 @@ class DeviceWriter:
         tensor = self._tensors[piece.tensor]
         with streams.on(tensor.device):
             if not piece.stride:
-                bytes_on_device(tensor, piece.start, piece.nbytes).copy_(values, non_blocking=True)
+                bytes_on_device(tensor, piece.start, piece.nbytes).copy_(values, non_blocking=tensor.is_cuda)
                 return
             runs = piece.nbytes // piece.run
             span = bytes_on_device(tensor, piece.start, (runs - 1) * piece.stride + piece.run)
             places = span.as_strided((runs, piece.run), (piece.stride, 1))
-            places.copy_(values.view(runs, piece.run), non_blocking=True)
+            places.copy_(values.view(runs, piece.run), non_blocking=tensor.is_cuda)
 
 
 def bytes_on_device(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:

@@ -44,7 +44,7 @@ class DeviceStaging:
 def _allocate(entry: Entry, device: torch.device, manifest: Manifest) -> torch.Tensor:
     try:
         return torch.empty(entry.shape, dtype=dtype_of(entry), device=device)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:  # a device's own kind is one of these
         raise TransferError(
             f"no room on {device} for a second copy of the weights, {describe_bytes(manifest.total_bytes)}: give the "
             'Receiver staging="host", or load= and mode="in-place"'

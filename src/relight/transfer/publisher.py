@@ -157,6 +157,7 @@ class Publisher:
         UsageError for weights that cannot be moved, or of which nobody holds some bytes.
         """
         handle = Handle()
+        source.settle()
         if hold and held is not None:
             raise UsageError("weights that are divided over sources cannot be held for engines that come later")
         division = None if held is None else self._divide(held)

@@ -343,6 +343,9 @@ class _Stream:
             self._condition.notify_all()
             self._condition.wait_for(lambda: not self._reading)
 
+    def settle(self) -> None:
+        """A bucket comes when it is whole."""
+
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         """On the publisher's writer thread. Raises TransferError if the bucket does not come (again)."""
         while True:

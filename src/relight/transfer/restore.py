@@ -335,7 +335,7 @@ class RestoreClient:
             try:
                 if shares[part]:
                     _receive_part(links[part], shares[part], writer, digests, halfway, tally)
-            except (OSError, ProtocolError, RestoreError, TransferError) as error:
+            except Exception as error:  # a device has errors of its own; whatever it is, this part is not here
                 errors.append(error)
                 for link in links:  # the other parts are of no use now
                     link.break_off()
@@ -410,7 +410,8 @@ def destination_for(own: torch.Tensor | None, spec: TensorSpec, *, on_device: bo
 
     `on_device`: they can go into the memory of a device as well.
     """
-    if own is not None and (on_device or own.device.type == "cpu") and own.is_contiguous() and spec_of(own) == spec:
+    places = ("cpu", "cuda") if on_device else ("cpu",)
+    if own is not None and own.device.type in places and own.is_contiguous() and spec_of(own) == spec:
         return own.detach()
     try:
         return empty_like(spec)

@@ -42,6 +42,9 @@ class Source(Protocol):
     @property
     def manifest(self) -> Manifest: ...
 
+    def settle(self) -> None:
+        """Wait for whatever still changes the weights. Called before each update. May raise."""
+
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         """Write the bucket into `view`, gaps as zeros; returns the xxh3 of its `nbytes` bytes. May raise."""
 
@@ -163,6 +166,7 @@ class SourceLink:
         if why:
             channel.send(Refuse(update=begin.update, why=why))
             return
+        self._source.settle()
         self._update = begin.update
         self._buckets = plan_buckets(begin.manifest, begin.bucket_bytes)
         channel.send(Ready(update=begin.update))
@@ -204,7 +208,7 @@ class SourceLink:
         bucket, view = self._buckets[order.bucket], self._buffers[order.buffer].view
         try:
             digest = self._source.fill(bucket if self._own is None else as_known(bucket, self._own), view)
-        except (OSError, TransferError, UsageError) as error:
+        except (OSError, TransferError, UsageError, RuntimeError) as error:  # a device's errors are RuntimeErrors
             self._end()
             channel.send(Refuse(update=order.update, why=f"{type(error).__name__}: {error}"))
             return

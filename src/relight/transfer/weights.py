@@ -26,7 +26,12 @@ class TensorReader:
         """Any device, dtype and layout; what is not contiguous host memory is copied, a bucket's part at a time."""
         self._tensors = [tensor.detach() for tensor in tensors]
         self._is_on_device = is_on_device(self._tensors)
-        settle(self._tensors)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for what was launched on the tensors' devices: their values are those of all that came before."""
+        if self._is_on_device:
+            settle(self._tensors)
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         """Write the bucket into `view`, zeros in the gaps between pieces; returns the digest of all of it."""
@@ -195,15 +200,20 @@ class PartSource(TensorReader):
         self._changing = [index for index in self._boxes if index in changing]
         super().__init__(())
         self._is_on_device = is_on_device(self._boxes.values())
-        settle(self._boxes.values())
+        self.settle()
+
+    def settle(self) -> None:
+        if self._is_on_device:
+            settle(self._boxes.values())
 
     def frozen(self) -> "PartSource":
         """The same, with copies of what may change as it is now."""
         if not self._changing:
+            self.settle()
             return self
         found = copy.copy(self)
         found._boxes = {**self._boxes, **{index: self._boxes[index].clone() for index in self._changing}}
-        settle(found._boxes.values())
+        found.settle()
         return found
 
     def _find(self, piece: Piece) -> tuple[torch.Tensor, int]:
