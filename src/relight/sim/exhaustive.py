@@ -264,7 +264,7 @@ class Situation(World):
                 process, ticket = self._moving.popleft()
                 self.perform(("step", process, ticket))
                 continue
-            at_once = None if self.fine else next(self._at_once(), None)
+            at_once = next(self._to_the_dead() if self.fine else self._at_once(), None)
             if at_once is None:
                 return
             self.perform(at_once)
@@ -280,6 +280,13 @@ class Situation(World):
             if meeting.complete and not meeting.absent:
                 for rank in sorted(meeting.present - meeting.connected):
                     yield "connect", generation, rank
+
+    def _to_the_dead(self) -> Iterator[Action]:
+        """What is sent to a dead process is lost, whenever it would arrive."""
+        for name, downs in sorted(self.down.items()):
+            worker = self.workers.get(name)
+            if downs and (worker is None or not worker.alive):
+                yield "down", name
 
     def _matters_when(self, worker: Worker | None, message: object) -> bool:
         """Whether it makes a difference to others when this order arrives."""
