@@ -47,6 +47,7 @@ def test_the_search_is_the_same_every_time() -> None:
 
 
 @pytest.mark.all
+@pytest.mark.timeout(3600)
 def test_one_death_anywhere_with_all_that_can_be_told_apart() -> None:
     search(2, 2, fine=True)
 
@@ -136,12 +137,13 @@ def test_nothing_that_somebody_remembers_is_forgotten_in_the_keys() -> None:
         assert names - left_out <= words, f"{kind}: {sorted(names - left_out - words)} are not in the keys"
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.all)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=[pytest.mark.all, pytest.mark.timeout(3600)])])
 def test_jobs_end_in_the_same_ways_whether_names_are_told_apart_or_not(ranks: int) -> None:
     assert ends(ranks, 1, exact=False) == ends(ranks, 1, exact=True)
 
 
 @pytest.mark.all
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [mutation.name for mutation in MUTATIONS])
 def test_the_same_planted_bugs_are_found_whether_names_are_told_apart_or_not(name: str) -> None:
     for ranks, faults in ((2, 1), (2, 2), (3, 1)):

@@ -15,7 +15,10 @@ SOON = 1000  # schedules; what takes longer to find is hunted by `make test-all`
 
 @pytest.mark.parametrize(
     "mutation",
-    [pytest.param(m, id=m.name, marks=[pytest.mark.all] if m.within > SOON else []) for m in MUTATIONS],
+    [
+        pytest.param(m, id=m.name, marks=[pytest.mark.all, pytest.mark.timeout(3600)] if m.within > SOON else [])
+        for m in MUTATIONS
+    ],
 )
 def test_the_simulation_finds(mutation: Mutation) -> None:
     found = mutation.hunt()

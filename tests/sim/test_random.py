@@ -63,6 +63,7 @@ def test_a_host_that_was_given_up_does_not_join_a_second_time_through_what_is_sa
 
 
 @pytest.mark.all
+@pytest.mark.timeout(3600)
 def test_many_more_random_schedules() -> None:
     found = search(1_000_000, 100_000)
     assert found.schedules == 100_000
