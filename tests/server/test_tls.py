@@ -45,6 +45,12 @@ def controller(tmp_path_factory: pytest.TempPathFactory, files: TlsFiles) -> Ite
         started.close()
 
 
+@pytest.fixture
+def quiet(start: Start, files: TlsFiles) -> ControllerProcess:
+    """One that has refused nobody yet: it tells of five refusals in a second, and no more."""
+    return start(world_size=2, tls=files)
+
+
 async def connect(controller: ControllerProcess, tls: TlsFiles | None, **options: Any) -> tuple[Uplink, Welcome]:
     hello = Hello(protocol_version=PROTOCOL_VERSION, role="observer", name="someone", mac=b"")
     return await Uplink.connect(
@@ -123,27 +129,25 @@ def test_a_controller_whose_certificate_has_expired(start: Start, authority: Aut
 
 
 def test_a_peer_of_another_authority(
-    controller: ControllerProcess, files: TlsFiles, authority: Authority, tmp_path: Path
+    quiet: ControllerProcess, files: TlsFiles, authority: Authority, tmp_path: Path
 ) -> None:
     stranger = Authority(tmp_path).issue("peer", HOST, authority=authority)
-    said = check_refused(controller, files, stranger, "the peer's certificate is not signed by the authority")
+    said = check_refused(quiet, files, stranger, "the peer's certificate is not signed by the authority")
     assert "does not accept the certificate of this one" in said
 
 
-def test_a_peer_whose_certificate_has_expired(
-    controller: ControllerProcess, files: TlsFiles, authority: Authority
-) -> None:
+def test_a_peer_whose_certificate_has_expired(quiet: ControllerProcess, files: TlsFiles, authority: Authority) -> None:
     stranger = authority.issue("late", HOST, expired=True)
-    said = check_refused(controller, files, stranger, "the peer's certificate has expired: renew it")
+    said = check_refused(quiet, files, stranger, "the peer's certificate has expired: renew it")
     assert "does not accept the certificate of this one" in said
 
 
-def test_a_peer_without_a_certificate(controller: ControllerProcess, files: TlsFiles) -> None:
+def test_a_peer_without_a_certificate(quiet: ControllerProcess, files: TlsFiles) -> None:
     context = ssl.create_default_context(cafile=files.authority)
 
     async def both() -> None:
-        bystander, _ = await connect(controller, files)
-        peer = Peer(controller, socket.create_connection(controller.address, timeout=DEADLINE_SECONDS))
+        bystander, _ = await connect(quiet, files)
+        peer = Peer(quiet, socket.create_connection(quiet.address, timeout=DEADLINE_SECONDS))
         peer.expect(StartTls)
         with peer.socket, context.wrap_socket(peer.socket, server_hostname=HOST) as wrapped:
             try:
@@ -174,11 +178,11 @@ def test_a_plain_controller(start: Start, files: TlsFiles) -> None:
     ],
 )
 def test_a_stranger_that_does_not_go_on_in_tls_is_cut_off(
-    controller: ControllerProcess, files: TlsFiles, data: bytes
+    quiet: ControllerProcess, files: TlsFiles, data: bytes
 ) -> None:
     async def both() -> None:
-        bystander, _ = await connect(controller, files)
-        with socket.create_connection(controller.address, timeout=DEADLINE_SECONDS) as stranger:
+        bystander, _ = await connect(quiet, files)
+        with socket.create_connection(quiet.address, timeout=DEADLINE_SECONDS) as stranger:
             stranger.sendall(data)
             await hear(bystander, NoticeUpdate, "refused a connection")
         await hear(bystander, StatusUpdate)
