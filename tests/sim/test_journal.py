@@ -125,3 +125,13 @@ def changed(lines: list[Line], kind: type, **changes: object) -> list[Line]:
 def test_what_is_wrong_is_said(one_kill: list[Line], tamper: object, expected: str) -> None:
     wrong = check_journal(tamper(one_kill), 3)  # type: ignore[operator]
     assert any(sentence.startswith(expected) for sentence in wrong), wrong
+
+
+def test_a_controller_that_died_before_it_could_write_down_whom_it_gave_a_rank(one_kill: list[Line]) -> None:
+    """Its successor gives the rank again, which is the first that the journal has of it."""
+    index = max(i for i, line in enumerate(one_kill) if isinstance(line.command, Assign))
+    given = one_kill[index].command
+    assert isinstance(given, Assign)
+    assert given.generation == 2
+    again = Line(one_kill[index].now, command=msgspec.structs.replace(given, why="again: the controller was restarted"))
+    assert check_journal([*one_kill[:index], again, *one_kill[index + 1 :]], 3) == ()

@@ -151,8 +151,10 @@ class _Judge:
             self._say(f"I9: {type(command).__name__} after the end of the job")
         if self._late is not None and not isinstance(command, Notice | Spawn):
             self._say(f"I9: {type(self._late).__name__} of a closed generation led to {type(command).__name__}")
-        if command == self._standing or command.why.startswith("again: "):
-            return  # given again to an agent, or by a controller, that was restarted
+        if command == self._standing or command.why.startswith("again: "):  # by, or to, somebody who was restarted
+            if isinstance(command, Assign):  # the first time may be missing: the controller died of the event before it
+                self._give(command.rank, command.process)
+            return
         if isinstance(command, Begin | Stop | Restore | Resume | Save | Release):
             self._standing = command
         match command:
