@@ -108,6 +108,7 @@ class RunningAgent:
             [*command, *(["--adopt"] if adopt else [])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         self.printed = b""
+        self._ended = False
 
     def expect_printed(self, text: str) -> None:
         """Read on until `text` has been printed."""
@@ -121,9 +122,11 @@ class RunningAgent:
             self.printed += data
 
     def end(self) -> int:
-        """Wait for its own end; the exit status."""
-        output, _ = self.process.communicate(timeout=DEADLINE_SECONDS)
-        self.printed += output
+        """Wait for its own end; the exit status. A second time the same."""
+        if not self._ended:
+            output, _ = self.process.communicate(timeout=DEADLINE_SECONDS)
+            self.printed += output
+            self._ended = True
         return self.process.returncode
 
     def sigkill(self) -> None:
@@ -221,9 +224,8 @@ class Job:
         for agent in self._agents:
             if agent.process.poll() is None:
                 agent.process.terminate()
-            if not agent.printed:
-                status = agent.end()
-                print(f"an agent ended with {status}:\n{agent.printed.decode(errors='replace')}")  # if the test failed
+            status = agent.end()
+            print(f"an agent ended with {status}:\n{agent.printed.decode(errors='replace')}")  # seen if the test failed
         left = self.processes()
         for pid in left:
             os.kill(pid, signal.SIGKILL)

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -121,13 +121,29 @@ class Failing(TensorSource):
         return super().fill(bucket, view)
 
 
-def test_a_source_that_fails_says_why(tmp_path: Path) -> None:
+class Unsettled(TensorSource):
+    """Its device fails before anything can be read."""
+
+    def __init__(self) -> None:
+        self._is_there = True
+        super().__init__(weights())
+        self._is_there = False
+
+    def settle(self) -> None:
+        if not self._is_there:
+            raise RuntimeError("the device is gone")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"), [(lambda: Failing(weights()), "the disk is gone"), (Unsettled, "the device is gone")]
+)
+def test_a_source_that_fails_says_why(tmp_path: Path, make: Callable[[], TensorSource], why: str) -> None:
     with (
         fleet(tmp_path) as (publisher, receiver),
-        joined(publisher, SourceLink(tmp_path, Failing(weights()), version=3, name="failing")),
+        joined(publisher, SourceLink(tmp_path, make(), version=3, name="failing")),
     ):
         result = publisher.publish(TensorSource(weights()), version=3)
-        assert "the disk is gone" in result.dropped["failing"]
+        assert why in result.dropped["failing"]
         assert receiver.wait_for(3, SECONDS)
         assert receiver.digest() == relight.digest_weights(weights())
 

@@ -1,8 +1,9 @@
 """Weights in a device's own memory: copied between it and buffers of host memory that processes share.
 
-Each copy goes straight from the tensor to the buffer, or back, on a stream of its own, beside the kernels of a training
-step or of an engine. `buffers` pins the shared memory in processes that use a GPU, so the device moves bytes by itself.
-For tensors in host memory everything here works too, in order and at once; relight has faster ways for these.
+Each copy goes straight from the tensor to the buffer, or back, on a stream that its device has for copies, beside the
+kernels of a training step or of an engine. `buffers` pins the shared memory in processes that use a GPU, so the device
+moves bytes by itself. For tensors in host memory everything here works too, in order and at once; relight has faster
+ways for these.
 """
 
 import contextlib

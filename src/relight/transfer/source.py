@@ -35,6 +35,8 @@ from relight.transfer.messages import (
 )
 from relight.transfer.plan import Bucket, plan_buckets
 
+_FAILURES = (OSError, TransferError, UsageError, RuntimeError)  # that a source may meet; a device's are RuntimeErrors
+
 
 class Source(Protocol):
     """Whoever can fill buckets."""
@@ -166,7 +168,11 @@ class SourceLink:
         if why:
             channel.send(Refuse(update=begin.update, why=why))
             return
-        self._source.settle()
+        try:
+            self._source.settle()
+        except _FAILURES as error:
+            self._fail(channel, begin.update, error)
+            return
         self._update = begin.update
         self._buckets = plan_buckets(begin.manifest, begin.bucket_bytes)
         channel.send(Ready(update=begin.update))
@@ -199,6 +205,10 @@ class SourceLink:
             with contextlib.suppress(OSError):
                 channel.send(Refuse(update=update, why=why))
 
+    def _fail(self, channel: Any, update: int, error: Exception) -> None:
+        self._end()
+        channel.send(Refuse(update=update, why=f"{type(error).__name__}: {error}"))
+
     def _write(self, channel: Any, order: WriteBucket) -> None:
         if order.update != self._update:
             return
@@ -208,9 +218,8 @@ class SourceLink:
         bucket, view = self._buckets[order.bucket], self._buffers[order.buffer].view
         try:
             digest = self._source.fill(bucket if self._own is None else as_known(bucket, self._own), view)
-        except (OSError, TransferError, UsageError, RuntimeError) as error:  # a device's errors are RuntimeErrors
-            self._end()
-            channel.send(Refuse(update=order.update, why=f"{type(error).__name__}: {error}"))
+        except _FAILURES as error:
+            self._fail(channel, order.update, error)
             return
         seconds = (time.monotonic_ns() - started_ns) / 1e9
         written = BucketWritten(update=order.update, bucket=order.bucket, digest=digest, seconds=seconds)

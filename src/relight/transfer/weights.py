@@ -198,13 +198,7 @@ class PartSource(TensorReader):
         self._holding = Holding(held.manifest.parts)
         self._boxes = {index: tensor.detach() for index, tensor in tensors.items()}
         self._changing = [index for index in self._boxes if index in changing]
-        super().__init__(())
-        self._is_on_device = is_on_device(self._boxes.values())
-        self.settle()
-
-    def settle(self) -> None:
-        if self._is_on_device:
-            settle(self._boxes.values())
+        super().__init__(list(self._boxes.values()))
 
     def frozen(self) -> "PartSource":
         """The same, with copies of what may change as it is now."""
