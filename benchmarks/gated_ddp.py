@@ -1,11 +1,13 @@
 """A job that takes steps only when told to, so that two jobs can live side by side and take turns.
 
 The same loop under relight, or with ``--plain`` under torchrun. Every rank connects to the gate, a Unix socket of
-the measuring process, and then obeys lines: ``run N`` (take N steps, then report when each began and what they cost)
+the measuring process, and then obeys lines: ``run N`` (take N steps, then report how long each took and what it cost)
 and ``end``. Between two blocks of steps a job waits for its next line and costs nothing.
 
-With ``--both`` a job under relight can also take plain steps, ``plain N``: of the same model, by another
-DistributedDataParallel over a gloo group of its own, outside relight's steps.
+With ``--both`` a job under relight can also take plain steps: of the same model, by another DistributedDataParallel
+over a gloo group of its own, outside relight's steps and with relight's hooks removed. There are two such, ``plain``
+and ``twin``, so that plain steps can be compared with plain ones. ``run,plain,plain,run 8`` takes eight steps, of these
+kinds again and again.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import resource
 import socket
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -27,10 +30,11 @@ from torch.optim import Optimizer
 
 import relight
 from benchmarks.recovery.workload import Shape, batch, build_model, build_optimizer, loss_of
+from relight.training.phases import _PASSES_TO_SEE
 from relight.training.torch_private import make_inner_group
 
 ENDLESS = 10**9
-RUN, PLAIN = "run", "plain"  # kinds of steps
+RUN, PLAIN, TWIN = "run", "plain", "twin"  # kinds of steps
 
 
 def parse() -> argparse.Namespace:
@@ -47,33 +51,43 @@ def parse() -> argparse.Namespace:
 class Gate:
     """Lets the loop pass, or holds it until the measuring process wants more steps."""
 
-    def __init__(self, path: Path, name: str, rank: int) -> None:
+    def __init__(self, path: Path, name: str, rank: int, prepare: Callable[[str], None] | None = None) -> None:
+        """`prepare` is called in front of each step with its kind, outside what is measured."""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(path))
         self._lines = self._socket.makefile("r")
         self._send({"name": name, "rank": rank})
-        self._left = 0
-        self.kind = ""  # of steps: as they were ordered
-        self._begun_ns: list[int] = []
-        self._cpu_s: list[float] = []  # so far, at the same times
+        self._prepare = prepare
+        self._kinds: list[str] = []  # of the steps that are left, the next one last
+        self.kind = ""  # of the step that begins
+        self._begun: tuple[int, float] | None = None
+        self._steps_ns: list[int] = []
+        self._steps_cpu_s: list[float] = []
 
     def passes(self) -> bool:
         """Called in front of each step; false once there shall be no more."""
-        now_ns = time.monotonic_ns()
-        if self._begun_ns:
-            self._begun_ns.append(now_ns)
-            self._cpu_s.append(_cpu_s())
-        if self._left == 0:
-            if self._begun_ns:
-                self._send({"begun_ns": self._begun_ns, "cpu_s": self._cpu_s})
-            order, _, count = self._lines.readline().partition(" ")
-            self.kind = order.strip()
-            if self.kind not in (RUN, PLAIN):
-                return False
-            self._left = int(count)
-            self._cpu_s = [_cpu_s()]
-            self._begun_ns = [time.monotonic_ns()]
-        self._left -= 1
+        now_ns, cpu_s = time.monotonic_ns(), _cpu_s()
+        if self._begun is not None:
+            self._steps_ns.append(now_ns - self._begun[0])
+            self._steps_cpu_s.append(cpu_s - self._begun[1])
+        if not self._kinds and not self._obey():
+            return False
+        self.kind = self._kinds.pop()
+        if self._prepare is not None:
+            self._prepare(self.kind)
+        self._begun = time.monotonic_ns(), _cpu_s()
+        return True
+
+    def _obey(self) -> bool:
+        """Report the steps of a block, and wait for the next one. False: there shall be none."""
+        if self._begun is not None:
+            self._send({"steps_ns": self._steps_ns, "steps_cpu_s": self._steps_cpu_s})
+        order, _, count = self._lines.readline().partition(" ")
+        kinds = order.strip().split(",")
+        if not {RUN, PLAIN, TWIN}.issuperset(kinds):
+            return False
+        self._kinds = [kinds[number % len(kinds)] for number in reversed(range(int(count)))]
+        self._steps_ns, self._steps_cpu_s = [], []
         return True
 
     def _send(self, message: object) -> None:
@@ -121,25 +135,46 @@ def train_with_relight(options: argparse.Namespace, shape: Shape) -> None:
     job = relight.init()
     net = build_model(0, shape)
     model = DistributedDataParallel(net)
-    plain = _plain_twin(net, options.both, job) if options.both else None
+    plain = {kind: _twin(net, options.both, kind, job) for kind in (PLAIN, TWIN)} if options.both else {}
     optimizer = build_optimizer(model)
     training = relight.Training(model=model, optimizer=optimizer)
-    gate = Gate(options.gate, options.name, job.rank)
+    gate = Gate(options.gate, options.name, job.rank, Hooks(training).needed_by)
     for step in training.steps(until=ENDLESS):
-        while (passes := gate.passes()) and gate.kind == PLAIN:
-            assert plain is not None
-            take_step(contextlib.nullcontext(), plain, optimizer, shape, step.number, job.rank)
-            training._fingerprint = None  # it would complain of a change between two steps, and be right
+        while (passes := gate.passes()) and gate.kind in plain:
+            take_step(contextlib.nullcontext(), plain[gate.kind], optimizer, shape, step.number, job.rank)
         if not passes:
             break
         take_step(step, model, optimizer, shape, step.number, job.rank)
 
 
-def _plain_twin(net: nn.Module, meeting: Path, job: relight.Job) -> nn.Module:
+def _twin(net: nn.Module, meeting: Path, kind: str, job: relight.Job) -> nn.Module:
     """The same parameters, with gradients reduced as without relight. Whichever is called forward reduces them."""
-    store = dist.FileStore(str(meeting), job.world_size)  # type: ignore[attr-defined]
-    group = make_inner_group(store, job.rank, job.world_size, "plain", None)
+    store = dist.FileStore(f"{meeting}-{kind}", job.world_size)  # type: ignore[attr-defined]
+    group = make_inner_group(store, job.rank, job.world_size, kind, None)
     return DistributedDataParallel(net, process_group=group)
+
+
+class Hooks:
+    """Takes relight's hooks out of plain steps, and puts them back."""
+
+    def __init__(self, training: relight.Training) -> None:
+        self._training = training
+        self._are_there = True
+
+    def needed_by(self, kind: str) -> None:
+        """A step of this kind follows."""
+        training, phases = self._training, self._training._phases
+        training._fingerprint = None  # it would complain of a change between two steps, and be right
+        if self._are_there and kind != RUN:
+            self._gates = len(phases._gates)
+            phases.remove()
+            training._writes.remove()
+        elif not self._are_there and kind == RUN:
+            training._writes.install()
+            phases.install()
+            if phases._passes >= _PASSES_TO_SEE:  # it knows how many it needs
+                phases._set_gates(phases._gate, self._gates)
+        self._are_there = kind == RUN
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ measured by itself.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import socket
@@ -26,7 +25,7 @@ from typing import Any
 import psutil
 
 from benchmarks.figures import groups_interval, median_of_groups
-from benchmarks.gated_ddp import PLAIN, RUN
+from benchmarks.gated_ddp import RUN
 from benchmarks.jobs import CONTROL_PLANE, START_DEADLINE_S, PlainJob, RelightJob
 from benchmarks.recovery.peers import JobFailed, trial_directory
 
@@ -63,26 +62,26 @@ class Block:
 class Side:
     """One of the two jobs, as seen from the gate."""
 
-    def __init__(self, links: dict[int, socket.socket], kind: str = RUN) -> None:
-        """`kind`: of its steps."""
-        self._ranks = links
-        self._kind = kind
+    def __init__(self, links: dict[int, socket.socket]) -> None:
         self._links = [links[rank] for rank in sorted(links)]
         self._readers = [link.makefile("r") for link in self._links]
 
-    def with_steps(self, kind: str) -> Side:
-        """The same job, with steps of another kind."""
-        return Side(self._ranks, kind)
-
     def run(self, steps: int) -> Block:
         """Have the job take so many steps."""
-        self._order(f"{self._kind} {steps}")
+        return self.run_mixed((RUN,), steps)[RUN]
+
+    def run_mixed(self, kinds: Sequence[str], steps: int) -> dict[str, Block]:
+        """Have the job take so many steps, of these kinds again and again."""
+        self._order(f"{','.join(kinds)} {steps}")
         replies = [json.loads(reader.readline()) for reader in self._readers]
-        cpu_s = [_differences(reply["cpu_s"]) for reply in replies]
-        return Block(
-            steps_s=tuple(spent_ns / 1e9 for spent_ns in _differences(replies[0]["begun_ns"])),
-            steps_cpu_s=tuple(map(sum, zip(*cpu_s, strict=True))),
-        )
+        found: dict[str, Block] = {}
+        for kind in set(kinds):
+            places = [place for place in range(steps) if kinds[place % len(kinds)] == kind]
+            found[kind] = Block(
+                steps_s=tuple(replies[0]["steps_ns"][place] / 1e9 for place in places),
+                steps_cpu_s=tuple(sum(reply["steps_cpu_s"][place] for reply in replies) for place in places),
+            )
+        return found
 
     def end(self) -> None:
         """Let the job end by itself."""
@@ -92,10 +91,6 @@ class Side:
     def _order(self, line: str) -> None:
         for link in self._links:
             link.sendall(f"{line}\n".encode())
-
-
-def _differences(values: Sequence[float]) -> list[float]:
-    return [after - before for before, after in itertools.pairwise(values)]
 
 
 Pairs = list[tuple[Block, Block]]
@@ -132,16 +127,28 @@ def measure(
 
 
 def measure_within(
-    make: Make, workers: int, workdir: Path, *, budget_s: float, launches: int, min_pairs: int = MIN_PAIRS
+    make: Make, workers: int, workdir: Path, kinds: tuple[str, str], *, budget_s: float, launches: int
 ) -> dict[str, Any]:
-    """What steps of one job take longer than plain ones in the same processes: see `gated_ddp`, ``--both``."""
+    """What steps of the first kind take longer than those of the second in one job: see `gated_ddp`, ``--both``.
+
+    Single steps take turns here, A B B A: neighbours in time, in the same processes, with the same parameters.
+    """
+    first, second = kinds
+    pattern = (first, second, second, first)
     pairs: list[Pairs] = []
     for _ in range(launches):
         with trial_directory(workdir) as directory, at_gate({"a": make}, workers, directory) as (sides, _):
-            ours, plain = sides["a"], sides["a"].with_steps(PLAIN)
-            steps = max(MIN_STEPS, calibrate(ours, plain) // 2)  # nothing gets cold between two blocks
-            pairs.append(_pairs(ours, plain, steps, budget_s / launches, min_pairs))
-            ours.end()
+            side = sides["a"]
+            side.run_mixed((RUN,), CALIBRATION_STEPS)
+            step_s = side.run_mixed(pattern, len(pattern) * CALIBRATION_STEPS)[second].step_s
+            steps = len(pattern) * max(1, round(BLOCK_S / step_s / len(pattern)))
+            started = time.monotonic()
+            found: Pairs = []
+            while time.monotonic() < started + budget_s / launches:
+                blocks = side.run_mixed(pattern, steps)
+                found.append((blocks[first], blocks[second]))
+            pairs.append(found)
+            side.end()
     return figures_of(pairs)
 
 
