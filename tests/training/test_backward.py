@@ -18,11 +18,22 @@ from tests.training.test_group import DEADLINE_SECONDS, idle
 Pair = tuple[Inner, Inner]
 
 
-def reduce_in_backward(inner: Inner, futures: list[Any]) -> Callable[[torch.Tensor], None]:
+Launch = Callable[[Inner, list[torch.Tensor]], Any]
+
+
+@pytest.fixture(params=["by a hook", "by DDP's reducer"])
+def launch(request: pytest.FixtureRequest) -> Launch:
+    """Ways to start an all-reduce in a backward pass."""
+    if request.param == "by a hook":
+        return lambda inner, tensors: inner.launch("allreduce", tensors)
+    return lambda inner, tensors: inner.reduce_bucket(tensors)
+
+
+def reduce_in_backward(inner: Inner, futures: list[Any], launch: Launch) -> Callable[[torch.Tensor], None]:
     """A hook that does what DDP's reducer does: launch, and ask for the future."""
 
     def hook(gradient: torch.Tensor) -> None:
-        futures.append(inner.launch("allreduce", [gradient]).get_future())
+        futures.append(launch(inner, [gradient]).get_future())
 
     return hook
 
@@ -32,14 +43,14 @@ def peer_comes(inner: Inner, times: int = 1) -> None:
         inner.launch("allreduce", [torch.full((2,), 10.0)]).wait()
 
 
-def test_the_result_is_there_when_the_backward_pass_is_over(pair: Pair) -> None:
+def test_the_result_is_there_when_the_backward_pass_is_over(pair: Pair, launch: Launch) -> None:
     """Without anybody having waited for the future."""
     weight = torch.ones(2, requires_grad=True)
     seen: list[torch.Tensor] = []
     futures: list[Any] = []
     loss = (weight * 3).sum()
     weight.register_hook(seen.append)
-    weight.register_hook(reduce_in_backward(pair[0], futures))
+    weight.register_hook(reduce_in_backward(pair[0], futures, launch))
     with ThreadPoolExecutor(1) as pool:
         peer = pool.submit(late, lambda: peer_comes(pair[1]))
         loss.backward()
@@ -53,15 +64,15 @@ def late(call: Callable[[], None]) -> None:
     call()
 
 
-def test_a_nested_backward_pass_waits_for_its_own(pair: Pair) -> None:
+def test_a_nested_backward_pass_waits_for_its_own(pair: Pair, launch: Launch) -> None:
     weight = torch.ones(2, requires_grad=True)
     seen: list[torch.Tensor] = []
     weight.register_hook(seen.append)
-    weight.register_hook(reduce_in_backward(pair[0], []))
+    weight.register_hook(reduce_in_backward(pair[0], [], launch))
     inside = checkpoint(lambda x: weight * x, torch.ones(2, requires_grad=True), use_reentrant=True)
     other = torch.ones(2, requires_grad=True)
     other.register_hook(seen.append)
-    other.register_hook(reduce_in_backward(pair[0], []))
+    other.register_hook(reduce_in_backward(pair[0], [], launch))
     with ThreadPoolExecutor(1) as pool:
         peer = pool.submit(late, lambda: peer_comes(pair[1], 2))
         (inside * other).sum().backward()
@@ -69,10 +80,10 @@ def test_a_nested_backward_pass_waits_for_its_own(pair: Pair) -> None:
         peer.result()
 
 
-def test_what_a_callback_launches_is_waited_for_too(pair: Pair) -> None:
+def test_what_a_callback_launches_is_waited_for_too(pair: Pair, launch: Launch) -> None:
     """As with DDP's static graph in its first iteration."""
     weight, result = torch.ones(2, requires_grad=True), torch.ones(2)
-    hook = reduce_in_backward(pair[0], [])
+    hook = reduce_in_backward(pair[0], [], launch)
 
     def at_the_end(gradient: torch.Tensor) -> None:
         hook(gradient)
@@ -86,11 +97,11 @@ def test_what_a_callback_launches_is_waited_for_too(pair: Pair) -> None:
         peer.result()
 
 
-def test_a_backward_pass_whose_peers_never_come_ends_at_the_cut(pair: Pair) -> None:
+def test_a_backward_pass_whose_peers_never_come_ends_at_the_cut(pair: Pair, launch: Launch) -> None:
     weight = torch.ones(2, requires_grad=True)
     futures: list[Any] = []
     found: list[BaseException] = []
-    weight.register_hook(reduce_in_backward(pair[0], futures))
+    weight.register_hook(reduce_in_backward(pair[0], futures, launch))
 
     def run() -> None:
         try:
@@ -108,8 +119,8 @@ def test_a_backward_pass_whose_peers_never_come_ends_at_the_cut(pair: Pair) -> N
     idle()
 
 
-def test_outside_a_backward_pass_a_future_ends_at_the_cut_too(pair: Pair) -> None:
-    future = pair[0].launch("allreduce", [torch.ones(2)]).get_future()
+def test_outside_a_backward_pass_a_future_ends_at_the_cut_too(pair: Pair, launch: Launch) -> None:
+    future = launch(pair[0], [torch.ones(2)]).get_future()
     pair[0].break_connections()
     with pytest.raises(RuntimeError, match="abandoned"):
         future.wait()

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import queue
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,11 @@ from torch import nn
 from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from relight.training.group import RelightProcessGroup
 from relight.training.torch_private import (
     OPERATIONS,
     BucketLayout,
+    is_backward,
     make_detached_group,
     make_inner_group,
     not_compiled,
@@ -40,6 +43,32 @@ def test_detached_group_completes_alone() -> None:
     group.barrier().wait()
     assert torch.equal(tensor, torch.ones(3))
     assert all(torch.equal(o, torch.full((2,), 5.0)) for o in outputs)
+
+
+class Told(RelightProcessGroup):
+    """Alone; notes for each all-reduce whether C++ called it in a backward pass."""
+
+    def __init__(self) -> None:
+        unused: Any = None
+        super().__init__(unused, lambda: 0, (0,), torch.device("cpu"))
+        self.detach()
+        self.seen: list[bool] = []
+
+    def allreduce(self, *args: Any, **kwargs: Any) -> Any:
+        self.seen.append(is_backward(sys._getframe(1)))
+        return super().allreduce(*args, **kwargs)
+
+
+def test_what_the_reducer_launches_is_told_from_what_hooks_launch() -> None:
+    group = Told()
+    model = DDP(nn.Linear(2, 2), process_group=group)
+    model(torch.ones(1, 2)).sum().backward()
+    assert group.seen == [True]
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(lambda gradient: group.allreduce([gradient]) and None)
+    weight.sum().backward()
+    group.allreduce([torch.ones(1)])
+    assert group.seen == [True, False, False]
 
 
 def test_scaler_forgets_an_aborted_step() -> None:

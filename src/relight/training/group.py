@@ -8,6 +8,7 @@ closed depends on where it stands in the step (see `Gate`).
 import collections
 import concurrent.futures
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from relight.training.torch_private import (
     POINT_TO_POINT,
     REDUCE_SCATTERS,
     abort_nccl,
+    is_backward,
     make_detached_group,
     make_inner_group,
     not_compiled,
@@ -95,6 +97,20 @@ class Inner:
         if operation in REDUCE_SCATTERS:
             return self._remember(self._reduce_scatter(over, *args, **kwargs))
         return self._remember(_Operation(getattr(self.group, operation)(*args, **kwargs), self._backward, over))
+
+    def reduce_bucket(self, *args: Any, **kwargs: Any) -> Any:
+        """All-reduce for DDP's reducer in a backward pass, whose end waits for it: gloo's own work.
+
+        The reducer asks it for nothing but its future, so there is nothing for Python to do.
+        """
+        if self._cuda is not None or self._waits.show is not None:
+            return self.launch("allreduce", *args, **kwargs)
+        work = self.group.allreduce(*args, **kwargs)
+        running = _WaitedFor(work)
+        if self._backward.adopt(running):
+            self._remember(running)
+            return work
+        return self._remember(_Operation(work, self._backward))
 
     def _reduce_scatter(
         self, over: Callable[[], None] | None, outputs: Any, inputs: Any, options: Any = None
@@ -206,6 +222,9 @@ class _WaitedFor:
 
     def abandon(self) -> None:
         self.is_abandoned = True
+
+    def await_end(self) -> None:
+        self.wait()
 
     @not_compiled
     def wait(self) -> bool:
@@ -484,6 +503,7 @@ class RelightProcessGroup(dist.ProcessGroup):
         self._name = self._description = ""
         self.ranks = ranks
         self.inner: Inner | None = None
+        self.serves_reducer = False  # DDP's; then what C++ launches in a backward pass is a bucket of its
 
     def attach(self, inner: Inner) -> None:
         self.inner = inner
@@ -516,7 +536,12 @@ class RelightProcessGroup(dist.ProcessGroup):
     def setGroupDesc(self, description: str) -> None:
         self._description = description
 
-    def _launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+    @not_compiled
+    def allreduce(self, *args: Any, **kwargs: Any) -> Any:
+        by_reducer = self.serves_reducer and is_backward(sys._getframe(1))
+        return self._launch("allreduce", *args, by_reducer=by_reducer, **kwargs)
+
+    def _launch(self, operation: str, *args: Any, by_reducer: bool = False, **kwargs: Any) -> Any:
         gate = self._gate
         assert self.inner is not None
         if self.inner.is_detached:
@@ -530,6 +555,8 @@ class RelightProcessGroup(dist.ProcessGroup):
             return _Done()
         gate.count_collective()
         if protected:
+            if by_reducer:
+                return self.inner.reduce_bucket(*args, **kwargs)
             work = self.inner.launch(operation, *args, **kwargs)
             if isinstance(work, _Operation):
                 work.on_wait = gate.waited
@@ -554,7 +581,7 @@ def _delegate(operation: str) -> Callable[..., Any]:
     return launch
 
 
-for _operation in OPERATIONS:
+for _operation in set(OPERATIONS) - vars(RelightProcessGroup).keys():
     setattr(RelightProcessGroup, _operation, _delegate(_operation))
 
 

@@ -19,7 +19,7 @@ from relight.core.position import Phase
 from relight.errors import CheckpointError, RestoreError, StepInterrupted
 from relight.training.batches import Batches
 from relight.training.checkpointing import Checkpointing
-from relight.training.group import Inners
+from relight.training.group import Inners, RelightProcessGroup
 from relight.training.page import NO_PRIVATE
 from relight.training.progress import Progress
 from relight.training.publishing import Publishing
@@ -67,12 +67,16 @@ class Recovery:
         self._progress = progress
         self._batches = batches
         self._blank = False  # nothing to offer: a replacement before its copy is complete and verified
-        self._layouts = [
-            BucketLayout(module, fixed=bool(state.pipelines))
+        wrappers = [
+            module
             for handed in state.modules.values()
             for module in handed.modules()  # the compiler wraps it
             if isinstance(module, DistributedDataParallel)
         ]
+        self._layouts = [BucketLayout(wrapper, fixed=bool(state.pipelines)) for wrapper in wrappers]
+        for wrapper in wrappers:
+            if isinstance(wrapper.process_group, RelightProcessGroup):
+                wrapper.process_group.serves_reducer = True
 
     @property
     def learns_layouts(self) -> bool:

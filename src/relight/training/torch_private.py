@@ -6,6 +6,7 @@ one of them fails there, by name, and not in somebody's recovery.
 
 from collections.abc import Callable
 from datetime import timedelta
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -89,6 +90,17 @@ def current_backward() -> int:
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Have the present backward pass call this when it has computed all gradients, after what was queued before."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+_RUN_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+
+
+def is_backward(frame: FrameType) -> bool:
+    """Whether this frame runs a backward pass: then C++ has called the function whose caller it is.
+
+    Hooks of Python have frames of their own in between. The passes of a GPU run in threads without any frame.
+    """
+    return frame.f_code is _RUN_BACKWARD
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
