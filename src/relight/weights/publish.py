@@ -61,7 +61,9 @@ def add_command(subcommands: "argparse._SubParsersAction[Any]") -> argparse.Argu
         help="what engines call these weights; default 1. An engine refuses a version older than its own",
     )
     add("--generation", type=int, default=0, metavar="G", help="goes before the version; default 0")
-    add("--engines", type=int, default=1, metavar="N", help="wait for so many engines first; default 1")
+    add(
+        "--engines", type=int, default=1, metavar="N", help="wait for so many engines first (a relay is one); default 1"
+    )
     add("--once", action="store_true", help="end when these engines have the version, instead of staying")
     add("--sources", type=int, default=1, metavar="N", help="processes that read the checkpoint, in turns; default 1")
     add("--bucket-bytes", default="32MiB", metavar="SIZE", help="of each of the two buffers; default 32MiB")
