@@ -44,8 +44,8 @@ from benchmarks.turns import Make, count_of, launches_cell, overhead_cell
 SCRIPT = "benchmarks.gated_ddp"
 BUDGET_S = 16.0  # of blocks for one size; more where a step is long, since fewer fit and the target lies there
 LONG_STEP_MS = 100
-LONG_FACTOR = 4.0
-LONG_LAUNCHES = 8  # of both jobs: each has a luck of its own, of a per cent or two
+LONG_FACTOR = 3.0
+LONG_LAUNCHES = 6  # of both jobs: each has a luck of its own, of a per cent or two
 SHORT_LAUNCHES = 2  # where steps are short: there is no target, and the difference is large
 WITHIN_FACTOR = 2.0
 WITHIN_LAUNCHES = 3
