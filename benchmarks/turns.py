@@ -131,21 +131,22 @@ def measure_within(
 ) -> dict[str, Any]:
     """What steps of the first kind take longer than those of the second in one job: see `gated_ddp`, ``--both``.
 
-    Single steps take turns here, A B B A: neighbours in time, in the same processes, with the same parameters.
+    Single steps take turns here, A B B A: neighbours in time, in the same processes, with the same parameters. The next
+    block is B A A B, since a block's first step follows a pause.
     """
     first, second = kinds
-    pattern = (first, second, second, first)
+    patterns = ((first, second, second, first), (second, first, first, second))
     pairs: list[Pairs] = []
     for _ in range(launches):
         with trial_directory(workdir) as directory, at_gate({"a": make}, workers, directory) as (sides, _):
             side = sides["a"]
             side.run_mixed((RUN,), CALIBRATION_STEPS)
-            step_s = side.run_mixed(pattern, len(pattern) * CALIBRATION_STEPS)[second].step_s
-            steps = len(pattern) * max(1, round(BLOCK_S / step_s / len(pattern)))
+            step_s = side.run_mixed(kinds, len(kinds) * CALIBRATION_STEPS)[second].step_s
+            steps = len(patterns[0]) * max(1, round(BLOCK_S / step_s / len(patterns[0])))
             started = time.monotonic()
             found: Pairs = []
             while time.monotonic() < started + budget_s / launches:
-                blocks = side.run_mixed(pattern, steps)
+                blocks = side.run_mixed(patterns[len(found) % 2], steps)
                 found.append((blocks[first], blocks[second]))
             pairs.append(found)
             side.end()
