@@ -1,5 +1,7 @@
 """Groups to try operations on."""
 
+import gc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,9 +20,10 @@ class DeafSockets(GroupSockets):
 
 
 @pytest.fixture
-def pair() -> tuple[Inner, Inner]:
-    """A group of two, both in this process."""
+def pair() -> Iterator[tuple[Inner, Inner]]:
+    """A group of two, both in this process; afterwards nothing of it is left to processes that a later test forks."""
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda rank: make_inner_group(store, rank, 2, "test", None), range(2))
-    return Inner(first, DeafSockets(1)), Inner(second, DeafSockets(1))
+    yield Inner(first, DeafSockets(1)), Inner(second, DeafSockets(1))
+    gc.collect()

@@ -47,5 +47,17 @@ class Backward:
     @not_compiled
     def _end(self, operations: list[Waitable]) -> None:
         self._current = _NONE  # what is launched from now on, in another callback, is waited for in one more
-        for operation in operations:
-            operation.await_end()
+        try:
+            for operation in operations:
+                operation.await_end()
+        finally:
+            operations.clear()
+
+    def forget(self) -> None:
+        """No operation is held any longer, also none of a pass that never came to its end.
+
+        Operations hold this object: left to the garbage collector, they could be freed in a process that a script
+        forks, a loader's worker, where gloo's destructor waits for threads that only the parent has.
+        """
+        self._current = _NONE
+        self._operations.clear()

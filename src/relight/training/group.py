@@ -169,6 +169,7 @@ class Inner:
 
     def retire(self) -> None:
         """Drop the group beside the main thread, or keep it for ever if an operation is stuck in it."""
+        self._backward.forget()
         if not self.is_detached:
             threading.Thread(target=self._drop, name="relight-drop", daemon=True).start()
 
