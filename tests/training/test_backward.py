@@ -19,8 +19,6 @@ from relight.training.phases import MOST_GATES, gates_for, spread
 from tests.training.test_group import DEADLINE_SECONDS, idle
 
 Pair = tuple[Inner, Inner]
-
-
 Launch = Callable[[Inner, list[torch.Tensor]], Any]
 
 
@@ -146,7 +144,7 @@ def test_nothing_is_left_to_the_garbage_collector(pair: Pair, launch: Launch, co
     try:
         pair[0]._operations.clear()
         if not comes_to_its_end:
-            pair[0]._backward.forget()
+            pair[0].retire()
         assert [ref() for ref in held] == [None]
     finally:
         gc.enable()
