@@ -203,8 +203,8 @@ def render(document: Document) -> str:
             "The control plane's share is that of launcher, controller and agent beyond torchrun's, of all cores.\n\n"
             "In the same processes: a job under relight takes its steps, and plain ones of the same model, through "
             "another DistributedDataParallel with a gloo group of its own and without relight's hooks, one after the "
-            "other in the order A B B A, then B A A B. The luck of processes is the same for both. In torchrun's row, as "
-            "a third control: plain steps beside plain ones.",
+            "other in the order A B B A, then B A A B. The luck of processes is the same for both. In torchrun's row, "
+            "as a third control: plain steps beside plain ones.",
             markdown_table(header, rows),
             f"```\n{curve}\n```",
             markdown_table(["target", "at most", "measured", "met"], verdict_rows(document)),
