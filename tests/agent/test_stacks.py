@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,36 @@ def test_all_threads_answer_and_the_main_one_can_be_told(run: Run, tmp_path: Pat
     assert "busy" in text
     assert main_frames(text)[-1].function == "<module>"
     assert "busy" not in [frame.function for frame in main_frames(text)]
+
+
+ANSWERS_LATE = f"""
+import signal, sys
+from pathlib import Path
+path = Path(sys.argv[1]) / "stack-w0.txt"
+path.touch()
+
+def answer(*_):
+    print("taken", flush=True)
+    path.write_text(sys.stdin.readline())
+
+signal.signal({MAIN_STACK}, answer)
+print("here", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_an_answer_is_waited_for_that_begins_after_the_signal_was_taken(run: Run, tmp_path: Path) -> None:
+    """Between the two the kernel shows neither a signal that waits nor a handler that runs."""
+    process = run(ANSWERS_LATE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, process, tmp_path)
+        assert process.stdout.readline() == "taken\n"
+        process.stdin.write("Stack\n")
+        process.stdin.flush()
+        assert asked.result(PATIENCE_SECONDS) == "Stack"
 
 
 def test_a_wait_that_is_interrupted_goes_on(run: Run, tmp_path: Path) -> None:

@@ -34,8 +34,9 @@ async def take_stack(
         deaf = _blocking(pid, number)
         signal.pidfd_send_signal(pidfd, number)
         deadline = time.monotonic() + answer_seconds
-        # Once the signal is taken, the kernel blocks it in the thread that runs the handler, until that is done.
-        while _has(_status(pid)["ShdPnd"], number) or _blocking(pid, number) - deaf:
+        # The kernel blocks the signal in the thread that runs the handler, until that is done. It does so a moment after
+        # the signal is taken: not being blocked means something once there is the beginning of an answer.
+        while path.stat().st_size <= begin or _blocking(pid, number) - deaf:
             if time.monotonic() > deadline:
                 raise NoStack(f"no answer within {answer_seconds:g} s (process state {_status(pid)['State']})")
             await asyncio.sleep(POLL_SECONDS)
@@ -45,8 +46,6 @@ async def take_stack(
     except (OSError, KeyError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         raise NoStack(f"it is gone, or out of reach: {reason}") from error
-    if not text:
-        raise NoStack("it answered, but left nothing")
     return text
 
 
