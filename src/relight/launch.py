@@ -55,9 +55,9 @@ MAX_TEMPORARY_BYTES = 60  # the agent's socket lies below it, and a socket's pat
 MAX_AGENT_DEATHS = 3  # within a minute
 MAX_CONTROLLER_DEATHS = 10  # within a minute: that is a defect of ours, not a failure of the machine
 REOBSERVE_SECONDS = 0.2
-FROZEN_LOOK_SECONDS = 0.5
-SILENT_LOOK_SECONDS = 0.5
-SILENT_LOOKS = 60  # without a word of the controller, before it is held to hang
+FROZEN_LOOK_SECONDS = 1.0
+SILENT_LOOK_SECONDS = 1.0
+SILENT_LOOKS = 30  # without a word of the controller, before it is held to hang
 LAST_WORDS_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -56,8 +56,7 @@ from relight.wire.status import Gpu, GpuStatus
 from relight.wire.tls import Tls
 
 LOOK_SECONDS = 0.1  # between two looks at a process that was stopped, or whose stop nobody tells this agent
-IDLE_SAMPLE_SECONDS = 0.5  # between samples when nothing changes; also this agent's sign of life
-TRACE_SECONDS = 1.0
+TRACE_SECONDS = 0.95  # between two reports of phases at least; they go with a sample
 GPU_SECONDS = 5.0  # between two looks at the health of GPUs, if there are any
 ADDRESS_SECONDS = 2.0  # between two looks whether the job has a controller elsewhere
 END_SECONDS = 10.0  # for killed processes to be gone
@@ -79,7 +78,6 @@ class _Worker:
         self.life_watched = False
         self.ends = False  # it was seen dying, or was told to: nothing more is to be expected of it
         self.mailbox = Mailbox()
-        self.sampled = -1  # its progress when it was last looked at
 
 
 class Agent:
@@ -163,7 +161,7 @@ class Agent:
         while self._uplink is not None:
             uplink = self._uplink
             async with asyncio.TaskGroup() as group:
-                works = (self._sample(uplink), self._trace(uplink), self._leave_for_another(uplink))
+                works = (self._sample(uplink), self._leave_for_another(uplink))
                 watching = [group.create_task(work) for work in works]
                 evidence = await self._obey_orders(uplink)
                 for task in watching:
@@ -602,25 +600,22 @@ class Agent:
             self._uplink.send(encode_frame(answer))
 
     async def _sample(self, uplink: Uplink) -> None:
-        """Positions and process states: at once when a process was stopped, else now and then."""
-        sent = 0.0
+        """Positions and process states: at once when a process was stopped, else now and then. Traces beside them."""
+        sent = traced = 0.0
         stopped = False
         while True:
             self._told.clear()
-            changed, was_stopped, stopped = False, stopped, False
+            was_stopped, stopped = stopped, False
             samples = []
             for _, worker in sorted(self._live.items()):
                 reading = worker.process.probe.read()
                 if reading is None:
                     continue
-                position = worker.process.page.position()
-                changed |= worker.sampled != position.progress
                 stopped |= reading.state == STOPPED
-                worker.sampled = position.progress
                 samples.append(
                     Sample(
                         process=worker.process.name,
-                        position=position,
+                        position=worker.process.page.position(),
                         state=reading.state,
                         run_delay_ns=reading.run_delay_ns,
                         rss_bytes=reading.rss_bytes,
@@ -628,16 +623,19 @@ class Agent:
                     )
                 )
             now = time.monotonic()
-            least = max(self._pace.sample_seconds, SAMPLE_SECONDS)
-            pause = least if changed else max(least, IDLE_SAMPLE_SECONDS)
-            pause = 0.0 if stopped or was_stopped else pause
-            if now - sent >= pause and not uplink.congested():
+            pause = max(self._pace.sample_seconds, SAMPLE_SECONDS)
+            is_due = stopped or was_stopped or now - sent >= pause
+            if is_due and not uplink.congested():
                 uplink.send(encode_frame(Samples(samples=tuple(samples))))
                 sent = now
+                if now - traced >= TRACE_SECONDS:
+                    traced = now
+                    for _, worker in sorted(self._live.items()):
+                        self._report_trace(worker.process)
             if stopped or any(worker.process.is_adopted for worker in self._live.values()):
                 seconds = LOOK_SECONDS
             else:
-                seconds = sent + least - now if now < sent + least else SAMPLE_SECONDS
+                seconds = sent + pause - now if now < sent + pause else SAMPLE_SECONDS
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._told.wait()
@@ -660,13 +658,6 @@ class Agent:
         if found != self._gpus and self._uplink is not None and not self._uplink.congested():
             self._gpus = found
             self._uplink.send(encode_frame(GpuStatus(agent=self._name, gpus=found)))
-
-    async def _trace(self, uplink: Uplink) -> None:
-        while True:
-            await asyncio.sleep(TRACE_SECONDS)
-            if self._pace.trace and not uplink.congested():
-                for _, worker in sorted(self._live.items()):
-                    self._report_trace(worker.process)
 
     def _report_trace(self, process: Process) -> None:
         if self._uplink is None or not self._pace.trace:

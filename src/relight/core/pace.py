@@ -5,7 +5,7 @@ time-outs are tens of seconds, and people. So with many agents each of them says
 samples later. See decisions/0010.
 """
 
-SAMPLE_SECONDS = 0.25  # of few agents: more often costs training more than it tells
+SAMPLE_SECONDS = 0.5  # of few agents: more often costs training more than it tells
 SAMPLES_PER_SECOND = 2500  # in all, of many
 TRACED_RANKS = 512  # whose phases are kept for the timeline
 JUDGED_PER_SECOND = 5000  # ranks that are compared with one another, to find whom the others wait for

@@ -229,14 +229,16 @@ class _WaitedFor:
 
     @not_compiled
     def wait(self) -> bool:
-        while not self._work.is_completed():
-            if self.is_abandoned:
+        work, patience = self._work, _SLICE
+        while True:
+            if self.is_abandoned and not work.is_completed():
                 raise _abandoned()
             try:
-                self._work.wait(_SLICE)
-            except RuntimeError:
-                pass  # the slice is over, or it failed, which the last line tells
-        return bool(self._work.wait())
+                return bool(work.wait(patience))
+            except RuntimeError:  # the slice is over, or it failed
+                if work.is_completed():
+                    return bool(work.wait())  # raises what it failed of
+            patience = min(2 * patience, _LONGEST_SLICE)
 
 
 def _abandoned() -> StepInterrupted:
@@ -439,9 +441,10 @@ class _Exchange(dist.Work):
 
 
 _waiters = Waiters()
-# How late a lost completion is noticed; a failed operation returns by itself. Each look costs 60 us, which on a
-# machine with more ranks than cores are taken from those that still compute.
-_SLICE = timedelta(milliseconds=25)
+# How late a lost completion is noticed, which is one in a hundred recoveries; a failed operation returns by itself. The
+# end of a slice is an exception of C++, and costs 0.3 ms: slices are longer than most waits, and grow.
+_SLICE = timedelta(milliseconds=100)
+_LONGEST_SLICE = timedelta(milliseconds=1600)
 
 
 Inners = dict[Ranks, Inner]  # by their members

@@ -30,9 +30,10 @@ from relight.training.work import WorkClock
 from relight.transfer.codec import decode_tree, encode_tree
 from relight.wire import lifelock
 
-# Rank-private state of a rank that has nothing for itself, the usual case; and the same as it is kept.
-NOTHING_PRIVATE: dict[str, Any] = {"buffers": {}, "per_rank": {}, "data": None, "rng": None}
-NO_PRIVATE = encode_tree(NOTHING_PRIVATE, "rank-private state")
+# Of a rank whose data position and random streams follow from its number and the step's; and its rank-private state, as
+# it is kept, if it has nothing else for itself: the usual case.
+NO_POSITION: dict[str, Any] = {"data": None, "rng": None}
+NO_PRIVATE = encode_tree({"buffers": {}, "per_rank": {}, **NO_POSITION}, "rank-private state")
 
 _NO_PRIVATE_DIGEST = xxhash.xxh3_64_intdigest(NO_PRIVATE)
 

@@ -90,6 +90,7 @@ class TrackedState:
         self.pipelines = Pipelines(pipeline, self.parameters)
         self.zero = ZeroOptimizers(optimizers)
         self._check_averages()
+        self._known = {id(thing) for things in (modules, optimizers, objects) for thing in things.values()}
         self._copies = self.zero.copies()  # parameters that another rank updates
         self._mid_step = False
         self.gradients_to_none = True  # whether gradients were None, not zeros, when the step under way started
@@ -377,8 +378,7 @@ class TrackedState:
 
     def is_tracked(self, thing: Any) -> bool:
         """Whether this very object was handed over."""
-        known = [*self.modules.values(), *self.optimizers.values(), *self.objects.values()]
-        return any(thing is other for other in known) or self.zero.is_local(thing)
+        return id(thing) in self._known or self.zero.is_local(thing)
 
     def _check_kinds(self) -> None:
         """Refuse what looks replicated and is not."""

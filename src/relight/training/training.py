@@ -33,7 +33,7 @@ from relight.training.batches import Batches
 from relight.training.checkpoint_reader import CheckpointReader
 from relight.training.checkpointing import Checkpointing
 from relight.training.job import current_runtime
-from relight.training.page import NO_PRIVATE, NOTHING_PRIVATE
+from relight.training.page import NO_POSITION, NO_PRIVATE
 from relight.training.phases import PhaseHooks
 from relight.training.progress import Progress
 from relight.training.publishing import Publishing
@@ -412,8 +412,11 @@ class Training:
         self._snapshots.before_write()
 
     def _keep_private(self, version: int) -> None:
-        tree = {**self._state.private(), **self._batches.private(), **self._scalars.private()}
-        payload = NO_PRIVATE if tree == NOTHING_PRIVATE else encode_tree(tree, "rank-private state")
+        tree = {**self._batches.private(), **self._scalars.private()}
+        if tree == NO_POSITION and not self._state.has_private:
+            payload = NO_PRIVATE  # mostly
+        else:
+            payload = encode_tree({**self._state.private(), **tree}, "rank-private state")
         self._runtime.page.write_private(version, payload)
 
     # --- entering and leaving ---------------------------------------------------------------------------------
@@ -601,8 +604,11 @@ class Training:
     def _refuse_changes_between_steps(self) -> None:
         if self._fingerprint is None:
             return
+        found = self._state.fingerprint()
+        if found == self._fingerprint:
+            return
         names = ("parameters", "learning rate", "scheduler")
-        for name, before, now in zip(names, self._fingerprint, self._state.fingerprint(), strict=True):
+        for name, before, now in zip(names, self._fingerprint, found, strict=True):
             if before != now:
                 raise UsageError(
                     f"{name} changed between step {self.version - 1} and step {self.version}, outside `with step`: "
