@@ -19,6 +19,7 @@ from relight.training.group import RelightProcessGroup
 from relight.training.torch_private import (
     OPERATIONS,
     BucketLayout,
+    at_gradient,
     is_backward,
     make_detached_group,
     make_inner_group,
@@ -69,6 +70,34 @@ def test_what_the_reducer_launches_is_told_from_what_hooks_launch() -> None:
     weight.sum().backward()
     group.allreduce([torch.ones(1)])
     assert group.seen == [True, False, False]
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_gradient_is_told_of_beside_other_hooks(others: int) -> None:
+    """The first and the last are others'; none takes the place of another."""
+    told: list[str] = []
+    tensor = torch.ones(3, requires_grad=True) * 2
+    if others:
+        tensor.register_hook(lambda _: told.append("before"))
+    at_gradient(tensor, lambda gradient: told.append(f"ours {gradient.tolist()}"))
+    handle = tensor.register_hook(lambda _: told.append("after")) if others else None
+    tensor.sum().backward(retain_graph=True)
+    assert told == (["before", "ours [1.0, 1.0, 1.0]", "after"] if others else ["ours [1.0, 1.0, 1.0]"])
+    if handle is not None:
+        handle.remove()
+        told.clear()
+        tensor.sum().backward()
+        assert told == ["before", "ours [1.0, 1.0, 1.0]"]
+
+
+def test_a_hook_that_comes_behind_ours_can_be_taken_back() -> None:
+    told: list[str] = []
+    tensor = torch.ones(3, requires_grad=True) * 2
+    at_gradient(tensor, lambda _: told.append("ours"))
+    handle = tensor.register_hook(lambda _: told.append("another"))
+    handle.remove()
+    tensor.sum().backward()
+    assert told == ["ours"]
 
 
 def test_scaler_forgets_an_aborted_step() -> None:

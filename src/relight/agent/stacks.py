@@ -34,8 +34,8 @@ async def take_stack(
         deaf = _blocking(pid, number)
         signal.pidfd_send_signal(pidfd, number)
         deadline = time.monotonic() + answer_seconds
-        # The kernel blocks the signal in the thread that runs the handler, until that is done. It does so a moment after
-        # the signal is taken: not being blocked means something once there is the beginning of an answer.
+        # The kernel blocks the signal in the thread that runs the handler, until that is done; but only from a moment
+        # after it was taken. So that it is not blocked means something once there is the beginning of an answer.
         while path.stat().st_size <= begin or _blocking(pid, number) - deaf:
             if time.monotonic() > deadline:
                 raise NoStack(f"no answer within {answer_seconds:g} s (process state {_status(pid)['State']})")

@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-import torch
-
 from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
@@ -52,9 +50,7 @@ class Barrier:
 
     def _pass(self, runtime: Runtime) -> None:
         page = runtime.page
-        if runtime.device.type == "cuda":
-            # A host that has only launched the collectives is not prepared (docs/PROTOCOL.md, C1 to C3).
-            torch.cuda.synchronize(runtime.device)
+        runtime.synchronize()  # who has only launched the collectives is not prepared (docs/PROTOCOL.md, C1 to C3)
         if runtime.closed:
             raise StepInterrupted("the generation was closed before this rank was prepared")
         self._compare(runtime)

@@ -15,6 +15,7 @@ from relight.core.position import (
     LEAVE_OFFSET,
     LIFE_LOCK_OFFSET,
     MAPPING_BYTES,
+    PAGE_BYTES,
     PRIVATE_HEADER,
     PRIVATE_OFFSET,
     PRIVATE_SLOT_BYTES,
@@ -41,11 +42,10 @@ _LOSS = struct.Struct("<d")
 _PRIVATE_WORDS = (WORD["private_version_0"], WORD["private_version_1"])  # by slot
 _PHASE, _PROGRESS, _STAMP_NS = WORD["phase"], WORD["progress"], WORD["stamp_ns"]
 _GENERATION, _STEP, _VERSION, _COLLECTIVES = WORD["generation"], WORD["step"], WORD["version"], WORD["collectives"]
-_WORK_WORDS = {
-    Phase.FORWARD: WORD["forward_work_ns"],
-    Phase.BACKWARD: WORD["backward_work_ns"],
-    Phase.OPTIMIZER: WORD["optimizer_work_ns"],
-}
+_TORN, _COMMITS = WORD["torn"], WORD["commits"]
+_TRACE_INDEX, _LEAVE = TRACE_INDEX_OFFSET // 8, LEAVE_OFFSET // 8
+_NO_WORD = 0
+_WORK_WORDS = tuple(WORD.get(f"{phase.name.lower()}_work_ns", _NO_WORD) for phase in Phase)  # by phase
 
 
 class PositionPage:
@@ -61,9 +61,7 @@ class PositionPage:
         To be called on the main thread: its end is what the agent takes for the worker's.
         """
         self._map = mmap.mmap(file_descriptor, MAPPING_BYTES, offset=offset)
-        self._words = memoryview(self._map)[: 8 * len(WORD)].cast("q")
-        self._trace_index = memoryview(self._map)[TRACE_INDEX_OFFSET : TRACE_INDEX_OFFSET + 8].cast("q")
-        self._leave = memoryview(self._map)[LEAVE_OFFSET : LEAVE_OFFSET + 8].cast("q")
+        self._words = memoryview(self._map)[:PAGE_BYTES].cast("q")
         self._work = WorkClock()
         if file_descriptor >= 0:
             self._hold_life_lock()
@@ -81,34 +79,34 @@ class PositionPage:
         """Enter `phase` now."""
         words = self._words
         now = time.monotonic_ns()
-        worked = self._work.turn(now, until_launch=self.phase is Phase.BACKWARD)
-        word = _WORK_WORDS.get(self.phase)
-        if word is not None:
+        before, self.phase = self.phase, phase
+        worked = self._work.turn(now, until_launch=before is Phase.BACKWARD)
+        word = _WORK_WORDS[before]
+        if word != _NO_WORD:
             words[word] += worked
-        self.phase = phase
         words[_PHASE] = phase
         words[_PROGRESS] += 1
         words[_STAMP_NS] = now
-        index = self._trace_index[0]
-        TRACE_RECORD.pack_into(
-            self._map,
-            TRACE_OFFSET + (index % TRACE_RECORDS) * TRACE_RECORD.size,
-            now,
-            words[_GENERATION],
-            words[_STEP],
-            phase,
-            words[_VERSION],
-        )
-        self._trace_index[0] = index + 1
+        index = words[_TRACE_INDEX]
+        offset = TRACE_OFFSET + index % TRACE_RECORDS * TRACE_RECORD.size
+        TRACE_RECORD.pack_into(self._map, offset, now, words[_GENERATION], words[_STEP], phase, words[_VERSION])
+        words[_TRACE_INDEX] = index + 1
 
     def put(self, name: str, value: int) -> None:
         """Store one word by its name."""
         self._words[WORD[name]] = value
 
+    def commit(self, version: int, commits: int) -> None:
+        """A step is finished; `commits` counts those of this process."""
+        words = self._words
+        words[_VERSION] = version
+        words[_TORN] = 0
+        words[_COMMITS] = commits
+
     @property
     def is_torn(self) -> bool:
         """Whether a write was begun, and has not ended."""
-        return bool(self._words[WORD["torn"]])
+        return bool(self._words[_TORN])
 
     def count_collective(self) -> None:
         """One more collective was launched in this generation; that is progress."""
@@ -133,7 +131,7 @@ class PositionPage:
     @property
     def asked_to_leave(self) -> bool:
         """Whether this process is to end between two steps."""
-        return self._leave[0] != 0
+        return self._words[_LEAVE] != 0
 
     def report_loss(self, loss: float) -> None:
         """Show the last loss."""

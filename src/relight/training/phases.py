@@ -17,7 +17,7 @@ from relight.errors import StepInterrupted
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
-from relight.training.torch_private import not_compiled
+from relight.training.torch_private import at_gradient, not_compiled
 
 # Some parameters look, when their gradient is ready, whether the generation was closed: so a backward pass is stopped
 # within about so long, whatever its length. Each look costs 10 us once the model has pushed the interpreter out of the
@@ -90,7 +90,7 @@ class PhaseHooks:
             return
         tensor = _first_differentiable(output)
         if tensor is not None:
-            tensor.register_hook(self._on_backward)
+            at_gradient(tensor, self._on_backward)
 
     @not_compiled
     def _on_backward(self, gradient: torch.Tensor) -> None:  # noqa: ARG002

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import xxhash
 
+_MAY_HAVE_CUDA = torch.backends.cuda.is_built()
+
 
 def seed_everything(seed: int, purpose: str, number: int, rank: int) -> None:
     """Seed Python's, torch's and (if the script imported it) NumPy's global generators."""
@@ -16,7 +18,7 @@ def seed_everything(seed: int, purpose: str, number: int, rank: int) -> None:
     random.seed(value)
     # Not torch.manual_seed: it formats a stack trace for CUDA's lazy start, a hundred times the cost of the seeding.
     torch.default_generator.manual_seed(value & (2**63 - 1))
-    if torch.cuda.is_initialized():
+    if _MAY_HAVE_CUDA and torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(value & (2**63 - 1))
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -85,6 +85,7 @@ class Runtime:
         self.page = PositionPage(int(environment["RELIGHT_PAGE_FD"]), int(environment["RELIGHT_PAGE_OFFSET"]))
         self.board = _open_board(environment.get("RELIGHT_BOARD_FD", ""), settings.world_size)
         self.device = _choose_device(self.slot)
+        self._on_gpu = self.device.type == "cuda"
         self.generation = 0  # the one the main thread works in
         self.closed = False  # set by the link thread: a newer generation was opened
         self.in_step = False  # inside `with step`
@@ -211,6 +212,11 @@ class Runtime:
 
     def waited(self, nanoseconds: int) -> None:
         self.page.waited(nanoseconds)
+
+    def synchronize(self) -> None:
+        """Returns once the device has done all that was launched."""
+        if self._on_gpu:
+            torch.cuda.synchronize(self.device)
 
     def count_collective(self) -> None:
         if self.waits.show is None:

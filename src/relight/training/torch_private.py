@@ -4,6 +4,7 @@ tests/training/test_torch_private.py exercises each against the installed versio
 one of them fails there, by name, and not in somebody's recovery.
 """
 
+import collections
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch._C._distributed_c10d import _register_comm_hook as register_comm_hook
 from torch.distributed import ProcessGroup
+from torch.utils.hooks import RemovableHandle
 
 from relight.wire.settings import host_address
 
@@ -90,6 +92,22 @@ def current_backward() -> int:
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Have the present backward pass call this when it has computed all gradients, after what was queued before."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def at_gradient(tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> None:
+    """Have backward passes call this with the gradient of `tensor`, which no leaf is.
+
+    As `register_hook`, without the handle by which nobody would take it back: making one takes three times as long once
+    the model has emptied the caches.
+    """
+    if type(tensor) is not torch.Tensor or tensor._backward_hooks is not None or tensor.grad_fn is None:
+        tensor.register_hook(call)
+        return
+    hooks: collections.OrderedDict[int, Any] = collections.OrderedDict()
+    tensor._backward_hooks = hooks
+    tensor.grad_fn._register_hook_dict(tensor)
+    hooks[RemovableHandle.next_id] = call
+    RemovableHandle.next_id += 1
 
 
 _RUN_BACKWARD = torch.autograd.graph._engine_run_backward.__code__

@@ -337,16 +337,13 @@ class Training:
         if not progress.wrote:
             self._barrier.before_write()
             self._warn_of_pending_gradients()
-        if runtime.device.type == "cuda":
-            torch.cuda.synchronize(runtime.device)
+        runtime.synchronize()
         if progress.warming:
             return
         runtime.faults.strike(Point.AFTER_WRITE)
         progress.advance(runtime.world_size)
         progress.commits += 1
-        runtime.page.put("version", progress.version)
-        runtime.page.put("torn", 0)
-        runtime.page.put("commits", progress.commits)
+        runtime.page.commit(progress.version, progress.commits)
         step.committed = True
         runtime.in_step = False
         self._batches.done()

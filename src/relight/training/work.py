@@ -9,6 +9,8 @@ or a wrapper (FSDP2, tensor parallelism) waits in between, the process group say
 class WorkClock:
     """Of one phase at a time. Times are monotonic nanoseconds."""
 
+    __slots__ = ("_launched_ns", "_since_ns", "_waited_before_launch_ns", "_waited_ns")
+
     def __init__(self) -> None:
         self._since_ns = 0
         self._waited_ns = 0
