@@ -76,16 +76,12 @@ class Inner:
         self.group = group
         self._fence = Fence(group.size(), local)
         self._sockets = sockets
+        self.is_detached = sockets is None  # operations complete at once, alone
         self._cuda = cuda
         self._waits = waits or Waits()
         self._backward = Backward()
         self._operations: collections.deque[_Waitable] = collections.deque()
         self._broken = False  # connections were cut; set before that, and looked at after an operation is remembered
-
-    @property
-    def is_detached(self) -> bool:
-        """Whether operations complete at once, alone."""
-        return self._sockets is None
 
     def launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         """Start an operation; the work it returns ends by itself or at Stop, never later."""
@@ -542,10 +538,14 @@ class RelightProcessGroup(dist.ProcessGroup):
 
     @not_compiled
     def allreduce(self, *args: Any, **kwargs: Any) -> Any:
-        by_reducer = self.serves_reducer and is_backward(sys._getframe(1))
-        return self._launch("allreduce", *args, by_reducer=by_reducer, **kwargs)
+        if self.serves_reducer and is_backward(sys._getframe(1)):
+            gate, inner = self._gate, self.inner
+            if inner is not None and not inner.is_detached and not gate.closed and gate.is_protected():
+                gate.count_collective()
+                return inner.reduce_bucket(*args, **kwargs)
+        return self._launch("allreduce", *args, **kwargs)
 
-    def _launch(self, operation: str, *args: Any, by_reducer: bool = False, **kwargs: Any) -> Any:
+    def _launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         gate = self._gate
         assert self.inner is not None
         if self.inner.is_detached:
@@ -559,8 +559,6 @@ class RelightProcessGroup(dist.ProcessGroup):
             return _Done()
         gate.count_collective()
         if protected:
-            if by_reducer:
-                return self.inner.reduce_bucket(*args, **kwargs)
             work = self.inner.launch(operation, *args, **kwargs)
             if isinstance(work, _Operation):
                 work.on_wait = gate.waited

@@ -93,6 +93,7 @@ class Runtime:
         self.builds_late = False  # a standby of this job builds nothing before it knows which rank it takes
         self.guessed = False  # nobody said so
         self.waits = Waits()  # whether this rank waits for others, where ranks run different modules
+        self.count_collective: Callable[[], None] = self.page.count_collective  # as its process groups ask (Gate)
         self.cut_collectives = 0
         self.derivable: Callable[[], bool] = lambda: False  # whether a rank's private state follows from rank and step
         self.snapshots: Callable[[], tuple[Snapshot, ...]] = tuple  # complete ones in this process's memory
@@ -218,15 +219,10 @@ class Runtime:
         if self._on_gpu:
             torch.cuda.synchronize(self.device)
 
-    def count_collective(self) -> None:
-        if self.waits.show is None:
-            self.page.count_collective()
-        else:
-            self.page.note_operation()
-
     def runs_other_modules(self) -> None:
         """Ranks run different modules, so the number of their collectives says nothing about who is behind whom."""
         self.waits.show = self.page.show_waiting
+        self.count_collective = self.page.note_operation
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:

@@ -84,9 +84,8 @@ def abort_nccl(group: ProcessGroup, device: torch.device) -> None:
     group._get_backend(device).abort()
 
 
-def current_backward() -> int:
-    """A number for the backward pass that this thread runs a node or a callback of; -1 if it runs none."""
-    return int(torch._C._current_graph_task_id())
+# A number for the backward pass that this thread runs a node or a callback of; -1 if it runs none.
+current_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
