@@ -29,6 +29,7 @@ from relight.training.torch_private import (
     POINT_TO_POINT,
     REDUCE_SCATTERS,
     abort_nccl,
+    cpu_backend,
     is_backward,
     make_detached_group,
     make_inner_group,
@@ -74,6 +75,7 @@ class Inner:
         local: LocalFence | None = None,
     ) -> None:
         self.group = group
+        self._cpu = cpu_backend(group)
         self._fence = Fence(group.size(), local)
         self._sockets = sockets
         self.is_detached = sockets is None  # operations complete at once, alone
@@ -101,7 +103,7 @@ class Inner:
         """
         if self._cuda is not None or self._waits.show is not None:
             return self.launch("allreduce", *args, **kwargs)
-        work = self.group.allreduce(*args, **kwargs)
+        work = self._cpu.allreduce(*args, **kwargs)
         running = _WaitedFor(work)
         if self._backward.adopt(running):
             self._remember(running)

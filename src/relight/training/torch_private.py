@@ -54,6 +54,11 @@ def make_inner_group(store: Store, rank: int, size: int, name: str, cuda: torch.
     return group
 
 
+def cpu_backend(group: ProcessGroup) -> Any:
+    """What reduces CPU tensors in there. It takes the same calls as the group, which passes them on by the dispatcher."""
+    return group._get_backend(torch.device("cpu"))
+
+
 def _make_gloo(store: Store, rank: int, size: int) -> dist.ProcessGroupGloo:
     """Listens at this host's address if it has one, so that other hosts reach it; else where torch chooses."""
     address = host_address()
