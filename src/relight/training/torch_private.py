@@ -55,7 +55,7 @@ def make_inner_group(store: Store, rank: int, size: int, name: str, cuda: torch.
 
 
 def cpu_backend(group: ProcessGroup) -> Any:
-    """What reduces CPU tensors in there. It takes the same calls as the group, which passes them on by the dispatcher."""
+    """What reduces CPU tensors in there. It takes the group's calls, without torch's dispatcher in between."""
     return group._get_backend(torch.device("cpu"))
 
 
