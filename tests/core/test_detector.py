@@ -58,7 +58,9 @@ class World:
         for rank in ranks:
             self.ranks[rank].stamp(self.clock_ns, **changes)
 
-    def sample(self) -> None:
+    def sample(self, heard: Iterable[int] | None = None) -> None:
+        """Of all ranks, or only of these."""
+        ranks = self.ranks if heard is None else [self.ranks[rank] for rank in heard]
         samples = tuple(
             Sample(
                 process=rank.process,
@@ -68,7 +70,7 @@ class World:
                 rss_bytes=0,
                 sampled_ns=self.clock_ns,
             )
-            for rank in self.ranks
+            for rank in ranks
         )
         members = {number: rank.process for number, rank in enumerate(self.ranks)}
         found = self.detector.observe(samples, members, self.seconds)
@@ -514,6 +516,22 @@ def test_samples_that_are_as_rare_as_agents_were_told_are_not_late() -> None:
     world.run(60.0, every=4.0)
     assert suspicion(world).process == "w2"
     assert SETTINGS.hang_timeout_seconds < world.event_times[0] - begun <= SETTINGS.hang_timeout_seconds + 2 * 4.0
+
+
+def test_nobody_is_blamed_by_a_sample_that_has_cleared_it_before() -> None:
+    """Rank 1 waited long for rank 0, and nobody looked for a while. Then rank 0 is heard of, and rank 1 not yet."""
+    world = World(2)
+    world.detector.expect(8.0)
+    world.warm()
+    world.stamp([1], phase=Phase.BACKWARD, step=2)
+    world.run(40.0, every=8.0)
+    world.run(40.0, every=40.0)
+    world.stamp([0], phase=Phase.DONE, generation=2, version=3)
+    world.clock_ns += 8 * SECOND
+    world.sample(heard=[0])
+    assert not world.events
+    world.run(48.0, every=8.0)
+    assert suspicion(world).process == "w1"  # it has not got on since
 
 
 def test_in_a_large_job_a_hang_is_found_though_not_every_sample_is_judged() -> None:

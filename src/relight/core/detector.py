@@ -55,6 +55,7 @@ class _Watch:
     seen_at: float  # the detector's `now`
     since_ns: int  # the stamp from which it is idle
     before_ns: int  # when it was sampled the last time before; at first, now
+    ahead_ns: int = 0  # when it was sampled when nobody was found to wait for it the last time; 0: never
     excused_ns: int = 0  # of that time: starved, or not looked at
     frozen_ns: int = 0
     leading_idle_ns: int = 0  # longest it was idle in this phase while it waited for nobody
@@ -246,7 +247,7 @@ class Detector:
     def _check_hangs(self, ranks: Mapping[int, _Watch]) -> list[Event]:
         limits = {rank: self._limit_ns(watch, ranks) for rank, watch in ranks.items()}
         last = _last(ranks, limits)
-        _note_since_when(ranks, last)
+        self._note_since_when(ranks, last)
         if any(watch.position.phase is Phase.STANDBY for watch in ranks.values()):
             return []
         if all(watch.position.phase is Phase.PARKED for watch in ranks.values()):
@@ -269,6 +270,18 @@ class Detector:
                 event = self._suspect(ranks[rank].sample.process, "hang", self._hang_evidence(watch, ahead, ranks))
                 events += [event] if event else []
         return events
+
+    def _note_since_when(self, ranks: Mapping[int, _Watch], last: frozenset[int]) -> None:
+        """Since when each rank has been waited for: perhaps from just after it was last seen not to be.
+
+        One that is found to be behind by the very sample by which it was not, since the others have been heard of
+        meanwhile, cannot be blamed by it: what it has done since is not known.
+        """
+        for rank, watch in ranks.items():
+            if rank not in last or len(last) == len(ranks) > 1:
+                watch.behind_since_ns, watch.ahead_ns = 0, watch.sample.sampled_ns
+            elif not watch.behind_since_ns:
+                watch.behind_since_ns = max(watch.since_ns, watch.before_ns, watch.ahead_ns)
 
     def _limit_ns(self, watch: _Watch, ranks: Mapping[int, _Watch]) -> int:
         """How long this process may be idle where it is; 0: for ever."""
@@ -379,15 +392,6 @@ def _last(ranks: Mapping[int, _Watch], limits: Mapping[int, int]) -> frozenset[i
     """The ranks that got least far. Who may be idle for ever is none of them: it waits for the core, or for these."""
     least = min((watch.key for rank, watch in ranks.items() if limits[rank]), default=None)
     return frozenset(rank for rank, watch in ranks.items() if limits[rank] and watch.key == least)
-
-
-def _note_since_when(ranks: Mapping[int, _Watch], last: frozenset[int]) -> None:
-    """Since when each rank has been waited for: perhaps from just after it was last seen not to be."""
-    for rank, watch in ranks.items():
-        if rank not in last or len(last) == len(ranks) > 1:
-            watch.behind_since_ns = 0
-        elif not watch.behind_since_ns:
-            watch.behind_since_ns = max(watch.since_ns, watch.before_ns)
 
 
 def _beyond_a_step(watch: _Watch) -> float:

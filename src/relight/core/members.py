@@ -21,6 +21,7 @@ class Process:
     gone: bool = False  # can run nothing any more; how it ended is not known yet
     failed: bool = False  # declared failed; no longer a member, perhaps not yet dead
     ready: bool = False  # a standby that is warm
+    doomed: bool = False  # to be killed after the last step, when there is nothing any more that it could fail
     replacement: bool = False  # took its rank from a failed process, and is not restored yet
     fresh: bool = False  # started because no standby was left
     spawned_at: float = 0.0

@@ -238,7 +238,7 @@ class Books:
             said = tuple([_said(kept[name]) if name in kept else None for kept in reports])
             ends = process.final_position.private_versions
             times = (process.spawned_at - now, process.asked_at - now, process.ready_at - now)
-            state = (process.alive, process.failed, process.gone, process.ready, process.replacement)
+            state = (process.alive, process.failed, process.gone, process.doomed, process.ready, process.replacement)
             resumes, released = name in controller._to_resume, name in controller._released
             self.of[name] = hash((state, process.may_hold_state, ends, times, said, resumes, released))
             if process.alive and process.failed and name not in counted:

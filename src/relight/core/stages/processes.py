@@ -81,6 +81,7 @@ class Processes(Starting, Stopping, Finishing):
             return []
         kill = Kill(process=process.name, why=event.evidence)
         if self.stage is Stage.FINISHING:
+            process.doomed = True
             return [kill]  # its death then ends the job with an error
         if process.rank is None:
             self.members.fail(process)

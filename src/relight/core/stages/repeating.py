@@ -34,7 +34,7 @@ class Repeating(Failing):
         self.ledger.controller_restarts += 1
         out: list[Command] = []
         for process in self.members.processes.values():
-            if process.failed and process.alive:
+            if (process.failed or process.doomed) and process.alive:
                 out.append(Kill(process=process.name, why="again: it was declared failed"))
             elif process.alive and not process.started:
                 why = "again: the order may have been lost"
@@ -86,4 +86,4 @@ class Repeating(Failing):
 
 def _is_doomed(process: Process) -> bool:
     """It was ordered to be killed, and is not known to have ended."""
-    return process.failed and process.alive and not process.gone
+    return (process.failed or process.doomed) and process.alive and not process.gone

@@ -430,3 +430,13 @@ class TakesOneRankForAMajority(Controller):
     ) -> list[Command]:
         with replaced("outvoted", outvoted_by_one, "failing"):
             return super()._on_corruption(digests, voters, version, noticed_ns, now, tensors)
+
+
+class SaysOnceThatTheLastIsToDie(Controller):
+    """Once ours: after the last step, an order to kill that died with the agent was not given again to its successor."""
+
+    def _on_suspected(self, event: ev.ProcessSuspected, now: float) -> list[Command]:
+        out = super()._on_suspected(event, now)
+        for process in self.members.processes.values():
+            process.doomed = False
+        return out

@@ -13,7 +13,7 @@ class BlamesWhoStopsLater(Detector):
     def _update(self, sample: object, now: float) -> None:
         super()._update(sample, now)  # type: ignore[arg-type]
         for watch in self._watched.values():
-            watch.before_ns = 0
+            watch.before_ns = watch.ahead_ns = 0
 
 
 class TakesFinishingForTraining(Detector):
@@ -79,3 +79,14 @@ class TakesSlowSamplingForBlindness(Detector):
 
     def expect(self, sample_seconds: float) -> None:
         pass
+
+
+class BlamesByAnOldSample(Detector):
+    """Once ours: with many agents, a rank not heard of since it last waited itself was blamed when the others were done."""
+
+    def _note_since_when(self, ranks: Mapping[int, object], last: frozenset[int]) -> None:
+        super()._note_since_when(ranks, last)  # type: ignore[arg-type]
+        for rank in last:
+            watch = ranks[rank]
+            if watch.behind_since_ns == watch.ahead_ns:  # type: ignore[attr-defined]
+                watch.behind_since_ns = max(watch.since_ns, watch.before_ns)  # type: ignore[attr-defined]
