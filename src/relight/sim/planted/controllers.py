@@ -433,7 +433,7 @@ class TakesOneRankForAMajority(Controller):
 
 
 class SaysOnceThatTheLastIsToDie(Controller):
-    """Once ours: after the last step, an order to kill that died with the agent was not given again to its successor."""
+    """Once ours: after the last step, an order to kill that died with an agent was not given to its successor."""
 
     def _on_suspected(self, event: ev.ProcessSuspected, now: float) -> list[Command]:
         out = super()._on_suspected(event, now)

@@ -82,7 +82,7 @@ class TakesSlowSamplingForBlindness(Detector):
 
 
 class BlamesByAnOldSample(Detector):
-    """Once ours: with many agents, a rank not heard of since it last waited itself was blamed when the others were done."""
+    """Once ours: with many agents, a rank was blamed by a sample from when it had waited for the others."""
 
     def _note_since_when(self, ranks: Mapping[int, object], last: frozenset[int]) -> None:
         super()._note_since_when(ranks, last)  # type: ignore[arg-type]
