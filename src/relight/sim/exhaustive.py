@@ -47,6 +47,7 @@ from relight.sim.world import NODE, Action, World
 
 _IDLE_WAITS = frozenset({"LOADING"})  # left only when nothing else can happen
 _SEEN = frozenset({"OUTSIDE", "READY", "OPTIMIZER"})  # points at which a main thread pauses in a fine search
+_MAX_UNSEEN = 10_000  # moves between two choices; a job of a few ranks takes hundreds
 FAULTS = {"kill": Fault.KILL, "freeze": Fault.FREEZE, "cut": Fault.CUT}
 
 
@@ -258,8 +259,10 @@ class Situation(World):
         self._settle_down()
 
     def _settle_down(self) -> None:
-        """Let happen what need not be told apart."""
-        while self.end is None:
+        """Let happen what need not be told apart. Raises Violation if that goes on for ever."""
+        for _ in range(_MAX_UNSEEN):
+            if self.end is not None:
+                return
             if self._moving:
                 process, ticket = self._moving.popleft()
                 self.perform(("step", process, ticket))
@@ -268,6 +271,7 @@ class Situation(World):
             if at_once is None:
                 return
             self.perform(at_once)
+        raise Violation(f"L2: after {_MAX_UNSEEN} moves that nobody decided on there is still no rest")
 
     def _at_once(self) -> Iterator[Action]:
         for name, ups in sorted(self.up.items()):
