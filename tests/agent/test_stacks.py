@@ -109,6 +109,18 @@ def test_an_answer_is_waited_for_that_begins_after_the_signal_was_taken(run: Run
         assert asked.result(PATIENCE_SECONDS) == "Stack"
 
 
+def test_who_dies_while_it_is_asked_is_not_waited_for(run: Run, tmp_path: Path) -> None:
+    process = run(ANSWERS_LATE)
+    assert process.stdout is not None
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, process, tmp_path, seconds=10 * PATIENCE_SECONDS)
+        assert process.stdout.readline() == "taken\n"
+        process.kill()
+        process.wait()
+        with pytest.raises(NoStack, match="it is gone"):
+            asked.result(PATIENCE_SECONDS)
+
+
 def test_a_wait_that_is_interrupted_goes_on(run: Run, tmp_path: Path) -> None:
     """A system call is started again, also one that no Python code waits in: the script notices nothing."""
     process = run(ANSWERS + SAYS + "import os\ndata = os.read(0, 9)\nprint('read', data, flush=True)\n")

@@ -36,7 +36,10 @@ async def take_stack(
         deadline = time.monotonic() + answer_seconds
         # The kernel blocks the signal in the thread that runs the handler, until that is done; but only from a moment
         # after it was taken. So that it is not blocked means something once there is the beginning of an answer.
-        while path.stat().st_size <= begin or _blocking(pid, number) - deaf:
+        while True:
+            has_begun = path.stat().st_size > begin
+            if not _blocking(pid, number) - deaf and has_begun:
+                break
             if time.monotonic() > deadline:
                 raise NoStack(f"no answer within {answer_seconds:g} s (process state {_status(pid)['State']})")
             await asyncio.sleep(POLL_SECONDS)
