@@ -5,7 +5,7 @@ import pytest
 from relight.core.pace import SAMPLE_SECONDS, SAMPLES_PER_SECOND, judge_seconds, sample_seconds
 
 
-@pytest.mark.parametrize("agents", [1, 2, 100, 625, 626, 1000, 5000, 10_000, 100_000])
+@pytest.mark.parametrize("agents", [1, 2, 100, 1250, 1251, 5000, 10_000, 100_000])
 def test_one_controller_can_listen_to_all_samples(agents: int) -> None:
     seconds = sample_seconds(agents)
     assert agents / seconds <= SAMPLES_PER_SECOND
@@ -19,4 +19,4 @@ def test_small_jobs_are_looked_at_as_often_as_ever() -> None:
 
 
 def test_it_changes_seldom_while_agents_join() -> None:
-    assert len({sample_seconds(agents) for agents in range(1, 10_001)}) == 5
+    assert len({sample_seconds(agents) for agents in range(1, 10_001)}) == 4
