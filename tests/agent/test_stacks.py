@@ -113,7 +113,7 @@ def test_who_dies_while_it_is_asked_is_not_waited_for(run: Run, tmp_path: Path) 
     process = run(ANSWERS_LATE)
     assert process.stdout is not None
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, process, tmp_path, seconds=10 * PATIENCE_SECONDS)
+        asked = pool.submit(ask, process, tmp_path, seconds=2 * PATIENCE_SECONDS)
         assert process.stdout.readline() == "taken\n"
         process.kill()
         process.wait()

@@ -33,6 +33,11 @@ class Process:
     leaving: str = ""  # why it was asked to end after its step
     final_position: Position = field(default_factory=Position)
 
+    @property
+    def is_to_die(self) -> bool:
+        """It was ordered to be killed, and is not known to have ended."""
+        return (self.failed or self.doomed) and self.alive
+
 
 class Members:
     """The processes of a job. Names are never reused; a rank has at most one live, unfailed process."""

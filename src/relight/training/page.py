@@ -110,11 +110,8 @@ class PositionPage:
 
     def count_collective(self) -> None:
         """One more collective was launched in this generation; that is progress."""
-        words = self._words
-        words[_COLLECTIVES] += 1
-        words[_PROGRESS] += 1
-        words[_STAMP_NS] = now = time.monotonic_ns()
-        self._work.launched(now)
+        self._words[_COLLECTIVES] += 1
+        self.note_operation()
 
     def show_waiting(self, waiting: bool) -> None:
         """Instead of the count, where ranks make different numbers of them: 1 while this one waits for others."""

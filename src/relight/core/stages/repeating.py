@@ -1,7 +1,6 @@
 """Orders said again, to an agent that was restarted and by a controller that was."""
 
 from relight.core.commands import Assign, Audience, Begin, Command, Kill, Notice, Release, Resume, Spawn
-from relight.core.members import Process
 from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, Failing
 from relight.core.stages.state import Stage
 
@@ -15,7 +14,8 @@ class Repeating(Failing):
         Processes that it had not started are not repeated: the server reports them as ended.
         """
         why = "said again to an agent that was restarted"
-        out: list[Command] = [Kill(process=p.name, why=why) for p in self.members.processes.values() if _is_doomed(p)]
+        doomed = [p for p in self.members.processes.values() if p.is_to_die and not p.gone]
+        out: list[Command] = [Kill(process=p.name, why=why) for p in doomed]
         out += self._ask_to_leave()
         for rank, process in self.members.by_rank().items():
             if process.replacement or (self.stage is Stage.STARTING and process.started):
@@ -34,7 +34,7 @@ class Repeating(Failing):
         self.ledger.controller_restarts += 1
         out: list[Command] = []
         for process in self.members.processes.values():
-            if (process.failed or process.doomed) and process.alive:
+            if process.is_to_die:
                 out.append(Kill(process=process.name, why="again: it was declared failed"))
             elif process.alive and not process.started:
                 why = "again: the order may have been lost"
@@ -82,8 +82,3 @@ class Repeating(Failing):
             for rank, process in self.members.by_rank().items()
             if process.started
         ]
-
-
-def _is_doomed(process: Process) -> bool:
-    """It was ordered to be killed, and is not known to have ended."""
-    return (process.failed or process.doomed) and process.alive and not process.gone
