@@ -45,7 +45,9 @@ simulate-nightly: setup ## all planted bugs, every order of small jobs, and eigh
 	$(BIN)/python -m relight.sim --mutations
 	$(BIN)/python -m relight.sim --exhaustive 3 --faults 2
 	$(BIN)/python -m relight.sim --exhaustive 4 --faults 2
-	$(BIN)/python -m relight.sim --seconds 28800 --first $$(( $$(date +%s) * 100000 ))
+	$(BIN)/python -m relight.sim --seconds 14400 --first $$(( $$(date +%s) * 100000 ))
+	$(BIN)/python -m relight.sim --seconds 7200 --first $$(( $$(date +%s) * 100000 )) --with hosts,ladder
+	$(BIN)/python -m relight.sim --seconds 7200 --first $$(( $$(date +%s) * 100000 )) --with hosts,ladder,flips
 
 fuzz: $(VENV)/.fuzz ## ten minutes of nonsense to a controller, guided by what it reaches
 	$(BIN)/python -m tests.wire.fuzz 600

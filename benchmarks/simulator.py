@@ -24,7 +24,7 @@ from benchmarks.documents import (
 )
 from benchmarks.figures import markdown_table
 from relight.sim.exhaustive import explore, situation
-from relight.sim.mutations import MUTATIONS, Mutation
+from relight.sim.mutations import HUNTED, Mutation
 from relight.sim.swarm import search
 
 FIRST_SEED = 100_000_000  # none that a test uses
@@ -75,7 +75,7 @@ def measure_mutation(mutation: Mutation) -> dict[str, Any]:
 def run(schedules: int, seconds: float, searches: int) -> Document:
     """All of it."""
     document = start_document("simulator", schedules=schedules, first_seed=FIRST_SEED, search_seconds=seconds)
-    progress = Progress(2 + searches + len(MUTATIONS))
+    progress = Progress(2 + searches + len(HUNTED))
     spent = time.process_time()
     alone = search(FIRST_SEED, ALONE, processes=1)
     document["alone"] = {
@@ -96,7 +96,7 @@ def run(schedules: int, seconds: float, searches: int) -> Document:
         document["searches"].append(measure_search(ranks, faults, kinds, fine, seconds))
         progress.done(f"{ranks} ranks, {faults} faults: {document['searches'][-1]['situations']} situations")
     document["mutations"] = []
-    for mutation in MUTATIONS:
+    for mutation in HUNTED:
         document["mutations"].append(measure_mutation(mutation))
         progress.done(f"{mutation.name}: {document['mutations'][-1]['schedules']}")
     wrong = len(found.violations) + sum(bool(one["violation"]) for one in document["searches"])
@@ -107,13 +107,13 @@ def run(schedules: int, seconds: float, searches: int) -> Document:
         [
             Verdict("simulated jobs in which an invariant breaks", wrong, 0, "", f"of {found.schedules:,}"),
             Verdict("searches of all orders that did not come to an end", len(incomplete), 0, ""),
-            Verdict("planted bugs that were not found", len(missed), 0, "", f"of {len(MUTATIONS)}"),
+            Verdict("planted bugs that were not found", len(missed), 0, "", f"of {len(HUNTED)}"),
             Verdict("100,000 over the random schedules tried", TARGET_SCHEDULES / found.schedules, 1.0, "ratio"),
         ],
     )
     document["headline"] = (
         f"{found.schedules:,} random schedules and {sum(one['situations'] for one in document['searches']):,} "
-        f"situations of small jobs: {wrong} violations; {len(MUTATIONS) - len(missed)} of {len(MUTATIONS)} planted "
+        f"situations of small jobs: {wrong} violations; {len(HUNTED) - len(missed)} of {len(HUNTED)} planted "
         "bugs found."
     )
     return document

@@ -22,7 +22,7 @@ from relight.core.commands import (
     Stop,
     WindDown,
 )
-from relight.core.controller import Controller, ControllerSettings, Stage
+from relight.core.controller import HEARING_SECONDS, Controller, ControllerSettings, Stage
 from relight.core.position import Phase, Position
 from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, MAX_RESTORE_FAILURES
 from relight.core.stages.processes import STANDBY_PROVEN_SECONDS
@@ -60,6 +60,11 @@ class Desk:
         return self.said
 
     def expire(self) -> tuple[Command, ...]:
+        """The deadline passes; and, where it is put off for those who may not have been heard, the later one."""
+        self.look()
+        return self.look() if self.controller.next_deadline() == self.now + HEARING_SECONDS else self.said
+
+    def look(self) -> tuple[Command, ...]:
         deadline = self.controller.next_deadline()
         assert deadline is not None
         self.now = max(self.now, deadline)
@@ -71,7 +76,7 @@ class Desk:
         """Let time pass; returns what the deadlines on the way led to."""
         until, said = self.now + seconds, list[Command]()
         while (deadline := self.controller.next_deadline()) is not None and deadline <= until:
-            said += self.expire()
+            said += self.look()
         self.now = until
         return said
 
@@ -936,7 +941,7 @@ def test_nobody_is_blamed_for_a_restore_that_does_not_end_but_who_then_does_not_
     assert kinds(said) == [Stop]
     desk.stands("w0")
     desk.stands("w3")
-    assert killed(desk.wait(STOP_TIMEOUT_SECONDS + 0.1)) == ["w2"]
+    assert killed(desk.wait(STOP_TIMEOUT_SECONDS + HEARING_SECONDS + 0.1)) == ["w2"]
     desk.exits("w2")
     assert desk.controller.rank_processes() == {0: "w0", 1: "w3", 2: "w4"}
 
@@ -946,7 +951,7 @@ def test_a_survivor_that_does_not_stop_has_failed() -> None:
     desk.exits("w1")
     desk.stands("w3")
     desk.stands("w0")
-    said = desk.wait(STOP_TIMEOUT_SECONDS + OUTSIDE_SECONDS + 0.1)
+    said = desk.wait(STOP_TIMEOUT_SECONDS + OUTSIDE_SECONDS + HEARING_SECONDS + 0.1)
     assert killed(said) == ["w2"]
     assert one(said, Stop).generation == 3
 
@@ -956,7 +961,7 @@ def test_both_that_do_not_stop_are_in_the_report() -> None:
     desk.exits("w1")
     desk.stands("w4")
     desk.stands("w0")
-    assert killed(desk.wait(STOP_TIMEOUT_SECONDS + OUTSIDE_SECONDS + 0.1)) == ["w2", "w3"]
+    assert killed(desk.wait(STOP_TIMEOUT_SECONDS + OUTSIDE_SECONDS + HEARING_SECONDS + 0.1)) == ["w2", "w3"]
     desk.exits("w2")
     desk.exits("w3")
     desk.recover()
@@ -965,11 +970,11 @@ def test_both_that_do_not_stop_are_in_the_report() -> None:
 
 
 def test_a_replacement_has_its_own_time_to_stand_still() -> None:
-    limit = STOP_TIMEOUT_SECONDS + OUTSIDE_SECONDS
+    limit = STOP_TIMEOUT_SECONDS + OUTSIDE_SECONDS + HEARING_SECONDS
     desk = Desk().train()
     desk.exits("w1")
     desk.stands("w0")
-    desk.wait(limit - 0.5)
+    desk.wait(limit - 1.5)
     desk.warm("w2")
     assert killed(desk.wait(limit - 1.0)) == []
     assert killed(desk.wait(1.1)) == ["w2"]
@@ -1071,6 +1076,17 @@ def test_a_deadline_that_passed_while_the_controller_slept_is_put_off_once() -> 
     assert put_off is not None
     assert desk.now < put_off <= desk.now + 2.0
     assert isinstance(desk.controller.expire(put_off + 40.0)[0], Kill)
+
+
+def test_a_controller_that_slept_until_just_after_a_deadline_hears_the_answers_first() -> None:
+    desk = Desk(world_size=3, standbys=1).train()
+    desk.exits("w1")
+    desk.stands("w3")
+    desk.stands("w0")
+    assert desk.look() == ()
+    desk.stands("w2")
+    assert desk.controller.stage is Stage.RESTORING
+    assert killed(desk.wait(HEARING_SECONDS)) == []
 
 
 # --- divided state ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relight.sim.golden import format_golden, parse_golden, read_golden, rewritten
-from relight.sim.mutations import MUTATIONS, Mutation, find_mutation
+from relight.sim.mutations import HUNTED, MUTATIONS, Mutation, find_mutation
 from relight.sim.shrink import shrink
 from relight.sim.timed import run_schedule
 
@@ -17,7 +17,7 @@ SOON = 1000  # schedules; what takes longer to find is hunted by `make test-all`
     "mutation",
     [
         pytest.param(m, id=m.name, marks=[pytest.mark.all, pytest.mark.timeout(3600)] if m.within > SOON else [])
-        for m in MUTATIONS
+        for m in HUNTED
     ],
 )
 def test_the_simulation_finds(mutation: Mutation) -> None:

@@ -19,8 +19,9 @@ from relight.sim.schedule import (
     decode_schedule,
     encode_schedule,
     random_schedule,
+    schedule_of,
 )
-from relight.sim.swarm import search
+from relight.sim.swarm import search, try_seed
 from relight.sim.timed import SimulatedJob
 
 BLOCK = 200
@@ -67,6 +68,17 @@ def test_a_host_that_was_given_up_does_not_join_a_second_time_through_what_is_sa
 def test_many_more_random_schedules() -> None:
     found = search(1_000_000, 100_000)
     assert found.schedules == 100_000
+    assert not found.violations
+
+
+@pytest.mark.all
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "kinds", [("hosts", "ladder"), ("ladder", "flips"), ("hosts", "ladder", "flips")], ids="+".join
+)
+def test_many_more_of_a_kind(kinds: tuple[str, ...]) -> None:
+    found = search(1_000_000, 40_000, kinds=kinds)
+    assert found.schedules == 40_000
     assert not found.violations
 
 
@@ -198,6 +210,16 @@ def test_a_search_finds_the_same_whoever_runs_it() -> None:
     alone = search(0, 400, processes=1, mutation="forward-if-any")
     assert alone.violations
     assert search(0, 400, processes=2, mutation="forward-if-any").violations == alone.violations
+
+
+def test_a_search_can_be_narrowed_down() -> None:
+    ladder = [schedule_of(seed, ("ladder", "hosts")) for seed in range(20)]
+    assert all(schedule.nodes > 1 and (schedule.buddy_every or schedule.checkpoint_every) for schedule in ladder)
+    assert all(schedule_of(seed, ("flips",)).verify_every for seed in range(20))
+    found = search(0, 100, mutation="zombies-are-sources", kinds=("hosts",))
+    broken = [seed for seed in range(100) if try_seed(seed, "zombies-are-sources", ("hosts",)) is not None]
+    assert list(found.violations) == broken
+    assert broken != list(search(0, 100, mutation="zombies-are-sources").violations)
 
 
 def test_the_schedules_reach_what_matters() -> None:

@@ -27,7 +27,9 @@ from relight.core.stages.training import Training
 
 __all__ = ["Controller", "ControllerSettings", "Stage"]
 
-OVERSLEPT_SECONDS = 1.0  # a deadline that is noticed later than this passed while the controller was stopped
+HEARING_SECONDS = (
+    1.0  # before a deadline counts, whoever answered while the controller was stopped is heard for so long
+)
 
 
 class Controller(Agents, Processes, Training, Restoring):
@@ -114,9 +116,10 @@ class Controller(Agents, Processes, Training, Restoring):
         """The deadline has passed: whoever was waited for has failed too, or the grace is over."""
         if self._deadline is None or now < self._deadline or self.stage is Stage.ENDED:
             return ()
-        if now - self._deadline > OVERSLEPT_SECONDS and self._deadline != self._extended:
-            # Nobody looked when it passed: whoever is waited for may have answered meanwhile, and is heard first.
-            self._deadline = self._extended = now + OVERSLEPT_SECONDS
+        overslept = now - self._deadline > HEARING_SECONDS
+        if (overslept or self._somebody_pays(now)) and self._deadline != self._extended:
+            # Perhaps nobody looked until just now, and whoever is waited for has answered meanwhile.
+            self._deadline = self._extended = now + HEARING_SECONDS
             return ()
         self._deadline = None
         if self.stage is Stage.STARTING:
@@ -130,6 +133,11 @@ class Controller(Agents, Processes, Training, Restoring):
         if self.stage is Stage.SAVING:
             return self._given(self._on_save_timeout(now))
         return ()
+
+    def _somebody_pays(self, now: float) -> bool:
+        """Whether a process is killed, or the job ends, if nothing is heard. Then a second more does not matter, and a
+        controller that was stopped until just after the deadline must not take itself for punctual."""
+        return self.stage in (Stage.STARTING, Stage.SAVING) or bool(self._late(now))
 
     def next_deadline(self) -> float | None:
         """When `expire` wants to be called, or None."""

@@ -22,6 +22,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[int, ...]
     finishers: tuple[int, ...]
     targets: tuple[int, ...]
+    recalled: tuple[int, ...] = ()  # targets that get what their own rank once held: it is nobody's copy
 
 
 def describe_target(direction: str, target: int) -> str:

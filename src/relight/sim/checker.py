@@ -118,7 +118,9 @@ class Checker:
     def committed(self, worker: Process) -> None:
         """I1 and I6: one content per version; live versions are v, or v and v+1."""
         self._check_content(worker, "finished")
-        self._finished = max(self._finished, worker.state.version)
+        is_undone = bool(self._falls) and worker.generation < self._falls[-1][0]  # all went back meanwhile, but it
+        if not is_undone:
+            self._finished = max(self._finished, worker.state.version)
         if worker.name in self.fenced:
             return  # what it finished, its successor must not undo: that I7 sees to
         if worker.state.content in self.spoilt and worker.healthy and self._must_not_spread():

@@ -34,7 +34,8 @@ class GathersForEver(Gatherer):
 
 @dataclass(frozen=True)
 class Mutation:
-    """A variant. Some of the first `within` random schedules must break an invariant.
+    """A variant. Some of the first `within` random schedules must break an invariant; 0: they would be too many, and
+    the recorded schedule must do.
 
     `actions`, `points`, `hosts`, `ladder` and `flips` narrow the schedules down, for bugs that need two rare faults at
     once.
@@ -152,6 +153,14 @@ MUTATIONS = (
         actions=(Action.KILL, Action.LOOP),
         points=("FORWARD", "ROLLBACK", "REFORM"),
     ),
+    Mutation(
+        "wakes-just-after",
+        20000,
+        controller=controllers.TakesAShortSleepForNone,
+        actions=(Action.LOOP, Action.FREEZE, Action.KILL),
+        points=("OBEY",),
+        ladder=True,
+    ),
     Mutation("restart-reuses-generation", 2000, controller=controllers.ReusesAGenerationAfterItsRestart),
     Mutation("restart-says-nothing", 2000, controller=controllers.SaysNothingAfterItsRestart),
     Mutation("blames-the-bereft", 10000, detector=detectors.BlamesTheBereft, hosts=True),
@@ -175,6 +184,28 @@ MUTATIONS = (
     Mutation("fall-forgotten", 20000, controller=controllers.ForgetsThatItWentDown, ladder=True),
     Mutation("living-for-snapshots", 20000, controller=controllers.TakesTheLivingForSnapshots, hosts=True, ladder=True),
     Mutation("keeps-to-the-buddies", 20000, controller=controllers.KeepsToTheBuddies, hosts=True, ladder=True),
+    Mutation(
+        "undone-private-counts",
+        20000,
+        controller=controllers.TakesWhatIsUndoneForPrivateState,
+        hosts=True,
+        ladder=True,
+    ),
+    Mutation(
+        "thrown-away-private-not-missed",
+        60000,
+        controller=controllers.ForgetsWhoThrewItsPrivateStateAway,
+        ladder=True,
+        flips=True,
+    ),
+    Mutation(
+        "recalled-taken-for-copy",
+        60000,
+        controller=controllers.TakesARecalledSnapshotForACopy,
+        hosts=True,
+        ladder=True,
+        flips=True,
+    ),
     Mutation("only-snapshot-overwritten", 20000, worker=workers.OverwritesTheOnlySnapshot, ladder=True),
     Mutation("what-to-keep-forgotten", 50000, worker=workers.ForgetsWhatToKeep, ladder=True),
     Mutation(
@@ -217,7 +248,7 @@ MUTATIONS = (
     Mutation("differences-ignored", 500, controller=controllers.IgnoresDifferences, flips=True),
     Mutation("compares-seldom-heard", 10000, detector=detectors.ComparesThoughSeldomHeard, hosts=True),
     Mutation("slow-samples-are-none", 5000, detector=detectors.TakesSlowSamplingForBlindness, hosts=True),
-    Mutation("blamed-by-an-old-sample", 50000, detector=detectors.BlamesByAnOldSample, hosts=True, ladder=True),
+    Mutation("blamed-by-an-old-sample", 0, detector=detectors.BlamesByAnOldSample),
     Mutation("private-not-claimed", 200, worker=workers.DoesNotClaimPrivateState),
     Mutation("private-kept-too-late", 200, worker=workers.KeepsPrivateStateTooLate),
     Mutation("write-interrupted", 200, worker=workers.StopsInsideTheWrite),
@@ -233,6 +264,8 @@ MUTATIONS = (
     Mutation("begin-lost", 20000, worker=workers.WaitsForBeginOnly),
     Mutation("leaves-alone", 100, worker=workers.LeavesAlone),
 )
+
+HUNTED = tuple(mutation for mutation in MUTATIONS if mutation.within)
 
 
 def find_mutation(name: str) -> Mutation:

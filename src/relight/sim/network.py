@@ -13,22 +13,23 @@ from relight.sim.lower import Saved
 class Operation:
     """One collective. `outcome` says for each rank whether it completed; a rank that is not in it still waits."""
 
-    __slots__ = ("entered", "outcome", "what")
+    __slots__ = ("entered", "lacking", "outcome", "what")
 
     def __init__(self, what: Hashable) -> None:
         self.what = what
         self.entered: dict[int, int] = {}
         self.outcome: dict[int, bool] = {}
+        self.lacking = False  # somebody's part was never sent: it came when its connections were cut already
 
     def copy(self) -> "Operation":
         """The same, to go on with in another way."""
         twin = Operation(self.what)
-        twin.entered, twin.outcome = self.entered.copy(), self.outcome.copy()
+        twin.entered, twin.outcome, twin.lacking = self.entered.copy(), self.outcome.copy(), self.lacking
         return twin
 
     def key(self) -> Hashable:
         """What the future of this operation depends on."""
-        return self.what, tuple(sorted(self.entered.items())), tuple(sorted(self.outcome.items()))
+        return self.what, self.lacking, tuple(sorted(self.entered.items())), tuple(sorted(self.outcome.items()))
 
 
 class Group:
@@ -41,7 +42,7 @@ class Group:
         self.size = size
         self.operations: dict[int, Operation] = {}  # by number; only those that somebody may still wait in
         self.count = [0] * size  # operations that each rank has entered
-        self.gone = 0  # ranks that are dead or cut off and enter nothing any more; one bit each
+        self.gone = 0  # ranks that are dead or cut off: nothing of them arrives any more; one bit each
         self.lost = 0  # ranks that lost data on its way to them: they complete nothing any more
 
     def copy(self) -> "Group":
@@ -68,6 +69,7 @@ class Group:
         if what != operation.what:
             raise Violation(f"I4: rank {rank} brings {what} to a collective of {operation.what}")
         operation.entered[rank] = contribution
+        operation.lacking |= bool(self.gone >> rank & 1)
         return number
 
     def waiting(self) -> list[tuple[int, int, Operation]]:
@@ -81,7 +83,7 @@ class Group:
 
     def can_complete(self, rank: int, operation: Operation) -> bool:
         """Everyone's data was sent, and this rank lost none of it."""
-        return len(operation.entered) == self.size and not self.lost >> rank & 1
+        return len(operation.entered) == self.size and not operation.lacking and not self.lost >> rank & 1
 
     def can_break(self) -> bool:
         """Somebody's connections ended."""

@@ -185,7 +185,7 @@ class Describer:
                 value = operation.entered.get(rank)
                 version = None if value is None else self._known[rank][1].get(value)
                 brought = value if version is None else ("right", version)
-                operations.append((number, operation.what, brought, operation.outcome.get(rank)))
+                operations.append((number, operation.what, operation.lacking, brought, operation.outcome.get(rank)))
         gone, lost = group.gone >> rank & 1, group.lost >> rank & 1
         return group.generation, gone, lost, group.count[rank], tuple(operations)
 

@@ -1,7 +1,7 @@
 """A simulated job's schedule: its size, its pace and its faults. A value, drawn from a seed; it runs nothing."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -53,6 +53,7 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 SAMPLE_SECONDS = 0.5  # between two samples of a host
 HOST_KINDS = ("host", "cut", "unheard", "join")
+KINDS = ("hosts", "ladder", "flips")  # that a search may be narrowed down to
 NETWORK_KINDS = ("silence", "blackhole", "agent", "asleep", "controller")
 
 
@@ -92,6 +93,11 @@ def encode_schedule(schedule: Schedule) -> str:
 def decode_schedule(text: str | bytes) -> Schedule:
     """The inverse of `encode_schedule`. Raises msgspec.DecodeError."""
     return msgspec.json.decode(text, type=Schedule)
+
+
+def schedule_of(seed: int, kinds: Collection[str]) -> Schedule:
+    """The random schedule of this seed, of these `KINDS`."""
+    return random_schedule(seed, hosts="hosts" in kinds or None, ladder="ladder" in kinds, flips="flips" in kinds)
 
 
 def random_schedule(

@@ -3,15 +3,15 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from relight.sim.contents import Violation
 from relight.sim.mutations import find_mutation
-from relight.sim.schedule import random_schedule
+from relight.sim.schedule import schedule_of
 from relight.sim.timed import run_schedule
 
-BLOCK = 200  # seeds that one process tries in a row
+BLOCK = 200  # seeds
 
 
 @dataclass
@@ -28,6 +28,16 @@ class Found:
         return self.schedules / self.seconds if self.seconds else 0.0
 
 
+@dataclass(frozen=True)
+class Block:
+    """Seeds that one process tries in a row, and how."""
+
+    first: int
+    count: int
+    mutation: str
+    kinds: tuple[str, ...]
+
+
 def search(
     first: int,
     count: int,
@@ -35,13 +45,17 @@ def search(
     seconds: float | None = None,
     processes: int | None = None,
     mutation: str = "",
+    kinds: Collection[str] = (),
     progress: Callable[[Found], None] | None = None,
 ) -> Found:
-    """Try `count` seeds from `first` on, or as many of them as `seconds` allow."""
+    """Try `count` seeds from `first` on, or as many of them as `seconds` allow; of these kinds (`KINDS`), if any."""
     found = Found()
     begun = time.monotonic()
     # One after the other: a search that its time ends may have millions of them.
-    blocks = ((start, min(BLOCK, first + count - start), mutation) for start in range(first, first + count, BLOCK))
+    blocks = (
+        Block(start, min(BLOCK, first + count - start), mutation, tuple(kinds))
+        for start in range(first, first + count, BLOCK)
+    )
     processes = 1 if count <= BLOCK else processes or os.cpu_count() or 1
     for tried, violations in _run(blocks, processes):
         found.schedules += tried
@@ -54,7 +68,7 @@ def search(
     return found
 
 
-def _run(blocks: Iterable[tuple[int, int, str]], processes: int) -> Iterator[tuple[int, dict[int, str]]]:
+def _run(blocks: Iterable[Block], processes: int) -> Iterator[tuple[int, dict[int, str]]]:
     if processes == 1:
         yield from map(_try_block, blocks)
         return
@@ -62,19 +76,18 @@ def _run(blocks: Iterable[tuple[int, int, str]], processes: int) -> Iterator[tup
         yield from pool.imap_unordered(_try_block, blocks)
 
 
-def _try_block(block: tuple[int, int, str]) -> tuple[int, dict[int, str]]:
-    first, count, mutation = block
+def _try_block(block: Block) -> tuple[int, dict[int, str]]:
     violations = {}
-    for seed in range(first, first + count):
-        violation = try_seed(seed, mutation)
+    for seed in range(block.first, block.first + block.count):
+        violation = try_seed(seed, block.mutation, block.kinds)
         if violation is not None:
             violations[seed] = str(violation).partition("\n")[0]
-    return count, violations
+    return block.count, violations
 
 
-def try_seed(seed: int, mutation: str = "") -> Violation | None:
+def try_seed(seed: int, mutation: str = "", kinds: Collection[str] = ()) -> Violation | None:
     """What breaks, if anything."""
-    schedule = random_schedule(seed)
+    schedule = schedule_of(seed, kinds)
     if mutation:
         return find_mutation(mutation).breaks(schedule)
     try:

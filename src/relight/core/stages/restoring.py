@@ -24,11 +24,12 @@ class Restoring(Failing):
         if problem:
             digests = {report.rank: report.state_digest for report in reports}
             stood = [rank for rank in digests if rank not in self._decision.targets]
+            of_their_own = {*stood, *self._decision.recalled}
             held = self.members.by_rank()
             voters = [rank for rank in stood if not held[rank].replacement]  # others were copied before it began again
             alike = len({(r.version, r.lineage) for r in reports}) == 1
             alike = alike and not self.shards.differing({r.rank: r.layout_digest for r in reports})
-            if alike and self.shards.differing({rank: digests[rank] for rank in stood}):
+            if alike and self.shards.differing({rank: digests[rank] for rank in of_their_own}):
                 return self._on_corruption(digests, voters, self._decision.target, 0, now)
             return self._end(problem, now)
         self.stage, self._deadline, self._restore_failures = Stage.TRAINING, None, 0

@@ -84,7 +84,7 @@ class State:
         self._released: set[str] = set()
         self._decision: Decision | None = None
         self._deadline: float | None = None
-        self._extended: float | None = None  # the deadline that was put off, once, because the controller had slept
+        self._extended: float | None = None  # the deadline that was put off, once, in case the controller had slept
         self._suspected_collective: ev.CollectiveFailed | None = None
         self._suspected_restore: ev.RestoreFailed | None = None
         self._stop_limit_seconds = 0.0

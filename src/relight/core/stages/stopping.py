@@ -6,6 +6,7 @@ from relight.core import events as ev
 from relight.core.commands import Audience, Command, Notice, Restore, Rung, Source
 from relight.core.decision import Decision, Halt, decide, derived_ranks, describe_target
 from relight.core.ladder import descend, has_gone_back, newest_snapshots, newest_to_trust, worth_keeping
+from relight.core.members import Process
 from relight.core.shards import require_every_part
 from relight.core.stages.failing import Failing
 from relight.core.stages.state import Stage
@@ -29,14 +30,21 @@ class Stopping(Failing):
 
     def _on_stop_timeout(self, now: float) -> list[Command]:
         limit = self._stop_limit_seconds
-        waiting = [p for p in self.members.by_rank().values() if p.name not in self._stopped]
-        late = [p for p in waiting if p.asked_at + limit <= now]
-        if late:
+        if late := self._late(now):
             return self._fail_late(late, f"did not stop within {limit:g} s", now)
         out = self._fill_vacancies(now)
         if self._deadline is None:
-            self._deadline = min((p.asked_at + limit for p in waiting), default=now + limit)
+            self._deadline = min((p.asked_at + limit for p in self._moving()), default=now + limit)
         return out
+
+    def _moving(self) -> list[Process]:
+        return [p for p in self.members.by_rank().values() if p.name not in self._stopped]
+
+    def _late(self, now: float) -> list[Process]:
+        """Who was told to stand still, and has not in its time."""
+        if self.stage is not Stage.STOPPING:
+            return []
+        return [p for p in self._moving() if p.asked_at + self._stop_limit_seconds <= now]
 
     def _advance(self, now: float) -> list[Command]:
         """Decide as soon as every rank has a process, all stand still, and every failed process is known dead."""
@@ -53,8 +61,7 @@ class Stopping(Failing):
             return []
         replaced = [rank for rank, p in held.items() if p.replacement]
         reports = [self._stopped[p.name] for p in held.values()]
-        blank = {r.rank for r in reports if r.blank}
-        private = {rank: self.members.private_versions(rank) for rank in replaced if rank in blank}
+        private = self._lost_private(reports)
         derived = derived_ranks(reports, private)
         known = {rank: versions for rank, versions in private.items() if rank not in derived}
         unfinished = self._unfinished_fall
@@ -97,6 +104,17 @@ class Stopping(Failing):
     def _unfinished_fall(self) -> int | None:
         """The version that a recovery below replicas goes back to, while not all are there; None: there is none."""
         return None if self._fallen_to < 0 else self._fallen_to
+
+    def _lost_private(self, reports: Sequence[ev.Stopped]) -> dict[int, frozenset[int]]:
+        """Of each blank rank, the versions of its private state that are left: with its dead predecessors' pages. A
+        survivor that is blank threw its own away, on a way down that was cut short."""
+        return {report.rank: self._private_versions(report.rank) for report in reports if report.blank}
+
+    def _private_versions(self, rank: int) -> frozenset[int]:
+        """On the way down only that of the version all go to counts: any other is undone, and would hide that nothing
+        is left, in which case it may follow from rank and step."""
+        versions = self.members.private_versions(rank)
+        return versions if self._unfinished_fall is None else versions & {self._unfinished_fall}
 
     def _worth_keeping(self, reports: Sequence[ev.Stopped]) -> int:
         """The version whose snapshots must not be overwritten yet, or -1."""
@@ -144,6 +162,7 @@ class Stopping(Failing):
             sources=fall.sources,
             finishers=(),
             targets=fall.targets,
+            recalled=tuple(rank for rank in fall.targets if fall.places[rank][1] == rank),
         )
         self.stage, self._decision = Stage.RESTORING, decision
         for process in held.values():

@@ -6,7 +6,7 @@ import msgspec
 
 from relight.core import events as ev
 from relight.core.commands import Command, Kill, Restore, Source
-from relight.core.controller import Controller, Stage
+from relight.core.controller import HEARING_SECONDS, Controller, Stage
 from relight.core.decision import Decision, Halt, decide
 from relight.core.ladder import newest_snapshots
 from relight.core.members import Process
@@ -168,13 +168,8 @@ class BlamesEveryoneForASlowRestore(Controller):
 class ComparesTheStopDeadlineInAnotherWay(Controller):
     """Once ours: `asked_at + limit` is past, `now - asked_at >= limit` is not. The deadline passed for ever."""
 
-    def _on_stop_timeout(self, now: float) -> list[Command]:
-        limit = self._stop_limit_seconds
-        waiting = [p for p in self.members.by_rank().values() if p.name not in self._stopped]
-        if waiting and not any(now - p.asked_at >= limit for p in waiting):
-            self._deadline = min(p.asked_at + limit for p in waiting)
-            return self._fill_vacancies(now)
-        return super()._on_stop_timeout(now)
+    def _late(self, now: float) -> list[Process]:
+        return [process for process in super()._late(now) if now - process.asked_at >= self._stop_limit_seconds]
 
 
 class SaysNothingAgain(Controller):
@@ -205,6 +200,15 @@ class Oversleeps(Controller):
 
     def expire(self, now: float) -> tuple[Command, ...]:
         self._extended = self._deadline
+        return super().expire(now)
+
+
+class TakesAShortSleepForNone(Controller):
+    """Once ours: one that had slept until just after a deadline took itself for punctual, and did the same."""
+
+    def expire(self, now: float) -> tuple[Command, ...]:
+        if self._deadline is not None and now - self._deadline <= HEARING_SECONDS:
+            self._extended = self._deadline
         return super().expire(now)
 
 
@@ -315,6 +319,31 @@ class ForgetsThatItWentDown(Controller):
         out = super()._descend(reason, reports, now)
         self._fallen_to = -1
         return out
+
+
+class TakesWhatIsUndoneForPrivateState(Controller):
+    """Once ours: a rank died on the way down, before it had begun; its page still had versions that were undone."""
+
+    def _private_versions(self, rank: int) -> frozenset[int]:
+        return self.members.private_versions(rank)
+
+
+class ForgetsWhoThrewItsPrivateStateAway(Controller):
+    """Once ours: only of a dead rank it was asked what is left of its private state. A survivor that had begun to go
+    down, and was then to copy from a replica that was there already, had none."""
+
+    def _lost_private(self, reports: Sequence[ev.Stopped]) -> dict[int, frozenset[int]]:
+        held = self.members.by_rank()
+        return {rank: left for rank, left in super()._lost_private(reports).items() if held[rank].replacement}
+
+
+class TakesARecalledSnapshotForACopy(Controller):
+    """Once ours: what a lost rank had left in its buddy's memory differed from a survivor's state; the job ended."""
+
+    def _on_restored(self, event: ev.Restored, now: float) -> list[Command]:
+        if self._decision is not None:
+            self._decision = msgspec.structs.replace(self._decision, recalled=())
+        return super()._on_restored(event, now)
 
 
 class TakesTheLivingForSnapshots(Controller):
