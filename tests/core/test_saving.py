@@ -5,11 +5,11 @@ import pytest
 
 from relight.core import events as ev
 from relight.core.commands import EndJob, Kill, Notice, Save, Spawn, Stop
-from relight.core.controller import Stage
+from relight.core.controller import HEARING_SECONDS, Stage
 from relight.core.ladder import Last, last_checkpoint
 from relight.core.shards import Shards
 from relight.core.stages.saving import SAVE_SECONDS
-from tests.core.test_controller import Desk, kinds, one
+from tests.core.test_controller import OUTSIDE_SECONDS, STOP_TIMEOUT_SECONDS, Desk, killed, kinds, one
 from tests.core.test_ladder import HSDP, NOW, report
 
 
@@ -209,3 +209,24 @@ def test_misuse_of_relight_is_not_saved(kind: str) -> None:
     desk.raises("w1", "UsageError: E", step=5, kind=kind)
     assert "checkpoint" not in desk.end().error
     assert not [c for c in desk.said if isinstance(c, Notice)]
+
+
+def test_who_does_not_stand_still_is_killed_and_the_others_save() -> None:
+    """It hung where nobody is judged by progress: only the end of its time tells."""
+    desk = training(world_size=3)
+    desk.exits("w2", step=5)
+    desk.stands("w0", 5)
+    limit = STOP_TIMEOUT_SECONDS + OUTSIDE_SECONDS + HEARING_SECONDS
+    assert killed(desk.wait(limit + 0.1)) == ["w1"]
+    save = one(desk.exits("w1", step=5), Save)
+    assert (save.target, save.absent) == (5, (1, 2))
+
+
+def test_private_state_that_goes_with_its_agent_is_not_waited_for() -> None:
+    desk = training()
+    desk.exits("w1", step=5)
+    assert one(desk.stands("w0", 5), Save).derived == ()
+    again = desk.tell(ev.AgentJoined(agent="node-0", slots=2))
+    assert [type(command) for command in again if isinstance(command, Save | Stop)] == [Stop]
+    second = one(desk.stands("w0", 5, derivable=True), Save)
+    assert (second.absent, second.derived) == ((1,), (1,))

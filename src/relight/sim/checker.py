@@ -441,6 +441,10 @@ class Checker:
         points = {point for _, _, point in self._struck}
         struck = [(kind, self.workers[name]) for kind, name, _ in self._struck]
         unsaved = error.partition("No last checkpoint was written: ")[2]
+        if unsaved.startswith("it was not done within"):
+            # Who cannot write says so, or is known to be dead; unless it hung once it had said that it stands still.
+            reports = [worker.last_report for worker in self.workers.values() if worker.hung]
+            return any(isinstance(r, Stopped) and r.generation == self._generation for r in reports)
         if unsaved and not self.disturbed and all(kind is Action.RAISE for kind in kinds):
             # Who raised stays and keeps its state, so nothing of it is missing.
             return unsaved.startswith(("no step was finished yet", "that of step"))

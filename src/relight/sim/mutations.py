@@ -206,6 +206,8 @@ MUTATIONS = (
         ladder=True,
         flips=True,
     ),
+    Mutation("saves-with-what-is-gone", 0, controller=controllers.SavesWithWhatWentWithTheAgent),
+    Mutation("saved-is-said-once", 30000, worker=workers.SaysOnceThatItHasSaved, hosts=True, ladder=True),
     Mutation("only-snapshot-overwritten", 20000, worker=workers.OverwritesTheOnlySnapshot, ladder=True),
     Mutation("what-to-keep-forgotten", 50000, worker=workers.ForgetsWhatToKeep, ladder=True),
     Mutation(

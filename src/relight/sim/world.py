@@ -436,8 +436,10 @@ class World:
                 names = self.controller.predecessors.get(rank, ())
                 left = [self.workers[name].page.read_private(save.target) for name in names if name in self.workers]
                 known = [private for private in left if private is not None]
-                private = derived_private(rank, save.target, known=self.derivable) if rank in save.derived else None
-                pieces[rank] = known[-1] if private is None and known else private or 0
+                if rank in save.derived:
+                    pieces[rank] = derived_private(rank, save.target, known=self.derivable)
+                elif known:  # else it waits for it in vain
+                    pieces[rank] = known[-1]
         for rank, private in pieces.items():
             saved = Saved(rank, worker.state, private, worker.lower.history)
             self.checker.saves(saved, save)

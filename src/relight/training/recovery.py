@@ -174,7 +174,8 @@ class Recovery:
                     version=order.target,
                     path=path,
                     error=error,
-                )
+                ),
+                report=True,
             )
 
     def _obey(self, restore: Restore) -> Inners:

@@ -477,7 +477,8 @@ class Runtime:
         return RestoreClient(lambda: None, seconds, self.token, tls=self.tls, spare=spare)
 
     def report_restore_failure(self, generation: int, error: Exception) -> None:
-        self.link.send(RestoreFailed(process=self.process, generation=generation, evidence=str(error), culprit=""))
+        failed = RestoreFailed(process=self.process, generation=generation, evidence=str(error), culprit="")
+        self.link.send(failed, report=True)
 
     def await_newer(self, generation: int) -> None:
         """After a failed restore: the controller will open another generation."""

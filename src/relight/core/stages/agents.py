@@ -18,7 +18,7 @@ class Agents(Starting, Stopping, Finishing, Repeating):
         if event.agent in self.hosts:  # the same agent again, after a restart: its workers live on
             self.hosts.add(event.agent, event.slots, event.life)
             self._forget_pages(event.agent)
-            return self._repeat_orders()
+            return self._repeat_orders(now)
         if not len(self.hosts) and not self.members.processes:
             self.ledger.started(now)
             self._deadline = now + self.settings.startup_timeout_seconds

@@ -61,13 +61,6 @@ class Failing(Saving):
             return f"step {step} failed {self._failures_at_step[step]} times; last: {where}: {last.evidence}"
         return ""
 
-    def _fail_late(self, late: list[Process], evidence: str, now: float) -> list[Command]:
-        out: list[Command] = []
-        for process in late:
-            self.ledger.failure(process, "hang", evidence, process.final_position, 0, self.generation, now)
-            out.append(Kill(process=process.name, why=evidence))
-        return out + self._fail(late, -1, None, now)
-
     def _on_corruption(
         self,
         digests: Mapping[int, int | str],

@@ -8,7 +8,7 @@ from relight.core.stages.state import Stage
 class Repeating(Failing):
     """After a death in the control plane."""
 
-    def _repeat_orders(self) -> list[Command]:
+    def _repeat_orders(self, now: float) -> list[Command]:
         """What an agent had not passed on when it died is lost. Who has an order already ignores it the second time.
 
         Processes that it had not started are not repeated: the server reports them as ended.
@@ -20,6 +20,8 @@ class Repeating(Failing):
         for rank, process in self.members.by_rank().items():
             if process.replacement or (self.stage is Stage.STARTING and process.started):
                 out.append(Assign(process=process.name, rank=rank, generation=self.generation, why=why))
+        if anew := self._save_once_still(now):
+            return out + anew
         if self._standing_order is not None:
             out.append(self._standing_order)
         return [*out, *(self._wind_down() if self.stage is Stage.TRAINING else [])]

@@ -1,13 +1,13 @@
 """SAVING: the job must end, but what it has reached is still held: a last checkpoint, then the end."""
 
 from relight.core import events as ev
-from relight.core.commands import Audience, Command, Notice, Save
+from relight.core.commands import Audience, Command, Kill, Notice, Save
 from relight.core.ladder import last_checkpoint
 from relight.core.members import Process
 from relight.core.stages.reserve import Reserve
 from relight.core.stages.state import Stage
 
-SAVE_SECONDS = 600.0  # to stand still and to write; then the job ends without
+SAVE_SECONDS = 600.0  # to write; then the job ends without
 
 
 class Saving(Reserve):
@@ -29,7 +29,6 @@ class Saving(Reserve):
     def _begin_saving(self, now: float) -> list[Command]:
         stop = self._stop_everyone("the job must end, after a last checkpoint", now)
         self.stage, self._saving = Stage.SAVING, None
-        self._deadline = now + SAVE_SECONDS
         return [Notice(why=f"{self._ending}: the job must end, after a last checkpoint", level="warning"), stop]
 
     def _lose(self, processes: list[Process], now: float) -> list[Command]:
@@ -43,8 +42,10 @@ class Saving(Reserve):
 
     def _save_once_still(self, now: float) -> list[Command]:
         """As soon as all who may hold state stand still, and every failed process is known dead: say what to write."""
-        if self.stage is not Stage.SAVING or self._saving is not None:
+        if self.stage is not Stage.SAVING:
             return []
+        if self._saving is not None:
+            return self._begin_saving(now) if self._lacks_private(self._saving) else []
         if self._lost_without():
             return self._end_unsaved("a part of the state was lost before it could be written", now)
         held = {rank: p for rank, p in self.members.by_rank().items() if p.may_hold_state}
@@ -56,6 +57,7 @@ class Saving(Reserve):
         last = last_checkpoint(reports, private, self.shards, self.settings.world_size)
         if isinstance(last, str):
             return self._end_unsaved(last, now)
+        self._deadline = now + SAVE_SECONDS
         self._saving = Save(
             audience=Audience.MEMBERS,
             generation=self.generation,
@@ -68,6 +70,11 @@ class Saving(Reserve):
         )
         return [self._saving]
 
+    def _lacks_private(self, save: Save) -> bool:
+        """Whether what a dead rank had for itself has gone with its agent since it was said what to write."""
+        needed = set(save.absent) - set(save.derived)
+        return any(save.target not in self.members.private_versions(rank) for rank in needed)
+
     def _on_saved(self, event: ev.Saved, now: float) -> list[Command]:
         if self.stage is not Stage.SAVING or self._saving is None or event.generation != self.generation:
             return []
@@ -78,7 +85,31 @@ class Saving(Reserve):
         return self._end(f"{self._ending}. {text}", now, self._ending_raised)
 
     def _on_save_timeout(self, now: float) -> list[Command]:
-        return self._end_unsaved(f"it was not done within {SAVE_SECONDS:g} s", now)
+        if self._saving is not None:
+            return self._end_unsaved(f"it was not done within {SAVE_SECONDS:g} s", now)
+        late = self._late(now)
+        out = [*self._blame_late(late, now), *self._lose(late, now)]
+        if self.stage is Stage.SAVING and self._saving is None:
+            left = (p.asked_at + self._stop_limit_seconds for p in self._moving())
+            self._deadline = min(left, default=now + SAVE_SECONDS)
+        return out
+
+    def _moving(self) -> list[Process]:
+        """Who was told to stand still, and has not said that it does; in a job that ends, of those who matter."""
+        held = [p for p in self.members.by_rank().values() if p.name not in self._stopped]
+        return held if self.stage is Stage.STOPPING else [p for p in held if p.may_hold_state]
+
+    def _late(self, now: float) -> list[Process]:
+        """Who has had all its time for it."""
+        if self.stage is not Stage.STOPPING and (self.stage is not Stage.SAVING or self._saving is not None):
+            return []
+        return [p for p in self._moving() if p.asked_at + self._stop_limit_seconds <= now]
+
+    def _blame_late(self, late: list[Process], now: float, evidence: str = "") -> list[Command]:
+        evidence = evidence or f"did not stop within {self._stop_limit_seconds:g} s"
+        for process in late:
+            self.ledger.failure(process, "hang", evidence, process.final_position, 0, self.generation, now)
+        return [Kill(process=process.name, why=evidence) for process in late]
 
     def _end_unsaved(self, why: str, now: float) -> list[Command]:
         return self._end(f"{self._ending}. No last checkpoint was written: {why}", now, self._ending_raised)

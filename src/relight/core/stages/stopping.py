@@ -6,7 +6,6 @@ from relight.core import events as ev
 from relight.core.commands import Audience, Command, Notice, Restore, Rung, Source
 from relight.core.decision import Decision, Halt, decide, derived_ranks, describe_target
 from relight.core.ladder import descend, has_gone_back, newest_snapshots, newest_to_trust, worth_keeping
-from relight.core.members import Process
 from relight.core.shards import require_every_part
 from relight.core.stages.failing import Failing
 from relight.core.stages.state import Stage
@@ -29,22 +28,13 @@ class Stopping(Failing):
         return self._advance(now)
 
     def _on_stop_timeout(self, now: float) -> list[Command]:
-        limit = self._stop_limit_seconds
         if late := self._late(now):
-            return self._fail_late(late, f"did not stop within {limit:g} s", now)
+            return [*self._blame_late(late, now), *self._fail(late, -1, None, now)]
+        limit = self._stop_limit_seconds
         out = self._fill_vacancies(now)
         if self._deadline is None:
             self._deadline = min((p.asked_at + limit for p in self._moving()), default=now + limit)
         return out
-
-    def _moving(self) -> list[Process]:
-        return [p for p in self.members.by_rank().values() if p.name not in self._stopped]
-
-    def _late(self, now: float) -> list[Process]:
-        """Who was told to stand still, and has not in its time."""
-        if self.stage is not Stage.STOPPING:
-            return []
-        return [p for p in self._moving() if p.asked_at + self._stop_limit_seconds <= now]
 
     def _advance(self, now: float) -> list[Command]:
         """Decide as soon as every rank has a process, all stand still, and every failed process is known dead."""

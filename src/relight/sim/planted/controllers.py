@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from relight.core import events as ev
-from relight.core.commands import Command, Kill, Restore, Source
+from relight.core.commands import Command, Kill, Restore, Save, Source
 from relight.core.controller import HEARING_SECONDS, Controller, Stage
 from relight.core.decision import Decision, Halt, decide
 from relight.core.ladder import newest_snapshots
@@ -162,7 +162,7 @@ class BlamesEveryoneForASlowRestore(Controller):
         if self._suspected_restore is not None:
             return super()._on_restore_timeout(now)
         late: list[Process] = [p for p in self.members.by_rank().values() if p.name not in self._restored]
-        return self._fail_late(late, "did not finish restoring", now)
+        return [*self._blame_late(late, now, "did not finish restoring"), *self._fail(late, -1, None, now)]
 
 
 class ComparesTheStopDeadlineInAnotherWay(Controller):
@@ -175,8 +175,16 @@ class ComparesTheStopDeadlineInAnotherWay(Controller):
 class SaysNothingAgain(Controller):
     """Once ours: what an agent had not passed on when it died was lost, and waited for until a deadline."""
 
-    def _repeat_orders(self) -> list[Command]:
+    def _repeat_orders(self, now: float) -> list[Command]:  # noqa: ARG002
         return []
+
+
+class SavesWithWhatWentWithTheAgent(Controller):
+    """Once ours: the order to write a last checkpoint was said again to an agent that was restarted, though a dead
+    rank's private state, which it relied on, had gone with its predecessor."""
+
+    def _lacks_private(self, save: Save) -> bool:  # noqa: ARG002
+        return False
 
 
 class TakesUnknownEndsForAlike(Controller):

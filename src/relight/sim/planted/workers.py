@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from relight.core.commands import Release, Restore, Stop, WorkerCommand
+from relight.core.events import Event, Saved
 from relight.sim.lower import Lower
 from relight.sim.worker import Worker
 
@@ -147,6 +148,16 @@ class ForgetsWhatToKeep(Worker):
     """After a recovery, in which ranks may know different versions to be complete, each goes by what it knows."""
 
     lower_kind: ClassVar[type[Lower]] = _KeepsNothing
+
+
+class SaysOnceThatItHasSaved(Worker):
+    """Once ours: that the last checkpoint is complete was lost with an agent, and nobody said it again."""
+
+    def _report(self, event: Event) -> None:
+        if isinstance(event, Saved):
+            self.world.send(self, event)
+        else:
+            super()._report(event)
 
 
 class _KeepsWhatIsUndone(Lower):

@@ -69,7 +69,7 @@ class Recovery(Steps):
             self._supersede()
             return
         generation, version = self.restore.generation, self.restore.target
-        self.world.send(self, ev.Saved(process=self.name, generation=generation, version=version, path="there"))
+        self._report(ev.Saved(process=self.name, generation=generation, version=version, path="there"))
         self._go_to("FAILED")
 
     def _go_down(self, restore: Restore) -> None:
@@ -258,10 +258,8 @@ class Recovery(Steps):
     def _fail_restore(self, evidence: str) -> None:
         assert self.restore is not None
         self.copying = None
-        self.world.send(
-            self,
-            ev.RestoreFailed(process=self.name, generation=self.restore.generation, evidence=evidence, culprit=""),
-        )
+        generation = self.restore.generation
+        self._report(ev.RestoreFailed(process=self.name, generation=generation, evidence=evidence, culprit=""))
         self._go_to("FAILED")
 
     def lose_patience(self, ticket: int) -> None:
