@@ -10,6 +10,7 @@ import pytest
 
 from relight.agent.page import MAX_PRIVATE_BYTES, Page, Pages
 from relight.core.position import (
+    BATCH_MARK,
     LIFE_LOCK_OFFSET,
     MAPPING_BYTES,
     PRIVATE_HEADER,
@@ -51,6 +52,11 @@ def worker(pages: Pages, page: Page) -> Iterator[mmap.mmap]:
     """The same memory as a worker sees it."""
     with mmap.mmap(pages.descriptor, MAPPING_BYTES, offset=page.offset) as mapping:
         yield mapping
+
+
+def put(worker: mmap.mmap, position: Position) -> None:
+    words = encode_page(position)
+    worker[: len(words)] = words
 
 
 def write_trace(worker: mmap.mmap, first: int, count: int) -> None:
@@ -196,3 +202,20 @@ def test_a_page_that_nobody_needs_is_kept_for_whoever_still_waits_in_it(pages: P
         assert told == [True]
         assert worker[:] == bytes(MAPPING_BYTES)  # its memory has been given back after all
         assert not page.await_death()
+
+
+def test_what_a_predecessor_left_comes_to_who_has_nothing_yet(page: Page, worker: mmap.mmap) -> None:
+    mark = BATCH_MARK.pack(4, 77)
+    put(worker, Position(stamp_ns=1, private_versions=(-1, -1)))
+    page.inherit(3, b"three", mark)
+    assert page.read_private(3) == b"three"
+    page.write_private(5, b"its own")
+    put(worker, Position(stamp_ns=2, private_versions=(4, 5)))
+    page.inherit(3, b"three", mark)  # late, from another host, in the same slot
+    assert page.read_private(5) == b"its own"
+
+
+def test_a_mark_of_another_size_is_refused(page: Page) -> None:
+    with pytest.raises(ValueError, match="a batch's mark has 16 bytes, not 3"):
+        page.inherit(3, b"three", b"abc")
+    assert page.read_private(3) is None

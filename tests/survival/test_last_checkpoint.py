@@ -129,6 +129,21 @@ def test_no_replacement_is_to_be_had(bench: Bench, tmp_path: Path) -> None:
     go_on(bench, root, check_saved(outcome, root), training)
 
 
+def test_that_it_is_complete_is_said_again_if_the_agent_dies_with_it(bench: Bench, tmp_path: Path) -> None:
+    """The agent is killed as soon as something of it is there; mostly it is dead when it is told of the rest."""
+    root, training = tmp_path / "checkpoints", plain(*RICH)
+    faults = [f"kill rank 1 in FORWARD of step {AT}"]
+    with bench.start(keeping(root, training), faults=faults, flags=GIVE_UP, standbys=0) as job:
+        job.wait_until(lambda: job.module("relight.agent") is not None, "there is an agent")
+        agent = job.module("relight.agent")
+        assert agent is not None
+        while job.launcher.poll() is None and not list(root.glob("step-*")):
+            pass
+        send(agent, signal.SIGKILL)
+        outcome = job.wait()
+    go_on(bench, root, check_saved(outcome, root), training)
+
+
 # --- the controller dies in this stage ----------------------------------------------------------------------------
 def restarts(places: str) -> int:
     """Those that the account has: what leads to the end is the last thing that the journal knows."""

@@ -413,8 +413,7 @@ class Agent:
             return
         payload = source.read_private(order.version)
         if payload is not None:
-            target.write_private(order.version, payload)
-            target.inherit_batch(source)
+            target.inherit(order.version, payload, source.batch_mark())
 
     def _take_private(self, order: TakePrivate) -> None:
         """For a replacement on another host. Without a word if that version is not there, as above."""
@@ -441,8 +440,7 @@ class Agent:
     def _put_private(self, state: PrivateState) -> None:
         target = self._live.get(state.target)
         if target is not None:
-            target.process.page.write_batch_mark(state.batch)
-            target.process.page.write_private(state.version, state.payload)
+            target.process.page.inherit(state.version, state.payload, state.batch)
 
     @contextlib.contextmanager
     def _roster_kept(self) -> Iterator[None]:

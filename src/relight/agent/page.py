@@ -134,19 +134,21 @@ class Page:
         self._mapping[begin : begin + len(payload)] = payload
         PRIVATE_HEADER.pack_into(self._mapping, offset, version, len(payload), xxhash.xxh3_64_intdigest(payload))
 
+    def inherit(self, version: int, payload: bytes, mark: bytes) -> None:
+        """Put here what a predecessor of this page's process left, and which batch it drew last.
+
+        Not once the process has private state of its own: what comes late, or a second time, from another host must not
+        overwrite what has come of it. Raises ValueError if `mark` is none.
+        """
+        if len(mark) != BATCH_MARK.size:
+            raise ValueError(f"a batch's mark has {BATCH_MARK.size} bytes, not {len(mark)}")
+        if max(self.position().private_versions) < 0:
+            self._mapping[INHERITED_MARK_OFFSET : INHERITED_MARK_OFFSET + BATCH_MARK.size] = mark
+            self.write_private(version, payload)
+
     def batch_mark(self) -> bytes:
         """Which batch this page's process drew last."""
         return self._mapping[BATCH_MARK_OFFSET : BATCH_MARK_OFFSET + BATCH_MARK.size]
-
-    def inherit_batch(self, source: "Page") -> None:
-        """Let this page's process know which batch the process of `source` drew last."""
-        self.write_batch_mark(source.batch_mark())
-
-    def write_batch_mark(self, mark: bytes) -> None:
-        """The same, from another host. Raises ValueError if it is no mark."""
-        if len(mark) != BATCH_MARK.size:
-            raise ValueError(f"a batch's mark has {BATCH_MARK.size} bytes, not {len(mark)}")
-        self._mapping[INHERITED_MARK_OFFSET : INHERITED_MARK_OFFSET + BATCH_MARK.size] = mark
 
     def ask_to_leave(self) -> None:
         """Have the worker end by itself, between two steps."""

@@ -182,7 +182,9 @@ class Checker:
     def commanded(self, command: Command, members: Iterable[str]) -> None:
         """Called before the command is carried out."""
         if command == self._standing or command.why.startswith("again: "):
-            return  # said again to an agent, or by a controller, that was restarted
+            # Said again to an agent, or by a controller, that was restarted. Perhaps its predecessor never said it.
+            self._falling = self._falling and not isinstance(command, Resume)
+            return
         if isinstance(command, Begin | Stop | Restore | Resume | Save):
             self._standing = command
         match command:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from relight.sim.process.process import Process
 
 
+_SLOTS = 2  # of each kind, as long as buddies stay the same
+
+
 class Saved(NamedTuple):
     """All that a rank needs to go back to a version."""
 
@@ -70,6 +73,7 @@ class Lower:
     keeps_what_is_undone: ClassVar[bool] = False
     forgets_what_to_keep: ClassVar[bool] = False
     mixes_histories: ClassVar[bool] = False
+    takes_kept_for_established: ClassVar[bool] = False
 
     def __init__(self, worker: "Process", buddy_every: int, checkpoint_every: int, disk: Disk) -> None:
         self._worker = worker
@@ -79,9 +83,9 @@ class Lower:
         self.history = 0
         self._ward = -1
         self._due = False
-        self._newest = self._established = self._have = -1
-        self._own = [Slot(), Slot()]
-        self._kept = [Slot(), Slot()]
+        self._newest = self._established = self._needed = self._have = -1
+        self._own = [Slot() for _ in range(_SLOTS)]
+        self._kept = [Slot() for _ in range(_SLOTS)]
         self._room = self._kept[0]  # of these: for what is being fetched
         self._writing: Saved | None = None
 
@@ -89,7 +93,8 @@ class Lower:
     def assign(self, buddies: Sequence[int], keep: int = -1) -> None:
         """Snapshots.assign."""
         self._ward = buddies.index(self._worker.rank) if buddies else -1
-        self._established, self._newest, self._have = -1 if self.forgets_what_to_keep else keep, -1, -1
+        self._needed = -1 if self.forgets_what_to_keep else keep
+        self._established, self._newest, self._have = keep if self.takes_kept_for_established else -1, -1, -1
         self._due = bool(buddies)
 
     def between_steps(self) -> None:
@@ -118,12 +123,18 @@ class Lower:
         return Saved(worker.rank, worker.state, worker.private, self.history)
 
     def _free(self, slots: list[Slot]) -> Slot:
-        if self.overwrites_the_only_one:
-            slots = slots[:1]
-        free = (slot for slot in slots if slot.version != self._established)
-        slot = min(free, key=lambda slot: (slot.complete, slot.version), default=slots[0])
+        free = slots[:1] if self.overwrites_the_only_one else [slot for slot in slots if not self._is_needed(slot)]
+        if not free:
+            free = [Slot()]
+            slots += free
+        slot = min(free, key=lambda slot: (slot.complete, slot.version))
         slot.saved, slot.complete = None, False
         return slot
+
+    def _is_needed(self, slot: Slot) -> bool:
+        settled = self._established == self._needed
+        is_ours = slot.saved is not None and slot.saved.rank in (self._worker.rank, self._ward)
+        return slot.version == self._needed >= 0 and not (settled and not is_ours)
 
     def vote(self) -> int:
         """What it adds to the barrier."""
@@ -132,7 +143,9 @@ class Lower:
     def count(self, votes: int) -> None:
         """What the barrier gave."""
         if votes == self._worker.world.world_size:
-            self._established = self._newest
+            self._needed = self._established = self._newest
+            self._kept.sort(key=self._is_needed, reverse=True)
+            del self._kept[_SLOTS:]
             self._worker.world.established(self._newest)
 
     # --- beside the main thread -----------------------------------------------------------------------------------

@@ -209,7 +209,15 @@ MUTATIONS = (
     Mutation("saves-with-what-is-gone", 0, controller=controllers.SavesWithWhatWentWithTheAgent),
     Mutation("saved-is-said-once", 30000, worker=workers.SaysOnceThatItHasSaved, hosts=True, ladder=True),
     Mutation("only-snapshot-overwritten", 20000, worker=workers.OverwritesTheOnlySnapshot, ladder=True),
-    Mutation("what-to-keep-forgotten", 50000, worker=workers.ForgetsWhatToKeep, ladder=True),
+    Mutation("kept-taken-for-established", 0, worker=workers.TakesKeptForEstablished),
+    Mutation(
+        "what-to-keep-forgotten",
+        10000,
+        worker=workers.ForgetsWhatToKeep,
+        actions=(Action.CUT, Action.KILL),
+        points=("AFTER_STEP", "FORWARD", "OUTSIDE"),
+        ladder=True,
+    ),
     Mutation(
         "undone-snapshots-kept",
         20000,

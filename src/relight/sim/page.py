@@ -75,6 +75,11 @@ class Page:
         slot = self.slots[version % 2]
         return slot[1] if slot is not None and slot[0] == version else None
 
+    def inherit(self, version: int, private: int) -> None:
+        """agent/page.py: what a predecessor left, unless the process has some of its own by now."""
+        if max(self.words) < 0:
+            self.slots[version % 2] = (version, private)
+
     def forget_private(self, version: int) -> None:
         """The slot is about to be overwritten."""
         self.words[version % 2] = -1

@@ -235,13 +235,13 @@ class World:
             source = self.workers.get(message.source)
             payload = source.page.read_private(message.version) if source is not None else None
             if payload is not None:
-                worker.page.slots[message.version % 2] = (message.version, payload)
+                worker.page.inherit(message.version, payload)
         elif isinstance(message, TakePrivate):
             payload = worker.page.read_private(message.version)
             if payload is not None:
                 self.tell(message.target, PrivateState(message.version, payload))
         elif isinstance(message, PrivateState):
-            worker.page.slots[message.version % 2] = (message.version, message.payload)
+            worker.page.inherit(message.version, message.payload)
             worker.poke()
         else:
             worker.receive(message)

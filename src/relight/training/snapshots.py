@@ -6,7 +6,8 @@ by its digest. All ranks copy the same versions, so their snapshots fit together
 
 Memory, per rank: two snapshots of its own and two that it keeps, and a buffer of one bucket to fetch them through,
 allocated once. The older one of each pair is overwritten only when a newer version is *established*: complete at every
-rank and at every buddy. That is found out with the barrier, which adds one number to its all-reduce.
+rank and at every buddy. That is found out with the barrier, which adds one number to its all-reduce. If buddies change
+before that, a rank may keep more for a while: what it has of an earlier ward may be the only copy.
 
 What this costs a step: starting the copy. It goes on beside forward and backward, which leave parameters and optimizer
 state alone; the first write waits for it.
@@ -34,6 +35,7 @@ from relight.transfer.shared_fabric import SpareBuffer
 from relight.transfer.weights import TensorReader
 
 _PRIVATE_PATH = "\x00private"  # the last tensor of a snapshot: what only this rank has, as bytes
+_SLOTS = 2  # of each kind, as long as buddies stay the same
 _AGAIN_SECONDS = 0.5  # between two attempts to reach a ward
 
 
@@ -80,10 +82,11 @@ class Snapshots:
         self._ward = -1  # whose snapshots this rank keeps
         self._due = False  # the first boundary after a recovery: nothing that was under way goes on
         self._newest = -1  # the version whose snapshots were begun last, on all ranks
-        self._established = -1
+        self._established = -1  # of this generation
+        self._needed = -1  # the version that all would go back to; of which a rank may still be with an earlier buddy
         self._have = -1  # newest version of which this rank has both its own and its ward's
-        self._own = [Slot(), Slot()]
-        self._kept = [Slot(), Slot()]
+        self._own = [Slot() for _ in range(_SLOTS)]
+        self._kept = [Slot() for _ in range(_SLOTS)]
         self._thread: threading.Thread | None = None
         self._copied = threading.Event()
         self._copied.set()
@@ -115,7 +118,7 @@ class Snapshots:
         """A generation begins. `buddies` by rank; `keep`: the version whose snapshots must stay for now."""
         runtime = self._runtime
         self._ward = buddies.index(runtime.rank) if buddies else -1
-        self._established, self._newest, self._have = keep, -1, -1
+        self._needed, self._established, self._newest, self._have = keep, -1, -1, -1
         self._due = bool(buddies)
         if buddies:
             address = msgspec.msgpack.encode(runtime.server.address)
@@ -147,8 +150,12 @@ class Snapshots:
 
     def count(self, votes: int) -> None:
         """The barrier's sum: older snapshots are of no more use once everybody has the newest."""
-        if votes == self._runtime.world_size:
-            self._established = self._newest
+        if votes == self._runtime.world_size and self._established != self._newest:
+            self._needed = self._established = self._newest
+            self._kept.sort(key=self._is_needed, reverse=True)
+            for slot in self._kept[_SLOTS:]:  # of earlier wards
+                self._forget(slot)
+            del self._kept[_SLOTS:]
 
     def _begin(self, version: int) -> None:
         if self._thread is not None:
@@ -212,11 +219,19 @@ class Snapshots:
 
     def _free(self, slots: list[Slot]) -> Slot:
         """The one that is needed least; nobody reads it any more when this returns."""
-        free = (slot for slot in slots if slot.version != self._established)
-        slot = min(free, key=lambda slot: (slot.complete, slot.version), default=slots[0])
+        free = [slot for slot in slots if not self._is_needed(slot)]
+        if not free:
+            free = [Slot()]
+            slots += free
+        slot = min(free, key=lambda slot: (slot.complete, slot.version))
         self._forget(slot)
         slot.rank = slot.version = -1
         return slot
+
+    def _is_needed(self, slot: Slot) -> bool:
+        """Whether all would go back to this; until that is established with the buddies of now, also an earlier's."""
+        settled = self._established == self._needed
+        return slot.version == self._needed >= 0 and not (settled and slot.rank not in (self._runtime.rank, self._ward))
 
     def _forget(self, slot: Slot) -> None:
         slot.complete = False

@@ -140,6 +140,17 @@ class OverwritesTheOnlySnapshot(Worker):
     lower_kind: ClassVar[type[Lower]] = _OnlySlot
 
 
+class _TakesKeptForEstablished(Lower):
+    takes_kept_for_established: ClassVar[bool] = True
+
+
+class TakesKeptForEstablished(Worker):
+    """Once ours: buddies had changed, and the version that all had gone back to counted as established, though the new
+    ones had yet to fetch it. What an earlier buddy had, the only copy, was overwritten."""
+
+    lower_kind: ClassVar[type[Lower]] = _TakesKeptForEstablished
+
+
 class _KeepsNothing(Lower):
     forgets_what_to_keep: ClassVar[bool] = True
 
