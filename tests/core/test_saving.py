@@ -225,8 +225,18 @@ def test_who_does_not_stand_still_is_killed_and_the_others_save() -> None:
 def test_private_state_that_goes_with_its_agent_is_not_waited_for() -> None:
     desk = training()
     desk.exits("w1", step=5)
-    assert one(desk.stands("w0", 5), Save).derived == ()
+    assert one(desk.stands("w0", 5, derivable=True), Save).derived == ()
     again = desk.tell(ev.AgentJoined(agent="node-0", slots=2))
     assert [type(command) for command in again if isinstance(command, Save | Stop)] == [Stop]
     second = one(desk.stands("w0", 5, derivable=True), Save)
     assert (second.absent, second.derived) == ((1,), (1,))
+
+
+def test_private_state_that_a_successor_may_have_is_asked_for_again() -> None:
+    desk = training()
+    desk.exits("w1", step=5)
+    order = one(desk.stands("w0", 5), Save)
+    assert one(desk.tell(ev.AgentJoined(agent="node-0", slots=2)), Save) == order
+    desk.exits("w1", step=5)  # said again, with what lies in the hands of those who live
+    assert desk.controller.saving == order
+    assert desk.controller.members.private_versions(1) == {5}

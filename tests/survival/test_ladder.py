@@ -3,9 +3,11 @@
 Each job ends with the bits of one that nothing disturbed: what is gone back over is computed again, and is the same.
 """
 
+import signal
+
 import pytest
 
-from tests.survival.harness import Bench, Outcome, Training
+from tests.survival.harness import Bench, Outcome, Training, send
 from tests.survival.judge import check_protocol, traceback_of
 
 EVERY = 4
@@ -154,8 +156,14 @@ def test_a_second_failure_while_all_go_back(bench: Bench, point: str, second: in
 
 @pytest.mark.all
 def test_a_buddy_that_dies_with_its_ward_ends_the_job(bench: Bench) -> None:
-    faults = [f"kill rank {rank} in BACKWARD of step 9" for rank in (2, 3)]
-    outcome = bench.run(divided(14), faults=faults, standbys=2)
+    """Both at once, from outside: of two that die in the same step, the second may hear of the first and stop."""
+    with bench.start(divided(14, "--tell", "--hold-at", "8"), standbys=2) as job:
+        job.wait_until(lambda: job.output().count("committed 8") == 4, "all ranks have taken step 8")
+        holders = job.workers()
+        for name in ("w2", "w3"):
+            send(holders[name], signal.SIGKILL)
+        job.release()
+        outcome = job.wait()
     assert outcome.status == 1, outcome.describe()
     assert "part shard 3/4 of the state, held by rank 2 only" in outcome.report.error, outcome.describe()
     assert not check_protocol(outcome), outcome.describe()

@@ -181,6 +181,10 @@ class Checker:
 
     def commanded(self, command: Command, members: Iterable[str]) -> None:
         """Called before the command is carried out."""
+        if isinstance(command, Begin | Resume) and len(command.buddies) not in (0, self._world_size):
+            raise Violation(
+                f"I15: {len(command.buddies)} of {self._world_size} ranks are told who keeps their snapshots"
+            )
         if command == self._standing or command.why.startswith("again: "):
             # Said again to an agent, or by a controller, that was restarted. Perhaps its predecessor never said it.
             self._falling = self._falling and not isinstance(command, Resume)
@@ -443,10 +447,11 @@ class Checker:
         points = {point for _, _, point in self._struck}
         struck = [(kind, self.workers[name]) for kind, name, _ in self._struck]
         unsaved = error.partition("No last checkpoint was written: ")[2]
-        if unsaved.startswith("it was not done within"):
+        if unsaved.startswith(("it was not done within", "not all of it is there")):
             # Who cannot write says so, or is known to be dead; unless it hung once it had said that it stands still.
             reports = [worker.last_report for worker in self.workers.values() if worker.hung]
-            return any(isinstance(r, Stopped) and r.generation == self._generation for r in reports)
+            hangs = any(isinstance(r, Stopped) and r.generation == self._generation for r in reports)
+            return hangs or self._private_may_be_lost()
         if unsaved and not self.disturbed and all(kind is Action.RAISE for kind in kinds):
             # Who raised stays and keeps its state, so nothing of it is missing.
             return unsaved.startswith(("no step was finished yet", "that of step"))

@@ -207,6 +207,7 @@ MUTATIONS = (
         flips=True,
     ),
     Mutation("saves-with-what-is-gone", 0, controller=controllers.SavesWithWhatWentWithTheAgent),
+    Mutation("buddies-of-those-left", 5000, controller=controllers.NamesBuddiesOfThoseWhoAreLeft, ladder=True),
     Mutation("saved-is-said-once", 30000, worker=workers.SaysOnceThatItHasSaved, hosts=True, ladder=True),
     Mutation("only-snapshot-overwritten", 20000, worker=workers.OverwritesTheOnlySnapshot, ladder=True),
     Mutation("kept-taken-for-established", 0, worker=workers.TakesKeptForEstablished),

@@ -48,6 +48,6 @@ PAUSES = frozenset(
     "PROMOTED LOADING WARMUP RAISED RELEASED EXITING".split()
 )
 # Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
-# and the store's in group.py.
-PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "PRIVATE": 10.0, "REFORM": 60.0}
+# the store's in group.py, and OTHERS_SECONDS in checkpointing.py.
+PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "PRIVATE": 10.0, "REFORM": 60.0, "SAVING": 120.0}
 CONNECT_SECONDS = 300.0

@@ -79,7 +79,10 @@ def _run(blocks: Iterable[Block], processes: int) -> Iterator[tuple[int, dict[in
 def _try_block(block: Block) -> tuple[int, dict[int, str]]:
     violations = {}
     for seed in range(block.first, block.first + block.count):
-        violation = try_seed(seed, block.mutation, block.kinds)
+        try:
+            violation = try_seed(seed, block.mutation, block.kinds)
+        except Exception as error:
+            raise RuntimeError(f"--seed {seed} {block.kinds}: the simulation itself broke down: {error!r}") from error
         if violation is not None:
             violations[seed] = str(violation).partition("\n")[0]
     return block.count, violations

@@ -37,8 +37,10 @@ class Processes(Starting, Stopping, Finishing):
 
     def _on_exited(self, event: ev.ProcessExited, now: float) -> list[Command]:
         process = self.members.processes.get(event.process)
-        if process is None or not process.alive:
+        if process is None:
             return []
+        if not process.alive:
+            return self._on_left_behind(process, event, now)
         self.members.end(process)
         if process.rank is None:  # a job may lose a standby a day, and never a rank
             self.members.forget(process)
@@ -62,6 +64,13 @@ class Processes(Starting, Stopping, Finishing):
         key = (kind, process.rank, step, event.exit_status) if known else None
         self.ledger.failure(process, kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
         return self._fail([process], step, key, now)
+
+    def _on_left_behind(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
+        """The successor of its agent says its end again: perhaps what it left lies with others of that host."""
+        if max(event.position.private_versions) < 0 or max(process.final_position.private_versions) >= 0:
+            return []
+        process.final_position = event.position
+        return self._advance(now)
 
     def _explain(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
         """A process that was seen dying is dead, and it is known how it ended."""

@@ -2,6 +2,7 @@
 
 from relight.core import events as ev
 from relight.core.commands import Audience, Command, Kill, Notice, Save
+from relight.core.decision import derived_ranks
 from relight.core.ladder import last_checkpoint
 from relight.core.members import Process
 from relight.core.stages.reserve import Reserve
@@ -45,7 +46,7 @@ class Saving(Reserve):
         if self.stage is not Stage.SAVING:
             return []
         if self._saving is not None:
-            return self._begin_saving(now) if self._lacks_private(self._saving) else []
+            return self._begin_saving(now) if self._can_do_without_what_is_gone(self._saving) else []
         if self._lost_without():
             return self._end_unsaved("a part of the state was lost before it could be written", now)
         held = {rank: p for rank, p in self.members.by_rank().items() if p.may_hold_state}
@@ -70,10 +71,12 @@ class Saving(Reserve):
         )
         return [self._saving]
 
-    def _lacks_private(self, save: Save) -> bool:
-        """Whether what a dead rank had for itself has gone with its agent since it was said what to write."""
+    def _can_do_without_what_is_gone(self, save: Save) -> bool:
+        """Whether what a dead rank had for itself has gone with its agent since it was said what to write, and follows
+        from rank and step. If it does not, the order stands: a successor may have it from whoever lives there."""
         needed = set(save.absent) - set(save.derived)
-        return any(save.target not in self.members.private_versions(rank) for rank in needed)
+        gone = {rank for rank in needed if save.target not in self.members.private_versions(rank)}
+        return bool(gone) and gone <= set(derived_ranks(tuple(self._stopped.values()), dict.fromkeys(gone, ())))
 
     def _on_saved(self, event: ev.Saved, now: float) -> list[Command]:
         if self.stage is not Stage.SAVING or self._saving is None or event.generation != self.generation:

@@ -130,8 +130,8 @@ class State:
         )
 
     def _buddies(self) -> tuple[int, ...]:
-        """For each rank, who keeps its snapshots from now on."""
-        if not self.buddy_every:
+        """For each rank, who keeps its snapshots from now on. Nobody while a rank has no process: all stop first."""
+        if not self.buddy_every or not self.members.is_complete(self.settings.world_size):
             return ()
         held = self.members.by_rank()
         return choose_buddies([self.shards.key(rank) for rank in held], [process.agent for process in held.values()])

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from relight.core import events as ev
+from relight.core.buddies import choose_buddies
 from relight.core.commands import Command, Kill, Restore, Save, Source
 from relight.core.controller import HEARING_SECONDS, Controller, Stage
 from relight.core.decision import Decision, Halt, decide
@@ -183,7 +184,7 @@ class SavesWithWhatWentWithTheAgent(Controller):
     """Once ours: the order to write a last checkpoint was said again to an agent that was restarted, though a dead
     rank's private state, which it relied on, had gone with its predecessor."""
 
-    def _lacks_private(self, save: Save) -> bool:  # noqa: ARG002
+    def _can_do_without_what_is_gone(self, save: Save) -> bool:  # noqa: ARG002
         return False
 
 
@@ -343,6 +344,16 @@ class ForgetsWhoThrewItsPrivateStateAway(Controller):
     def _lost_private(self, reports: Sequence[ev.Stopped]) -> dict[int, frozenset[int]]:
         held = self.members.by_rank()
         return {rank: left for rank, left in super()._lost_private(reports).items() if held[rank].replacement}
+
+
+class NamesBuddiesOfThoseWhoAreLeft(Controller):
+    """Once ours: a controller that came back in a recovery named buddies though a rank had no process; whoever still
+    waited for its first Begin counted by rank, and found itself nowhere."""
+
+    def _buddies(self) -> tuple[int, ...]:
+        held = self.members.by_rank()
+        keys = [self.shards.key(rank) for rank in held]
+        return choose_buddies(keys, [process.agent for process in held.values()]) if self.buddy_every else ()
 
 
 class TakesARecalledSnapshotForACopy(Controller):

@@ -68,8 +68,13 @@ class Recovery(Steps):
         if self.newest > self.restore.generation:
             self._supersede()
             return
+        self._say_saved()
+
+    def _say_saved(self, error: str = "") -> None:
+        assert isinstance(self.restore, Save)
         generation, version = self.restore.generation, self.restore.target
-        self._report(ev.Saved(process=self.name, generation=generation, version=version, path="there"))
+        path = "" if error else "there"
+        self._report(ev.Saved(process=self.name, generation=generation, version=version, path=path, error=error))
         self._go_to("FAILED")
 
     def _go_down(self, restore: Restore) -> None:
@@ -272,6 +277,8 @@ class Recovery(Steps):
             self._fail_restore("no answer from the source")
         elif self.point == "PRIVATE":
             self._lack_private()
+        elif self.point == "SAVING":
+            self._say_saved("not all of it is there")
         elif self.point == "REFORM":
             meeting = self.world.rendezvous(self.meeting_generation)
             if not self.waits_on and meeting is not None and meeting.complete:
