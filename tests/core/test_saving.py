@@ -237,6 +237,8 @@ def test_private_state_that_a_successor_may_have_is_asked_for_again() -> None:
     desk.exits("w1", step=5)
     order = one(desk.stands("w0", 5), Save)
     assert one(desk.tell(ev.AgentJoined(agent="node-0", slots=2)), Save) == order
-    desk.exits("w1", step=5)  # said again, with what lies in the hands of those who live
-    assert desk.controller.saving == order
+    desk.exits("w1", step=5)  # by the dead agent: it comes late
+    assert desk.controller.members.private_versions(1) == set()
+    desk.exits("w1", None, step=5)  # by its successor, with what lies in the hands of those who live
     assert desk.controller.members.private_versions(1) == {5}
+    assert desk.controller.saving == order

@@ -129,6 +129,7 @@ def test_no_replacement_is_to_be_had(bench: Bench, tmp_path: Path) -> None:
     go_on(bench, root, check_saved(outcome, root), training)
 
 
+@pytest.mark.all
 def test_that_it_is_complete_is_said_again_if_the_agent_dies_with_it(bench: Bench, tmp_path: Path) -> None:
     """The agent is killed as soon as something of it is there; mostly it is dead when it is told of the rest."""
     root, training = tmp_path / "checkpoints", plain(*RICH)

@@ -141,8 +141,10 @@ class Checker:
         self._kept = version, tuple(self._holders_of(rank, version) for rank in range(self._world_size))
 
     def _holders_of(self, rank: int, version: int) -> tuple[str, ...]:
-        holders = ((w.name, w.lower) for w in self.workers.values() if w.alive)
-        return tuple(name for name, lower in holders if lower is not None and lower.kept_of(rank, version) is not None)
+        """The rank itself and its buddy; what an earlier buddy has is of no more use."""
+        living = [(w, w.lower) for w in self.workers.values() if w.alive]
+        mine = [(w.name, lower) for w, lower in living if lower is not None and rank in (w.rank, lower.ward)]
+        return tuple(name for name, lower in mine if lower.kept_of(rank, version) is not None)
 
     def keeps(self, worker: Process, snapshots: Iterable[Saved]) -> None:
         """I15: what a rank says that it holds, or goes back to, is of no version that was undone."""
@@ -433,6 +435,9 @@ class Checker:
         if places and all(living & set(holders) for holders in places):
             raise Violation(f"L1: of version {kept} every rank's snapshot had a holder that lives, but: {end.error}")
         members = self._members()
+        seen = [set(w.last_report.checkpoints) for w in members if isinstance(w.last_report, Stopped)]
+        if len(seen) == self._world_size and set.intersection(*seen) and not self.spoilt:
+            raise Violation(f"L1: all ranks see checkpoints {sorted(set.intersection(*seen))}, but: {end.error}")
         below = self._complete_snapshots(members) if len(members) == self._world_size else []
         if below:
             raise Violation(f"L1: snapshots of versions {below} are in memory, but: {end.error}")

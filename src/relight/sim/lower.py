@@ -81,7 +81,7 @@ class Lower:
         self.checkpoint_every = checkpoint_every
         self.disk = disk
         self.history = 0
-        self._ward = -1
+        self.ward = -1  # whose snapshots it keeps
         self._due = False
         self._newest = self._established = self._needed = self._have = -1
         self._own = [Slot() for _ in range(_SLOTS)]
@@ -92,7 +92,7 @@ class Lower:
     # --- while training -------------------------------------------------------------------------------------------
     def assign(self, buddies: Sequence[int], keep: int = -1) -> None:
         """Snapshots.assign."""
-        self._ward = buddies.index(self._worker.rank) if buddies else -1
+        self.ward = buddies.index(self._worker.rank) if buddies else -1
         self._needed = -1 if self.forgets_what_to_keep else keep
         self._established, self._newest, self._have = keep if self.takes_kept_for_established else -1, -1, -1
         self._due = bool(buddies)
@@ -104,7 +104,7 @@ class Lower:
         if is_due and (self._writing is None or self._writing.state.version != version):
             self._writing = self._save()
             self._plan("write", version)
-        if self._ward < 0 or not (self._due or version % self.buddy_every == 0) or version == self._newest:
+        if self.ward < 0 or not (self._due or version % self.buddy_every == 0) or version == self._newest:
             return
         if not self._due and self._newest != self._established:
             return
@@ -112,7 +112,7 @@ class Lower:
         self._newest, self._have = version, -1
         if self.kept_of(self._worker.rank, version) is None:
             self._free(self._own).saved = self._save()
-        if self.kept_of(self._ward, version) is not None:
+        if self.kept_of(self.ward, version) is not None:
             self._have = version
         else:
             self._room = self._free(self._kept)
@@ -133,7 +133,7 @@ class Lower:
 
     def _is_needed(self, slot: Slot) -> bool:
         settled = self._established == self._needed
-        is_ours = slot.saved is not None and slot.saved.rank in (self._worker.rank, self._ward)
+        is_ours = slot.saved is not None and slot.saved.rank in (self._worker.rank, self.ward)
         return slot.version == self._needed >= 0 and not (settled and not is_ours)
 
     def vote(self) -> int:
@@ -165,7 +165,7 @@ class Lower:
             if self._worker.newest <= generation and self._have != version:
                 self._plan("fetch", version)
         elif self._worker.newest <= generation and self._newest == version:
-            found = self._worker.world.find_kept(self._worker, self._ward, version)
+            found = self._worker.world.find_kept(self._worker, self.ward, version)
             if found is None:  # not there yet, or out of reach
                 self._plan("fetch again", version)
                 return

@@ -66,8 +66,10 @@ class Processes(Starting, Stopping, Finishing):
         return self._fail([process], step, key, now)
 
     def _on_left_behind(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
-        """The successor of its agent says its end again: perhaps what it left lies with others of that host."""
-        if max(event.position.private_versions) < 0 or max(process.final_position.private_versions) >= 0:
+        """The successor of its agent, which has not seen how it ended, says so again: perhaps what it left lies with
+        others of that host. What the dead agent said of it comes late, and is of a page that may be gone."""
+        knows = event.exit_status is None and max(event.position.private_versions) >= 0
+        if not knows or max(process.final_position.private_versions) >= 0:
             return []
         process.final_position = event.position
         return self._advance(now)
