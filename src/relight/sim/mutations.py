@@ -191,13 +191,7 @@ MUTATIONS = (
         hosts=True,
         ladder=True,
     ),
-    Mutation(
-        "thrown-away-private-not-missed",
-        60000,
-        controller=controllers.ForgetsWhoThrewItsPrivateStateAway,
-        ladder=True,
-        flips=True,
-    ),
+    Mutation("thrown-away-private-not-missed", 0, controller=controllers.ForgetsWhoThrewItsPrivateStateAway),
     Mutation(
         "recalled-taken-for-copy",
         60000,
