@@ -80,17 +80,17 @@ def test_all_threads_answer_and_the_main_one_can_be_told(run: Run, tmp_path: Pat
 
 
 ANSWERS_LATE = f"""
-import signal, sys
+import os, signal, sys
 from pathlib import Path
 path = Path(sys.argv[1]) / "stack-w0.txt"
 path.touch()
 
 def answer(*_):
-    print("taken", flush=True)
+    os.write(1, b"taken\\n")  # print may be in the middle of "here"
     path.write_text(sys.stdin.readline())
 
 signal.signal({MAIN_STACK}, answer)
-print("here", flush=True)
+os.write(1, b"here\\n")
 while True:
     signal.pause()
 """

@@ -27,9 +27,7 @@ from relight.core.stages.training import Training
 
 __all__ = ["Controller", "ControllerSettings", "Stage"]
 
-HEARING_SECONDS = (
-    1.0  # before a deadline counts, whoever answered while the controller was stopped is heard for so long
-)
+HEARING_SECONDS = 1.0  # before a deadline counts, in case the controller was stopped until now: who answered is heard
 
 
 class Controller(Agents, Processes, Training, Restoring):
