@@ -11,7 +11,7 @@ from relight.sim.mutations import find_mutation
 from relight.sim.schedule import schedule_of
 from relight.sim.timed import run_schedule
 
-BLOCK = 200  # seeds
+BLOCK = 200  # seeds that one process tries in a row
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Block:
-    """Seeds that one process tries in a row, and how."""
+    """So many of them, and how they are tried."""
 
     first: int
     count: int
