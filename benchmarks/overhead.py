@@ -46,10 +46,15 @@ BUDGET_S = 16.0  # of blocks for one size; more where a step is long, since fewe
 LONG_STEP_MS = 100
 LONG_NOMINAL_MS = 50  # what may take so long on a slower machine
 LONG_FACTOR = 3.0
-LONG_LAUNCHES = 5  # of both jobs: each has a luck of its own, of a per cent or two
+LONG_LAUNCHES = 3  # of both jobs: each has a luck of its own, of a per cent or two
 SHORT_LAUNCHES = 2  # where steps are short: there is no target, and the difference is large
 WITHIN_FACTOR = 4.0  # of the long ones' budget: with the luck of processes out of the way, it pays
 WITHIN_LAUNCHES = 2
+# Sizes that may take just as long as the target begins with, where what relight costs is the largest share: to tell
+# less than a per cent from more takes four times as many pairs.
+EDGE = ((2, 50), (2, 100))  # workers, nominal milliseconds
+EDGE_FACTOR = 10.0
+EDGE_LAUNCHES = 4
 TARGET_PERCENT = 1.0
 
 # A step's length on two idle cores with two workers, about, and the model: layers width heads context batch.
@@ -93,6 +98,13 @@ def _is_long(workers: int, nominal_ms: int) -> bool:
     return nominal_ms * max(1, workers // 2) >= LONG_NOMINAL_MS
 
 
+def _within(workers: int, nominal_ms: int) -> tuple[float, int]:
+    """Share of a size's budget for the comparison within one job, and how often it is started."""
+    if (workers, nominal_ms) in EDGE:
+        return EDGE_FACTOR, EDGE_LAUNCHES
+    return (WITHIN_FACTOR if _is_long(workers, nominal_ms) else 1.0), WITHIN_LAUNCHES
+
+
 def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name: str) -> dict[str, Any]:
     """One size: what `name` says, beside torchrun."""
     plain = torchrun(workers, nominal_ms)
@@ -106,10 +118,9 @@ def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name:
     kinds = {RELIGHT: (RUN, PLAIN), TORCHRUN: (TWIN, PLAIN)}.get(name)
     if kinds is not None:
         both = relight(workers, nominal_ms, both=True)
-        within_s = budget_s * (WITHIN_FACTOR if _is_long(workers, nominal_ms) else 1.0)
-        found["within"] = turns.measure_within(
-            both, workers, workdir, kinds, budget_s=within_s, launches=WITHIN_LAUNCHES
-        )
+        factor, launches = _within(workers, nominal_ms) if name == RELIGHT else (WITHIN_FACTOR, WITHIN_LAUNCHES)
+        within_s = budget_s * factor
+        found["within"] = turns.measure_within(both, workers, workdir, kinds, budget_s=within_s, launches=launches)
     return {"workers": workers, "nominal_ms": nominal_ms, "name": name} | found
 
 
