@@ -34,6 +34,23 @@ exit status: 0 if every invariant held (or every planted bug was found), 1 if no
 """
 
 
+_RANDOM = ("seed", "seeds", "seconds")
+_MODES = (*_RANDOM, "replay", "rewrite", "exhaustive", "mutations")
+# The modes that each option is of; to ignore one would be to answer another question than the one that was asked.
+_IS_OF = {
+    "first": ("seeds", "seconds", "mutations"),
+    "kinds": _RANDOM,
+    "mutation": tuple(mode for mode in _MODES if mode != "rewrite"),
+    "shrink": ("seed", "replay"),
+    "record": ("seed", "replay", "mutations"),
+    "processes": ("seeds", "seconds"),
+    "steps": ("exhaustive",),
+    "faults": ("exhaustive",),
+    "actions": ("exhaustive",),
+    "fine": ("exhaustive",),
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -75,6 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(word.startswith("--mutation=") or word == "--mutation" for word in given) and not _has_mode(given):
         given.append("--mutations")
     options = parser.parse_args(given)
+    mode = next(mode for mode in _MODES if getattr(options, mode) is not parser.get_default(mode))
+    for name, modes in _IS_OF.items():
+        if mode not in modes and getattr(options, name) != parser.get_default(name):
+            flag = "with" if name == "kinds" else name
+            parser.error(f"--{flag} is of {', '.join(f'--{other}' for other in modes)}; not of --{mode}")
     actions = options.actions.split(",")
     kinds = options.kinds.split(",") if options.kinds else []
     if not set(kinds) <= set(KINDS):
@@ -108,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _has_mode(given: Sequence[str]) -> bool:
-    modes = ("--seed", "--seeds", "--seconds", "--replay", "--rewrite", "--exhaustive", "--mutations")
+    modes = [f"--{mode}" for mode in _MODES]
     return any(word.partition("=")[0] in modes for word in given)
 
 
