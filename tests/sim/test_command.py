@@ -25,8 +25,8 @@ def test_what_would_be_ignored_is_refused(words: str, capsys: pytest.CaptureFixt
         main(words.split())
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert f"error: {option} is of " in said
-    assert f"not of {mode}" in said
+    assert f"error: {option} goes with " in said
+    assert f"not with {mode}" in said
 
 
 @pytest.mark.parametrize(

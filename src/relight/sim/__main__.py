@@ -33,11 +33,10 @@ examples:
 exit status: 0 if every invariant held (or every planted bug was found), 1 if not, 2 if the command is wrong
 """
 
-
 _RANDOM = ("seed", "seeds", "seconds")
 _MODES = (*_RANDOM, "replay", "rewrite", "exhaustive", "mutations")
-# The modes that each option is of; to ignore one would be to answer another question than the one that was asked.
-_IS_OF = {
+# The modes that each option goes with; to ignore one would be to answer another question than the one that was asked.
+_GOES_WITH = {
     "first": ("seeds", "seconds", "mutations"),
     "kinds": _RANDOM,
     "mutation": tuple(mode for mode in _MODES if mode != "rewrite"),
@@ -93,10 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.append("--mutations")
     options = parser.parse_args(given)
     mode = next(mode for mode in _MODES if getattr(options, mode) is not parser.get_default(mode))
-    for name, modes in _IS_OF.items():
+    for name, modes in _GOES_WITH.items():
         if mode not in modes and getattr(options, name) != parser.get_default(name):
             flag = "with" if name == "kinds" else name
-            parser.error(f"--{flag} is of {', '.join(f'--{other}' for other in modes)}; not of --{mode}")
+            parser.error(f"--{flag} goes with {', '.join(f'--{other}' for other in modes)}, not with --{mode}")
     actions = options.actions.split(",")
     kinds = options.kinds.split(",") if options.kinds else []
     if not set(kinds) <= set(KINDS):
