@@ -51,7 +51,7 @@ SHORT_LAUNCHES = 2  # where steps are short: there is no target, and the differe
 WITHIN_FACTOR = 4.0  # of the long ones' budget: with the luck of processes out of the way, it pays
 WITHIN_LAUNCHES = 2
 # Sizes that may take just as long as the target begins with, where what relight costs is the largest share: to tell
-# less than a per cent from more takes four times as many pairs.
+# less than a per cent from more takes longer, and more launches.
 EDGE = ((2, 50), (2, 100))  # workers, nominal milliseconds
 EDGE_FACTOR = 10.0
 EDGE_LAUNCHES = 4
@@ -98,9 +98,9 @@ def _is_long(workers: int, nominal_ms: int) -> bool:
     return nominal_ms * max(1, workers // 2) >= LONG_NOMINAL_MS
 
 
-def _within(workers: int, nominal_ms: int) -> tuple[float, int]:
-    """Share of a size's budget for the comparison within one job, and how often it is started."""
-    if (workers, nominal_ms) in EDGE:
+def _within(workers: int, nominal_ms: int, name: str) -> tuple[float, int]:
+    """For the comparison within one job: how many times a size's budget it takes, and how often it is started."""
+    if name == RELIGHT and (workers, nominal_ms) in EDGE:
         return EDGE_FACTOR, EDGE_LAUNCHES
     return (WITHIN_FACTOR if _is_long(workers, nominal_ms) else 1.0), WITHIN_LAUNCHES
 
@@ -118,9 +118,10 @@ def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name:
     kinds = {RELIGHT: (RUN, PLAIN), TORCHRUN: (TWIN, PLAIN)}.get(name)
     if kinds is not None:
         both = relight(workers, nominal_ms, both=True)
-        factor, launches = _within(workers, nominal_ms) if name == RELIGHT else (WITHIN_FACTOR, WITHIN_LAUNCHES)
-        within_s = budget_s * factor
-        found["within"] = turns.measure_within(both, workers, workdir, kinds, budget_s=within_s, launches=launches)
+        factor, launches = _within(workers, nominal_ms, name)
+        found["within"] = turns.measure_within(
+            both, workers, workdir, kinds, budget_s=budget_s * factor, launches=launches
+        )
     return {"workers": workers, "nominal_ms": nominal_ms, "name": name} | found
 
 

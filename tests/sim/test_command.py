@@ -6,21 +6,22 @@ from relight.sim.__main__ import main
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "option", "mode"),
     [
-        "--replay x.txt --with ladder",
-        "--mutations --with hosts",
-        "--exhaustive 3 --with flips",
-        "--seed 1 --first 5",
-        "--seed 0 --processes 2",
-        "--seeds 10 --shrink",
-        "--seeds 10 --fine",
-        "--mutations --steps 3",
-        "--rewrite x.txt --mutation no-barrier",
+        ("--replay x.txt --with ladder", "--with", "--replay"),
+        ("--mutation no-barrier --with hosts", "--with", "--mutations"),
+        ("--exhaustive 2 --with flips", "--with", "--exhaustive"),
+        ("--seed 1 --first 5", "--first", "--seed"),
+        ("--seed 0 --processes 2", "--processes", "--seed"),
+        ("--seeds 10 --shrink", "--shrink", "--seeds"),
+        ("--seeds 10 --fine", "--fine", "--seeds"),
+        ("--mutation no-barrier --steps 3", "--steps", "--mutations"),
+        ("--rewrite x.txt --mutation no-barrier", "--mutation", "--rewrite"),
     ],
 )
-def test_what_would_be_ignored_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    mode, option = (word for word in words.split() if word.startswith("--"))
+def test_what_would_be_ignored_is_refused(
+    words: str, option: str, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert ended.value.code == 2
