@@ -30,7 +30,6 @@ from torch.optim import Optimizer
 
 import relight
 from benchmarks.recovery.workload import Shape, batch, build_model, build_optimizer, loss_of
-from relight.training.phases import _PASSES_TO_SEE
 from relight.training.torch_private import make_inner_group
 
 ENDLESS = 10**9
@@ -166,14 +165,11 @@ class Hooks:
         training, phases = self._training, self._training._phases
         training._fingerprint = None  # it would complain of a change between two steps, and be right
         if self._are_there and kind != RUN:
-            self._gates = len(phases._gates)
             phases.remove()
             training._writes.remove()
         elif not self._are_there and kind == RUN:
             training._writes.install()
             phases.install()
-            if phases._passes >= _PASSES_TO_SEE:  # it knows how many it needs
-                phases._set_gates(phases._gate, self._gates)
         self._are_there = kind == RUN
 
 

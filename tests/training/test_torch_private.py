@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from relight.training.group import RelightProcessGroup
 from relight.training.torch_private import (
     OPERATIONS,
+    RUN_BACKWARD,
     BucketLayout,
     at_gradient,
-    is_backward,
     make_detached_group,
     make_inner_group,
     not_compiled,
@@ -56,7 +56,7 @@ class Told(RelightProcessGroup):
         self.seen: list[bool] = []
 
     def allreduce(self, *args: Any, **kwargs: Any) -> Any:
-        self.seen.append(is_backward(sys._getframe(1)))
+        self.seen.append(sys._getframe(1).f_code is RUN_BACKWARD)
         return super().allreduce(*args, **kwargs)
 
 

@@ -44,6 +44,10 @@ class Backward:
         self._operations.append(operation)
         return True
 
+    def last(self) -> Waitable | None:
+        """What the present backward pass has adopted last, if anything."""
+        return self._operations[-1] if self._operations and self._current == current_backward() else None
+
     @not_compiled
     def _end(self, operations: list[Waitable]) -> None:
         self._current = _NONE  # what is launched from now on, in another callback, is waited for in one more

@@ -28,9 +28,9 @@ from relight.training.torch_private import (
     OPERATIONS,
     POINT_TO_POINT,
     REDUCE_SCATTERS,
+    RUN_BACKWARD,
     abort_nccl,
     cpu_backend,
-    is_backward,
     make_detached_group,
     make_inner_group,
     not_compiled,
@@ -103,12 +103,17 @@ class Inner:
         """
         if self._cuda is not None or self._waits.show is not None:
             return self.launch("allreduce", *args, **kwargs)
-        work = self._cpu.allreduce(*args, **kwargs)
-        running = _WaitedFor(work)
-        if self._backward.adopt(running):
-            self._remember(running)
+        work, last = self._cpu.allreduce(*args, **kwargs), self._backward.last()
+        if isinstance(last, _Buckets):
+            last.works.append(work)
+            if self._broken:
+                self._abandon_soon()
             return work
-        return self._remember(_Operation(work, self._backward))
+        buckets = _Buckets(work)
+        if not self._backward.adopt(buckets):
+            return self._remember(_Operation(work, self._backward))
+        self._remember(buckets)
+        return work
 
     def _reduce_scatter(
         self, over: Callable[[], None] | None, outputs: Any, inputs: Any, options: Any = None
@@ -227,16 +232,42 @@ class _WaitedFor:
 
     @not_compiled
     def wait(self) -> bool:
-        work, patience = self._work, _SLICE
-        while True:
-            if self.is_abandoned and not work.is_completed():
-                raise _abandoned()
-            try:
-                return bool(work.wait(patience))
-            except RuntimeError:  # the slice is over, or it failed
-                if work.is_completed():
-                    return bool(work.wait())  # raises what it failed of
-            patience = min(2 * patience, _LONGEST_SLICE)
+        return _await(self._work, self)
+
+
+class _Buckets:
+    """Those of one backward pass, which waits for them at its end."""
+
+    def __init__(self, first: Any) -> None:
+        self.works = [first]
+        self.is_abandoned = False
+
+    def is_over(self) -> bool:
+        return all(work.is_completed() for work in self.works)
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+
+    @not_compiled
+    def await_end(self) -> None:
+        for work in reversed(self.works):  # once the last one is there the others are, mostly
+            if not work.is_completed():
+                _await(work, self)
+
+
+@not_compiled
+def _await(work: Any, operation: _WaitedFor | _Buckets) -> bool:
+    """Returns once gloo's `work` is done. Raises what it failed of, or StepInterrupted if it was walked away from."""
+    patience = _SLICE
+    while True:
+        if operation.is_abandoned and not work.is_completed():
+            raise _abandoned()
+        try:
+            return bool(work.wait(patience))
+        except RuntimeError:  # the slice is over, or it failed
+            if work.is_completed():
+                return bool(work.wait())  # raises what it failed of
+        patience = min(2 * patience, _LONGEST_SLICE)
 
 
 def _abandoned() -> StepInterrupted:
@@ -540,7 +571,7 @@ class RelightProcessGroup(dist.ProcessGroup):
 
     @not_compiled
     def allreduce(self, *args: Any, **kwargs: Any) -> Any:
-        if self.serves_reducer and is_backward(sys._getframe(1)):
+        if self.serves_reducer and sys._getframe(1).f_code is RUN_BACKWARD:
             gate, inner = self._gate, self.inner
             if inner is not None and not inner.is_detached and not gate.closed and gate.is_protected():
                 gate.count_collective()

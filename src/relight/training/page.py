@@ -110,8 +110,11 @@ class PositionPage:
 
     def count_collective(self) -> None:
         """One more collective was launched in this generation; that is progress."""
-        self._words[_COLLECTIVES] += 1
-        self.note_operation()
+        words = self._words
+        words[_COLLECTIVES] += 1
+        words[_PROGRESS] += 1
+        words[_STAMP_NS] = now = time.monotonic_ns()
+        self._work.launched(now)
 
     def show_waiting(self, waiting: bool) -> None:
         """Instead of the count, where ranks make different numbers of them: 1 while this one waits for others."""
@@ -127,6 +130,10 @@ class PositionPage:
     def waited(self, nanoseconds: int) -> None:
         """So much of the present phase went by in waiting for other ranks."""
         self._work.waited(nanoseconds)
+
+    def worked_ns(self, phase: Phase) -> int:
+        """How long this process has worked by itself in FORWARD, BACKWARD or OPTIMIZER, all steps together."""
+        return self._words[_WORK_WORDS[phase]]
 
     @property
     def asked_to_leave(self) -> bool:

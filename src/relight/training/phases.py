@@ -4,7 +4,7 @@ Hooks on the modules and on some parameters; the script's loop stays as it is.
 """
 
 import math
-import time
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,13 +17,12 @@ from relight.errors import StepInterrupted
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
-from relight.training.torch_private import at_gradient, not_compiled
+from relight.training.torch_private import at_backward, not_compiled
 
 # Some parameters look, when their gradient is ready, whether the generation was closed: so a backward pass is stopped
-# within about so long, whatever its length. Each look costs 10 us once the model has pushed the interpreter out of the
-# caches; how many are needed is seen in the first steps.
+# within about so long, whatever its length. How many are needed is seen in the first steps.
 GATE_SECONDS = 0.02
-MOST_GATES = 32
+FEWEST_GATES, MOST_GATES = 4, 32
 _PASSES_TO_SEE = 3  # the first ones allocate, and take longer
 
 
@@ -34,34 +33,41 @@ class PhaseHooks:
         self._runtime = runtime
         self._state = state
         self._progress = progress
-        self._handles: list[Any] = []
-        self._gates: list[Any] = []
-        self._passes = 0
-        self._begun_ns = self._last_gate_ns = 0  # of the last backward pass, while passes are looked at
+        self._undo: list[Callable[[], None]] = []
+        self._gates = Gates(self._look)
+        self._gate_count = FEWEST_GATES
+        self._passes = 0  # of those that are looked at
+        self._worked_ns = 0  # in backward passes, up to the last one of these
+        runtime.at_close.append(self._gates.shut)
 
     def install(self) -> None:
         for module in self._state.modules.values():
             if any(p.requires_grad for p in module.parameters()):
-                self._handles.append(module.register_forward_pre_hook(self._on_forward))
-                self._handles.append(module.register_forward_hook(self._on_forward_end))
-        self._set_gates(self._timed_gate, MOST_GATES)
+                self._undo.append(module.register_forward_pre_hook(self._on_forward).remove)
+        self._undo.append(at_backward(self._on_backward))
         gated = self._gated()
+        self._gates.place(spread(gated, self._gate_count))
         if self._runtime.faults.active and gated:
-            self._handles.append(gated[len(gated) // 2].register_post_accumulate_grad_hook(self._strike))
+            self._undo.append(gated[len(gated) // 2].register_post_accumulate_grad_hook(self._strike).remove)
 
     def remove(self) -> None:
-        for handle in (*self._handles, *self._gates):
-            handle.remove()
-        self._handles.clear()
-        self._gates.clear()
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        self._gates.open()
+
+    def open_gates(self) -> None:
+        """A recovery is over."""
+        self._gates.open()
+        self._shut_if_closed()
+
+    def _shut_if_closed(self) -> None:
+        """Somebody else shuts the gates when the generation is closed: perhaps those that were here before."""
+        if self._runtime.closed:
+            self._gates.shut()
 
     def _gated(self) -> list[torch.Tensor]:
         return [parameter for parameter in self._state.trained_parameters() if parameter.requires_grad]
-
-    def _set_gates(self, gate: Callable[[torch.Tensor], None], most: int) -> None:
-        for handle in self._gates:
-            handle.remove()
-        self._gates = [parameter.register_post_accumulate_grad_hook(gate) for parameter in spread(self._gated(), most)]
 
     def _active(self) -> bool:
         return self._runtime.in_step and not self._progress.wrote and not self._progress.warming
@@ -70,44 +76,32 @@ class PhaseHooks:
     def _on_forward(self, module: nn.Module, arguments: Any) -> None:  # noqa: ARG002
         if not self._active():
             return
-        if self._begun_ns:
-            self._look_at_pass()
+        if self._passes == _PASSES_TO_SEE:
+            self._passes += 1
+            self._place_gates(self._runtime.page.worked_ns(Phase.BACKWARD) - self._worked_ns)
         if self._runtime.page.phase is not Phase.FORWARD:  # another micro-batch
             self._runtime.page.stamp(Phase.FORWARD)
         self._runtime.faults.strike(Point.FORWARD)
 
-    def _look_at_pass(self) -> None:
-        """A backward pass is over, and no other one has begun: once some were seen, as many gates as they need."""
-        seconds = max(0, self._last_gate_ns - self._begun_ns) / 1e9
-        self._begun_ns = 0
-        self._passes += 1
-        if self._passes == _PASSES_TO_SEE:
-            self._set_gates(self._gate, gates_for(seconds))
+    def _place_gates(self, pass_ns: int) -> None:
+        """As many as a backward pass needs in which this rank works for so long."""
+        self._gate_count = gates_for(pass_ns / 1e9)
+        if self._gate_count > FEWEST_GATES:
+            self._gates.place(spread(self._gated(), self._gate_count))
+            self._shut_if_closed()
 
-    @not_compiled
-    def _on_forward_end(self, module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG002
-        if not self._active():
-            return
-        tensor = _first_differentiable(output)
-        if tensor is not None:
-            at_gradient(tensor, self._on_backward)
-
-    @not_compiled
-    def _on_backward(self, gradient: torch.Tensor) -> None:  # noqa: ARG002
-        if self._active() and self._runtime.page.phase is Phase.FORWARD:
-            self._runtime.page.stamp(Phase.BACKWARD)
+    def _on_backward(self) -> None:
+        page = self._runtime.page
+        if page.phase is Phase.FORWARD and self._active():
+            page.stamp(Phase.BACKWARD)
             if self._passes < _PASSES_TO_SEE:
-                self._begun_ns = time.monotonic_ns()
+                self._passes += 1
+                self._worked_ns = page.worked_ns(Phase.BACKWARD)
 
     @not_compiled
-    def _gate(self, parameter: torch.Tensor) -> None:  # noqa: ARG002
+    def _look(self, parameter: torch.Tensor) -> None:  # noqa: ARG002
         if self._runtime.closed and self._active():
             raise StepInterrupted("the generation was closed by a failure elsewhere")
-
-    @not_compiled
-    def _timed_gate(self, parameter: torch.Tensor) -> None:
-        self._last_gate_ns = time.monotonic_ns()
-        self._gate(parameter)
 
     @not_compiled
     def _strike(self, parameter: torch.Tensor) -> None:  # noqa: ARG002
@@ -115,26 +109,46 @@ class PhaseHooks:
             self._runtime.faults.strike(Point.BACKWARD)
 
 
+class Gates:
+    """Hooks on some parameters, in place only while they are shut: an open one costs next to nothing.
+
+    A hook costs 10 us once the model has pushed the interpreter out of the caches. What C++ looks at, a parameter's
+    list of hooks, is made before, for ever: then any thread may put a hook in, also while a backward pass runs.
+    """
+
+    def __init__(self, look: Callable[[torch.Tensor], None]) -> None:
+        """`look` is called with each of those parameters whose gradient is ready, if the gates are shut."""
+        self._look = look
+        self._lock = threading.Lock()
+        self._parameters: Sequence[torch.Tensor] = ()
+        self._handles: list[Any] = []
+
+    def place(self, parameters: Sequence[torch.Tensor]) -> None:
+        """At these from now on, and open."""
+        self.open()
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._look).remove()  # its list stays
+        with self._lock:
+            self._parameters = parameters
+
+    def shut(self) -> None:
+        """For any thread."""
+        with self._lock:
+            if not self._handles:
+                self._handles = [p.register_post_accumulate_grad_hook(self._look) for p in self._parameters]
+
+    def open(self) -> None:
+        with self._lock:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+
+
 def gates_for(seconds: float) -> int:
     """In a backward pass that takes so long."""
-    return min(MOST_GATES, max(1, math.ceil(seconds / GATE_SECONDS)))
+    return min(MOST_GATES, max(FEWEST_GATES, math.ceil(seconds / GATE_SECONDS)))
 
 
 def spread(parameters: Sequence[torch.Tensor], most: int) -> Sequence[torch.Tensor]:
     """At most so many of them, at equal distances."""
     return parameters[:: max(1, math.ceil(len(parameters) / most))]
-
-
-def _first_differentiable(output: Any) -> torch.Tensor | None:
-    """The first tensor in a module's output that carries gradients; looks into plain objects too."""
-    if isinstance(output, torch.Tensor):
-        return output if output.requires_grad else None
-    for leaf in torch.utils._pytree.tree_leaves(output):
-        if isinstance(leaf, torch.Tensor):
-            if leaf.requires_grad:
-                return leaf
-        elif getattr(leaf, "__dict__", None):
-            found = _first_differentiable(dict(vars(leaf)))
-            if found is not None:
-                return found
-    return None

@@ -4,10 +4,9 @@ tests/training/test_torch_private.py exercises each against the installed versio
 one of them fails there, by name, and not in somebody's recovery.
 """
 
-import collections
 from collections.abc import Callable
 from datetime import timedelta
-from types import FrameType
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +14,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch._C._distributed_c10d import _register_comm_hook as register_comm_hook
 from torch.distributed import ProcessGroup
-from torch.utils.hooks import RemovableHandle
 
 from relight.wire.settings import host_address
 
@@ -98,31 +96,9 @@ def at_end_of_backward(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
-def at_gradient(tensor: torch.Tensor, call: Callable[[torch.Tensor], None]) -> None:
-    """Have backward passes call this with the gradient of `tensor`, which no leaf is.
-
-    As `register_hook`, without the handle by which nobody would take it back: making one takes three times as long once
-    the model has emptied the caches.
-    """
-    if type(tensor) is not torch.Tensor or tensor._backward_hooks is not None or tensor.grad_fn is None:
-        tensor.register_hook(call)
-        return
-    hooks: collections.OrderedDict[int, Any] = collections.OrderedDict()
-    tensor._backward_hooks = hooks
-    tensor.grad_fn._register_hook_dict(tensor)
-    hooks[RemovableHandle.next_id] = call
-    RemovableHandle.next_id += 1
-
-
-_RUN_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
-
-
-def is_backward(frame: FrameType) -> bool:
-    """Whether this frame runs a backward pass: then C++ has called the function whose caller it is.
-
-    Hooks of Python have frames of their own in between. The passes of a GPU run in threads without any frame.
-    """
-    return frame.f_code is _RUN_BACKWARD
+# What runs a backward pass: if a function's caller has this code, then C++ has called the function in such a pass. Hooks
+# of Python have frames of their own in between. The passes of a GPU run in threads without any frame.
+RUN_BACKWARD: CodeType = torch.autograd.graph._engine_run_backward.__code__
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -140,6 +116,26 @@ def not_compiled(function: _Function) -> _Function:
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
+
+
+def at_backward(call: Callable[[], None]) -> Callable[[], None]:
+    """Have every backward pass call this first, in the thread that asked for it. What is returned undoes that.
+
+    All of torch's own ways to start one go through this function, which torch.compiler replaces in the same way.
+    Telling it by a hook on what the model returns takes three times as long.
+    """
+    started: Any = torch.autograd.graph._engine_run_backward
+
+    @not_compiled
+    def start(*args: Any, **kwargs: Any) -> Any:
+        call()
+        return started(*args, **kwargs)
+
+    def put(function: Any) -> None:
+        torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = function  # type: ignore[attr-defined]
+
+    put(start)
+    return lambda: put(started)
 
 
 class BucketLayout:

@@ -362,6 +362,7 @@ class Training:
         self._recovery.run(blank=blank)
         while not self._gather():
             self._recovery.run()
+        self._phases.open_gates()
         self._publishing.confirm(self._progress.version)
         self._scalars.catch_up()
         self._fingerprint = self._state.fingerprint()
