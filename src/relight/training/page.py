@@ -33,8 +33,7 @@ from relight.wire import lifelock
 
 # Of a rank whose data position and random streams follow from its number and the step's; and its rank-private state, as
 # it is kept, if it has nothing else for itself: the usual case.
-NO_POSITION: dict[str, Any] = {"data": None, "rng": None}
-NO_PRIVATE = encode_tree({"buffers": {}, "per_rank": {}, **NO_POSITION}, "rank-private state")
+NO_PRIVATE = encode_tree({"buffers": {}, "per_rank": {}, "data": None, "rng": None}, "rank-private state")
 
 _NO_PRIVATE_DIGEST = xxhash.xxh3_64_intdigest(NO_PRIVATE)
 

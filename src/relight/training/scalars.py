@@ -63,9 +63,14 @@ class Scalars:
         for name, value in values.items():
             self._pending[name] = _checked(name, value)
 
+    @property
+    def has_private(self) -> bool:
+        """Whether there is anything for `private` to say."""
+        return bool(self._pending) and self._is_mine
+
     def private(self) -> dict[str, Any]:
         """What the rank-private state that is kept at the barrier says of the step that is under way."""
-        if not self._is_mine or not self._pending:
+        if not self.has_private:
             return {}
         return {"scalars": {"step": self._progress.version, "values": _read(self._pending)}}
 

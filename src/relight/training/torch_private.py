@@ -96,8 +96,8 @@ def at_end_of_backward(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
-# What runs a backward pass: if a function's caller has this code, then C++ has called the function in such a pass. Hooks
-# of Python have frames of their own in between. The passes of a GPU run in threads without any frame.
+# Runs a backward pass: if a function's caller has this code, then C++ has called the function in such a pass. Hooks of
+# Python have frames of their own in between. The passes of a GPU run in threads without any frame.
 RUN_BACKWARD: CodeType = torch.autograd.graph._engine_run_backward.__code__
 
 

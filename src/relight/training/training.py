@@ -33,7 +33,7 @@ from relight.training.batches import Batches
 from relight.training.checkpoint_reader import CheckpointReader
 from relight.training.checkpointing import Checkpointing
 from relight.training.job import current_runtime
-from relight.training.page import NO_POSITION, NO_PRIVATE
+from relight.training.page import NO_PRIVATE
 from relight.training.phases import PhaseHooks
 from relight.training.progress import Progress
 from relight.training.publishing import Publishing
@@ -410,11 +410,11 @@ class Training:
         self._snapshots.before_write()
 
     def _keep_private(self, version: int) -> None:
-        tree = {**self._batches.private(), **self._scalars.private()}
-        if tree == NO_POSITION and not self._state.has_private:
+        if self._batches.derivable and not self._state.has_private and not self._scalars.has_private:
             payload = NO_PRIVATE  # mostly
         else:
-            payload = encode_tree({**self._state.private(), **tree}, "rank-private state")
+            tree = {**self._state.private(), **self._batches.private(), **self._scalars.private()}
+            payload = encode_tree(tree, "rank-private state")
         self._runtime.page.write_private(version, payload)
 
     # --- entering and leaving ---------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ _BELL_OFFSET = 64  # in a cache line of its own
 _PLACES_OFFSET = 128
 _PLACE_BYTES = 128
 _ROW = struct.Struct(f"<qqq{MAX_NUMBERS}q")  # generation, round, how many, the numbers
+_ROWS = [struct.Struct(f"<qqq{count}q{8 * (MAX_NUMBERS - count)}x") for count in range(MAX_NUMBERS + 1)]  # the same
 _CHECKSUM = struct.Struct("<Q")
 # A rank may post for the next round while another has still to read this one, but not for the one after.
 _ROUNDS = 2
@@ -75,8 +76,7 @@ class Board:
 
     def post(self, rank: int, generation: int, number: int, row: Sequence[int]) -> None:
         """Show `row` (at most MAX_NUMBERS) as what `rank` says in round `number` of a generation, and ring."""
-        padding = (0,) * (MAX_NUMBERS - len(row))
-        packed = _ROW.pack(generation, number, len(row), *row, *padding)
+        packed = _ROWS[len(row)].pack(generation, number, len(row), *row)
         offset = self._offset(rank, generation, number)
         self._map[offset : offset + _ROW.size] = packed
         _CHECKSUM.pack_into(self._map, offset + _ROW.size, xxhash.xxh3_64_intdigest(packed))
@@ -101,7 +101,7 @@ class Board:
     def ring(self, rank: int) -> None:
         """Wake everybody. `rank` is the caller's: two that ring at once must not write the same."""
         self._bell[0] = (next(self._rings) * self.ranks + rank) % 2**32
-        _libc.syscall(_FUTEX, self._address, _FUTEX_WAKE, _ALL, None, None, 0)
+        _libc.syscall(_FUTEX, self._address, _FUTEX_WAKE, _ALL)
 
     def sleep(self, bell: int, seconds: float) -> None:
         """Until somebody rings, unless somebody has since `bell` was read; or so long. Releases the GIL."""
