@@ -30,7 +30,7 @@ from relight.training.batches import Batches
 from relight.training.fence import LocalFence
 from relight.training.group import Inner
 from relight.training.page import PositionPage
-from relight.training.phases import gates_for
+from relight.training.phases import Gates, gates_for
 from relight.training.progress import Progress
 from relight.training.state import TrackedState
 from relight.training.torch_private import make_inner_group
@@ -96,23 +96,15 @@ def parts_us(model: nn.Module) -> dict[str, float]:
 
 
 def gates_us(count: int) -> float:
-    """Hooks on so many parameters, as the difference of two backward passes that do next to nothing else."""
+    """Open ones at so many parameters, as the difference of two backward passes that do next to nothing else."""
     parameters = [nn.Parameter(torch.ones(())) for _ in range(count)]
 
     def backward() -> None:
         torch.stack(list(parameters)).sum().backward()
 
     without = _median_us(backward, BACKWARDS)
-    handles = [parameter.register_post_accumulate_grad_hook(_gate) for parameter in parameters]
-    with_hooks = _median_us(backward, BACKWARDS)
-    for handle in handles:
-        handle.remove()
-    return round(max(0.0, with_hooks - without), 2)
-
-
-def _gate(parameter: torch.Tensor) -> None:
-    if parameter is None:
-        raise AssertionError
+    Gates(lambda _: None).place(parameters)
+    return round(max(0.0, _median_us(backward, BACKWARDS) - without), 2)
 
 
 def _median_us(work: Callable[[], object], calls: int = CALLS) -> float:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from relight.errors import StepInterrupted
 from relight.training.group import Inner
-from relight.training.phases import MOST_GATES, gates_for, spread
+from relight.training.phases import FEWEST_GATES, MOST_GATES, Gates, gates_for, spread
 from tests.training.test_group import DEADLINE_SECONDS, idle
 
 Pair = tuple[Inner, Inner]
@@ -171,9 +171,52 @@ def test_a_future_outside_a_backward_pass_has_the_result(pair: Pair) -> None:
 
 
 def test_gates_are_as_many_as_a_backward_pass_is_long() -> None:
-    assert [gates_for(seconds) for seconds in (0.0, 0.001, 0.02, 0.021, 0.5, 60.0)] == [1, 1, 1, 2, 25, MOST_GATES]
+    few = FEWEST_GATES
+    assert [gates_for(seconds) for seconds in (0.0, 0.02, 0.08, 0.081, 0.5, 60.0)] == [few, few, few, 5, 25, MOST_GATES]
     parameters = [torch.zeros(1) for _ in range(33)]
     assert len(spread(parameters, MOST_GATES)) == 17
     assert len(spread(parameters, 1)) == 1
     assert spread(parameters[:5], MOST_GATES) == parameters[:5]
     assert spread([], 4) == []
+
+
+class Closed(Exception):
+    pass
+
+
+def refuse(parameter: torch.Tensor) -> None:
+    raise Closed
+
+
+def test_gates_that_another_thread_shuts_end_a_backward_pass_that_runs() -> None:
+    """Those that it has yet to come to: here it waits inside for the other thread."""
+    early, late = (torch.ones(2, requires_grad=True) for _ in range(2))
+    gates = Gates(refuse)
+    gates.place([early])
+
+    def shut_meanwhile(gradient: torch.Tensor) -> None:
+        thread = threading.Thread(target=gates.shut)
+        thread.start()
+        thread.join(DEADLINE_SECONDS)
+
+    late.register_hook(shut_meanwhile)
+    with pytest.raises(Closed):
+        ((early * 2) * late).sum().backward()
+    gates.open()
+    early.grad = None
+    (early * 2).sum().backward()
+    assert early.grad is not None
+
+
+def test_gates_are_shut_once_and_moved_open() -> None:
+    first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
+    gates = Gates(refuse)
+    gates.place([first])
+    gates.shut()
+    gates.shut()
+    gates.place([second])
+    (first + second).sum().backward()
+    gates.shut()
+    first.sum().backward()
+    with pytest.raises(Closed):
+        second.sum().backward()

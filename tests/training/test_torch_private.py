@@ -20,7 +20,7 @@ from relight.training.torch_private import (
     OPERATIONS,
     RUN_BACKWARD,
     BucketLayout,
-    at_gradient,
+    at_backward,
     make_detached_group,
     make_inner_group,
     not_compiled,
@@ -29,6 +29,7 @@ from relight.training.torch_private import (
 
 WORLD = 2
 DEADLINE_SECONDS = 60
+WEIGHT = torch.ones(2, requires_grad=True)
 
 
 def test_operations_exist_under_their_names() -> None:
@@ -72,32 +73,36 @@ def test_what_the_reducer_launches_is_told_from_what_hooks_launch() -> None:
     assert group.seen == [True, False, False]
 
 
-@pytest.mark.parametrize("others", [0, 2])
-def test_a_gradient_is_told_of_beside_other_hooks(others: int) -> None:
-    """The first and the last are others'; none takes the place of another."""
-    told: list[str] = []
-    tensor = torch.ones(3, requires_grad=True) * 2
-    if others:
-        tensor.register_hook(lambda _: told.append("before"))
-    at_gradient(tensor, lambda gradient: told.append(f"ours {gradient.tolist()}"))
-    handle = tensor.register_hook(lambda _: told.append("after")) if others else None
-    tensor.sum().backward(retain_graph=True)
-    assert told == (["before", "ours [1.0, 1.0, 1.0]", "after"] if others else ["ours [1.0, 1.0, 1.0]"])
-    if handle is not None:
-        handle.remove()
-        told.clear()
-        tensor.sum().backward()
-        assert told == ["before", "ours [1.0, 1.0, 1.0]"]
+START: list[Callable[[torch.Tensor], object]] = [
+    torch.Tensor.backward,
+    torch.autograd.backward,
+    lambda loss: torch.autograd.grad(loss, [WEIGHT]),
+    lambda loss: loss.backward(inputs=[WEIGHT]),
+]
 
 
-def test_a_hook_that_comes_behind_ours_can_be_taken_back() -> None:
+@pytest.mark.parametrize("start", START)
+def test_a_backward_pass_is_told_of_before_it_begins(start: Callable[[torch.Tensor], object]) -> None:
     told: list[str] = []
-    tensor = torch.ones(3, requires_grad=True) * 2
-    at_gradient(tensor, lambda _: told.append("ours"))
-    handle = tensor.register_hook(lambda _: told.append("another"))
-    handle.remove()
-    tensor.sum().backward()
-    assert told == ["ours"]
+    loss = (WEIGHT * 2).sum()
+    loss.register_hook(lambda _: told.append("gradient"))
+    undo = at_backward(lambda: told.append("begins"))
+    try:
+        start(loss)
+    finally:
+        undo()
+    assert told == ["begins", "gradient"]
+    start((WEIGHT * 2).sum())
+    assert told == ["begins", "gradient"]
+
+
+def test_what_is_raised_before_a_backward_pass_comes_out_of_it() -> None:
+    undo = at_backward(lambda: 1 // 0)  # type: ignore[arg-type]
+    try:
+        with pytest.raises(ZeroDivisionError):
+            WEIGHT.sum().backward()
+    finally:
+        undo()
 
 
 def test_scaler_forgets_an_aborted_step() -> None:
