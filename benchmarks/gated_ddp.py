@@ -6,8 +6,8 @@ and ``end``. Between two blocks of steps a job waits for its next line and costs
 
 With ``--both`` a job under relight can also take plain steps: of the same model, by another DistributedDataParallel
 over a gloo group of its own, outside relight's steps and with relight's hooks removed. There are two such, ``plain``
-and ``twin``, so that plain steps can be compared with plain ones. ``run,plain,plain,run 8`` takes eight steps, of these
-kinds again and again.
+and ``twin``, so that plain steps can be compared with plain ones. What stays in them is the empty lists of hooks where
+gates were: torch cannot take those away. ``run,plain,plain,run 8`` takes eight steps, of these kinds again and again.
 """
 
 from __future__ import annotations

@@ -60,6 +60,51 @@ def test_the_result_is_there_when_the_backward_pass_is_over(pair: Pair, launch: 
         peer.result()
 
 
+def test_all_that_a_backward_pass_launched_is_there_at_its_end(pair: Pair, launch: Launch) -> None:
+    """The first one is large, so gloo may be done with the last one before."""
+    weights = [torch.ones(size, requires_grad=True) for size in (2, 2, 2**20)]
+    seen: list[torch.Tensor] = []
+    for weight in weights:
+        weight.register_hook(seen.append)
+        weight.register_hook(reduce_in_backward(pair[0], [], launch))
+    loss = sum((weight * 1).sum() for weight in weights)
+
+    def come() -> None:
+        for size in (2**20, 2, 2):
+            pair[1].launch("allreduce", [torch.full((size,), 10.0)]).wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        peer = pool.submit(late, come)
+        torch.as_tensor(loss).backward()
+        assert [(len(gradient), set(gradient.tolist())) for gradient in seen] == [(n, {11.0}) for n in (2**20, 2, 2)]
+        peer.result()
+
+
+@pytest.mark.parametrize("comes_to", [0, 1])
+def test_a_backward_pass_that_lacks_one_of_several_ends_at_the_cut(pair: Pair, launch: Launch, comes_to: int) -> None:
+    weights = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    futures: list[Any] = []
+    for weight in weights:
+        weight.register_hook(reduce_in_backward(pair[0], futures, launch))
+    found: list[type[BaseException]] = []
+
+    def run() -> None:
+        try:
+            (weights[0] * weights[1]).sum().backward()
+        except BaseException as error:
+            found.append(type(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    peer_comes(pair[1], comes_to)
+    while len(futures) < len(weights) or not all(future.done() for future in futures[:comes_to]):
+        time.sleep(0.001)
+    pair[0].break_connections()
+    thread.join(DEADLINE_SECONDS)
+    assert found in ([StepInterrupted], [RuntimeError])
+    idle()
+
+
 def late(call: Callable[[], None]) -> None:
     time.sleep(0.1)  # so that the backward pass is at its end, and waits
     call()
