@@ -123,7 +123,8 @@ def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name:
         TORCHRUN_WITH_FENCE: torchrun(workers, nominal_ms, "--fence"),
     }[name]
     launches = _launches_beside(workers, nominal_ms, name)
-    found = turns.measure(first, plain, workers, workdir, budget_s=budget_s, launches=launches)
+    longer = max(1.0, launches / LONG_LAUNCHES)  # more launches are no shorter ones
+    found = turns.measure(first, plain, workers, workdir, budget_s=budget_s * longer, launches=launches)
     kinds = {RELIGHT: (RUN, PLAIN), TORCHRUN: (TWIN, PLAIN)}.get(name)
     if kinds is not None:
         both = relight(workers, nominal_ms, both=True)
