@@ -236,7 +236,7 @@ class _WaitedFor:
 
 
 class _Buckets:
-    """Those of one backward pass, which waits for them at its end."""
+    """Reductions of DDP's buckets: those of one backward pass, which waits for them at its end."""
 
     def __init__(self, first: Any) -> None:
         self.works = [first]

@@ -125,10 +125,10 @@ class Gates:
 
     def place(self, parameters: Sequence[torch.Tensor]) -> None:
         """At these from now on, and open."""
-        self.open()
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._look).remove()  # its list stays
-        with self._lock:
+        with self._lock:  # whoever shuts them meanwhile finds the old ones, which are opened here, or the new ones
+            self._remove()
             self._parameters = parameters
 
     def shut(self) -> None:
@@ -139,9 +139,12 @@ class Gates:
 
     def open(self) -> None:
         with self._lock:
-            for handle in self._handles:
-                handle.remove()
-            self._handles = []
+            self._remove()
+
+    def _remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
 
 def gates_for(seconds: float) -> int:
