@@ -45,18 +45,16 @@ SCRIPT = "benchmarks.gated_ddp"
 BUDGET_S = 16.0  # of blocks for one size; more where a step is long, since fewer fit and the target lies there
 LONG_STEP_MS = 100
 LONG_NOMINAL_MS = 50  # what may take so long on a slower machine
-LONG_FACTOR = 3.0
-LONG_LAUNCHES = 3  # of both jobs: each has a luck of its own, of a per cent or two
+LONG_FACTOR = 10.0
+LONG_LAUNCHES = 10  # of both jobs: each has a luck of its own, of a per cent or two, as large as what is looked for
 SHORT_LAUNCHES = 2  # where steps are short: there is no target, and the difference is large
-WITHIN_FACTOR = 4.0  # of the long ones' budget: with the luck of processes out of the way, it pays
+WITHIN_FACTOR = 1.2  # of the long ones' budget: with the luck of processes out of the way, it pays
 WITHIN_LAUNCHES = 2
 # Sizes that may take just as long as the target begins with, where what relight costs is the largest share: to tell
-# less than a per cent from more takes longer, and more launches: beside torchrun most of all, where each brings its own
-# luck into the difference.
+# less than a per cent from more takes longer there.
 EDGE = ((2, 50), (2, 100))  # workers, nominal milliseconds
-EDGE_FACTOR = 10.0
+EDGE_FACTOR = 3.0
 EDGE_LAUNCHES = 4
-EDGE_LAUNCHES_BESIDE = 10
 TARGET_PERCENT = 1.0
 
 # A step's length on two idle cores with two workers, about, and the model: layers width heads context batch.
@@ -100,13 +98,6 @@ def _is_long(workers: int, nominal_ms: int) -> bool:
     return nominal_ms * max(1, workers // 2) >= LONG_NOMINAL_MS
 
 
-def _launches_beside(workers: int, nominal_ms: int, name: str) -> int:
-    """How often both jobs are started for the comparison with torchrun."""
-    if name == RELIGHT and (workers, nominal_ms) in EDGE:
-        return EDGE_LAUNCHES_BESIDE
-    return LONG_LAUNCHES if _is_long(workers, nominal_ms) else SHORT_LAUNCHES
-
-
 def _within(workers: int, nominal_ms: int, name: str) -> tuple[float, int]:
     """For the comparison within one job: how many times a size's budget it takes, and how often it is started."""
     if name == RELIGHT and (workers, nominal_ms) in EDGE:
@@ -122,9 +113,8 @@ def measure(workers: int, nominal_ms: int, budget_s: float, workdir: Path, name:
         TORCHRUN: plain,
         TORCHRUN_WITH_FENCE: torchrun(workers, nominal_ms, "--fence"),
     }[name]
-    launches = _launches_beside(workers, nominal_ms, name)
-    longer = max(1.0, launches / LONG_LAUNCHES)  # more launches are no shorter ones
-    found = turns.measure(first, plain, workers, workdir, budget_s=budget_s * longer, launches=launches)
+    launches = LONG_LAUNCHES if _is_long(workers, nominal_ms) else SHORT_LAUNCHES
+    found = turns.measure(first, plain, workers, workdir, budget_s=budget_s, launches=launches)
     kinds = {RELIGHT: (RUN, PLAIN), TORCHRUN: (TWIN, PLAIN)}.get(name)
     if kinds is not None:
         both = relight(workers, nominal_ms, both=True)
