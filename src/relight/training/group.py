@@ -153,7 +153,7 @@ class Inner:
         self._operations.append(running)
         if self._broken:  # the generation was closed between the look at it and the launch
             self._abandon_soon()
-        while self._operations and self._operations[0].is_over():
+        while len(self._operations) > 1 and self._operations[0].is_over():  # this one is hardly over yet
             self._operations.popleft()
         return running
 
@@ -253,6 +253,7 @@ class _Buckets:
         for work in reversed(self.works):  # once the last one is there the others are, mostly
             if not work.is_completed():
                 _await(work, self)
+        self.works.clear()  # whoever asks later need not look at each
 
 
 @not_compiled

@@ -152,7 +152,7 @@ class Publishing:
     def before_barrier(self) -> None:
         """Rank 0 holds up the barrier until the other ranks know of the update: behind it they write."""
         handle = self._handle
-        if not self._is_divided or handle is None:
+        if handle is None or not self._is_divided:
             return
         end = time.monotonic() + self._stall_timeout_seconds
         while not handle.wait_until_joined(JOIN_SECONDS) and not self._runtime.closed and time.monotonic() < end:

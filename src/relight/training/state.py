@@ -423,11 +423,15 @@ class TrackedState:
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Cheap trace of what only the protected block may change; compared between two steps."""
-        return (
-            sum(map(_VERSION, self.parameters)),  # versions only grow; without a frame of Python for each
-            tuple(g["lr"] if not isinstance(g["lr"], torch.Tensor) else g["lr"]._version for g in self._groups()),
-            tuple(getattr(thing, "last_epoch", None) for thing in self.objects.values()),
-        )
+        rates: list[Any] = []
+        for optimizer in self.optimizers.values():  # no comprehensions: each is a call, in every step twice
+            for group in optimizer.param_groups:
+                rate = group["lr"]
+                rates.append(rate._version if isinstance(rate, torch.Tensor) else rate)
+        epochs: list[Any] = []
+        for thing in self.objects.values():
+            epochs.append(getattr(thing, "last_epoch", None))
+        return sum(map(_VERSION, self.parameters)), tuple(rates), tuple(epochs)  # versions only grow
 
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]

@@ -37,4 +37,4 @@ class WorkClock:
             done_ns = now_ns - self._since_ns - self._waited_ns
         self._since_ns = now_ns
         self._waited_ns = self._launched_ns = self._waited_before_launch_ns = 0
-        return max(0, done_ns)
+        return done_ns if done_ns > 0 else 0
