@@ -120,9 +120,9 @@ class Batches:
         if self._predecessor[0] == step and self._predecessor[1] != digest:
             raise UsageError(
                 f"the replacement of rank {rank} drew another batch for step {step} than the process it replaced: the "
-                "data depends on something that was fixed before the rank was known. Read job.rank when it is needed "
-                "(torch's DistributedSampler is corrected by itself), or hand over a function: "
-                "relight.Training(data=lambda number: ...)"
+                "data was made at random without a seed, or depends on something that was fixed before the rank was "
+                "known. Seed what makes it; read job.rank when it is needed (torch's DistributedSampler is corrected "
+                "by itself), or hand over a function: relight.Training(data=lambda number: ...)"
             )
         self._page.mark_batch(step, digest)
 
