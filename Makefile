@@ -8,7 +8,7 @@ CODE := $(wildcard src tests benchmarks examples)
 JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all demo demo-publish simulate simulate-nightly fuzz bench docs clean
+.PHONY: help setup check format test test-all demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,16 +41,26 @@ demo-publish: setup ## train and serve at once; kill workers and a server; compa
 simulate: setup ## three minutes of simulated jobs that nobody has seen yet
 	$(BIN)/python -m relight.sim --seconds 180 --first $$(( $$(date +%s) * 100000 ))
 
-simulate-nightly: setup ## all planted bugs, every order of small jobs, and eight hours of simulated jobs
+simulate-nightly: setup ## all planted bugs, every order of small jobs, and ten hours of simulated jobs
 	$(BIN)/python -m relight.sim --mutations
 	$(BIN)/python -m relight.sim --exhaustive 3 --faults 2
 	$(BIN)/python -m relight.sim --exhaustive 4 --faults 2
+	$(BIN)/python -m relight.sim --exhaustive 3 --faults 2 --shapes late-private,two-early
+	$(BIN)/python -m relight.sim --exhaustive 3 --faults 2 --shapes surprise,one
+	$(BIN)/python -m relight.sim --exhaustive 4 --faults 2 --shapes late-private,two-early
 	$(BIN)/python -m relight.sim --seconds 14400 --first $$(( $$(date +%s) * 100000 ))
 	$(BIN)/python -m relight.sim --seconds 7200 --first $$(( $$(date +%s) * 100000 )) --with hosts,ladder
 	$(BIN)/python -m relight.sim --seconds 7200 --first $$(( $$(date +%s) * 100000 )) --with hosts,ladder,flips
+	$(BIN)/python -m relight.sim --seconds 7200 --first $$(( $$(date +%s) * 100000 )) --with writes
 
 fuzz: $(VENV)/.fuzz ## ten minutes of nonsense to a controller, guided by what it reaches
 	$(BIN)/python -m tests.wire.fuzz 600
+
+idioms: setup ## scripts in the shapes that people publish, with kills in phases and at random times
+	$(BIN)/python -m tests.idioms --rounds 3
+
+fuzz-idioms: setup ## ten minutes of scripts composed at random, each disturbed and compared
+	$(BIN)/python -m tests.idioms.compose --minutes 10
 
 bench: $(VENV)/.bench ## measure, beside torchft
 	$(BIN)/python -m benchmarks

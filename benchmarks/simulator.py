@@ -25,30 +25,38 @@ from benchmarks.documents import (
 from benchmarks.figures import markdown_table
 from relight.sim.exhaustive import explore, situation
 from relight.sim.mutations import HUNTED, Mutation
+from relight.sim.shapes import pattern_of
 from relight.sim.swarm import search
 
 FIRST_SEED = 100_000_000  # none that a test uses
 ALONE = 2000  # schedules on one processor, to show what one costs
 TARGET_SCHEDULES = 100_000
-# ranks, faults, kinds of faults, whether everything is told apart
+_TWO_WRITES = ("late-private", "two-early")  # one step of each form
+# ranks, faults, kinds of faults, whether everything is told apart, shapes of the two steps
 SEARCHES = (
-    (3, 1, ("kill",), True),
-    (3, 2, ("kill",), False),
-    (3, 1, ("kill", "freeze", "cut"), False),
-    (4, 1, ("kill", "freeze", "cut"), False),
-    (4, 2, ("kill",), False),
+    (3, 1, ("kill",), True, ()),
+    (3, 2, ("kill",), False, ()),
+    (3, 1, ("kill", "freeze", "cut"), False, ()),
+    (4, 1, ("kill", "freeze", "cut"), False, ()),
+    (4, 2, ("kill",), False, ()),
+    (3, 2, ("kill",), False, _TWO_WRITES),
+    (3, 2, ("kill",), False, ("surprise", "one")),
+    (4, 2, ("kill",), False, _TWO_WRITES),
 )
 
 
-def measure_search(ranks: int, faults: int, kinds: tuple[str, ...], fine: bool, seconds: float) -> dict[str, Any]:
+def measure_search(
+    ranks: int, faults: int, kinds: tuple[str, ...], fine: bool, shapes: tuple[str, ...], seconds: float
+) -> dict[str, Any]:
     """Every order of one small job of two steps, or as many as fit into the time."""
     spent = time.process_time()
-    found = explore(situation(ranks, 2, faults, kinds, fine=fine), seconds=seconds)
+    found = explore(situation(ranks, 2, faults, kinds, fine=fine, pattern=pattern_of(shapes)), seconds=seconds)
     return {
         "ranks": ranks,
         "faults": faults,
         "kinds": list(kinds),
         "fine": fine,
+        "shapes": list(shapes),
         "situations": found.situations,
         "steps": found.steps,
         "seconds": found.seconds,
@@ -92,8 +100,8 @@ def run(schedules: int, seconds: float, searches: int) -> Document:
     }
     progress.done(f"{found.schedules} schedules, {len(found.violations)} violations")
     document["searches"] = []
-    for ranks, faults, kinds, fine in SEARCHES[:searches]:
-        document["searches"].append(measure_search(ranks, faults, kinds, fine, seconds))
+    for ranks, faults, kinds, fine, shapes in SEARCHES[:searches]:
+        document["searches"].append(measure_search(ranks, faults, kinds, fine, shapes, seconds))
         progress.done(f"{ranks} ranks, {faults} faults: {document['searches'][-1]['situations']} situations")
     document["mutations"] = []
     for mutation in HUNTED:
@@ -131,9 +139,20 @@ def render(document: Document) -> str:
             *(f"- `--seed {seed}`: {violation}" for seed, violation in found["violations"].items()),
             "**Every order** of jobs of two steps. *Fine* tells every message and every pause apart; otherwise what "
             "nobody can tell apart happens at once (`src/relight/sim/exhaustive.py` says what, and why that is sound); "
-            "what differs in names only is followed once (`src/relight/sim/sameness.py`).",
+            "what differs in names only is followed once (`src/relight/sim/sameness.py`). What steps are: "
+            "`src/relight/sim/shapes.py`.",
             markdown_table(
-                ["ranks", "up to", "", "situations", "steps between them", "processor", "complete", "violation"],
+                [
+                    "ranks",
+                    "up to",
+                    "",
+                    "steps are",
+                    "situations",
+                    "steps between them",
+                    "processor",
+                    "complete",
+                    "violation",
+                ],
                 [_search_cells(one) for one in document["searches"]],
             ),
             "**Planted bugs**: the number of random schedules until the first violation.",
@@ -152,6 +171,7 @@ def _search_cells(one: dict[str, Any]) -> list[str]:
         str(one["ranks"]),
         f"{one['faults']} of {', '.join(one['kinds'])}",
         "fine" if one["fine"] else "",
+        ", ".join(one.get("shapes", ())) or "of one write",
         f"{one['situations']:,}",
         f"{one['steps']:,}",
         f"{one['processor_seconds']:.0f} s",

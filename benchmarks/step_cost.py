@@ -34,6 +34,7 @@ from relight.training.phases import Gates, gates_for
 from relight.training.progress import Progress
 from relight.training.state import TrackedState
 from relight.training.torch_private import make_inner_group
+from relight.training.transaction.transaction import LEARNING_STEPS, Transaction
 from relight.transfer.codec import encode_tree
 from relight.wire.board import Board
 
@@ -65,8 +66,19 @@ def parts_us(model: nn.Module) -> dict[str, float]:
         for word in WORDS:
             page.put(word, 1)
 
-    def step_start() -> None:
-        state.remember_step_start(next(numbers))
+    transaction = Transaction(state, lambda: 0)
+
+    def step() -> None:
+        """All that a step as a transaction costs, once its only write is known as such."""
+        transaction.begin()
+        early = transaction.before_write("optimizer", "optimizer")
+        transaction.prepare(early=early)
+        pattern = transaction.pattern
+        transaction.learner.count(pattern, pattern.number(), 1)
+        transaction.commit()
+
+    for _ in range(LEARNING_STEPS):
+        step()
 
     def draw() -> None:
         batches.get(next(numbers), 0)
@@ -87,7 +99,7 @@ def parts_us(model: nn.Module) -> dict[str, float]:
         "stamps of the position page": _median_us(stamps),
         "random streams, seeded twice": streams_us,
         "the batch, without its data": round(max(0.0, _median_us(draw) - streams_us), 2),
-        "remember the start of the step": _median_us(step_start),
+        "the step as a transaction": _median_us(step),
         "rank-private state beside the page": _median_us(private),
         "nothing changed between two steps": _median_us(fingerprints),
         "lineage": _median_us(lambda: progress.advance(4)),

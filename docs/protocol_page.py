@@ -45,10 +45,57 @@ events of small jobs. The tables of this page are read off the code.
    parameters at version i          |         |  i -> i+1                 parameters at version i+1
 ```
 
-A rank is **prepared(i)** when every gradient of step i is reduced on it *and it knows so*, its state is exactly
-version i, and its rank-private state for version i+1 is kept beside its page. Only then does it enter the BARRIER, an
-all-reduce of two integers. Passing it proves that every rank is prepared. The first write comes after it, and is never
-interrupted.
+A rank is **prepared(i)** when it can reach version i+1 without any other rank, and can also still go back to version i:
+every gradient of step i is reduced on it *and it knows so*, and its rank-private state for version i+1 is kept beside
+its page. Only then does it enter the BARRIER, an all-reduce of a few integers. Passing it proves that every rank is
+prepared. What is written after it is finished by each rank alone, and is never interrupted.
+
+## Steps with several writes
+
+A step may have any number of writes (`optimizer.step()` of one optimizer after another), with collectives between
+them. It then has one of two forms, the same on all ranks. W is a write, C a collective:
+
+```
+   barrier before the last write    ... C  W  C | BARRIER | W  commit    learnt: nothing else comes after it
+   barrier at the end               ... C  W  C  W  | BARRIER | commit   nothing needs to be known
+```
+
+- Before a write that comes *before* the barrier, a **pre-image** of what it changes is taken. Whoever goes back to
+  version i restores its pre-images, once the decision is there and before its state is served to anybody. They are
+  kept until the step is committed or undone, however often Stop comes in between, and dropped with the commit.
+- With the barrier **before the last write**, a prepared rank holds version i with the earlier writes of the step, and
+  the last gradient. Forward: it makes the last write. Back: it restores the pre-images. A step with one write has none.
+- With the barrier **at the end**, a prepared rank holds all bits of version i+1, and the pre-images of version i.
+  Forward: it commits, and writes nothing again. Back: it restores them. The private state that it has kept is that
+  from the end of the step, so private state may change after the last write.
+- Inside a write before the barrier a rank may be interrupted: it is not prepared, and the write is undone. It is not
+  torn, so its phase is not OPTIMIZER there.
+- A replacement is blank, and later at the target version, but never prepared before it has done the step itself.
+
+Which form a step has is learnt, and agreed on in barriers. While nothing is known yet, and in the first step after a
+recovery, the barrier stands at the end. The form changes no bit. Ranks must agree on it all the same: if more comes
+after the barrier than the last write, ranks of different form would bring different collectives; and where states
+are compared before the barrier, they would compare different moments of the step.
+
+### A surprise
+
+Against what was learnt, a write, a collective or a change of private state comes after a barrier that stood before the
+last known write. What was written since the barrier has no pre-image, and the rest of the step needs the others:
+
+1. Who is interrupted between the surprise and the commit is **torn**. A rank that was prepared at the barrier, and is
+   told to finish the step by itself, cannot, and is torn as well.
+2. If private state changes, what the rank has kept for version i+1 is wrong, and it withdraws it. At the end of the
+   step it is kept anew, and a second barrier proves that it is so everywhere; only then is the step committed. Without
+   that, a rank that dies before its change leaves what it kept at the first barrier, and its replacement would start
+   the next version with that: nothing that the survivors hold shows it. Where ranks need not all come to a second
+   barrier, since the change may depend on a rank's data, each commits alone, and a recovery before the next barrier has
+   been passed *doubts*: the report says that the bits are not known to be those of an undisturbed run.
+3. If private state does not change, each rank commits alone.
+
+Torn ranks copy from whoever has committed the step, or from whoever has not written yet, if such a rank is left; the
+decision rule finds out without knowing of surprises. If none is left, the job goes to the rungs below replicas, or
+ends and says so. A torn rank has its own private state beside its page, and says so by being *torn* and not *blank*,
+also after it has begun to copy. From the next step on, the barrier stands at the end.
 
 ## Why not decide from the failed rank
 
@@ -65,20 +112,21 @@ survivor is prepared(i)*. The rule rests on that alone.
    process is known dead, or fenced with its host.
 3. It **decides** over the members that are neither blank nor torn. With `base` the smallest version among them:
    forward to `base + 1` if every one of them is at `base + 1`, or prepared(`base`), and the dead ranks' private state
-   for `base + 1` is there; otherwise back to `base`. (If a dead rank never kept its private state for `base + 1`, it
-   never entered the barrier, so nobody passed it. If it kept none for `base` either, its page was lost with its host,
-   which proves nothing: the job halts.) A member at `base + 1` beside one that is unprepared is impossible;
-   the job halts and says so.
+   for `base + 1` is there; otherwise back to `base`. (If a dead rank has no private state for `base + 1`, it never
+   entered the barrier, so nobody passed it; or it withdrew it after a surprise, and nobody finished the step. If it
+   kept none for `base` either, its page was lost with its host, which proves nothing: the job halts.) A member at
+   `base + 1` beside one that is unprepared is impossible; the job halts and says so.
    Of ranks whose page is gone with their host, or with all of its processes: if the private state of every intact
    member follows from rank and step alone, so does theirs, for any version; if not, the job halts (decisions/0004).
    Where the state is divided over ranks (`core/shards.py`) the rule is the same: it asks every intact survivor, of
    whatever part, so there is one target for all. Each part must have an intact holder; if one has none, it goes down
    (below), or halts and names it.
-4. **Restore**: prepared members finish the step locally. Copies go only into blank or torn ranks, are verified piece
-   by piece, and do not count until the last digest matched. Of a divided state, only from holders of the same part.
-5. **Rollback**: buffers that forward changed, objects that may have changed, random streams, the batch in hand (kept;
-   drawn again if the script changed it in place), and DDP's reducer, whose bucket layout must not depend on who failed
-   when.
+4. **Restore**: prepared members finish the step locally, or go back, as was decided. Copies go only into blank or
+   torn ranks, are verified piece by piece, and do not count until the last digest matched. Of a divided state, only
+   from holders of the same part.
+5. **Rollback**: what the step had written, from its pre-images, buffers that forward changed, objects that may have
+   changed, random streams, the batch in hand (kept; drawn again if the script changed it in place), and DDP's reducer,
+   whose bucket layout must not depend on who failed when.
 6. Every member reports version, **lineage** (a hash chain over committed steps), layout and state digest. If they
    agree (in their state: those who hold the same part), **Resume**; if not, the job halts.
 
@@ -94,9 +142,10 @@ the one waited for has failed too.
 
 | failed in | decision | steps repeated |
 |---|---|---|
-| FORWARD, BACKWARD | back to i | the step in flight |
+| FORWARD, BACKWARD, before the barrier | back to i, with pre-images of what was written | the step in flight |
 | all survivors prepared, barrier not passed | forward if the dead rank had kept its private state, else back | 0 or 1 |
 | BARRIER, OPTIMIZER, commit | forward to i+1 | 0 (or the next step, if survivors had started it) |
+| after a surprise | by the ranks that are not torn; if there is none, below replicas | 0, 1, or more below replicas |
 
 No version that any rank had finished is ever undone, while each part of the state has an intact holder.
 
@@ -124,8 +173,11 @@ by the ranks' reports, so who had not heard of it yet does not overwrite it.
 
 ## What ends the job instead
 
-The same exception twice at the same step (a bug: its traceback is shown once), the same hang twice, more failures at
-one step than `--max-failures-per-step`, no intact replica left, ranks that contradict each other. Each says why.
+The same exception twice at the same step (a bug: its traceback is shown once), the same hang twice, too many of the
+script's own failures at one step, no intact replica left, ranks that contradict each other. Each says why. Deaths from
+outside and restores that break never do while an intact replica lives: after three in a row that no step followed, the
+next start, or the next Restore, waits 1 s, then 2, 4, ... at most 60 s (`core/backoff.py`; a limit:
+`--max-failed-attempts`). The pause is a deadline like any other, so a journal repeats it.
 
 If checkpoints are kept, and each part of the state may still be held, a last one comes first (stage *saving*):
 **Stop**, reports and the decision as above, over those who hold state; nobody is replaced and nothing is copied.
@@ -155,9 +207,9 @@ ${events}
 
 Three ranks, step ${base}, version ${base} at its start: all ${cases} combinations of what a rank can report, and of
 what is left of the private state of one that has nothing to report. They fall into ${rows} groups, each with one
-decision. *Unprepared* is at version ${base} without the complete gradient of the step, which it may have begun or not;
-*prepared* has it; *ahead* is at version ${after}. Ranks of whose private state nothing is left, and whose state can be
-derived, are not counted among the lost ones.
+decision. *Unprepared* is at version ${base} and has not come to the barrier of the step, which it may have begun or
+not; *prepared* has; *ahead* is at version ${after}. Ranks of whose private state nothing is left, and whose state can
+be derived, are not counted among the lost ones.
 
 ${decisions}
 

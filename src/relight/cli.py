@@ -16,6 +16,7 @@ import msgspec
 from relight.errors import UsageError
 from relight.flags import ADDRESS_HELP, add_run_flags, add_tls, add_token_file, hint_at_misplaced_flags, unknown_hint
 from relight.goodput import command as goodput_command
+from relight.prove import command as prove_command
 from relight.watch import command as watch_command
 from relight.weights import command as weights_command
 from relight.wire.handshake import NAME
@@ -31,6 +32,7 @@ a script needs these lines (see the README):
 examples:
   relight run --nproc-per-node 4 --standby 1 train.py --lr 0.1
   relight chaos --nproc-per-node 4 --standby 2 --chaos "kill rank 2 in BACKWARD of step 13" train.py
+  relight prove --nproc-per-node 2 train.py
   relight status
   relight report runs/train-20260101-120000
   relight dashboard runs/train-20260101-120000
@@ -256,7 +258,7 @@ def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         add_run_flags(command)
         command.set_defaults(call=_run)
     commands: dict[str, argparse.ArgumentParser] = {"run": run, "chaos": chaos}
-    own = (_add_report_commands, _add_host_commands, _add_dashboard_command)
+    own = (_add_report_commands, _add_host_commands, _add_dashboard_command, prove_command.add_command)
     for more in (*own, watch_command.add_commands, weights_command.add_commands, goodput_command.add_command):
         commands = {**commands, **more(choices)}
     return parser, commands

@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import errno
 import importlib.util
+import itertools
 import math
 import os
 import re
@@ -24,14 +25,17 @@ from relight.chaos.plan import check_fault, parse_fault
 from relight.core.fault import Plan
 from relight.dashboard.address import split_address
 from relight.errors import UsageError
+from relight.server.claim import Claim
 from relight.server.earlier import keep_aside
+from relight.wire.loopback import IPV4, find_loopback, hand_down
 from relight.wire.settings import JobSettings, host_address
 from relight.wire.tls import FLAGS, VARIABLES, Tls, TlsFiles, prove_certificate
 
 MAX_WORKERS_PER_CORE = 16
-LOOPBACK = "127.0.0.1"
+LOOPBACK = IPV4
 DEFAULT_PORT = 29400  # torchrun's, of its rendezvous
 MIN_TOKEN_BYTES = 16
+_claims: list[Claim] = []  # of this process's run directory, until the process ends
 _PROBE_BYTES = 256 * 1024  # enough for the first lines of the journal, the trace and the report
 
 
@@ -60,8 +64,9 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
         agent_timeout_seconds=_positive(arguments.agent_timeout_seconds, "--agent-timeout-seconds"),
         master_address=arguments.master_addr,
         master_port=_port(arguments.master_port, "--master-port", lowest=1),
-        max_failures=None if arguments.max_failures is None else _at_least(0, arguments.max_failures, "--max-failures"),
-        max_failures_per_step=_at_least(1, arguments.max_failures_per_step, "--max-failures-per-step"),
+        max_failures=_limit(0, arguments.max_failures, "--max-failures"),
+        max_failures_per_step=_limit(1, arguments.max_failures_per_step, "--max-failures-per-step"),
+        max_failed_attempts=_limit(1, arguments.max_failed_attempts, "--max-failed-attempts"),
         seed=arguments.seed,
         plan=build_plan(arguments, world_size, standbys),
         hang_timeout_seconds=_positive(arguments.hang_timeout_seconds, "--hang-timeout-seconds"),
@@ -72,6 +77,7 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
         frozen_timeout_seconds=_positive(arguments.frozen_timeout_seconds, "--frozen-timeout-seconds"),
         controller_timeout_seconds=_positive(arguments.controller_timeout_seconds, "--controller-timeout-seconds"),
         stop_timeout_seconds=_positive(arguments.stop_timeout_seconds, "--stop-timeout-seconds"),
+        repeat_check=not arguments.no_repeat_check,
         verify_every=_at_least(0, arguments.verify_every, "--verify-every"),
         buddy_every=_at_least(0, arguments.buddy_every, "--buddy-every"),
         slow_factor=_slow_factor(arguments.slow_factor),
@@ -79,8 +85,25 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
         replace_slow=arguments.replace_slow,
         restore_timeout_seconds=_positive(arguments.restore_timeout_seconds, "--restore-timeout-seconds"),
     )
+    if endpoint is None:
+        settings = _on_loopback(settings)
     run_dir = make_run_dir(arguments.run_dir, script, now)  # last: a mistake above leaves nothing behind
     return msgspec.structs.replace(settings, job=run_dir.name, run_dir=str(run_dir))
+
+
+def _on_loopback(settings: JobSettings) -> JobSettings:
+    """A job that keeps to this host: by IPv4, or by IPv6 where there is no other. Raises UsageError without both."""
+    try:
+        address = find_loopback()
+    except OSError as error:
+        raise UsageError(
+            f"the loopback interface of this host carries no connection ({error.strerror or error}), and the processes "
+            "of a job on one host talk through it; bring it up (ip link set lo up), or start the job outside of this "
+            "network namespace"
+        ) from error
+    hand_down(address)
+    master = address if settings.master_address == LOOPBACK else settings.master_address
+    return msgspec.structs.replace(settings, controller_address=address, master_address=master)
 
 
 def count_workers(asked: str) -> int:
@@ -279,13 +302,14 @@ def check_dashboard_address(address: str) -> None:
 
 def make_run_dir(asked: str | None, script: str, now: datetime.datetime) -> Path:
     """Make the run's directory, and prove that it can be written by writing. An earlier run's files are kept aside."""
-    if asked is not None:
-        run_dir = Path(asked).absolute()
-    else:
-        run_dir = _fresh_run_dir(Path("runs").absolute(), f"{Path(script).stem}-{now:%Y%m%d-%H%M%S}")
-    is_new = not run_dir.exists()
+    is_new = asked is None
+    run_dir = Path(asked or "").absolute()
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        if asked is None:
+            run_dir = _fresh_run_dir(Path("runs").absolute(), f"{Path(script).stem}-{now:%Y%m%d-%H%M%S}")
+        else:
+            is_new = _make_directory(run_dir)
+        _claims.append(Claim(run_dir))
         _write_probe(run_dir)
         aside = keep_aside(run_dir)
     except OSError as error:
@@ -299,8 +323,21 @@ def make_run_dir(asked: str | None, script: str, now: datetime.datetime) -> Path
 
 
 def _fresh_run_dir(parent: Path, name: str) -> Path:
-    candidates = [parent / name] + [parent / f"{name}-{number}" for number in range(2, 100)]
-    return next((path for path in candidates if not path.exists()), candidates[-1])
+    """One that nobody else has made, at whatever moment. Raises OSError."""
+    candidates = (parent / (f"{name}-{number}" if number > 1 else name) for number in itertools.count(1))
+    return next(path for path in candidates if _make_directory(path))
+
+
+def _make_directory(path: Path) -> bool:
+    """False: it was there. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return False
+    return True
 
 
 def _write_probe(run_dir: Path) -> None:
@@ -344,6 +381,10 @@ def _at_least(lowest: int, value: int, flag: str) -> int:
     if value < lowest:
         raise UsageError(f"{flag} {value}: expected {lowest} or more")
     return value
+
+
+def _limit(lowest: int, value: int | None, flag: str) -> int | None:
+    return None if value is None else _at_least(lowest, value, flag)
 
 
 def _port(value: int, flag: str, *, lowest: int) -> int:

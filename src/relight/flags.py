@@ -59,6 +59,12 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     _add_chaos_flags(parser.add_argument_group("faults on purpose"))
 
 
+def add_waiting_flags(group: argparse._ArgumentGroup) -> None:
+    """How long failures take to be noticed, and buddy memory: what any command that starts a job has."""
+    _add_detection_flags(group)
+    _add_buddy_flag(group)
+
+
 def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
@@ -187,6 +193,12 @@ def _add_verify_flag(group: argparse._ArgumentGroup) -> None:
         "(3 or more ranks) is replaced, since its memory was corrupted; default 0: only behind the first step, "
         "in recoveries and at the end",
     )
+    group.add_argument(
+        "--no-repeat-check",
+        action="store_true",
+        help="do not compute the second step of the job twice. By default that is done, with a comparison of the bits, "
+        "to find scripts that a recovery could not repeat; for devices whose operations are not deterministic",
+    )
 
 
 def _add_buddy_flag(group: argparse._ArgumentGroup) -> None:
@@ -233,9 +245,20 @@ def _add_retry_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--max-failures-per-step",
         type=int,
-        default=_DEFAULTS["max_failures_per_step"],
+        default=None,
         metavar="N",
-        help=f"end the job if one step fails more often; default {_DEFAULTS['max_failures_per_step']}",
+        help="end the job if one step fails more often, for whatever reason; default: 10 for what may be the "
+        "script's doing (exceptions, hangs, broken collectives), no limit for what comes from outside (signals, exits, "
+        "freezes, lost hosts)",
+    )
+    add(
+        "--max-failed-attempts",
+        type=int,
+        default=None,
+        metavar="N",
+        help="end the job after N attempts in a row to replace a rank that failed: processes lost before they had "
+        "finished a step, restores that broke; default: never, as long as an intact replica is left. From the third on "
+        "each attempt waits twice as long as the one before: 1, 2, 4, ... s, at most 60",
     )
 
 
@@ -266,11 +289,12 @@ def hint_at_misplaced_flags(script_and_arguments: Sequence[str]) -> None:
 
 def unknown_hint(flag: str, command: str, parser: argparse.ArgumentParser) -> str:
     torchruns = _TORCHRUN_FLAGS.get(flag.partition("=")[0].replace("_", "-"))
-    if torchruns and command in ("run", "chaos"):
+    takes_script = command in ("run", "chaos", "prove")
+    if torchruns and takes_script:
         return f"{flag} is torchrun's, and relight has no such flag: {torchruns}"
     known = [option for action in parser._actions for option in action.option_strings]
     word = flag.partition("=")[0]
     near = [option for option in known if option.startswith(word)] or difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    script = "Arguments of the script itself go after its name; " if command in ("run", "chaos") else ""
+    script = "Arguments of the script itself go after its name; " if takes_script else ""
     return f"unknown argument {flag}; {hint}{script}--help lists {'the others' if script else 'all'}"

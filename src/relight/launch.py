@@ -25,13 +25,17 @@ from relight.agent.agent import CONTROLLER_LOST
 from relight.agent.join import address_towards, fetch_settings, resolve
 from relight.agent.uplink import Uplink
 from relight.children import Child, describe_exit, end_children, is_stopped, kill_listed, start_module
-from relight.core.report import decode_report
+from relight.core import verdict
+from relight.core.backoff import pause_seconds
+from relight.core.report import JobReport, decode_report
 from relight.errors import ProtocolError
+from relight.parent import remove_private_dir
 from relight.server.journal import read_header
 from relight.terminal import Screen
 from relight.transfer.channel import SOCKET_NAME
 from relight.wire.address import Address, find_address, read_address
 from relight.wire.framing import encode_frame, make_decoder
+from relight.wire.loopback import is_default
 from relight.wire.messages import (
     PROTOCOL_VERSION,
     Hello,
@@ -52,8 +56,8 @@ WIND_DOWN_SECONDS = 600.0  # then, for a last step and a checkpoint; whoever sen
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 OUTPUT_SECONDS = 2.0  # for the last output, once nobody is left to write any
 MAX_TEMPORARY_BYTES = 60  # the agent's socket lies below it, and a socket's path has 107 bytes at most
-MAX_AGENT_DEATHS = 3  # within a minute
-MAX_CONTROLLER_DEATHS = 10  # within a minute: that is a defect of ours, not a failure of the machine
+MAX_OWN_ENDS = 10  # of the controller, or the agent, within a minute: by itself, which is a defect of ours
+MINUTE_SECONDS = 60.0
 REOBSERVE_SECONDS = 0.2
 FROZEN_LOOK_SECONDS = 1.0
 SILENT_LOOK_SECONDS = 1.0
@@ -76,7 +80,7 @@ def launch(
     `dashboard`: where to serve the live page, as "HOST:PORT"; None: nowhere. `tls`: None for none.
     """
     screen = Screen(quiet=quiet)
-    if settings.controller_address != "127.0.0.1":
+    if not is_default(settings.controller_address):
         os.environ.setdefault(HOST_ADDRESS, resolve(settings.controller_address))
     try:
         if tls is not None:
@@ -141,7 +145,7 @@ async def _launch(launcher: "Launcher", token: bytes, *, quiet: bool) -> int:
         status = await launcher.run()
     finally:
         await launcher.end()
-        shutil.rmtree(private_dir, ignore_errors=True)
+        remove_private_dir(private_dir)
         with contextlib.suppress(OSError):  # a publisher that was killed could not
             Path(settings.run_dir, SOCKET_NAME).unlink()
     launcher.sum_up(show_report=not quiet)
@@ -163,6 +167,39 @@ def make_private_dir(settings: JobSettings, token: bytes) -> Path:
         shutil.rmtree(private_dir, ignore_errors=True)
         raise
     return private_dir
+
+
+class _Deaths:
+    """Of the controller, or of the agent. Killed ones are followed by another however many they are: later and later,
+    but before those who wait for it give it up."""
+
+    def __init__(self, longest_pause_seconds: float) -> None:
+        self._longest_pause_seconds = longest_pause_seconds
+        self._all: deque[float] = deque()  # within the last minute
+        self._own: deque[float] = deque(maxlen=MAX_OWN_ENDS)
+
+    def note(self, status: int) -> None:
+        now = time.monotonic()
+        self._all.append(now)
+        if status >= 0:
+            self._own.append(now)
+        while now - self._all[0] > MINUTE_SECONDS:
+            self._all.popleft()
+
+    @property
+    def too_many(self) -> bool:
+        """Whether it keeps ending by itself: nothing from outside makes it do that."""
+        return len(self._own) == MAX_OWN_ENDS and self._own[-1] - self._own[0] < MINUTE_SECONDS
+
+    @property
+    def pause_seconds(self) -> float:
+        return min(pause_seconds(len(self._all)), self._longest_pause_seconds)
+
+    @property
+    def when(self) -> str:
+        """In words; nothing if it is now."""
+        seconds = self.pause_seconds
+        return f" in {seconds:g} s: this was number {len(self._all)} within a minute" if seconds else ""
 
 
 class Launcher:
@@ -202,6 +239,7 @@ class Launcher:
         self._started = False
         self._winding_down = False
         self._silent_looks = 0
+        self._start_patience_seconds = CONTROLLER_START_SECONDS
         self._tasks: set[asyncio.Task[None]] = set()
         self._pumps: set[asyncio.Task[None]] = set()
         self._decode = make_decoder(ObserverDown)
@@ -246,7 +284,7 @@ class Launcher:
         controller = self._controller = await start_module(
             *("relight.server", "--private-dir", str(self.private_dir), "--parent", str(os.getpid()), *resume)
         )
-        deadline = time.monotonic() + CONTROLLER_START_SECONDS
+        deadline = time.monotonic() + self._start_patience_seconds
         while time.monotonic() < deadline:
             address = find_address(self.private_dir)
             if address is not None and address.pid == controller.pid:
@@ -254,12 +292,17 @@ class Launcher:
             if controller.status is not None or self._at_once.is_set():
                 return None
             await asyncio.sleep(0.01)
-        self._screen.say(f"the controller did not start within {CONTROLLER_START_SECONDS:g} s", "error")
+        text = f"the controller did not start within {self._start_patience_seconds:g} s"
+        self._screen.say(text, "warning" if self._started else "error")
+        if self._started:  # training goes on, and another one has twice the time
+            self._start_patience_seconds *= 2
+            controller.signal(signal.SIGKILL)
+            await controller.wait()
         return None
 
     async def _keep_controller(self) -> None:
         """Until the job has ended. A controller that dies is followed by another, which learns from its journal."""
-        deaths: deque[float] = deque(maxlen=MAX_CONTROLLER_DEATHS)
+        deaths = _Deaths(self.settings.controller_timeout_seconds / 10)
         resume = self._resume
         while True:
             address = await self._start_controller(*resume)
@@ -279,12 +322,14 @@ class Launcher:
             if controller.status is None or (controller.status > 0 and not self._started):
                 return  # there is no controller to be had, as was said; or the user wants an end
             what = f"the controller {describe_exit(controller.status)}"
-            deaths.append(time.monotonic())
-            if len(deaths) == MAX_CONTROLLER_DEATHS and deaths[-1] - deaths[0] < 60.0:
-                self._screen.say(f"{what}, {MAX_CONTROLLER_DEATHS} times within a minute; ending the job", "error")
+            deaths.note(controller.status)
+            if deaths.too_many:
+                self._screen.say(f"{what}, {MAX_OWN_ENDS} times within a minute; ending the job", "error")
                 return
             then = "training goes on, and another takes over" if self._started else "starting another"
-            self._screen.say(f"{what}; {then}", "warning")
+            self._screen.say(f"{what}; {then}{deaths.when}", "warning")
+            if await self._is_over_within(deaths.pause_seconds):
+                return
             resume = ("--resume",)
 
     async def _follow(self, controller: Address) -> None:
@@ -357,8 +402,12 @@ class Launcher:
             with contextlib.suppress(OSError):  # nothing was started: leave no empty directory
                 Path(self.settings.run_dir).rmdir()
             return
-        if show_report:
-            self._show_report()
+        report = self._read_report()
+        if show_report and report is not None and (report.failures or not report.error):
+            self._show_report()  # of a job that never came to training, the error says it all
+        if report is not None and report.bits_as_undisturbed and (show_report or report.doubts):
+            level = "info" if report.bits_as_undisturbed == verdict.YES else "warning"
+            self._screen.say(f"{verdict.TITLE}: {verdict.describe_bits(report)}", level)
         if self._ended is not None and self._ended.error:
             if self._ended.details:
                 self._screen.say_block(self._ended.details)
@@ -366,14 +415,14 @@ class Launcher:
         if self._ended is None or self._ended.error:
             self._screen.say(f"logs: {self.settings.run_dir}", "error")
 
+    def _read_report(self) -> JobReport | None:
+        try:
+            return decode_report((Path(self.settings.run_dir) / "report.json").read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return None  # the controller has said why there is none
+
     def _show_report(self) -> None:
         run_dir = Path(self.settings.run_dir)
-        try:
-            report = decode_report((run_dir / "report.json").read_bytes())
-        except (OSError, msgspec.DecodeError):
-            return  # the controller has said why there is none
-        if report.error and not report.failures:
-            return  # a job that never came to training: its error says it all
         from rich.console import Console
 
         from relight.timeline.show import print_report, print_timeline
@@ -452,7 +501,7 @@ class Launcher:
     # --- the agent ----------------------------------------------------------------------------------------------
     async def _keep_agent(self, address: Address) -> None:
         """Keep one agent running: its workers outlive it, and a successor adopts them."""
-        deaths: deque[float] = deque(maxlen=MAX_AGENT_DEATHS)
+        deaths = _Deaths(self.settings.agent_timeout_seconds / 3)
         adopt: tuple[str, ...] = ()
         controller = f"{address.host}:{address.port}"
         while True:
@@ -471,14 +520,21 @@ class Launcher:
             if status in (0, CONTROLLER_LOST) and self._remote is not None:
                 return  # told to end, or left alone, as it has said
             what = f"the agent {describe_exit(status)}"
-            deaths.append(time.monotonic())
-            if len(deaths) == MAX_AGENT_DEATHS and deaths[-1] - deaths[0] < 60.0:
-                self._screen.say(f"{what}, {MAX_AGENT_DEATHS} times within a minute; ending the job", "error")
-                self._ask_to_end("the agent keeps dying")
+            deaths.note(status)
+            if deaths.too_many:
+                self._screen.say(f"{what}, {MAX_OWN_ENDS} times within a minute; ending the job", "error")
+                self._ask_to_end("the agent keeps ending")
                 return
             then = "its workers train on, and a new agent adopts them" if status < 0 else "starting another"
-            self._screen.say(f"{what}; {then}", "warning")
+            self._screen.say(f"{what}; {then}{deaths.when}", "warning")
+            if await self._is_over_within(deaths.pause_seconds):
+                return
             adopt = ("--adopt",)
+
+    async def _is_over_within(self, seconds: float) -> bool:
+        """Wait so long, unless the job ends, or is to end at once, before; whether it did."""
+        await self._first(self._ending.wait(), self._at_once.wait(), asyncio.sleep(seconds))
+        return self._ending.is_set() or self._at_once.is_set()
 
     async def _kill_if_frozen(self, child: Child, what: str) -> None:
         """One that is stopped watches nobody: better none, and a successor, than this one."""

@@ -1,5 +1,6 @@
 """What a process does when the one that started it dies: it ends, and controller and agent tidy up for the launcher."""
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_SHARED_MEMORY = Path("/dev/shm")
 _ATTEMPTS = 10  # somebody else may be removing, or still writing, at the same moment
 
 
@@ -44,6 +46,17 @@ def tidy_up_for(parent: int, private_dir: Path) -> None:
     if not is_orphan(parent):
         return
     for _ in range(_ATTEMPTS):
-        shutil.rmtree(private_dir, ignore_errors=True)
+        remove_private_dir(private_dir)
         if not private_dir.exists():
             return
+
+
+def remove_private_dir(private_dir: Path) -> None:
+    """And the semaphores that workers of the job, or processes that they started, had no time to remove.
+
+    Workers name theirs after the directory (`relight.training.leftovers`).
+    """
+    for semaphore in _SHARED_MEMORY.glob(f"sem.{private_dir.name}-*"):
+        with contextlib.suppress(OSError):
+            semaphore.unlink()
+    shutil.rmtree(private_dir, ignore_errors=True)

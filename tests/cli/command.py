@@ -49,9 +49,9 @@ class Command:
                 stderr=errors_file if errors is None else errors,
             )
 
-    def finish(self) -> Result:
+    def finish(self, deadline_seconds: float = DEADLINE_SECONDS) -> Result:
         """Wait for its end; nothing of it may be left then."""
-        self.process.wait(DEADLINE_SECONDS)
+        self.process.wait(deadline_seconds)
         result = Result(self.process.returncode, self.output_path.read_text(), self.errors_path.read_text())
         assert self.processes() == [], f"left running by status {result.status}: {result.errors}"
         assert self.private_dirs() == []

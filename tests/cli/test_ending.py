@@ -116,17 +116,21 @@ def test_a_frozen_agent_is_replaced(begin: Begin, script: Path) -> None:
     assert command.finish().status == 143
 
 
-def test_an_agent_that_keeps_dying_ends_the_job(begin: Begin, script: Path) -> None:
+def test_an_agent_that_is_killed_again_and_again_does_not_end_the_job(begin: Begin, script: Path) -> None:
     command = start(begin, script)
-    for _ in range(3):
+    workers = command.children(WORKER)
+    for _ in range(4):
         command.wait_for(lambda: len(command.children("relight.agent")) == 1, "an agent is there")
         (agent,) = command.children("relight.agent")
         with contextlib.suppress(ProcessLookupError):
             os.kill(agent, signal.SIGKILL)
         command.wait_for(lambda agent=agent: agent not in command.processes(), "it is gone")  # type: ignore[misc]
+    command.wait_for(lambda: len(command.children("relight.agent")) == 1, "another agent is there")
+    assert command.children(WORKER) == workers
+    command.process.send_signal(signal.SIGTERM)
     result = command.finish()
-    assert result.status == 1
-    assert "3 times within a minute" in result.errors
+    assert result.status == 143
+    assert "a new agent adopts them in 2 s: this was number 4 within a minute" in result.errors
 
 
 def test_a_killed_launcher_takes_everything_with_it(begin: Begin, script: Path) -> None:

@@ -187,6 +187,7 @@ def test_no_replacement_is_to_be_had() -> None:
     desk.exits("w1", step=5)
     for _ in range(3):
         (standby,) = desk.controller.members.standbys()
+        desk.raises(standby.name, "ImportError: numpy")
         desk.exits(standby.name, status=1)
     assert desk.controller.stage is Stage.SAVING
     assert not desk.controller.members.standbys()

@@ -76,6 +76,7 @@ def main() -> None:
     until = options.steps + (how == "steps" and job.rank == options.rank)
     for step in training.steps(until=until):
         here = step.number == options.at and job.rank == options.rank and not step.warmup
+        writes = how != "carried_gradients" or step.number % 2 == 1
         with step as (x, y):
             loss = F.cross_entropy(model(x), y)
             if here and how == "exception":
@@ -92,7 +93,7 @@ def main() -> None:
             if scaler:
                 scaler.step(optimizer)
                 scaler.update()
-            elif not (here and how == "no_write"):
+            elif not (here and how == "no_write") and writes:
                 optimizer.step()
             if how == "second_optimizer" and step.number == options.at:
                 second.step()
@@ -102,7 +103,8 @@ def main() -> None:
                 scheduler.step()
             if how == "collective_after_write":
                 dist.all_reduce(loss.detach())
-            optimizer.zero_grad()
+            if writes:
+                optimizer.zero_grad()
             step.report(loss)
         if not step.committed:
             continue

@@ -187,7 +187,7 @@ def test_a_process_that_vanished_without_a_word_is_counted_as_dead(start: Start)
 
 
 def test_an_agent_that_does_not_come_back_is_lost(start: Start) -> None:
-    controller = start(world_size=1, agent_timeout_seconds=0.5)
+    controller = start(world_size=1, agent_timeout_seconds=0.5, controller_timeout_seconds=0.5)
     train(controller, 1)
     controller.restart()
     assert "after the controller's restart" in controller.observer().expect(JobEnded).error

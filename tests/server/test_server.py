@@ -303,13 +303,28 @@ def test_a_process_that_the_job_does_not_know_is_killed(start: Start) -> None:
 
 
 def test_an_agent_that_stays_away_is_lost(start: Start) -> None:
-    controller = start(world_size=1, agent_timeout_seconds=0.5)
+    controller = start(world_size=1, agent_timeout_seconds=0.5, controller_timeout_seconds=0.5)
     agent, observer = controller.agent(), controller.observer()
     start_workers(agent, 1)
     agent.close()
     ended = observer.expect(JobEnded)
     assert "no connection to agent node-0 for 0.5 s" in ended.error
     assert controller.wait() == 1
+
+
+def test_the_last_agent_has_as_long_as_a_controller_has(start: Start) -> None:
+    """There is no host to go on with, and its ranks may live: nothing is won by ending the job."""
+    controller = start(world_size=1, agent_timeout_seconds=0.1, controller_timeout_seconds=300.0)
+    agent, observer = controller.agent(), controller.observer()
+    (worker,) = start_workers(agent, 1)
+    agent.close()
+    observer.expect(NoticeUpdate)
+    for _ in range(3):  # twice a second, so that its time is up several times over
+        observer.expect(StatusUpdate)
+    assert not [line for line in controller.journal() if isinstance(line.event, AgentLost)]
+    again = controller.agent(processes=(worker,))
+    again.relay(worker, StoreAdd(request=1, generation=1, key="n", amount=1))
+    again.expect_for(worker, StoreReply)
 
 
 def test_a_newer_connection_of_an_agent_takes_over(start: Start) -> None:

@@ -15,6 +15,8 @@ from relight.sim.__main__ import main
         ("--seed 0 --processes 2", "--processes", "--seed"),
         ("--seeds 10 --shrink", "--shrink", "--seeds"),
         ("--seeds 10 --fine", "--fine", "--seeds"),
+        ("--seeds 10 --shapes two-end", "--shapes", "--seeds"),
+        ("--seed 1 --relearns", "--relearns", "--seed"),
         ("--mutation no-barrier --steps 3", "--steps", "--mutations"),
         ("--rewrite x.txt --mutation no-barrier", "--mutation", "--rewrite"),
     ],
@@ -35,8 +37,12 @@ def test_what_would_be_ignored_is_refused(
     [
         ("", "required"),
         ("--seeds 10 --seconds 5", "not allowed with"),
-        ("--seeds 10 --with ladders", "there are hosts, ladder, flips"),
+        ("--seeds 10 --with ladders", "there are hosts, ladder, flips, writes"),
         ("--seed 1 --mutation no-such", "there is none of that name"),
+        (
+            "--exhaustive 2 --shapes three",
+            "there are one, one-end, two-early, two-end, late-private, surprise, unexpected",
+        ),
         ("--exhaustive 1", "at least 2 ranks"),
         ("--exhaustive 3 --actions nap", "there are "),
         ("--replay no/such/file.txt", "No such file"),

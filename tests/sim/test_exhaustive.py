@@ -10,6 +10,7 @@ from relight.sim.contents import Violation
 from relight.sim.exhaustive import Script, Searched, explore, situation
 from relight.sim.mutations import MUTATIONS, find_mutation
 from relight.sim.process.process import Process
+from relight.sim.shapes import ONE_WRITE, Pattern
 from relight.sim.timed import PRODUCTION, Parts
 
 
@@ -68,9 +69,11 @@ def test_two_deaths_of_four_ranks() -> None:
 ALL_KINDS = ("kill", "freeze", "cut")
 
 
-def check_renaming_changes_nothing(ranks: int, faults: int, kinds: tuple[str, ...], *, fine: bool = False) -> None:
+def check_renaming_changes_nothing(
+    ranks: int, faults: int, kinds: tuple[str, ...], *, fine: bool = False, pattern: Pattern = ONE_WRITE
+) -> None:
     """Follow situations apart that differ in names: those with one key must lead to situations with the same keys."""
-    start = situation(ranks, 2, faults, kinds, fine=fine)
+    start = situation(ranks, 2, faults, kinds, fine=fine, pattern=pattern)
     seen, stack = {start.exact_key()}, [start]
     follow: dict[int, frozenset[int]] = {}
     while stack:
@@ -87,7 +90,7 @@ def check_renaming_changes_nothing(ranks: int, faults: int, kinds: tuple[str, ..
                 seen.add(exact)
                 stack.append(there)
         assert follow.setdefault(here.key(), frozenset(keys)) == frozenset(keys)
-    reduced = explore(situation(ranks, 2, faults, kinds, fine=fine))
+    reduced = explore(situation(ranks, 2, faults, kinds, fine=fine, pattern=pattern))
     assert set(follow) == reduced.keys
     assert len(follow) < 0.7 * len(seen)
 

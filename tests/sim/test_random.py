@@ -245,7 +245,7 @@ def test_the_schedules_reach_what_matters() -> None:
                 if isinstance(command, Restore):
                     seen[command.why.partition(" ")[0]] += 1
                     seen["split"] += "and the others" in command.why
-                    seen["died unprepared"] += "died before it entered" in command.why
+                    seen["died unprepared"] += "died without private state" in command.why
                     seen["several targets"] += len(command.targets) > 1
     floor = {
         "recovery": 800,

@@ -38,6 +38,8 @@ SAVING = (
     "train.sh",
     "divided.py",
     "pipeline.py",
+    "carrying.py",
+    "shapes.py",
 )  # programs that write digests of what they end with, and can be held
 
 
@@ -46,7 +48,7 @@ class Training:
     """What decides the bits that a job ends with, failures aside."""
 
     ranks: int = 3
-    steps: int = 7
+    steps: int = 7  # 0: the program's own affair
     arguments: tuple[str, ...] = ()  # of the program
     program: str = "train.py"
 
@@ -108,7 +110,8 @@ class Job:
             *("--hang-timeout-seconds", f"{hang_seconds:g}", "--outside-hang-timeout-seconds", f"{hang_seconds:g}"),
             *flags,
             *(word for sentence in faults for word in ("--chaos", sentence)),
-            *(str(PROGRAMS / training.program), "--steps", str(training.steps)),
+            str(PROGRAMS / training.program),
+            *(("--steps", str(training.steps)) if training.steps else ()),
             *training.arguments,
             *(("--save", str(self.final), "--hold", str(self._hold)) if training.program in SAVING else ()),
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from relight.chaos.plan import parse_fault
 from relight.core.fault import Action, Fault, Point
 from relight.core.report import FailureReport, RecoveryReport
+from relight.core.verdict import NOT_KNOWN, YES
 from relight.server.journal import read_journal
 from relight.sim.journal import check_journal
 from tests.survival.harness import Outcome
@@ -47,8 +48,8 @@ ADVANCES = {
 # barrier, or not yet begun the step when it died ahead of them.
 
 
-def check_survived(outcome: Outcome, reference: Outcome) -> None:
-    """The job ended as if nothing had happened."""
+def check_survived(outcome: Outcome, reference: Outcome, *, may_doubt: bool = False) -> None:
+    """The job ended as if nothing had happened, and says so; unless it `may_doubt` its own bits."""
     report, expected = outcome.report, reference.report
     assert outcome.status == 0, outcome.describe()
     assert report.error == "", outcome.describe()
@@ -60,6 +61,8 @@ def check_survived(outcome: Outcome, reference: Outcome) -> None:
     assert not traceback_of(outcome), f"{traceback_of(outcome)}\n{outcome.describe()}"
     for recovery in report.recoveries:
         assert recovery.steps_repeated in (0, 1), outcome.describe()
+    assert report.bits_as_undisturbed == (NOT_KNOWN if report.doubts else YES), outcome.describe()
+    assert may_doubt or not report.doubts, f"{report.doubts}\n{outcome.describe()}"
 
 
 def check_protocol(outcome: Outcome) -> tuple[str, ...]:

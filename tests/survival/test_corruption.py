@@ -4,12 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from relight.core.verdict import NOT_KNOWN
 from relight.training.checkpoint_files import published
 from tests.survival.harness import Bench, Outcome, Training
 from tests.survival.judge import check_protocol, check_survived
 
 VERIFY = ("--verify-every", "2")
 PATIENT = ("--outside-hang-timeout-seconds", "60")  # with a job that is held
+
+
+def check_doubted(outcome: Outcome, rank: int) -> None:
+    """Nobody knows since when that rank contributed wrong gradients, and the job says so."""
+    report = outcome.report
+    assert report.bits_as_undisturbed == NOT_KNOWN, outcome.describe()
+    assert [doubt.rank for doubt in report.doubts] == [rank], outcome.describe()
+    assert f"relight: bits as undisturbed: not known, because rank {rank} in step" in outcome.stderr
 
 
 # With DDP's own broadcast of buffers, rank 0's would be everybody's before anybody could compare.
@@ -26,7 +35,8 @@ def test_a_bit_that_flips_in_a_step_that_is_verified_is_as_if_it_had_not(
 ) -> None:
     training = Training(steps=7, arguments=arguments)
     outcome = bench.run(training, faults=[f"{what} rank {rank} in FORWARD of step 4"], flags=VERIFY)
-    check_survived(outcome, bench.reference(training))
+    check_survived(outcome, bench.reference(training), may_doubt=True)  # it could have been in step 3 as well
+    check_doubted(outcome, rank)
     (failure,) = outcome.report.failures
     assert (failure.kind, failure.rank, failure.step, failure.phase) == ("corruption", rank, 4, "BARRIER")
     (recovery,) = outcome.report.recoveries
@@ -41,7 +51,15 @@ def test_a_bit_that_flips_between_two_comparisons_is_found_at_the_next(bench: Be
     assert (failure.kind, failure.rank, failure.step) == ("corruption", 1, 4)
     assert len({final["parameters"] for final in outcome.finals.values()}) == 1
     assert len(outcome.finals) == 3
+    check_doubted(outcome, 1)
     assert not check_protocol(outcome), outcome.describe()
+
+
+def test_who_compares_in_each_step_has_lost_nothing(bench: Bench) -> None:
+    outcome = bench.run(
+        Training(), faults=["flip-parameter rank 1 in FORWARD of step 3"], flags=("--verify-every", "1")
+    )
+    check_survived(outcome, bench.reference(Training()))
 
 
 @pytest.mark.all
@@ -51,6 +69,7 @@ def test_a_bit_that_flips_after_the_last_comparison_is_found_at_the_end(bench: B
     (failure,) = outcome.report.failures
     assert (failure.kind, failure.rank) == ("corruption", 1)
     assert len({final["parameters"] for final in outcome.finals.values()}) == 1
+    check_doubted(outcome, 1)
 
 
 def test_two_ranks_cannot_tell_who_is_right(bench: Bench) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from relight.core.report import FailureReport, JobReport, RecoveryReport, RecoveryStages, StorageWait
+from relight.core.report import DoubtReport, FailureReport, JobReport, RecoveryReport, RecoveryStages, StorageWait
 from relight.timeline.explain import explain
 
 
@@ -172,3 +172,11 @@ def test_where_a_rank_hung_is_shown() -> None:
     assert said[0] == "When it was given up, rank 1 was here, innermost call first:"
     assert said[1].strip() == "train.py, line 8 in load"
     assert said[-1].strip() == "and 9 more"
+
+
+def test_whether_the_bits_are_known_comes_last() -> None:
+    assert explain(job([], [], bits_as_undisturbed="yes"))[-1] == "Bits as undisturbed: yes."
+    doubt = DoubtReport(rank=0, process="w0", step=3, reason="a collective was cut short")
+    said = explain(job([failure()], [recovery(total_seconds=0.1)], bits_as_undisturbed="not known", doubts=(doubt,)))
+    assert said[-1] == "Bits as undisturbed: not known, because rank 0 in step 3: a collective was cut short."
+    assert "the state at the end is what it would have been" not in " ".join(said)

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from relight.core.report import JobReport, PublishReport, decode_report, encode_report
-from relight.timeline.report import describe_recovery, render_report
+from relight.core.report import DoubtReport, JobReport, PublishReport, decode_report, encode_report
+from relight.timeline.report import describe_recovery, describe_writes, render_report
 from tests.timeline import jobs
 
 
@@ -124,3 +124,28 @@ def test_a_job_that_was_finished_already_says_so(until: int) -> None:
     assert f"nothing left to do: the checkpoint is at step 60, and {until} were asked for" in text
     assert "60 of 30" not in text
     assert "steps in" not in text
+
+
+def test_it_says_whether_the_bits_are_known() -> None:
+    report = jobs.rolled_back()[0]
+    assert "bits as undisturbed" not in printed(report)  # of an older relight
+    assert "bits as undisturbed  yes" in printed(msgspec.structs.replace(report, bits_as_undisturbed="yes"))
+    doubt = DoubtReport(rank=1, process="w1", step=7, reason="a collective was cut short")
+    doubted = printed(msgspec.structs.replace(report, bits_as_undisturbed="not known", doubts=(doubt,)))
+    assert "bits as undisturbed  not known, because rank 1 in step 7: a collective was cut short" in doubted
+    failed = printed(msgspec.structs.replace(report, error="every replica is lost"))
+    assert "bits as undisturbed  not known, because the job ended with an error" in failed
+
+
+def test_what_became_of_what_survivors_had_written() -> None:
+    report = jobs.rolled_back()[0]
+    (recovery,) = report.recoveries
+    assert describe_writes(recovery) == ""
+    wrote = msgspec.structs.replace(recovery, wrote=(0, 2))
+    assert describe_writes(wrote) == "ranks 0, 2 had begun to write: it was undone"
+    assert describe_writes(msgspec.structs.replace(wrote, decision="forward")).endswith("it was finished")
+    torn = msgspec.structs.replace(recovery, wrote=(0, 2), torn=(2,))
+    assert describe_writes(torn) == (
+        "a write of rank 2 was cut short, and what it held was replaced; rank 0 had begun to write: it was undone"
+    )
+    assert "it was undone" in printed(msgspec.structs.replace(report, recoveries=(wrote,)), width=160)

@@ -265,3 +265,21 @@ def test_gates_are_shut_once_and_moved_open() -> None:
     first.sum().backward()
     with pytest.raises(Closed):
         second.sum().backward()
+
+
+def test_gates_at_what_is_frozen_for_a_moment_end_a_backward_pass_once_it_is_trained() -> None:
+    """They are shut by the thread that hears orders, which no refusal of torch may end."""
+    frozen_later, frozen_first = torch.ones(2, requires_grad=True), torch.ones(2)
+    gates = Gates(refuse)
+    gates.place([frozen_later, frozen_first])
+    frozen_later.requires_grad_(False)
+    gates.shut()
+    for parameter in (frozen_later, frozen_first):
+        parameter.requires_grad_(True)
+        with pytest.raises(Closed):
+            parameter.sum().backward()
+    gates.open()
+    for parameter in (frozen_later, frozen_first):
+        parameter.grad = None
+        parameter.sum().backward()
+        assert parameter.grad is not None

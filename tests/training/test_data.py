@@ -10,7 +10,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from relight.core.position import BATCH_MARK, INHERITED_MARK_OFFSET
 from relight.errors import UsageError
 from relight.training.batches import Batches
-from relight.training.data import batch_digest
+from relight.training.digest import batch_digest
 from relight.training.page import PositionPage
 from relight.transfer.codec import decode_tree, encode_tree
 
@@ -143,7 +143,7 @@ def test_an_empty_loader_is_refused() -> None:
     empty = DataLoader(TensorDataset(torch.zeros(0)), batch_size=4)
     batches = make_batches(empty)
     with pytest.raises(UsageError, match="empty"):
-        batches.get(0, 0)
+        batches.start(0, 0)
 
 
 def test_wrong_settings_are_refused() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from relight.errors import StepInterrupted
-from relight.training.group import Inner
+from relight.training.group import Inner, RelightProcessGroup
 from relight.training.torch_private import make_inner_group
 
 DEADLINE_SECONDS = 20.0
@@ -139,3 +139,81 @@ def test_a_group_is_gone_with_the_last_reference() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+class Open:
+    """A step's protected part, of which nothing is ever closed."""
+
+    closed = False
+    launches = 0
+
+    def count_collective(self) -> None:
+        pass
+
+    def waited(self, nanoseconds: int) -> None:
+        pass
+
+    def is_protected(self) -> bool:
+        return True
+
+    def cut(self, operation: str) -> None:
+        raise AssertionError(operation)
+
+    def unprotected(self, operation: str) -> None:
+        raise AssertionError(operation)
+
+    def await_verdict(self) -> bool:
+        return False
+
+
+def test_works_that_are_held_have_their_results_once_what_was_launched_is_awaited(pair: tuple[Inner, Inner]) -> None:
+    """Also if the connections end afterwards, and somebody else's operation is stuck."""
+    first = torch.ones(3)
+    work = pair[0].launch("allreduce", [first])
+    whole, part = torch.arange(4.0), torch.zeros(2)
+    scattered = pair[0].launch("_reduce_scatter_base", part, whole)
+    threading.Timer(LATE_SECONDS, lambda: pair[1].launch("allreduce", [torch.ones(3)])).start()
+    threading.Timer(2 * LATE_SECONDS, lambda: pair[1].launch("_reduce_scatter_base", torch.zeros(2), whole)).start()
+    assert not work.is_completed()
+    pair[0].await_launched()
+    assert first.tolist() == [2.0] * 3
+    stuck = pair[0].launch("allreduce", [torch.ones(3)])
+    pair[0].break_connections()
+    idle()
+    with pytest.raises(StepInterrupted):
+        stuck.wait()
+    assert work.wait()
+    assert scattered.wait()
+    assert part.tolist() == [0.0, 2.0]
+
+
+def test_what_was_launched_is_awaited_no_longer_than_its_generation(pair: tuple[Inner, Inner]) -> None:
+    inner, _ = pair
+    inner.launch("allreduce", [torch.ones(3)])
+    inner.launch("recv", [torch.ones(3)], 1, 0)  # nobody waits for it, so it is not to be waited for either
+    inner.break_connections()
+    with pytest.raises((StepInterrupted, RuntimeError)):
+        inner.await_launched()
+
+
+def test_launches_are_counted_and_waits_for_exchanges(pair: tuple[Inner, Inner]) -> None:
+    gate = Open()
+    group = RelightProcessGroup(gate, lambda: 0, (0, 1), torch.device("cpu"))
+    group.attach(pair[0])
+    received = torch.zeros(2)
+    exchange = group.recv([received], 1, 0)
+    work = group.allreduce([torch.ones(3)])
+    assert gate.launches == 2
+    pair[1].launch("allreduce", [torch.ones(3)])
+    sent = pair[1].launch("send", [torch.ones(2)], 0, 0)
+    pair[0].await_launched()
+    work.wait()
+    assert gate.launches == 2
+    exchange.wait()
+    exchange.wait()
+    assert gate.launches == 3
+    assert received.tolist() == [1.0, 1.0]
+    sent.wait()
+    group.detach()
+    group.allreduce([torch.ones(3)])
+    assert gate.launches == 3

@@ -35,7 +35,30 @@ def test_groups_with_the_same_members_are_formed_once() -> None:
 def test_a_group_that_only_some_ranks_have_is_an_obstacle() -> None:
     table = mesh_2x2()
     table.add([0, 1])
-    assert "rank 0 is in process groups of 4, 2, 2, 2 ranks, rank 2 in groups of 4, 2, 2" in table.obstacle()
+    obstacle = table.obstacle()
+    assert "rank 0 is in process groups of 4, 2, 2, 2 ranks, rank 3 in groups of 4, 2, 2" in obstacle
+    assert "late_standby=True" in obstacle
+
+
+def test_a_group_that_is_another_one_of_each_member_is_an_obstacle() -> None:
+    """Neighbours in a ring: whether the script has chosen it as its first or its second, no standby could tell."""
+    table = GroupTable(3)
+    for ranks in ([0, 1], [1, 2], [2, 0]):
+        table.add(ranks)
+    assert "the process group of ranks 1, 2 is number 1 of those of rank 2, and number 2 of" in table.obstacle()
+
+
+def test_a_group_is_what_it_was_made_as_to_its_members_and_else_what_the_rank_has_instead() -> None:
+    table = mesh_2x2()
+
+    def acting(rank: int) -> list[object]:
+        return [table.acting(place, 3, rank) for place in range(5)]
+
+    assert acting(3) == [range(4), (0, 2), (1, 3), (0, 1), (2, 3)]
+    assert acting(0) == [range(4), (0, 2), (0, 2), (0, 1), (0, 1)]
+    assert acting(1) == [range(4), (0, 2), (1, 3), (0, 1), (0, 1)]  # the first, (0, 2), is skipped: rank 1 is not in it
+    table.skips = True
+    assert acting(0) == [range(4), (0, 2), (1, 3), (0, 1), (2, 3)]
 
 
 def test_a_group_of_which_others_do_not_hear_is_an_obstacle() -> None:

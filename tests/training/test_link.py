@@ -1,13 +1,17 @@
 """The worker's connection to its agent, against real sockets."""
 
 import contextlib
+import queue
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from relight.core.commands import Audience, Stop
 from relight.core.events import WorkerNotice
 from relight.training.link import AgentLink
-from relight.wire.framing import decode, make_decoder, receive_payload
+from relight.wire.framing import decode, encode_frame, make_decoder, receive_payload
 from relight.wire.messages import WorkerHello
 
 DEADLINE_SECONDS = 20.0
@@ -50,3 +54,27 @@ def test_an_agent_that_dies_after_it_accepted_is_given_up_for_the_next(tmp_path:
             with accept() as third:
                 assert told(third) == LONG
                 link.close()
+
+
+def test_what_goes_wrong_with_one_order_does_not_keep_it_from_the_next(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    heard: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def receive(message: object) -> None:
+        heard.put(message)
+        raise RuntimeError("cannot register a hook")
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "agent.sock"))
+        listener.listen()
+        link = AgentLink(str(tmp_path / "agent.sock"), "w0", DEADLINE_SECONDS, receive)
+        link.start()
+        connection, _ = listener.accept()
+        orders = [Stop(why="", audience=Audience.MEMBERS, generation=number) for number in (2, 3)]
+        with connection, contextlib.closing(link):
+            for order in orders:
+                connection.sendall(encode_frame(order))
+            assert [heard.get(timeout=DEADLINE_SECONDS) for _ in orders] == orders
+            link.close()
+    assert "cannot register a hook" in capfd.readouterr().err

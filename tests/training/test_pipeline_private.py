@@ -168,9 +168,10 @@ def test_the_buckets_of_ddp_can_be_kept_as_they_are(fixed: bool) -> None:
         return future
 
     model.register_comm_hook(None, note)
-    for _ in range(3):
+    for step in range(3):
         steps.append([])
-        layout.begin_step()
+        layout.begin_step(step)
         model(torch.ones(2, 300)).square().mean().backward()
+        layout.settle(step)
     assert (steps[1] == steps[0]) is fixed
     assert steps[2] == steps[1]

@@ -25,6 +25,8 @@ from relight.training.torch_private import (
     make_inner_group,
     not_compiled,
     reset_scaler,
+    watch_wrappers,
+    wrappers_made,
 )
 
 WORLD = 2
@@ -181,6 +183,7 @@ def interrupted_training(stop_at: int | None) -> Callable[[int, str], str]:
         for step in range(3):
             for attempt in range(2):
                 armed[0] = step == stop_at and attempt == 0
+                layout.begin_step(step)
                 batch = torch.randn(4, 128, generator=torch.Generator().manual_seed(10 * step + rank))
                 try:
                     ddp(batch).square().mean().backward()
@@ -188,6 +191,7 @@ def interrupted_training(stop_at: int | None) -> Callable[[int, str], str]:
                     layout.reset(step)
                     optimizer.zero_grad()
                     continue
+                layout.settle(step)
                 optimizer.step()
                 optimizer.zero_grad()
                 break
@@ -201,6 +205,47 @@ def test_reducer_survives_an_aborted_backward_with_the_same_bits(stop_at: int) -
     assert run_ranks(interrupted_training(stop_at)) == run_ranks(interrupted_training(None))
 
 
+def test_a_layout_that_was_settled_is_kept_through_a_reset() -> None:
+    """DDP would rebuild once more: in a step in which a replacement, which has another reducer, does not."""
+    ranks: list[Any] = run_ranks(settled_and_reset)
+    assert ranks[0] == ranks[1]
+    before, after, replacement = ranks[0]
+    assert after == before
+    assert replacement == before
+
+
+def settled_and_reset(rank: int, directory: str) -> list[list[list[int]]]:
+    """Buckets of a wrapper in each of two passes before a reset and after it, and those of one that copies them."""
+    store = FileStore(str(Path(directory) / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    layers = [nn.Linear(128, 128) for _ in range(4)]
+    found = []
+
+    def make() -> tuple[DDP, BucketLayout]:
+        model = DDP(nn.Sequential(layers[2], layers[0], layers[3], layers[1]), bucket_cap_mb=0.1)
+        return model, BucketLayout(model)
+
+    def step(model: DDP, layout: BucketLayout, version: int) -> None:
+        layout.begin_step(version)
+        for _ in range(2):
+            model(torch.ones(1, 128)).sum().backward()
+        layout.settle(version)
+        numbers = {id(parameter): index for index, parameter in enumerate(model.parameters())}
+        buckets = model.reducer._get_zeros_like_grad_buckets()
+        found.append([[numbers[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets])
+
+    model, layout = make()
+    step(model, layout, 3)  # it was not used before
+    layout.reset(4)
+    step(model, layout, 4)
+    model(torch.ones(1, 128)).sum().backward()
+    assert not model.reducer._rebuild_buckets()
+    copy, its_layout = make()
+    its_layout.adopt(layout.describe(5))
+    step(copy, its_layout, 5)
+    return found
+
+
 def aborted_at_different_micro_batches(rank: int, directory: str) -> list[float]:
     """Rank 0 is stopped after its first forward pass, inside `no_sync`, rank 1 after its second; both begin anew."""
     store = FileStore(str(Path(directory) / "store"), WORLD)
@@ -210,14 +255,15 @@ def aborted_at_different_micro_batches(rank: int, directory: str) -> list[float]
     ddp = DDP(model)
     layout = BucketLayout(ddp)
     ddp(torch.ones(1, 4)).sum().backward()  # a whole step
-    layout.begin_step()
+    layout.settle(0)
+    layout.begin_step(1)
     dist.barrier()
     with ddp.no_sync():
         ddp(torch.ones(1, 4)).sum().backward()
     if rank == 1:
         ddp(torch.ones(1, 4))
     layout.reset(1)
-    layout.begin_step()
+    layout.begin_step(1)
     mask = model.get_buffer("mask")
     mask.fill_(float(rank + 5))  # comes from rank 0 if both broadcast; if one does not, both wait for ever
     ddp(torch.ones(1, 4)).sum().backward()
@@ -253,3 +299,20 @@ def test_what_is_ours_is_left_out_of_a_compiled_model() -> None:
         compiled(torch.ones(1, 3))
     assert seen == [False, False]
     assert len(graphs) >= 1
+
+
+def wrappers_that_were_made(rank: int, directory: str) -> list[bool]:
+    store = FileStore(str(Path(directory) / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    watch_wrappers()
+
+    class Wrapper(DDP):
+        pass
+
+    first, second = DDP(nn.Linear(2, 2)), Wrapper(nn.Linear(2, 2))
+    return [found is made for found, made in zip(wrappers_made(), (first, second), strict=True)]
+
+
+def test_wrappers_are_known_in_the_order_of_their_making() -> None:
+    """A script may hand over what they wrap."""
+    assert run_ranks(wrappers_that_were_made) == [[True, True]] * WORLD

@@ -61,7 +61,7 @@ def test_a_rank_has_what_it_updates() -> None:
             assert {name for name in names.values() if any(path.endswith(name) for path in paths)} == own
             assert len(paths) == len(own)
             assert len(state_of(optimizer)) == len(own)
-            assert state.is_tracked(optimizer.optim)
+            assert state.name_of(optimizer.optim) == "optimizer"
             parts.append(own)
     assert parts[0] | parts[1] == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert not parts[0] & parts[1]

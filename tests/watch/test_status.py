@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from relight.core.events import ProcessSuspected, ShutdownRequested
+from relight.core.events import BitsDoubted, ProcessSuspected, ShutdownRequested
 from relight.core.position import Position
 from relight.errors import UsageError
 from relight.watch.run import SILENT_SECONDS, Run, State, find_run
@@ -192,3 +192,13 @@ def test_the_newest_run_is_the_one_that_was_written_last(tmp_path: Path, monkeyp
     assert find_run(None) == Path("runs/a")
     with pytest.raises(UsageError, match="holds no journal"):
         find_run(tmp_path)
+
+
+def test_a_doubt_is_shown_while_the_job_runs(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    made.steps(3)
+    assert "bits as undisturbed" not in shown(look(tmp_path))
+    made.tell(made.at, BitsDoubted(process="w1", rank=1, step=2, reason="a collective was cut short"))
+    status = look(tmp_path)
+    assert (status.bits_as_undisturbed, len(status.doubts)) == ("", 1)
+    assert "not known, because rank 1 in step 2: a collective was cut short" in shown(status)

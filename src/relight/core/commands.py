@@ -112,6 +112,7 @@ class Resume(_Command, frozen=True, kw_only=True):
     generation: int
     buddies: tuple[int, ...] = ()
     writers: tuple[tuple[str, int], ...] = ()
+    doubts: tuple[str, ...] = ()  # why the bits may not be those of an undisturbed run; checkpoints keep that
 
 
 class Save(_Command, frozen=True, kw_only=True):

@@ -83,6 +83,8 @@ class Controller(Agents, Processes, Training, Restoring):
                 out = []
             case ev.WorkerNotice():
                 out = [Notice(why=event.text, level="warning")] if self.ledger.notice(event.text) else []
+            case ev.BitsDoubted():
+                out = self._on_doubt(event)
             case ev.FaultStruck():
                 self.ledger.struck.add(event.fault)
                 out = []
@@ -93,6 +95,12 @@ class Controller(Agents, Processes, Training, Restoring):
             case _:
                 assert_never(event)
         return self._given(out)
+
+    def _on_doubt(self, event: ev.BitsDoubted) -> list[Command]:
+        if not self.ledger.doubts.add(event.rank, event.step, event.reason, event.process):
+            return []
+        why = f"the bits may differ from those of an undisturbed run: rank {event.rank}: {event.reason}"
+        return [Notice(why=why, level="warning")]
 
     def _note_version(self, event: ev.Event) -> None:
         """How far the job got is part of its account, however it ends."""
@@ -112,8 +120,9 @@ class Controller(Agents, Processes, Training, Restoring):
 
     def expire(self, now: float) -> tuple[Command, ...]:
         """The deadline has passed: whoever was waited for has failed too, or the grace is over."""
-        if self._deadline is None or now < self._deadline or self.stage is Stage.ENDED:
-            return ()
+        out = self._given(self._on_next_attempt(now))
+        if out or self._deadline is None or now < self._deadline or self.stage is Stage.ENDED:
+            return out
         overslept = now - self._deadline > HEARING_SECONDS
         if (overslept or self._somebody_pays(now)) and self._deadline != self._extended:
             # Perhaps nobody looked until just now, and whoever is waited for has answered meanwhile.
@@ -139,7 +148,19 @@ class Controller(Agents, Processes, Training, Restoring):
 
     def next_deadline(self) -> float | None:
         """When `expire` wants to be called, or None."""
-        return self._deadline
+        if self._next_attempt is None or self._deadline is None:
+            return self._next_attempt if self._deadline is None else self._deadline
+        return min(self._deadline, self._next_attempt)
+
+    def _on_next_attempt(self, now: float) -> list[Command]:
+        """What was put off, since several attempts in a row had failed, begins now."""
+        if self._next_attempt is None or now < self._next_attempt or self.stage is Stage.ENDED:
+            return []
+        self._next_attempt = None
+        if self.stage is Stage.STOPPING:
+            return self._advance(now)
+        settled = self.stage in (Stage.STARTING, Stage.TRAINING) and not self._to_resume
+        return self._top_up_standbys(now) if settled else []
 
     def _given(self, commands: list[Command]) -> tuple[Command, ...]:
         """Keep the newest order to all: it holds until the next one."""
@@ -193,6 +214,9 @@ class Controller(Agents, Processes, Training, Restoring):
     def waiting(self, now: float) -> str:
         """Whom the job waits for, and why, in words; empty while it trains."""
         members, settings = self.members, self.settings
+        pause = self._backoff.until - now
+        if self.stage is Stage.STOPPING and pause > 0:
+            return waiting.for_next_attempt(members, settings.world_size, self._backoff.failed, pause)
         match self.stage:
             case Stage.STARTING:
                 return waiting.for_first_step(members, self._entered, len(self.hosts), settings.nodes, now)

@@ -1,9 +1,9 @@
 """The recovery rule: forward or back, from what the survivors report after Stop. A pure function of those facts.
 
 It is variant A18 of docs/PROTOCOL.md, the one that held in every state searched: *forward if and only if every
-intact survivor is prepared for the step or already past it; otherwise back*, in which case nobody can have
-passed the barrier, so nobody wrote. FlashRecovery's published rule (section 3.3) decides from the failed rank's
-tag and diverges, because an all-reduce can complete on some survivors and fail on others.
+intact survivor is prepared for the step or already past it; otherwise back*, in which case nobody can have finished
+the step: what was written before its barrier is undone. FlashRecovery's published rule (section 3.3) decides from the
+failed rank's tag and diverges, because an all-reduce can complete on some survivors and fail on others.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -62,8 +62,8 @@ def decide(
     sources = tuple(r.rank for r in intact)
     if ahead and unprepared:
         return Halt(
-            reason=f"{_ranks(ahead)} finished step {base} though {_ranks(unprepared)} had not reduced its "
-            "gradient: the barrier was passed without everyone, which must not happen",
+            reason=f"{_ranks(ahead)} finished step {base} without {_ranks(unprepared)} being prepared for it: the "
+            "barrier was passed without everyone, which must not happen",
             lost=False,
         )
     missing = tuple(rank for rank in sorted(private_versions) if base + 1 not in private_versions[rank])
@@ -79,7 +79,7 @@ def decide(
         return Decision(
             target=base,
             direction="back" if any(r.step >= base for r in intact) else "as they are",
-            reason=f"no survivor has reduced the gradient of step {base}: nobody can have written it",
+            reason=f"no survivor was prepared for step {base}: nobody can have passed its barrier",
             sources=sources,
             finishers=(),
             targets=targets,
@@ -88,7 +88,7 @@ def decide(
         return Decision(
             target=base,
             direction="back",
-            reason=f"{_ranks(unprepared)} had not reduced the gradient of step {base}: nobody passed its barrier",
+            reason=f"{_ranks(unprepared)} had not come to the barrier of step {base}: nobody passed it",
             sources=sources,
             finishers=(),
             targets=targets,
@@ -102,7 +102,7 @@ def decide(
         return Decision(
             target=base,
             direction="back",
-            reason=f"{_ranks(missing)} died before it entered the barrier of step {base}: nobody passed it",
+            reason=f"{_ranks(missing)} died without private state for version {base + 1}: nobody finished step {base}",
             sources=sources,
             finishers=(),
             targets=targets,
@@ -111,7 +111,7 @@ def decide(
     return Decision(
         target=base + 1,
         direction="forward",
-        reason=f"{who} hold its complete gradient: they finish step {base} without another rank",
+        reason=f"{who} are prepared: they finish step {base} without another rank",
         sources=sources,
         finishers=prepared,
         targets=targets,

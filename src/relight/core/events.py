@@ -132,6 +132,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     snapshots: tuple[Snapshot, ...] = ()  # of its own rank, and those that it keeps as a buddy
     checkpoints: tuple[Whole, ...] = ()  # versions of complete checkpoints on disk that it can see, newest first
     agreed: Whole = -1  # the newest version of which it knows that all replicas held the same bits
+    wrote: bool = False  # it had begun to write in the step that was interrupted, whether that is undone or not
 
 
 class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +238,7 @@ class TrainingDone(_Event, frozen=True, kw_only=True):
     lineage: str
     state_digest: str
     cut_collectives: Whole  # collectives outside the protected part of a step that a recovery cut short
+    doubts: Whole | None = None  # how many doubts it has said; None: a relight that has no doubts
 
 
 class FaultStruck(_Event, frozen=True, kw_only=True):
@@ -258,6 +260,15 @@ class WorkerNotice(_Event, frozen=True, kw_only=True):
     process: str
     rank: Whole
     text: str
+
+
+class BitsDoubted(_Event, frozen=True, kw_only=True):
+    """A failure struck where relight cannot vouch for the bits of an undisturbed run; said once for each reason."""
+
+    process: str
+    rank: Whole
+    step: Whole  # the one under way when it was noticed
+    reason: str
 
 
 class ControllerRestarted(_Event, frozen=True, kw_only=True):
@@ -294,6 +305,7 @@ Event = (
     | TrainingDone
     | WorkerReleased
     | WorkerNotice
+    | BitsDoubted
     | FaultStruck
     | ControllerRestarted
     | ShutdownRequested
@@ -314,5 +326,6 @@ WorkerEvent = (
     | TrainingDone
     | WorkerReleased
     | WorkerNotice
+    | BitsDoubted
     | FaultStruck
 )

@@ -12,6 +12,7 @@ import msgspec
 from relight.core import events as ev
 from relight.core.commands import Rung
 from relight.core.decision import Decision, describe_target
+from relight.core.doubts import Doubts
 from relight.core.fault import Fault
 from relight.core.members import Process
 from relight.core.noticing import detect_seconds
@@ -51,6 +52,9 @@ class _Open:
     forward_at: float = 0.0  # when the last rank began the forward of its first step
     redo_seconds: float = 0.0
     commits: int = 0
+    wrote: set[int] = field(default_factory=set)
+    torn: set[int] = field(default_factory=set)
+    agreed: int = -1  # the newest version of which a survivor knows that all replicas held the same bits
 
 
 class Ledger:
@@ -81,6 +85,7 @@ class Ledger:
         self._lineage = ""
         self._digest = ""
         self._cut = 0
+        self.doubts = Doubts(kept)
         self._error = ""
         self._saved_version = -1
         self._saved_path = ""
@@ -101,6 +106,7 @@ class Ledger:
         self._version, self._lineage = reports[0].version, reports[0].lineage
         self._digest, self._end = digest, now
         self._cut = max(r.cut_collectives for r in reports)
+        self.doubts.finished(reports)
         self._close()
 
     def committed(self, version: int, generation: int | None = None) -> None:
@@ -170,8 +176,8 @@ class Ledger:
     @property
     def forgot(self) -> bool:
         """Whether more has happened than is kept here."""
-        known = len(self.failures), len(self.recoveries), len(self.notices)
-        return known != (self.failure_count, self.recovery_count, self.notice_count)
+        known = (len(self.failures), len(self.recoveries), len(self.notices))
+        return known != (self.failure_count, self.recovery_count, self.notice_count) or self.doubts.forgot
 
     def _find(self, number: int) -> FailureReport | None:
         """None: it is forgotten."""
@@ -246,7 +252,12 @@ class Ledger:
         if self._open is None:
             return
         self._open.all_stopped = now
+        if event.torn:
+            self._open.torn.add(event.rank)
+        if event.wrote:
+            self._open.wrote.add(event.rank)
         if not event.blank:
+            self._open.agreed = max(self._open.agreed, event.agreed)
             self._open.survivors_stopped = now
             self._open.worked_on = max(self._open.worked_on, event.step)
             self._open.stop_seconds = max(self._open.stop_seconds, event.stop_seconds)
@@ -266,6 +277,7 @@ class Ledger:
             self._version, self._undone_in = decision.target, self._open.generation
         self.committed(decision.target)
         self._open.decided, self._open.decision = now, decision
+        self.doubts.decided(map(self._find, self._open.failures), self._open.agreed, decision.target, rung)
         self._open.replaced = tuple(p.rank for p in replacements if p.rank is not None)
         kinds = {"fresh process" if p.fresh else "standby" for p in replacements}
         self._open.pids = ", ".join(str(p.pid) for p in replacements)
@@ -347,6 +359,8 @@ class Ledger:
             steps_undone=recovery.undone,
             moved_bytes=sum(p.copied_bytes for p in recovery.progress),
             restarts=recovery.restarts,
+            wrote=tuple(sorted(recovery.wrote.difference(recovery.replaced))),
+            torn=tuple(sorted(recovery.torn.difference(recovery.replaced))),
         )
 
     # --- the value --------------------------------------------------------------------------------------------
@@ -373,6 +387,8 @@ class Ledger:
             final_lineage=self._lineage,
             time_lost_seconds=self._lost_seconds + sum(map(_lost_seconds, under_way)),
             cut_collectives=self._cut,
+            bits_as_undisturbed="" if self._error else self.doubts.verdict,
+            doubts=self.doubts.found,
             controller_restarts=self.controller_restarts,
             error=self._error,
             saved_version=self._saved_version,

@@ -23,6 +23,7 @@ class Process:
     ready: bool = False  # a standby that is warm
     doomed: bool = False  # to be killed after the last step, when there is nothing any more that it could fail
     replacement: bool = False  # took its rank from a failed process, and is not restored yet
+    proven: bool = False  # it held a rank when all had committed a step, or before the first failure
     fresh: bool = False  # started because no standby was left
     spawned_at: float = 0.0
     ready_at: float = 0.0

@@ -79,6 +79,17 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     steps_undone: int = 0  # of those repeated, the ones that were finished
     moved_bytes: int = 0
     restarts: int = 0  # failures that struck during it
+    wrote: tuple[int, ...] = ()  # survivors that had begun to write in the interrupted step
+    torn: tuple[int, ...] = ()  # survivors whose state was worth nothing, since a write was cut short
+
+
+class DoubtReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A failure struck where relight cannot vouch for the bits of an undisturbed run."""
+
+    rank: int
+    process: str
+    step: int
+    reason: str
 
 
 class StorageWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +129,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     final_lineage: str = ""
     time_lost_seconds: float = 0.0
     cut_collectives: int = 0  # collectives outside the protected part of a step that a recovery cut short
+    bits_as_undisturbed: str = ""  # "yes" or "not known" of a job that finished; empty of any other
+    doubts: tuple[DoubtReport, ...] = ()  # why it is not known
     controller_restarts: int = 0
     storage_waits: tuple[StorageWait, ...] = ()  # long ones
     published: PublishReport | None = None  # None: nothing was to be published

@@ -35,6 +35,13 @@ def to_decide(members: Members, stopped: Collection[str], world_size: int, now: 
     return f"waiting for {_ranks([rank for rank, _ in moving])} to stand still, for {seconds:.1f} s"
 
 
+def for_next_attempt(members: Members, world_size: int, failed: int, seconds: float) -> str:
+    """After several attempts in a row that failed: the next one is put off."""
+    vacant = members.vacant(world_size)
+    what = f"start a replacement of {_ranks(vacant)}" if vacant else "restore the replacements"
+    return f"{failed} attempts in a row have failed; the next one to {what} begins in {seconds:.0f} s"
+
+
 def _coming(standbys: Sequence[Process], now: float) -> str:
     """Who will take a vacant rank; a warm standby would have taken it at once."""
     if not standbys:

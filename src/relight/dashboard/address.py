@@ -3,7 +3,9 @@
 import socket
 from urllib.parse import quote
 
-DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 7117
+from relight.wire.loopback import IPV4, find_loopback
+
+DEFAULT_PORT = 7117
 
 
 def split_address(address: str) -> tuple[str, int | None]:
@@ -16,12 +18,19 @@ def split_address(address: str) -> tuple[str, int | None]:
         host, port = ("", address) if address.isdigit() else (address, "")
     elif address.endswith("]"):  # an IPv6 address without a port
         host, port = address, ""
-    host = host.removeprefix("[").removesuffix("]") or DEFAULT_HOST
+    host = host.removeprefix("[").removesuffix("]") or _loopback()
     if not port:
         return host, None
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise ValueError(f"dashboard address {address!r}: expected HOST:PORT, such as 127.0.0.1:{DEFAULT_PORT}")
+        raise ValueError(f"dashboard address {address!r}: expected HOST:PORT, such as {IPV4}:{DEFAULT_PORT}")
     return host, int(port)
+
+
+def _loopback() -> str:
+    try:
+        return find_loopback()
+    except OSError:
+        return IPV4  # listening there says what is wrong
 
 
 def page_url(host: str, port: int, token: str) -> str:

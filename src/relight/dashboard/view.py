@@ -8,6 +8,7 @@ import msgspec
 
 from relight.core.position import Phase
 from relight.core.report import FailureReport, RecoveryReport
+from relight.core.verdict import describe_doubts
 from relight.dashboard.job import Job
 from relight.dashboard.row import Row
 from relight.wire.status import Gpu, RestoreStatus
@@ -51,6 +52,8 @@ def summary(job: Job, now_ns: int, silent_seconds: float) -> Value:
         "moved_bytes": report.moved_bytes,
         "time_lost_seconds": round(lost, 4),
         "goodput": round(max(0.0, 1 - lost / seconds), 6) if seconds > 0 else None,
+        "bits": report.bits_as_undisturbed or ("not known" if report.doubts else ""),
+        "doubts": describe_doubts(report.doubts) if report.doubts else "",
         "controller_restarts": report.controller_restarts,
         "standbys_ready": sum(process.ready for process in waiting),
         "standbys_starting": sum(not process.ready for process in waiting),

@@ -100,9 +100,10 @@ class Journal:
             self._fail(error)
 
     def _open(self, settings: JobSettings, *, resume: bool, take_over: bool) -> None:
-        if not resume and self._path.exists():
-            raise FileExistsError(0, "there is one already")
-        self._descriptor = _open_locked(self._path)
+        try:
+            self._descriptor = _open_locked(self._path, 0 if resume else os.O_EXCL)
+        except FileExistsError:
+            raise JournalInUse(f"{self._path} is there already: another run has just been started there") from None
         if self._descriptor is None and take_over:
             draft = self._path.with_suffix(".taken")
             shutil.copyfile(self._path, draft)
@@ -260,9 +261,9 @@ class Journal:
         return ""
 
 
-def _open_locked(path: Path) -> int | None:
-    """Open a journal for one controller; None if another one has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _open_locked(path: Path, more: int = 0) -> int | None:
+    """Open a journal for one controller; None if another one has it. `more`: flags of open."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | more, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -587,6 +587,8 @@ class Server:
             self._note_agents_gone()
             return
         seconds = self._settings.agent_timeout_seconds
+        if self._is_alone(agent):
+            seconds = max(seconds, self._settings.controller_timeout_seconds)
         self._observers.tell("warning", f"lost the connection to agent {agent.name}; it has {seconds:g} s to come back")
         self._give_time(agent)
 
@@ -594,17 +596,28 @@ class Server:
         if not self._ended_before and not any(agent.connected for agent in self._agents):
             self._agents_gone.set()
 
-    def _give_time(self, agent: Agent, since: str = "") -> None:
-        """It is not here: it has a while to come back."""
-        seconds = self._settings.agent_timeout_seconds
-        evidence = " ".join(f"no connection to agent {agent.name} for {seconds:g} s {since}".split())
-        self._away[agent.name] = asyncio.get_running_loop().call_later(seconds, self._lose_agent, agent, evidence)
+    def _is_alone(self, agent: Agent) -> bool:
+        """Whether no other agent is here: nobody could take over what it runs, and its processes may well train on."""
+        return not any(other.connected for other in self._agents if other is not agent)
 
-    def _lose_agent(self, agent: Agent, evidence: str) -> None:
+    def _give_time(self, agent: Agent, since: str = "", waited: float = 0.0) -> None:
+        """It is not here: it has a while to come back, as long as a controller has if it is the last one."""
+        seconds = self._settings.agent_timeout_seconds
+        loop = asyncio.get_running_loop()
+        self._away[agent.name] = loop.call_later(seconds, self._miss_agent, agent, since, waited + seconds)
+
+    def _miss_agent(self, agent: Agent, since: str, waited: float) -> None:
+        if self._is_alone(agent) and waited < self._settings.controller_timeout_seconds:
+            self._give_time(agent, since, waited)
+            return
+        evidence = " ".join(f"no connection to agent {agent.name} for {waited:g} s {since}".split())
+        self._lose_agent(agent, evidence, waited)
+
+    def _lose_agent(self, agent: Agent, evidence: str, waited: float) -> None:
         del self._away[agent.name]
         self._agents.remove(agent)
         # Its ranks may have trained on with the others until now: then nothing stood still.
-        silent_seconds = min(self._settings.agent_timeout_seconds, self._board.idle_seconds(agent.name))
+        silent_seconds = min(waited, self._board.idle_seconds(agent.name))
         version = self._board.committed()
         self.feed(AgentLost(agent=agent.name, evidence=evidence, silent_seconds=silent_seconds, version=version))
 

@@ -14,6 +14,7 @@ from relight.sim.contents import Violation
 from relight.sim.golden import Golden, format_golden, read_golden, rewritten
 from relight.sim.mutations import HUNTED, MUTATIONS, Mutation, find_mutation
 from relight.sim.schedule import KINDS, Schedule, decode_schedule, encode_schedule, schedule_of
+from relight.sim.shapes import SHAPES
 from relight.sim.shrink import shrink
 from relight.sim.swarm import Found, search
 from relight.sim.timed import PRODUCTION, SimulatedJob
@@ -28,6 +29,7 @@ examples:
   python -m relight.sim --seed 4711 --shrink           a smaller schedule that breaks the same invariant
   python -m relight.sim --replay FILE                  a recorded schedule (tests/sim/regressions)
   python -m relight.sim --exhaustive 3 --faults 2      every order of events of a job of three ranks with two deaths
+  python -m relight.sim --exhaustive 3 --shapes late-private,two-early   the same where steps have two writes
   python -m relight.sim --mutations                    plant every known bug, and show how soon each is found
   python -m relight.sim --mutation no-barrier          one of them
 exit status: 0 if every invariant held (or every planted bug was found), 1 if not, 2 if the command is wrong
@@ -47,6 +49,8 @@ _GOES_WITH = {
     "faults": ("exhaustive",),
     "actions": ("exhaustive",),
     "fine": ("exhaustive",),
+    "shapes": ("exhaustive",),
+    "relearns": ("exhaustive",),
 }
 
 
@@ -74,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dest="kinds",
         default="",
         metavar="A,B",
-        help="only random schedules with hosts (several), ladder (buddy memory, checkpoints), flips (of bits) "
+        help="only random schedules with hosts (several), ladder (buddy memory, checkpoints), flips (of bits), "
+        "writes (steps with several) "
         "(default: each in some of them)",
     )
     parser.add_argument("--mutation", default="", metavar="NAME", help="plant this bug; alone, hunt it")
@@ -85,6 +90,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=2, metavar="N", help="of --exhaustive (default: 2)")
     parser.add_argument(
         "--actions", default="kill", metavar="A,B", help="of --exhaustive: kill, freeze, cut (default: kill)"
+    )
+    parser.add_argument(
+        "--shapes",
+        default="",
+        metavar="A,B",
+        help=f"of --exhaustive: of its steps, one after another: {', '.join(SHAPES)} (default: one)",
+    )
+    parser.add_argument(
+        "--relearns",
+        action="store_true",
+        help="of --exhaustive: the first step after a recovery has its barrier at the end",
     )
     parser.add_argument("--fine", action="store_true", help="of --exhaustive: tell more apart (only for small jobs)")
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -98,6 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--{flag} goes with {', '.join(f'--{other}' for other in modes)}, not with --{mode}")
     actions = options.actions.split(",")
     kinds = options.kinds.split(",") if options.kinds else []
+    shapes = options.shapes.split(",") if options.shapes else []
+    if not set(shapes) <= set(SHAPES):
+        parser.error(f"--shapes {options.shapes}: there are {', '.join(SHAPES)}")
     if not set(kinds) <= set(KINDS):
         parser.error(f"--with {options.kinds}: there are {', '.join(KINDS)}")
     if not set(actions) <= set(exhaustive.FAULTS):
@@ -114,7 +133,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.rewrite:
         return _rewrite(options.rewrite)
     if options.exhaustive is not None:
-        return exhaustive.main(options.exhaustive, options.steps, options.faults, actions, mutation, fine=options.fine)
+        return exhaustive.main(
+            exhaustive.Script(
+                ranks=options.exhaustive,
+                steps=options.steps,
+                faults=options.faults,
+                kinds=tuple(actions),
+                choices=(),
+                fine=options.fine,
+                mutation=options.mutation,
+                shapes=tuple(shapes),
+                relearns=options.relearns,
+            )
+        )
     if options.seeds is not None or options.seconds is not None:
         return _search(options.first, options.seeds, options.seconds, options.mutation, kinds, options.processes)
     try:

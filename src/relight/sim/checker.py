@@ -17,6 +17,7 @@ from relight.core.shards import Shards
 from relight.sim.contents import State, Violation, digest_of, part_key, reference
 from relight.sim.lower import Saved
 from relight.sim.process.process import Process
+from relight.sim.shapes import ONE_WRITE, Pattern
 
 # Why a healthy process may be killed.
 _HARMLESS_KILLS = (
@@ -39,11 +40,14 @@ def _heard(worker: Process) -> int:
 class Checker:
     """Told of everything as it happens; raises Violation."""
 
-    def __init__(self, world_size: int, until: int, workers: Mapping[str, Process]) -> None:
+    def __init__(
+        self, world_size: int, until: int, workers: Mapping[str, Process], pattern: Pattern = ONE_WRITE
+    ) -> None:
         self.workers = workers
         self._world_size = world_size
         self._until = until
-        self._states, self._privates = reference(world_size, until)
+        self._pattern = pattern
+        self._states, self._privates, _ = reference(world_size, until, pattern)
         self._finished = 0  # newest version that anyone, dead or alive, ever finished
         self._begun = 0  # newest step that anyone began
         self.shown = 0  # newest version that engines answer with
@@ -133,7 +137,7 @@ class Checker:
 
     def overwrites(self, worker: Process) -> None:
         """I8: a copy goes only into a rank that holds nothing."""
-        if not worker.blank:
+        if not self._is_lost(worker):
             raise Violation(f"I8: a copy over the intact state of rank {worker.rank} ({worker.name})")
 
     def established(self, version: int) -> None:
@@ -225,6 +229,8 @@ class Checker:
             members = self._those_who_are_done()
             self._check_completed(members)
             self._check_report(report, [worker.state.content for worker in members])
+        elif self._is_torn_at_the_end(end.error):
+            pass  # it had to end anyway, and what a last checkpoint would need was torn
         elif any(text in end.error for text in ("every replica", "no intact replica", "every copy is lost")):
             self._check_all_lost(end)
         elif not self._is_excused(end.error):
@@ -254,8 +260,10 @@ class Checker:
 
     def _must_not_spread(self) -> bool:
         """Whether nobody may compute with what a wrong rank computed: states are compared in every step, whatever else
-        fails in the meantime. Nobody can compare what only one rank holds, or what all others have copied from it."""
-        return self.verify_every == 1 and self._world_size >= 2 * self.parts and not self._copied_wrong
+        fails in the meantime. Nobody can compare what only one rank holds, or what all others have copied from it; and
+        in a step that turns out to be longer than was learnt, the rest comes after the comparison."""
+        compared = self.verify_every == 1 and not self._pattern.has_surprises
+        return compared and self._world_size >= 2 * self.parts and not self._copied_wrong
 
     def _check_alike(self, members: Sequence[Process]) -> None:
         """I5: all say that they hold the same, each of its part."""
@@ -372,12 +380,17 @@ class Checker:
         """I5, I8: blank ranks copy; each other one is there, or holds the gradient of the one step that is missing."""
         version = worker.state.version
         prepared = worker.last_report.prepared if isinstance(worker.last_report, Stopped) else -1
-        if worker.page.torn and not worker.blank:
+        is_lost = self._is_lost(worker)
+        if worker.page.torn and not is_lost:
             raise Violation(f"I13: rank {worker.rank} stands still inside a write")
-        if (worker.rank in restore.targets) is not worker.blank:
-            raise Violation(f"I8: rank {worker.rank}, blank: {worker.blank}, and the targets are {restore.targets}")
-        if not worker.blank and restore.target not in (version, prepared + 1 if prepared == version else version):
+        if (worker.rank in restore.targets) is not is_lost:
+            raise Violation(f"I8: rank {worker.rank}, blank: {is_lost}, and the targets are {restore.targets}")
+        if not is_lost and restore.target not in (version, prepared + 1 if prepared == version else version):
             raise Violation(f"I5: rank {worker.rank} is to reach {restore.target} from {version}, prepared {prepared}")
+
+    def _is_lost(self, worker: Process) -> bool:
+        """It holds nothing, or was interrupted inside a step that turned out to be longer than was learnt."""
+        return worker.blank or (worker.holds_nothing and self._pattern.has_surprises)
 
     def _check_all_stand_still(self, restore: Restore, members: Sequence[Process]) -> None:
         """Rule 5: the decision rests on reports of this generation, from processes that do not move."""
@@ -424,7 +437,7 @@ class Checker:
         holders = [
             worker
             for worker in self.workers.values()
-            if worker.healthy and worker.page.rank >= 0 and not worker.blank and worker.name not in self.fenced
+            if worker.healthy and worker.page.rank >= 0 and not self._is_lost(worker) and worker.name not in self.fenced
         ]
         of_private = self._falling and self._private_may_be_lost()  # that is why they were going back
         if {worker.rank % self.parts for worker in holders} == set(range(self.parts)) and not of_private:
@@ -446,6 +459,12 @@ class Checker:
         """With its page; or its page had none any more, because the rank was on its way down."""
         return not self.derivable and (bool({"agent", "host lost"} & self.disturbed) or bool(self._falls))
 
+    def _is_torn_at_the_end(self, error: str) -> bool:
+        """Whether the script's own bug ends the job, and some survivor was torn by a surprise when it did."""
+        why, unsaved, _ = error.partition("No last checkpoint was written: ")
+        torn = any(w.alive and not w.blank and self._is_lost(w) for w in self._members())
+        return bool(unsaved) and torn and "times in the same place" in why and self._is_excused(why)
+
     def _is_excused(self, error: str) -> bool:
         """Whether these faults must end a job in this way."""
         kinds = [action for action, _, _ in self._struck]
@@ -456,7 +475,8 @@ class Checker:
             # Who cannot write says so, or is known to be dead; unless it hung once it had said that it stands still.
             reports = [worker.last_report for worker in self.workers.values() if worker.hung]
             hangs = any(isinstance(r, Stopped) and r.generation == self._generation for r in reports)
-            return hangs or self._private_may_be_lost()
+            torn = any(worker.surprised for worker in self.workers.values())
+            return hangs or torn or self._private_may_be_lost()
         if unsaved and not self.disturbed and all(kind is Action.RAISE for kind in kinds):
             # Who raised stays and keeps its state, so nothing of it is missing.
             return unsaved.startswith(("no step was finished yet", "that of step"))
@@ -478,7 +498,7 @@ class Checker:
         if "was lost before the first step" in error or "was lost before its scripts had ended" in error:
             return "host lost" in self.disturbed
         if "starts have failed" in error:
-            return len(kinds) > 3
+            return len(kinds) + ("agent" in self.disturbed) > 3  # one that died before it could say what it had started
         if "times in the same place" in error:
             again = [worker.rank for kind, worker in struck if kind in (Action.LOOP, Action.RAISE)]
             return len(again) > len(set(again)) or "blackhole" in self.disturbed

@@ -8,6 +8,8 @@ that nothing disturbed. Numbers come from hashing tuples of integers, which is t
 from functools import lru_cache
 from typing import NamedTuple
 
+from relight.sim.shapes import ONE_WRITE, Pattern
+
 
 class Violation(AssertionError):
     """An invariant does not hold. The message begins with its name: `I7: ...`."""
@@ -26,15 +28,19 @@ class State(NamedTuple):
     content: int
     applied: tuple[int, ...]
 
-    def updated(self, gradient: int) -> "State":
-        """After the optimizer applied the reduced gradient of the next step."""
+    def written(self, gradient: int, *, last: bool) -> "State":
+        """After one write of a step, in place: it is of no newer version yet."""
+        return self._replace(content=hash((4 if last else 12, self.content, gradient)))
+
+    def halved(self) -> "State":
+        """Inside a write: neither what was nor what will be. Of a halved state, the whole one."""
+        return self._replace(content=~self.content)
+
+    def committed(self) -> "State":
+        """After the last write of a step: the next version."""
         step = self.version
-        return State(
-            step + 1,
-            f"{hash((3, step, int(self.lineage, 16))) & _MASK:x}",
-            hash((4, self.content, gradient)),
-            (*self.applied, step),
-        )
+        lineage = f"{hash((3, step, int(self.lineage, 16))) & _MASK:x}"
+        return State(step + 1, lineage, self.content, (*self.applied, step))
 
 
 _MASK = 2**60 - 1
@@ -51,11 +57,18 @@ def next_private(private: int, step: int) -> int:
     return hash((7, private, step))
 
 
-def derived_private(rank: int, version: int, *, known: bool) -> int:
+def late_private(private: int) -> int:
+    """It changes once more after the last write."""
+    return hash((13, private))
+
+
+def derived_private(rank: int, version: int, pattern: Pattern = ONE_WRITE, *, known: bool) -> int:
     """A rank's private state, worked out from its number and the step; wrong unless `known` to follow from them."""
     private = first_private(rank)
     for step in range(version):
         private = next_private(private, step)
+        if pattern.script(step).changes_private_late:
+            private = late_private(private)
     return private if known else hash((10, private))
 
 
@@ -69,15 +82,32 @@ def reduce(contributions: dict[int, int]) -> int:
     return hash(tuple(contributions[rank] for rank in sorted(contributions)))
 
 
+class Reference(NamedTuple):
+    """What a run has that nothing disturbs."""
+
+    states: tuple[State, ...]  # by version
+    privates: tuple[tuple[int, ...], ...]  # by version and rank
+    brought: tuple[tuple[tuple[int, ...], ...], ...]  # by step, collective and rank
+
+
 @lru_cache(maxsize=64)
-def reference(world_size: int, until: int) -> tuple[tuple[State, ...], tuple[tuple[int, ...], ...]]:
-    """States by version and private states by (version, rank), of a run that nothing disturbs."""
-    states, privates = [FIRST_STATE], [tuple(first_private(rank) for rank in range(world_size))]
+def reference(world_size: int, until: int, pattern: Pattern = ONE_WRITE) -> Reference:
+    """Of a job of that size and length."""
+    ranks = range(world_size)
+    states, privates = [FIRST_STATE], [tuple(first_private(rank) for rank in ranks)]
+    brought: list[tuple[tuple[int, ...], ...]] = []
     for step in range(until):
-        gradient = reduce({r: contribution(states[-1], privates[-1][r], r) for r in range(world_size)})
-        states.append(states[-1].updated(gradient))
-        privates.append(tuple(next_private(private, step) for private in privates[-1]))
-    return tuple(states), tuple(privates)
+        script, state, private = pattern.script(step), states[-1], privates[-1]
+        collectives = []
+        for number in range(script.writes):
+            collectives.append(tuple(contribution(state, private[rank], rank) for rank in ranks))
+            state = state.written(reduce(dict(enumerate(collectives[-1]))), last=number == script.writes - 1)
+            if not number:
+                private = tuple(next_private(one, step) for one in private)
+        brought.append(tuple(collectives))
+        states.append(state.committed())
+        privates.append(tuple(late_private(one) for one in private) if script.changes_private_late else private)
+    return Reference(tuple(states), tuple(privates), tuple(brought))
 
 
 def part_key(rank: int, parts: int) -> str:

@@ -38,15 +38,18 @@ from relight.core.members import Members
 from relight.core.position import Phase, Position
 from relight.sim import sameness
 from relight.sim.contents import Violation
-from relight.sim.mutations import Mutation
+from relight.sim.mutations import find_mutation
 from relight.sim.network import Group
 from relight.sim.process.process import Process
+from relight.sim.shapes import ONE_WRITE, Pattern, pattern_of
 from relight.sim.timed import PRODUCTION, Parts, show
 from relight.sim.worker import Worker
 from relight.sim.world import NODE, Action, World
 
 _IDLE_WAITS = frozenset({"LOADING"})  # left only when nothing else can happen
-_SEEN = frozenset({"OUTSIDE", "READY", "OPTIMIZER"})  # points at which a main thread pauses in a fine search
+_SEEN = frozenset(
+    {"OUTSIDE", "FIRST_WRITE", "LAST_WRITE", "READY", "OPTIMIZER", "EXTRA_WRITE"}
+)  # points at which a main thread pauses in a fine search
 _MAX_UNSEEN = 10_000  # moves between two choices; a job of a few ranks takes hundreds
 FAULTS = {"kill": Fault.KILL, "freeze": Fault.FREEZE, "cut": Fault.CUT}
 
@@ -65,9 +68,10 @@ class Situation(World):
         parts: Parts = PRODUCTION,
         *,
         fine: bool = False,
+        pattern: Pattern = ONE_WRITE,
     ) -> None:
         settings = ControllerSettings(world_size=ranks, standbys=faults)
-        super().__init__(settings, steps, parts.controller, parts.worker)
+        super().__init__(settings, steps, parts.controller, parts.worker, pattern)
         self.now = 1.0
         self.kinds = tuple(kinds)
         self.fine = fine
@@ -77,7 +81,7 @@ class Situation(World):
         self._keys: dict[str, int] = {}  # of workers that have not changed since
         self._controller_is_shared = False
         self._books: sameness.Books | None = None
-        self.describer = sameness.Describer(ranks, steps)
+        self.describer = sameness.Describer(ranks, steps, pattern)
 
     # --- to its beginning -----------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -456,11 +460,14 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[int, ...]
     fine: bool = False
     mutation: str = ""
+    shapes: tuple[str, ...] = ()
+    relearns: bool = False
 
     def follow(self, parts: Parts = PRODUCTION) -> str:
         """What happens, a line each. Raises Violation, with these lines, where an invariant breaks."""
         lines: list[str] = []
-        here = situation(self.ranks, self.steps, self.faults, self.kinds, parts, fine=self.fine)
+        pattern = pattern_of(self.shapes, relearns=self.relearns)
+        here = situation(self.ranks, self.steps, self.faults, self.kinds, parts, fine=self.fine, pattern=pattern)
         here.listener = lambda what, thing: lines.append(f"    {what} {show(thing)}")
         for choice in self.choices:
             action = here.choices()[choice]
@@ -567,27 +574,35 @@ def _kind_of_end(error: str) -> str:
 
 
 def situation(
-    ranks: int, steps: int, faults: int, kinds: Sequence[str], parts: Parts = PRODUCTION, *, fine: bool = False
+    ranks: int,
+    steps: int,
+    faults: int,
+    kinds: Sequence[str],
+    parts: Parts = PRODUCTION,
+    *,
+    fine: bool = False,
+    pattern: Pattern = ONE_WRITE,
 ) -> Situation:
     """Where the search begins."""
-    start = Situation(ranks, steps, faults, [FAULTS[kind] for kind in kinds], parts, fine=fine)
+    start = Situation(ranks, steps, faults, [FAULTS[kind] for kind in kinds], parts, fine=fine, pattern=pattern)
     start.begin()
     return start
 
 
-def main(ranks: int, steps: int, faults: int, kinds: Sequence[str], mutation: Mutation | None, *, fine: bool) -> int:
-    """For the command line; returns its exit status."""
+def main(job: Script) -> int:
+    """For the command line: search the job of `job`, whose choices do not count. Returns the exit status."""
+    mutation = find_mutation(job.mutation) if job.mutation else None
+    pattern = pattern_of(job.shapes, relearns=job.relearns)
     with mutation.planted() if mutation is not None else contextlib.nullcontext(PRODUCTION) as parts:
-        found = explore(situation(ranks, steps, faults, kinds, parts, fine=fine))
+        start = situation(job.ranks, job.steps, job.faults, job.kinds, parts, fine=job.fine, pattern=pattern)
+        found = explore(start)
+    shapes = f" of {', '.join(job.shapes)}" if job.shapes else ""
     print(
-        f"{ranks} ranks, {steps} steps, up to {faults} faults ({', '.join(kinds)}): {found.situations:,} situations, "
-        f"{found.steps:,} steps between them, in {found.seconds:.1f} s; {found.ends}"
+        f"{job.ranks} ranks, {job.steps} steps{shapes}, up to {job.faults} faults ({', '.join(job.kinds)}): "
+        f"{found.situations:,} situations, {found.steps:,} steps between them, in {found.seconds:.1f} s; {found.ends}"
     )
     if found.violation:
-        name = mutation.name if mutation is not None else ""
-        script = Script(
-            ranks=ranks, steps=steps, faults=faults, kinds=tuple(kinds), choices=found.script, fine=fine, mutation=name
-        )
+        script = msgspec.structs.replace(job, choices=found.script)
         print(found.violation)
         print(f"replay it with: python -m relight.sim --replay '{msgspec.json.encode(script).decode()}'")
     return 1 if found.violation else 0

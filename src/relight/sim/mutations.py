@@ -15,7 +15,7 @@ from relight.core.detector import Detector
 from relight.core.fault import Action
 from relight.core.gathering import HOLD_SECONDS
 from relight.sim.contents import Violation
-from relight.sim.planted import controllers, detectors, rules, workers
+from relight.sim.planted import controllers, detectors, rules, workers, writes
 from relight.sim.schedule import Schedule, random_schedule
 from relight.sim.timed import Parts, SimulatedJob
 from relight.sim.worker import Worker
@@ -37,8 +37,8 @@ class Mutation:
     """A variant. Some of the first `within` random schedules must break an invariant; 0: they would be too many, and
     the recorded schedule must do.
 
-    `actions`, `points`, `hosts`, `ladder` and `flips` narrow the schedules down, for bugs that need two rare faults at
-    once.
+    `actions`, `points`, `hosts`, `ladder`, `flips` and `writes` narrow the schedules down, for bugs that need two rare
+    faults at once.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Mutation:
     hosts: bool | None = None
     ladder: bool = False
     flips: bool = False
+    writes: bool | None = None
 
     @property
     def what(self) -> str:
@@ -82,9 +83,15 @@ class Mutation:
     def schedule(self, seed: int) -> Schedule:
         """The random schedule of this seed."""
         if not self.points:
-            return random_schedule(seed, hosts=self.hosts, ladder=self.ladder, flips=self.flips)
+            return random_schedule(seed, hosts=self.hosts, ladder=self.ladder, flips=self.flips, writes=self.writes)
         return random_schedule(
-            seed, faults=3, actions=self.actions, points=self.points, ladder=self.ladder, flips=self.flips
+            seed,
+            faults=3,
+            actions=self.actions,
+            points=self.points,
+            ladder=self.ladder,
+            flips=self.flips,
+            writes=self.writes,
         )
 
     def hunt(self, first: int = 0, limit: int = 0) -> tuple[int, Violation] | None:
@@ -268,6 +275,31 @@ MUTATIONS = (
     Mutation("repeated-with-another-batch", 200, worker=workers.RepeatsWithAnotherBatch),
     Mutation("begin-lost", 20000, worker=workers.WaitsForBeginOnly),
     Mutation("leaves-alone", 100, worker=workers.LeavesAlone),
+    Mutation("first-write-absorbed", 200, worker=writes.AbsorbsAfterTheFirstWrite, writes=True),
+    Mutation("prepared-keep-their-writes", 500, worker=writes.KeepsWhatThePreparedWrote, writes=True),
+    Mutation("pre-images-too-late", 200, worker=writes.TakesPreImagesTooLate, writes=True),
+    Mutation("pre-images-too-long", 100, worker=writes.KeepsPreImagesTooLong, writes=True),
+    Mutation("rolled-back-before-decision", 100, worker=writes.RollsBackBeforeTheDecision, writes=True),
+    Mutation("pre-images-lost-at-second-stop", 500, worker=writes.ForgetsPreImagesAtASecondStop, writes=True),
+    Mutation("offered-before-rolled-back", 500, worker=writes.OffersBeforeItRollsBack, writes=True),
+    Mutation("saved-with-writes", 20000, worker=writes.SavesWhatWasWritten, ladder=True, writes=True),
+    Mutation("finished-by-writing-again", 100, worker=writes.FinishesByWritingAgain, writes=True),
+    Mutation("prepared-inside-last-write", 2000, worker=writes.IsPreparedInsideTheLastWrite, writes=True),
+    Mutation("replacement-is-prepared", 20000, worker=writes.CountsAReplacementAsPrepared, writes=True),
+    Mutation("private-before-last-write", 500, worker=writes.KeepsPrivateStateBeforeTheLastWrite, writes=True),
+    Mutation("barrier-before-first-write", 200, worker=writes.HasItsBarrierBeforeTheFirstWrite, writes=True),
+    Mutation("surprise-is-intact", 500, worker=writes.TakesASurpriseForIntact, writes=True),
+    Mutation(
+        "torn-is-called-blank",
+        2000,
+        worker=writes.IsCalledBlankOnceItCopies,
+        actions=(Action.KILL,),
+        points=("END", "COPY", "OBEY", "PARKED"),
+        writes=True,
+    ),
+    Mutation("no-second-barrier", 500, worker=writes.HasNoSecondBarrier, writes=True),
+    Mutation("private-of-a-surprise", 500, worker=writes.KeepsWhatASurpriseMadeOld, writes=True),
+    Mutation("goes-by-its-own-steps", 500, worker=writes.GoesByItsOwnSteps, writes=True),
 )
 
 HUNTED = tuple(mutation for mutation in MUTATIONS if mutation.within)

@@ -14,6 +14,15 @@ STEP_POINTS = (
     "AFTER_STEP",
     "DONE",  # last step committed, waiting for the others
 )
+# Only in steps of several writes, or with the barrier at the end; see shapes.py.
+SHAPE_POINTS = (
+    "FIRST_WRITE",  # inside a write before the barrier, after which more is to come
+    "SECOND",  # in the collective between two writes
+    "LAST_WRITE",  # inside the last write, before the barrier
+    "EXTRA",  # in a collective after the barrier, against what was learnt
+    "EXTRA_WRITE",  # inside a write after that
+    "END",  # in the second barrier of such a step
+)
 RECOVERY_POINTS = (
     "STOP",  # about to report where it stands
     "PARKED",  # waiting for the decision
@@ -45,7 +54,7 @@ OTHER_POINTS = (
 # Where nothing is waited for: the main thread goes on by itself, some time later.
 PAUSES = frozenset(
     "OUTSIDE FORWARD PREPARE READY OPTIMIZER AFTER_WRITE AFTER_STEP STOP FINISH OBEY TAKE_OVER ROLLBACK RESUME "
-    "PROMOTED LOADING WARMUP RAISED RELEASED EXITING".split()
+    "PROMOTED LOADING WARMUP RAISED RELEASED EXITING FIRST_WRITE LAST_WRITE EXTRA_WRITE".split()
 )
 # Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
 # the store's in group.py, and OTHERS_SECONDS in checkpointing.py.

@@ -27,9 +27,10 @@ from relight.core.commands import Assign, Begin, Release, Restore, Resume
 from relight.core.controller import Controller, Stage
 from relight.core.members import Process
 from relight.core.position import Position
-from relight.sim.contents import contribution, reference
+from relight.sim.contents import reference
 from relight.sim.network import Copying, Group
 from relight.sim.page import Page
+from relight.sim.shapes import ONE_WRITE, Pattern
 from relight.sim.worker import Worker
 from relight.sim.world import CopyPrivate
 
@@ -53,6 +54,8 @@ LEFT_OUT = {
         ),
         **dict.fromkeys(("ended", "ledger", "_tracebacks", "_recovery_step", "began_at"), "an account for people"),
         **dict.fromkeys(("_attempts", "_failures_at_step", "_identical", "_startup_restarts"), "far below its limit"),
+        "_standby_errors": "far below its limit",
+        "_said_of_attempts": "an account for people",
         **dict.fromkeys(("hosts", "_extended", "_standing_order"), "of hosts, sleep and restarts, which do not occur"),
         "_winding_down": "of a signal, which does not occur",
         **dict.fromkeys(("_differed_at", "_difference"), "of corrupted memory, which does not occur"),
@@ -76,7 +79,7 @@ LEFT_OUT = {
         **dict.fromkeys(("name", "world", "ticket"), "names do not matter"),
         **dict.fromkeys(("resume_on_thaw", "waits_on"), "of thawing and patience, which do not occur"),
         "lower": "rungs below replicas, which do not occur",
-        **dict.fromkeys(("began", "agreed"), "of corrupted memory, which does not occur"),
+        "agreed": "of corrupted memory, which does not occur",
         **dict.fromkeys(("next_private", "content", "last_report"), "follows from the rest where it is read"),
     },
     "Page": {
@@ -87,13 +90,19 @@ LEFT_OUT = {
 
 
 @lru_cache(maxsize=64)
-def _known(world_size: int, until: int) -> tuple[tuple[dict[int, int], dict[int, int]], ...]:
-    """By rank: the version of each right private state, and of each right contribution."""
-    states, privates = reference(world_size, until)
+def _known(
+    world_size: int, until: int, pattern: Pattern
+) -> tuple[tuple[dict[int, int], dict[int, tuple[int, int]]], ...]:
+    """By rank: the version of each right private state, and step and number of each right contribution."""
+    _, privates, brought = reference(world_size, until, pattern)
     return tuple(
         (
             {privates[version][rank]: version for version in range(until + 1)},
-            {contribution(states[version], privates[version][rank], rank): version for version in range(until + 1)},
+            {
+                by_rank[rank]: (step, number)
+                for step, collectives in enumerate(brought)
+                for number, by_rank in enumerate(collectives)
+            },
         )
         for rank in range(world_size)
     )
@@ -102,8 +111,8 @@ def _known(world_size: int, until: int) -> tuple[tuple[dict[int, int], dict[int,
 class Describer:
     """Of the situations of one search. It knows what an undisturbed run has."""
 
-    def __init__(self, world_size: int, until: int) -> None:
-        self._known = _known(world_size, until)
+    def __init__(self, world_size: int, until: int, pattern: Pattern = ONE_WRITE) -> None:
+        self._known = _known(world_size, until, pattern)
 
     # --- one process ----------------------------------------------------------------------------------------------
     def worker(self, worker: Worker) -> int:
@@ -132,6 +141,9 @@ class Describer:
                 worker.started,
                 worker.prepared,
                 worker.gradient if prepared or worker.point in _HOLDS_GRADIENT else 0,
+                worker.undo,
+                worker.surprised,
+                worker.began if worker.world.pattern.relearns else 0,
                 self._order(worker.restore, worker),
                 worker.first_after_recovery,
                 worker.group_generation,
@@ -183,8 +195,8 @@ class Describer:
         for number, operation in group.operations.items():
             if len(operation.outcome) < group.size:
                 value = operation.entered.get(rank)
-                version = None if value is None else self._known[rank][1].get(value)
-                brought = value if version is None else ("right", version)
+                place = None if value is None else self._known[rank][1].get(value)
+                brought = value if place is None else ("right", place)
                 operations.append((number, operation.what, operation.lacking, brought, operation.outcome.get(rank)))
         gone, lost = group.gone >> rank & 1, group.lost >> rank & 1
         return group.generation, gone, lost, group.count[rank], tuple(operations)
@@ -238,7 +250,8 @@ class Books:
             said = tuple([_said(kept[name]) if name in kept else None for kept in reports])
             ends = process.final_position.private_versions
             times = (process.spawned_at - now, process.asked_at - now, process.ready_at - now)
-            state = (process.alive, process.failed, process.gone, process.doomed, process.ready, process.replacement)
+            life = (process.alive, process.failed, process.gone, process.doomed)
+            state = (*life, process.ready, process.replacement, process.proven)
             resumes, released = name in controller._to_resume, name in controller._released
             self.of[name] = hash((state, process.may_hold_state, ends, times, said, resumes, released))
             if process.alive and process.failed and name not in counted:
@@ -254,8 +267,8 @@ class Books:
                 None if decision is None else decision.target,
                 controller._patience_seconds,
                 controller._stop_limit_seconds if recovers else None,
-                controller._restore_failures,
-                controller._standby_failures,
+                controller._backoff.relative_to(now),
+                None if controller._next_attempt is None else controller._next_attempt - now,
                 len(controller.ledger.failures),
                 tuple([sum(name not in self.of for name in kept) for kept in (*reports, controller._to_resume)]),
             )

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from relight.core.fault import Action
-from relight.sim.points import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
+from relight.sim.points import OTHER_POINTS, RECOVERY_POINTS, SHAPE_POINTS, STEP_POINTS
+from relight.sim.shapes import SHAPES
 
 ACTIONS = (Action.KILL, Action.FREEZE, Action.RAISE, Action.EXIT, Action.LOOP, Action.CUT)
 
@@ -53,7 +54,7 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 SAMPLE_SECONDS = 0.5  # between two samples of a host
 HOST_KINDS = ("host", "cut", "unheard", "join")
-KINDS = ("hosts", "ladder", "flips")  # that a search may be narrowed down to
+KINDS = ("hosts", "ladder", "flips", "writes")  # that a search may be narrowed down to
 NETWORK_KINDS = ("silence", "blackhole", "agent", "asleep", "controller")
 
 
@@ -79,6 +80,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     buddy_every: int = 0  # steps from one snapshot in a buddy's memory to the next; 0: there are none
     checkpoint_every: int = 0  # the same of checkpoints on disk
     verify_every: int = 0  # steps from one comparison of the ranks' states to the next; 0: they are not compared
+    shapes: tuple[str, ...] = ()  # of the steps, one after another and round again; none: all of one write
+    relearns: bool = False  # the first step after a recovery has its barrier at the end
     bug_step: int = -1  # the script raises there on rank 0, each time
     sample_seconds: float = (
         SAMPLE_SECONDS  # between two samples of a host; if longer, hosts are sampled in turn, as with many
@@ -97,7 +100,13 @@ def decode_schedule(text: str | bytes) -> Schedule:
 
 def schedule_of(seed: int, kinds: Collection[str]) -> Schedule:
     """The random schedule of this seed, of these `KINDS`."""
-    return random_schedule(seed, hosts="hosts" in kinds or None, ladder="ladder" in kinds, flips="flips" in kinds)
+    return random_schedule(
+        seed,
+        hosts="hosts" in kinds or None,
+        ladder="ladder" in kinds,
+        flips="flips" in kinds,
+        writes="writes" in kinds or None,
+    )
 
 
 def random_schedule(
@@ -109,6 +118,7 @@ def random_schedule(
     hosts: bool | None = None,
     ladder: bool = False,
     flips: bool = False,
+    writes: bool | None = None,
 ) -> Schedule:
     """Swarm style: which kinds of fault occur at all, how many, where and how close together differs by seed.
 
@@ -120,6 +130,7 @@ def random_schedule(
         hosts: whether there are several; None: every fifth time, where the faults are not told.
         ladder: whether there must be rungs below replicas; else every eighth time.
         flips: whether some rank's state must be silently corrupted; else every twelfth time, where faults are not told.
+        writes: whether steps may have several writes; None: every fourth time, where the faults are not told.
     """
     told = bool(actions or points or faults is not None)
     draw = random.Random(f"schedule {seed}")
@@ -163,7 +174,25 @@ def random_schedule(
     draw = random.Random(f"ladder? {seed}")
     schedule = _with_ladder(schedule, draw) if draw.random() < 0.12 or ladder else schedule
     draw = random.Random(f"flips? {seed}")
-    return _with_flips(schedule, draw, points) if flips or (draw.random() < 0.08 and not told) else schedule
+    schedule = _with_flips(schedule, draw, points) if flips or (draw.random() < 0.08 and not told) else schedule
+    draw = random.Random(f"writes? {seed}")
+    is_told = draw.random() < 0.25 and not told if writes is None else writes
+    return _with_writes(schedule, draw, moves=not points) if is_told else schedule
+
+
+def _with_writes(schedule: Schedule, draw: random.Random, *, moves: bool) -> Schedule:
+    """Steps with several writes, or with their barrier at the end; some faults move to where only these get."""
+    known = [name for name in SHAPES if not SHAPES[name].is_surprise]
+    shapes = [draw.choice(known) for _ in range(draw.choice((1, 1, 2, 3)))]
+    if draw.random() < 0.25:
+        shapes[draw.randrange(len(shapes))] = draw.choice(("surprise", "surprise", "unexpected"))
+    faults = [
+        msgspec.structs.replace(fault, point=draw.choice(SHAPE_POINTS))
+        if moves and fault.point in STEP_POINTS and draw.random() < 0.5
+        else fault
+        for fault in schedule.faults
+    ]
+    return msgspec.structs.replace(schedule, shapes=tuple(shapes), relearns=draw.random() < 0.4, faults=tuple(faults))
 
 
 def _with_flips(schedule: Schedule, draw: random.Random, points: Sequence[str] = ()) -> Schedule:

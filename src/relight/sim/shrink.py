@@ -48,6 +48,12 @@ def _simpler(schedule: Schedule) -> Iterator[Schedule]:
         yield change(schedule, gathers=False)
     if schedule.parts > 1:
         yield change(schedule, parts=1)
+    if schedule.relearns:
+        yield change(schedule, relearns=False)
+    if schedule.shapes:
+        yield change(schedule, shapes=())
+    for index in range(len(schedule.shapes) if len(schedule.shapes) > 1 else 0):
+        yield change(schedule, shapes=_without(schedule.shapes, index))
     if schedule.bug_step >= 0:
         yield change(schedule, bug_step=-1)
     if schedule.verify_every > 1:

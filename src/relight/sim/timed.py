@@ -22,6 +22,7 @@ from relight.sim.network import Copying, Group
 from relight.sim.points import PAUSES
 from relight.sim.process.process import Process
 from relight.sim.schedule import SAMPLE_SECONDS, NetworkFault, ProcessFault, Schedule
+from relight.sim.shapes import pattern_of
 from relight.sim.worker import Worker
 from relight.sim.world import Action, NodeOrder, World
 
@@ -33,6 +34,9 @@ _STAY = {
     "OUTSIDE": (0.0001, 0.02),
     "FORWARD": (0.001, 0.05),
     "OPTIMIZER": (0.001, 0.03),
+    "FIRST_WRITE": (0.001, 0.03),
+    "LAST_WRITE": (0.001, 0.03),
+    "EXTRA_WRITE": (0.001, 0.03),
     "LOADING": (2.0, 5.0),
     "WARMUP": (0.01, 0.1),
     "RAISED": (0.001, 0.1),
@@ -111,7 +115,8 @@ class SimulatedJob(World):
         self.settings = ControllerSettings(
             world_size=schedule.world_size, nodes=schedule.nodes, standbys=schedule.standbys
         )
-        super().__init__(self.settings, schedule.until, parts.controller, parts.worker)
+        pattern = pattern_of(schedule.shapes, relearns=schedule.relearns)
+        super().__init__(self.settings, schedule.until, parts.controller, parts.worker, pattern)
         self.schedule = schedule
         self.several_hosts = schedule.nodes > 1
         self.derivable = self.checker.derivable = schedule.derivable

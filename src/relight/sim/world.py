@@ -45,6 +45,7 @@ from relight.sim.contents import Violation, derived_private, part_key
 from relight.sim.lower import Disk, Lower, Saved
 from relight.sim.network import Copying, Group, Rendezvous
 from relight.sim.process.process import Process
+from relight.sim.shapes import ONE_WRITE, Pattern
 from relight.sim.worker import Worker
 
 Action = tuple[Any, ...]
@@ -91,14 +92,16 @@ class World:
         until: int,
         make_controller: Callable[[ControllerSettings], Controller] = Controller,
         worker_kind: type[Worker] = Worker,
+        pattern: Pattern = ONE_WRITE,
     ) -> None:
         self.world_size = settings.world_size
         self.until = until
         self.now = 0.0
         self.controller = make_controller(settings)
         self.worker_kind = worker_kind
+        self.pattern = pattern
         self.workers: dict[str, Worker] = {}
-        self.checker = Checker(settings.world_size, until, self.workers)
+        self.checker = Checker(settings.world_size, until, self.workers, pattern)
         self.spawned: set[str] = set()  # processes that were ordered to be started
         self.host_of: dict[str, str] = {}  # on which host
         self.fenced: set[str] = set()  # processes of a host that was given up: nobody listens to them any more
@@ -428,7 +431,7 @@ class World:
 
     def saves(self, worker: Process, save: Save) -> None:
         """Checkpointing.save: a rank's own piece, and, of whoever completes it, those of the ranks that are gone."""
-        if worker.blank or worker.lower is None:
+        if worker.holds_nothing or worker.lower is None:
             return
         pieces = {worker.rank: worker.private}
         if worker.rank == save.rank:
@@ -437,7 +440,7 @@ class World:
                 left = [self.workers[name].page.read_private(save.target) for name in names if name in self.workers]
                 known = [private for private in left if private is not None]
                 if rank in save.derived:
-                    pieces[rank] = derived_private(rank, save.target, known=self.derivable)
+                    pieces[rank] = derived_private(rank, save.target, self.pattern, known=self.derivable)
                 elif known:  # else it waits for it in vain
                     pieces[rank] = known[-1]
         for rank, private in pieces.items():

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from relight.core import verdict
 from relight.core.report import FailureReport, JobReport, RecoveryReport
 from relight.core.stack import main_frames
-from relight.timeline.report import plain
+from relight.timeline.report import describe_writes, plain
 from relight.timeline.terminal import duration
 
 # A stage is worth a sentence if it took this share of a recovery, and this long.
@@ -38,6 +39,8 @@ def explain(report: JobReport, unfinished: str = "") -> list[str]:
     if unanswered:
         found.append(unanswered)
     found += _patterns(report)
+    if bits := verdict.describe_bits(report) if report.doubts or not report.error else "":
+        found.append(f"{verdict.TITLE.capitalize()}: {bits}.")
     return [plain(paragraph) for paragraph in found]
 
 
@@ -54,10 +57,11 @@ def _outcome(report: JobReport) -> str:
     if not report.failures:
         return f"All {steps} are done in {duration(report.wall_seconds)}, and nothing failed."
     share = report.time_lost_seconds / report.wall_seconds if report.wall_seconds else 0.0
+    same = report.bits_as_undisturbed == verdict.YES
     return (
         f"All {steps} are done in {duration(report.wall_seconds)}. {_count(len(report.failures), 'failure')} cost "
         f"{duration(report.time_lost_seconds)} ({share:.2%} of the time) and {_count(report.steps_repeated, 'step')} "
-        f"computed again; the state at the end is what it would have been without."
+        f"computed again{'; the state at the end is what it would have been without' if same else ''}."
     )
 
 
@@ -87,6 +91,8 @@ def _recovery(report: JobReport, recovery: RecoveryReport) -> str:
         said.append(
             f"{_count(recovery.restarts, 'more failure')} struck while it recovered, and each began the recovery again."
         )
+    if writes := describe_writes(recovery):
+        said.append(f"{writes[0].upper()}{writes[1:]}.")
     said += _unnoticed(recovery, failures)
     said += _slow_stages(report, recovery, failures)
     return " ".join(said)

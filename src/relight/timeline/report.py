@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from relight.core import verdict
 from relight.core.report import FailureReport, JobReport, PublishReport, RecoveryReport, RecoveryStages
 from relight.timeline.terminal import duration
 
@@ -159,8 +160,23 @@ def _reasons(recoveries: Sequence[RecoveryReport]) -> Table:
     table.add_column("#", justify="right")
     table.add_column("the decision", ratio=1)
     for r in recoveries:
-        table.add_row(str(r.number), _text(r.reason))
+        table.add_row(str(r.number), _text("; ".join(filter(None, (r.reason, describe_writes(r))))))
     return table
+
+
+def describe_writes(recovery: RecoveryReport) -> str:
+    """What became of what survivors had written in the interrupted step; empty if nothing was."""
+    said = []
+    if torn := recovery.torn:
+        said.append(f"a write of {_ranks(torn)} was cut short, and what it held was replaced")
+    if wrote := sorted(set(recovery.wrote) - set(recovery.torn)):
+        undone = recovery.decision == "back"
+        said.append(f"{_ranks(wrote)} had begun to write: " + ("it was undone" if undone else "it was finished"))
+    return "; ".join(said)
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {_numbers(numbers)}"
 
 
 def _stage_seconds(recoveries: Sequence[RecoveryReport]) -> Table:
@@ -210,6 +226,7 @@ def _totals(report: JobReport) -> Table:
         "state digest": report.final_state_digest,
         "lineage": report.final_lineage,
         "cut collectives": str(report.cut_collectives) if report.cut_collectives else "",
+        verdict.TITLE: verdict.describe_bits(report),
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(report.versions.items())),
     }
     for name, value in rows.items():

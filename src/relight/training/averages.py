@@ -9,12 +9,12 @@ was kept beside them.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from relight.errors import UsageError
 from relight.transfer.codec import local_part, tensor_digests
 
 Key = tuple[str, str]  # of a buffer: the module that was handed over, and the buffer's name in it
@@ -27,11 +27,17 @@ class _Average:
     sources: dict[Key, Key]  # of each of its buffers, the model's that it is an average of
 
 
+class Buffers(Protocol):
+    """Where the buffers of all modules are."""
+
+    def get(self, key: Key) -> torch.Tensor: ...
+
+
 class Averages:
     """Of the modules that were handed over, those that are averages of others."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], trained: Iterable[torch.Tensor]) -> None:
-        """`trained`: the parameters that some optimizer updates; an average has none of them."""
+    def __init__(self, modules: Mapping[str, nn.Module], trained: Iterable[torch.Tensor], slots: Buffers) -> None:
+        """`trained`: the parameters that some optimizer updates; an average has none of them. `slots`: all buffers."""
         ids = {id(parameter) for parameter in trained}
         models = {n: m for n, m in modules.items() if any(id(p) in ids for p in m.parameters())}
         self._averages = [
@@ -40,7 +46,7 @@ class Averages:
             if owner not in models
             for average in _find(owner, "", module, models)
         ]
-        self._buffers = {(owner, name): b for owner, module in modules.items() for name, b in module.named_buffers()}
+        self._slots = slots
         self._before: dict[Key, torch.Tensor] = {}
         self.copied: set[Key] = set()  # those that the newest step's end made equal to the model's
 
@@ -55,29 +61,30 @@ class Averages:
     def prepare(self, private: set[Key]) -> None:
         """In front of the first write: remember what the script may move."""
         self._before = {
-            key: self._buffers[key].clone()
+            key: self._slots.get(key).clone()
             for average in self._averages
             for key in average.sources
             if average.mover is None and key in private
         }
 
-    def commit(self) -> None:
-        """The step is done: see how the script has moved its averages. Raises UsageError if nobody can repeat that."""
-        self.copied = set()
-        sources = {key: source for average in self._averages for key, source in average.sources.items()}
-        for key, before in self._before.items():
-            now = self._buffers[key]
-            if same_bits(before, now):
-                continue
-            if not same_bits(now, self._buffers[sources[key]].to(now)):
-                raise UsageError(
-                    f"buffer {key[1]} of {key[0]} was averaged by the script itself. It differs between ranks, as "
-                    f"{sources[key][1]} of {sources[key][0]} does, and a process that takes a lost rank's place could "
-                    "not repeat that: average it with torch.optim.swa_utils.AveragedModel(..., use_buffers=True), or "
-                    "copy the model's buffers instead of averaging them"
-                )
-            self.copied.add(key)
+    def unrepeatable(self, changed: Iterable[Key]) -> list[Key]:
+        """Which of the buffers that changed in a step were averaged by the script, so that only their rank has them.
+
+        What torch's AveragedModel did, or what was copied from the model, a replacement does again.
+        """
+        by_hand = {key: source for a in self._averages if a.mover is None for key, source in a.sources.items()}
+        pairs = [(key, by_hand[key]) for key in changed if key in by_hand]
+        return [
+            key for key, source in pairs if not same_bits(now := self._slots.get(key), self._slots.get(source).to(now))
+        ]
+
+    def commit(self) -> list[Key]:
+        """The step is done: see how the script has moved its averages. Returns those that a replacement could not."""
+        changed = [key for key, before in self._before.items() if not same_bits(before, self._slots.get(key))]
+        lost = self.unrepeatable(changed)
+        self.copied = set(changed) - set(lost)
         self._before = {}
+        return lost
 
     def forget(self) -> None:
         """The step does not count, or is another process's."""
@@ -97,12 +104,12 @@ class Averages:
         Those buffers and the models' are as they were kept with `counts`; all else is that of the version.
         """
         for average in self._averages:
-            pairs = [(self._buffers[k], self._buffers[s]) for k, s in average.sources.items() if k in private]
+            pairs = [(self._slots.get(k), self._slots.get(s)) for k, s in average.sources.items() if k in private]
             if average.mover is not None and pairs and average.path in counts:
                 _move(average.mover, counts[average.path], pairs)
         sources = {key: source for average in self._averages for key, source in average.sources.items()}
         for key in self.copied & sources.keys():
-            self._buffers[key].copy_(self._buffers[sources[key]])
+            self._slots.get(key).copy_(self._slots.get(sources[key]))
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The barrier in front of the first write of a step: passing it proves that every rank is prepared."""
+"""The barrier of a step, before a write or at the end of the block: passing it proves that every rank is prepared."""
 
 import time
 from collections.abc import Callable
@@ -11,22 +11,24 @@ from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.snapshots import Snapshots
 from relight.training.state import TrackedState
+from relight.training.transaction.transaction import Transaction
 
 
 class Barrier:
-    """Called in front of every write; only the first one of a step waits."""
+    """Called in front of every write and at the end of the block; one of these calls of a step waits."""
 
     def __init__(
         self,
         runtime: Runtime,
         progress: Progress,
-        prepare: Callable[[], None],
+        prepare: Callable[[bool], None],
         passed: Callable[[], None],
         state: TrackedState,
         shard: Callable[[], str],
         snapshots: Snapshots,
+        transaction: Transaction,
     ) -> None:
-        """`prepare` is called in front of the barrier, `passed` between it and the write.
+        """`prepare` is called before the barrier, with whether a write follows it; `passed` after it, before the write.
 
         `shard` says which part of the state this rank holds.
         """
@@ -38,28 +40,39 @@ class Barrier:
         self._shard = shard
         self._ballot = Ballot(runtime.settings.verify_every, state.digest, shard)
         self._snapshots = snapshots
+        self._transaction = transaction
 
-    def before_write(self) -> None:
-        """Returns when the write may begin. Raises StepInterrupted if this step is to be repeated."""
-        progress, runtime = self._progress, self._runtime
-        if progress.wrote:
+    def before_write(self, writer: str, optimizer: str | None) -> None:
+        """Returns when the write may begin. Raises StepInterrupted if this step is to be repeated.
+
+        `writer` names what writes; `optimizer` is its name too, if it is one.
+        """
+        progress = self._progress
+        if progress.passed:
             return
-        if not progress.warming:
-            self._pass(runtime)
+        if not progress.warming and self._transaction.before_write(writer, optimizer):
+            self._pass(self._runtime, early=True)
         progress.wrote = True
 
-    def _pass(self, runtime: Runtime) -> None:
+    def at_end(self) -> None:
+        """At the end of the block: the same, if the barrier was not passed before."""
+        if not (self._progress.passed or self._progress.warming):
+            self._pass(self._runtime, early=False)
+
+    def _pass(self, runtime: Runtime, *, early: bool) -> None:
         page = runtime.page
+        runtime.await_launched()  # what the script waits for later belongs to this step, too
         runtime.synchronize()  # who has only launched the collectives is not prepared (docs/PROTOCOL.md, C1 to C3)
         if runtime.closed:
             raise StepInterrupted("the generation was closed before this rank was prepared")
         self._compare(runtime)
-        self._prepare()
+        self._prepare(early)
         page.put("prepared", self._progress.version)
         runtime.faults.strike(Point.BEFORE_BARRIER)
         page.stamp(Phase.BARRIER)
         if not self._complete_fence(runtime):
             self._await_decision(runtime)
+        self._progress.passed = True
         self._passed()
         page.put("torn", 1)
         page.stamp(Phase.OPTIMIZER)
@@ -90,11 +103,16 @@ class Barrier:
         """One small all-reduce: it completes only once every rank has entered it, prepared. False if it broke."""
         version = self._progress.version
         vote = self._snapshots.vote()
-        sums = self._add_up(runtime, [1, version, runtime.winding_down, *vote], strike=True)
+        pattern = self._transaction.pattern
+        attributes = self._state.attributes.number()
+        row = [1, version, runtime.winding_down, pattern.number(), attributes, *vote]
+        sums = self._add_up(runtime, row, strike=True)
         if sums is None:
             return False
-        ranks, versions, winding_down, *votes = sums
+        ranks, versions, winding_down, patterns, all_attributes, *votes = sums
         self._refuse_other_steps(runtime, ranks, versions)
+        self._transaction.learner.count(pattern, patterns, ranks)
+        self._state.attributes.compare(attributes, all_attributes, ranks)
         if winding_down:
             self._progress.last = version + 1
         if votes:

@@ -6,8 +6,11 @@ import torch
 
 from relight.errors import UsageError
 from relight.training import rng
-from relight.training.data import batch_digest, make_source
+from relight.training.data import make_source
+from relight.training.digest import batch_digest
+from relight.training.feed import install
 from relight.training.page import PositionPage
+from relight.training.strays import watch
 
 
 class Batches:
@@ -28,7 +31,8 @@ class Batches:
             raise UsageError(f'rng={streams!r}: choose "step" or "preserve"')
         if accumulate < 1:
             raise UsageError(f"accumulate={accumulate}: at least one batch per step")
-        self._source = make_source(data, seed)
+        install()
+        self._source = make_source(data, seed, preserve=streams == "preserve")
         self._draws = data is not None
         self._accumulate = accumulate
         self._seed = seed
@@ -37,6 +41,7 @@ class Batches:
         self._forward = f"forward {stage}" if stage else "forward"
         self._batch: Any = None
         self._batch_of = -1  # the step whose batch is in hand
+        self._held: Any = None  # of the data's own generators, after that draw
         self._edits: list[int] = []  # version counters of the batch's tensors when it was drawn
         self._at_barrier: Any = None  # with "preserve": the streams at the last barrier, and after the last draw
         self._after_draw: Any = None
@@ -46,10 +51,12 @@ class Batches:
         """Make the batch of `step` the next one, as its number says."""
         self._source.position(step * self._accumulate, rank)
         self._batch, self._batch_of = None, -1
+        watch.begin()
 
     def rehearse(self, rank: int) -> Any:
         """A batch for a standby's warm-up."""
         self._source.position(0, rank)
+        watch.begin()
         self._seed_streams("step", 0, rank)
         return self._draw()
 
@@ -63,10 +70,13 @@ class Batches:
             self.restore(step, rank)  # the script changed it in place: draw it again
         if self._batch_of != step:
             self._batch, self._batch_of = self._draw(), step
+            self._held = self._source.hold()
             if self._draws:
                 self._edits = _edits(self._batch)
                 self._compare_with_predecessor(step, rank)
             self._after_draw = rng.capture() if self._preserve else None
+        else:
+            self._source.put_back(self._held)
         # Drawing may have used the streams; a redo draws nothing.
         self._seed_streams(self._forward, step, rank)
         if self._after_draw is not None:
@@ -76,6 +86,11 @@ class Batches:
     def done(self) -> None:
         """The step is committed; its batch is of no more use."""
         self._batch, self._batch_of = None, -1
+        watch.turn()
+
+    def close(self) -> None:
+        """The loop has ended: the script may read whichever data it likes."""
+        watch.end()
 
     def private(self) -> dict[str, Any]:
         """The rank-private part: data position and streams with which the next step starts."""

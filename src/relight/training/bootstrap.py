@@ -7,6 +7,8 @@ from pathlib import Path
 
 from relight.training import job
 from relight.training.ending import leave, raised, say_goodbye
+from relight.training.leftovers import keep_together
+from relight.training.rng import seed_everything
 from relight.training.stacks import answer_for_stacks
 from relight.wire.settings import JobSettings, read_settings
 
@@ -16,6 +18,9 @@ def main() -> None:
     private_dir = Path(os.environ["RELIGHT_PRIVATE_DIR"])
     settings = read_settings(private_dir)
     answer_for_stacks(private_dir, os.environ["RELIGHT_PROCESS"])
+    keep_together(private_dir, os.environ["RELIGHT_PROCESS"])
+    if settings.evidence:  # a script without seeds begins alike in each attempt; a replacement, like no other process
+        seed_everything(settings.seed, "prove", 0, int(os.environ["RELIGHT_PROCESS"].removeprefix("w")))
     sys.argv = [settings.script, *settings.script_arguments]
     try:
         _run(settings)

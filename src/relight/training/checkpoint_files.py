@@ -46,6 +46,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     derivable: bool  # nothing belongs to one rank alone: any number of ranks may go on from here
     gradients_to_none: bool
     parts: dict[str, int]  # the key of each part of the state, and the rank that wrote it
+    doubts: tuple[str, ...] = ()  # why its bits may not be those of a run that was never disturbed
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,8 @@ from relight.training.state import TrackedState, parameters_behind
 from relight.transfer.codec import decode_tree, local_part, unflatten
 from relight.transfer.restore import destination_for
 
+_INHERITED = "the checkpoint that it went on from is of a job that said: "
+
 
 class CheckpointReader:
     """Reads complete checkpoints into the state that was handed over."""
@@ -29,14 +31,19 @@ class CheckpointReader:
         batches: Batches,
         shard: Callable[[], str],
         place: Callable[[], int],
+        adopt_carried: Callable[[dict[str, Any]], None],
     ) -> None:
-        """`shard`: which part of the state this rank holds. `place`: which of a step's batches is its own."""
+        """`shard`: which part of the state this rank holds. `place`: which of a step's batches is its own.
+
+        `adopt_carried` takes what the script carries by itself out of a rank's private state.
+        """
         self._runtime = runtime
         self._state = state
         self._progress = progress
         self._batches = batches
         self._shard = shard
         self._place = place
+        self._adopt_carried = adopt_carried
 
     def read(self, root: Path, version: int) -> dict[str, Any]:
         """This rank's part, from the disk. Returns what a copy of it needs to know. Raises CheckpointError.
@@ -68,9 +75,16 @@ class CheckpointReader:
             raise CheckpointError(str(error)) from error
         files.read_tensors(root, version, pieces, tensors)
         state.adopt(unflatten(part.tree, tensors), part.private_buffers)
+        self.adopt(meta.version, meta.lineage, meta.gradients_to_none)
         if writer is not None and (found := state.digest()) != part.digest:
             raise CheckpointError(f"its digest is {found}, and was {part.digest} when it was written")
-        self.adopt(meta.version, meta.lineage, meta.gradients_to_none)
+        for reason in () if runtime.started else meta.doubts:  # one of this job says nothing new
+            runtime.doubt(reason if reason.startswith(_INHERITED) else f"{_INHERITED}{reason}")
+        if writer is None or meta.world_size != runtime.world_size:
+            runtime.doubt(
+                f"the checkpoint of step {meta.version} was written by {meta.world_size} ranks, divided in another way "
+                "than here: no undisturbed run adds up in this order"
+            )
         return {
             "lineage": meta.lineage,
             "until": self._progress.until,
@@ -100,12 +114,14 @@ class CheckpointReader:
     def take_private(self, root: Path, version: int) -> None:
         """What only this rank has; nothing, if ranks have nothing of their own and may be more than there were."""
         runtime, place = self._runtime, self._place()
+        self._batches.start(version, place)
         if runtime.derivable() and not self._state.private_buffers:
-            self._batches.start(version, place)
             return
         payload = files.read_private(root, version, runtime.rank)
         runtime.page.write_private(version, payload)
-        self._state.adopt_private(decode_tree(payload))
+        private = decode_tree(payload)
+        self._state.adopt_private(private)
+        self._adopt_carried(private)
         self._batches.restore(version, place)
 
 

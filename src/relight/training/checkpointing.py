@@ -6,7 +6,6 @@ steps (one pass over memory) and written by a thread while training goes on. Of 
 first holder of each part writes it.
 """
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +31,6 @@ from relight.transfer.offer import Offer, plan_state
 from relight.transfer.weights import TensorReader
 from relight.wire.messages import private_key
 
-_FOUND_KEY = "checkpoints"  # in the store of the generation: whether there are any
 _KEY = "checkpoint"  # in the store of the generation: which one the job starts from
 _POLL_SECONDS = 0.05
 LAST_SECONDS = 600.0  # for the last checkpoint to be written before the job ends
@@ -81,6 +79,8 @@ class Checkpointing:
         """See `Training.checkpoint`."""
         if every < 1 or keep < 1:
             raise UsageError(f"checkpoint(every={every}, keep={keep}): at least 1 each")
+        if self._runtime.settings.evidence:  # an experiment neither begins from the user's checkpoints nor adds to them
+            directory = Path(self._runtime.settings.run_dir) / "checkpoints"
         self._root, self.every, self._keep, self._resume = Path(directory).absolute(), every, keep, resume
 
     def assign(self, writers: Sequence[tuple[str, int]]) -> None:
@@ -228,6 +228,7 @@ class Checkpointing:
             derivable=self._runtime.derivable(),
             gradients_to_none=self._state.gradients_to_none,
             parts=self._writers,
+            doubts=tuple(dict.fromkeys((*self._runtime.doubts_of_job, *self._runtime.doubts))),
         )
 
     def _prune(self) -> None:
@@ -262,20 +263,6 @@ class Checkpointing:
         self._runtime.say(text, text)
 
     # --- at the start ---------------------------------------------------------------------------------------------
-    def finds_some(self) -> bool:
-        """Whether the job starts from a checkpoint. Rank 0 looks, so that all do the same."""
-        if not self.every:
-            return False
-        runtime = self._runtime
-        if runtime.rank == 0:
-            found = False
-            with contextlib.suppress(OSError):  # what is wrong with the directory, `resume` tells
-                found = self._resume and bool(files.published(self._root))
-            runtime.store.set(runtime.generation, _FOUND_KEY, b"1" if found else b"0")
-            return found
-        (answer,) = runtime.store.wait(runtime.generation, (_FOUND_KEY,), runtime.settings.startup_timeout_seconds)
-        return bool(answer == b"1")
-
     def resume(self) -> bool:
         """Start from the newest checkpoint, if there is one. Rank 0 says which.
 

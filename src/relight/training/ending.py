@@ -5,7 +5,6 @@ whole job, if it turns out to be a bug.
 """
 
 import atexit
-import multiprocessing
 import os
 import sys
 import sysconfig
@@ -18,6 +17,7 @@ from typing import NoReturn
 
 from relight.core.events import WorkerFailed, WorkerReleased
 from relight.errors import RelightError, UsageError
+from relight.training.leftovers import end_children, expect_ends_of_children, keep_together
 from relight.training.runtime import Runtime
 
 FILE_ONLY = "\x1e"  # agent.output writes such lines to the log file, not to the terminal
@@ -35,6 +35,7 @@ def raised(runtime: Runtime | None, error: BaseException) -> NoReturn:
 
 def say_goodbye(runtime: Runtime | None) -> None:
     """The script has run to its end."""
+    expect_ends_of_children()
     if runtime is not None:
         runtime.link.send(WorkerReleased(process=runtime.process))
         runtime.link.close()
@@ -42,9 +43,7 @@ def say_goodbye(runtime: Runtime | None) -> None:
 
 def leave(status: int) -> NoReturn:
     """End at once: gloo's and DDP's destructors may wait for peers that are gone."""
-    for child in multiprocessing.active_children():
-        if child.daemon:  # data loading processes: an ordinary exit of the interpreter would end them too
-            child.kill()
+    end_children()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -55,6 +54,7 @@ def hook(runtime: Runtime) -> None:
 
     As the interpreter ends it does not say with which status; so `sys.exit` is listened to.
     """
+    keep_together(Path(os.environ["RELIGHT_PRIVATE_DIR"]), runtime.process)
     own, leave_with = os.getpid(), sys.exit
     statuses: list[object] = []
 

@@ -43,6 +43,7 @@ class Gate(Protocol):
     """What the process group asks about every operation; the runtime answers."""
 
     closed: bool  # Stop has arrived; nothing of this generation may go on
+    launches: int  # operations that the script has launched, and exchanges that it has begun to wait for
 
     def count_collective(self) -> None:
         """An operation is about to be launched."""
@@ -157,6 +158,15 @@ class Inner:
             self._operations.popleft()
         return running
 
+    def await_launched(self) -> None:
+        """Returns once every collective launched so far has its result. Raises as waiting for it would.
+
+        Sends and receives are left out: their peers may wait for something else first.
+        """
+        for operation in tuple(self._operations):
+            if not isinstance(operation, _Exchange) and not operation.is_over():
+                operation.await_end()
+
     def break_connections(self) -> None:
         """Make every operation in flight fail within milliseconds. Returns at once."""
         self._broken = True
@@ -212,6 +222,9 @@ class _Waitable(Protocol):
 
     def abandon(self) -> None:
         """Whoever waits is told that it failed."""
+
+    def await_end(self) -> None:
+        """Returns once the result is there. Raises if the operation failed or was abandoned."""
 
 
 class _WaitedFor:
@@ -426,6 +439,7 @@ class _Exchange(dist.Work):
         self._remember = remember
         self._waits = waits
         self._done: concurrent.futures.Future[bool] | None = None
+        self.gate: Gate | None = None  # told that somebody waits
 
     def is_over(self) -> bool:
         return self._done is not None and self._done.done()
@@ -433,8 +447,13 @@ class _Exchange(dist.Work):
     def abandon(self) -> None:
         self._settle(error=_abandoned())
 
+    def await_end(self) -> None:
+        self.wait()
+
     @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
+        if self.gate is not None and not self.is_over():
+            self.gate.launches += 1
         over = self._waits.begin()
         try:
             if self._done is None:
@@ -525,19 +544,41 @@ class Forming:
 class RelightProcessGroup(dist.ProcessGroup):
     """Delegates every operation to the inner group of the current generation.
 
-    `ranks` are its members: others, once a standby that holds it takes a rank.
+    `ranks` are its members: others, once a standby that holds it takes a rank. To a process that is no member it equals
+    c10d's NON_GROUP_MEMBER, so c10d skips operations on it, and a script that looks for its own group passes it over.
     """
 
-    def __init__(self, gate: Gate, rank: Callable[[], int], ranks: Ranks, device: torch.device) -> None:
-        super().__init__(ranks.index(rank()), len(ranks))  # type: ignore[call-arg]
+    def __init__(self, gate: Gate, rank: Callable[[], int], ranks: Ranks, device: torch.device, place: int = 0) -> None:
+        """`place`: its number among all groups of the job."""
+        super().__init__(ranks.index(rank()) if rank() in ranks else 0, len(ranks))  # type: ignore[call-arg]
         self._gate = gate
         self._rank = rank
         self._size = len(ranks)
         self._device = device
         self._name = self._description = ""
         self.ranks = ranks
+        self.place, self.built_as = place, rank()
         self.inner: Inner | None = None
         self.serves_reducer = False  # DDP's; then what C++ launches in a backward pass is a bucket of its
+        self.make_group: Callable[[Sequence[int], str, str | None], RelightProcessGroup | None] | None = None
+
+    def new_group(
+        self, ranks: Sequence[int], *, group_name: str, group_desc: str | None = None, **_: Any
+    ) -> "RelightProcessGroup | None":
+        """c10d asks the default group for every group that a script makes, of whatever backend. None: no member."""
+        assert self.make_group is not None
+        return self.make_group(ranks, group_name, group_desc)
+
+    @property
+    def has_member(self) -> bool:
+        """Whether the rank that this process holds is a member."""
+        return self._rank() in self.ranks
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (other == dist.GroupMember.NON_GROUP_MEMBER and not self.has_member)
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def attach(self, inner: Inner) -> None:
         self.inner = inner
@@ -552,7 +593,8 @@ class RelightProcessGroup(dist.ProcessGroup):
         return "relight"
 
     def getRank(self) -> int:
-        return self.ranks.index(self._rank())
+        rank = self._rank()
+        return self.ranks.index(rank) if rank in self.ranks else -1
 
     def getSize(self) -> int:
         return self._size
@@ -576,6 +618,7 @@ class RelightProcessGroup(dist.ProcessGroup):
             gate, inner = self._gate, self.inner
             if inner is not None and not inner.is_detached and not gate.closed and gate.is_protected():
                 gate.count_collective()
+                gate.launches += 1
                 return inner.reduce_bucket(*args, **kwargs)
         return self._launch("allreduce", *args, **kwargs)
 
@@ -592,10 +635,13 @@ class RelightProcessGroup(dist.ProcessGroup):
             gate.cut(operation)
             return _Done()
         gate.count_collective()
+        gate.launches += 1
         if protected:
             work = self.inner.launch(operation, *args, **kwargs)
             if isinstance(work, _Operation):
                 work.on_wait = gate.waited
+            elif isinstance(work, _Exchange):
+                work.gate = gate
             return work
         gate.unprotected(operation)
         try:
@@ -605,6 +651,8 @@ class RelightProcessGroup(dist.ProcessGroup):
                 raise
             gate.cut(operation)
             return _Done()
+        if isinstance(work, _Exchange):
+            work.gate = gate
         return _CuttableWork(work, gate, operation)
 
 

@@ -1,8 +1,9 @@
 """Which process groups a job has, seen from whichever rank this process holds. Pure.
 
 c10d has every rank call `new_group` for every group, whether it is a member or not, so each process knows them all. So
-does a standby, which does not know yet whose place it will take: its k-th group is whatever the k-th group of its rank
-is, and changes its members with it.
+does a standby, which does not know yet whose place it will take. It holds all of them, and each becomes the group of
+the ranks that it was made for, if the rank that the standby takes is one of them. A script may also have chosen a group
+before, as the one that it is a member of; that one becomes the group which the rank has instead of it.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,32 @@ class GroupTable:
         self.everyone = range(world_size)
         self._made: list[Ranks] = [self.everyone]
         self._partial = False  # some group was made by its members alone
+        # The script calls collectives on all groups, and relies on those being skipped that it is not a member of. Then
+        # it has chosen none.
+        self.skips = False
 
     def add(self, ranks: Sequence[int], *, members_only: bool = False) -> None:
         """One more; `members_only` if other ranks do not hear of it."""
         self._made.append(self.normal(ranks))
         self._partial = self._partial or members_only
+
+    @property
+    def newest(self) -> int:
+        """The place of the group that was made last."""
+        return len(self._made) - 1
+
+    def acting(self, place: int, built_as: int, rank: int) -> Ranks:
+        """What the group at that place is to a process that was built as one rank and holds another; `rank` need not be
+        a member.
+        """
+        literal = self._made[place]
+        if rank in literal or built_as not in literal or self.skips:
+            return literal
+        return self.of(rank)[self._number(place, built_as)]
+
+    def _number(self, place: int, rank: int) -> int:
+        """How many groups of that rank were made before the one at that place."""
+        return sum(rank in ranks for ranks in self._made[:place])
 
     def normal(self, ranks: Sequence[int]) -> Ranks:
         """Groups with the same members in the same order are equal, and share one connection."""
@@ -44,16 +66,31 @@ class GroupTable:
                 "a process group was made with use_local_synchronization=True: other ranks do not know of it, so no "
                 "replacement could take a member's place. Leave the flag out, or use init_device_mesh"
             )
-        first = [len(ranks) for ranks in self.of(0)]
+        built_as = self.everyone[-1]
+        own = [len(ranks) for ranks in self.of(built_as)]
         for rank in self.everyone:
             sizes = [len(ranks) for ranks in self.of(rank)]
-            if sizes != first:
+            if sizes != own:
                 return (
-                    f"rank 0 is in process groups of {_listed(first)} ranks, rank {rank} in groups of "
-                    f"{_listed(sizes)}: a replacement must be able to take any rank's place, so every rank must be in "
-                    "as many groups of the same sizes, made in the same order. init_device_mesh makes them so"
+                    f"rank {rank} is in process groups of {_listed(sizes)} ranks, rank {built_as} in groups of "
+                    f"{_listed(own)}: a standby is built before it knows its rank, and must be able to take any, so "
+                    f"every rank must be in as many groups of the same sizes, made in the same order. {_INSTEAD}"
                 )
+        for place, ranks in enumerate(self._made):
+            for rank in ranks if built_as in ranks else ():
+                if self._number(place, rank) != self._number(place, built_as):
+                    return (
+                        f"the process group of ranks {_listed(ranks)} is number {self._number(place, built_as)} of "
+                        f"those of rank {built_as}, and number {self._number(place, rank)} of those of rank {rank}: a "
+                        "standby, which is built before it knows its rank, could not tell which of them the script "
+                        f"means. {_INSTEAD}"
+                    )
         return ""
+
+
+_INSTEAD = (
+    "init_device_mesh makes them so; or let standbys make groups when they have a rank: relight.init(late_standby=True)"
+)
 
 
 def group_name(ranks: Ranks) -> str:

@@ -1,23 +1,26 @@
 """`relight.init()`: join the job that `relight run` started."""
 
+import functools
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store
 
 from relight.core.commands import Assign
 from relight.core.position import Phase
 from relight.errors import UsageError
+from relight.training.c10d_private import REFUSED_STORE, adapt
 from relight.training.ending import hook
 from relight.training.group import RelightProcessGroup
-from relight.training.mesh_private import follow_rank, watch_groups
+from relight.training.groups import Ranks
+from relight.training.mesh_private import follow_rank, watch_groups, watch_skips
 from relight.training.runtime import Runtime, connect
 from relight.training.stacks import answer_for_stacks
-from relight.training.store import GenerationStore
+from relight.training.torch_private import watch_wrappers
 
 _runtime: Runtime | None = None
 
@@ -104,25 +107,27 @@ def init(*, late_standby: bool | None = None) -> Job:
     runtime.builds_late = _PIPELINES in sys.modules if late_standby is None else late_standby
 
     def create(options: Any, _: Any = None) -> RelightProcessGroup:
-        return _create_group(runtime, options)
+        group = _create_group(runtime, runtime.table.normal(options.global_ranks_in_group), 0)
+        group.make_group = functools.partial(_make_group, runtime)
+        return group
 
     dist.Backend.register_backend("relight", create, extended_api=True, devices=["cpu", "cuda"])
-    store: Store
     if runtime.is_standby:
         if runtime.builds_late:
             runtime.stand_by(layout_digest="")
             runtime.page.stamp(Phase.STARTING)
-        store = HashStore()
     else:
         order = runtime.await_order(Assign)
         runtime.take_assignment(order.generation, order.rank)
-        store = GenerationStore(runtime.store, order.generation, "c10d/")
     if runtime.device.type == "cuda":
         torch.cuda.set_device(runtime.device)
-    dist.init_process_group("relight", store=store, rank=runtime.rank, world_size=runtime.world_size)
+    dist.init_process_group("relight", store=REFUSED_STORE, rank=runtime.rank, world_size=runtime.world_size)
+    adapt()
+    watch_wrappers()
     watch_groups(lambda ranks, members_only: runtime.table.add(ranks, members_only=members_only))
     if runtime.is_standby and not runtime.builds_late:
         follow_rank(runtime.rank)
+        watch_skips(runtime.note_skip)
     _runtime = runtime
     return Job(runtime)
 
@@ -133,9 +138,8 @@ def _look_after_itself(runtime: Runtime) -> None:
     answer_for_stacks(Path(os.environ["RELIGHT_PRIVATE_DIR"]), runtime.process)
 
 
-def _create_group(runtime: Runtime, options: Any) -> RelightProcessGroup:
-    ranks = runtime.table.normal(options.global_ranks_in_group)
-    group = RelightProcessGroup(runtime, lambda: runtime.rank, ranks, runtime.device)
+def _create_group(runtime: Runtime, ranks: Ranks, place: int) -> RelightProcessGroup:
+    group = RelightProcessGroup(runtime, lambda: runtime.rank, ranks, runtime.device, place)
     same = next((other.inner for other in runtime.groups if other.ranks == ranks), None)
     if runtime.is_standby:
         group.detach()
@@ -145,6 +149,18 @@ def _create_group(runtime: Runtime, options: Any) -> RelightProcessGroup:
         forming = runtime.begin_forming(runtime.generation, [ranks])
         group.attach(runtime.await_formed(forming, runtime.generation)[ranks])
     runtime.groups.append(group)
+    return group
+
+
+def _make_group(runtime: Runtime, members: Sequence[int], name: str, description: str | None) -> Any:
+    """`dist.new_group`: a standby that may take any rank holds every group, others those that they are in."""
+    ranks = runtime.table.normal(members)
+    takes_any = runtime.is_standby and not runtime.builds_late
+    if runtime.rank not in ranks and not takes_any:
+        return None
+    group = _create_group(runtime, ranks, runtime.table.newest)
+    group._set_group_name(name)  # type: ignore[arg-type]
+    group._set_group_desc("undefined" if description is None else description)
     return group
 
 

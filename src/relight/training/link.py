@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 import msgspec
@@ -68,14 +69,21 @@ class AgentLink:
             try:
                 payload = receive_payload(self._connection)
                 if payload is not None:
-                    self._receive(decode(self._decoder, payload))
+                    self._contained(self._receive, decode(self._decoder, payload))
                     continue
             except (OSError, ProtocolError) as error:
                 print(f"relight: connection to the agent: {error}", file=sys.stderr)
             if self._closing:
                 return
             self._reconnect()
-            self.on_reconnected()
+            self._contained(self.on_reconnected)
+
+    def _contained(self, call: Callable[..., None], *arguments: msgspec.Struct) -> None:
+        """Nothing that is done about one message may keep this worker from hearing the next."""
+        try:
+            call(*arguments)
+        except Exception:
+            print(f"relight: on the link's thread:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
 
     def _reconnect(self) -> None:
         deadline = time.monotonic() + self._patience_seconds

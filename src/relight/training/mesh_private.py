@@ -31,6 +31,18 @@ def watch_groups(made: Callable[[Sequence[int], bool], None]) -> None:
     distributed_c10d._process_group_name = named
 
 
+def watch_skips(skipped: Callable[[], None]) -> None:
+    """Have this called whenever c10d skips an operation, since the process is no member of the group."""
+    original: Any = distributed_c10d._warn_not_in_group
+
+    @functools.wraps(original)
+    def warn(operation: str) -> None:
+        skipped()
+        original(operation)
+
+    distributed_c10d._warn_not_in_group = warn  # type: ignore[assignment]
+
+
 def regroup(group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
     """Tell c10d that these are the members of `group` from now on: its rank in there follows."""
     distributed_c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}

@@ -17,7 +17,7 @@ from relight.errors import StepInterrupted
 from relight.training.progress import Progress
 from relight.training.runtime import Runtime
 from relight.training.state import TrackedState
-from relight.training.torch_private import at_backward, not_compiled
+from relight.training.torch_private import at_backward, gradient_hooks, not_compiled, put_hook
 
 # Some parameters look, when their gradient is ready, whether the generation was closed: so a backward pass is stopped
 # within about so long, whatever its length. How many are needed is seen in the first steps.
@@ -42,13 +42,13 @@ class PhaseHooks:
 
     def install(self) -> None:
         for module in self._state.modules.values():
-            if any(p.requires_grad for p in module.parameters()):
+            if self._trains(module):
                 self._undo.append(module.register_forward_pre_hook(self._on_forward).remove)
         self._undo.append(at_backward(self._on_backward))
-        gated = self._gated()
-        self._gates.place(spread(gated, self._gate_count))
-        if self._runtime.faults.active and gated:
-            self._undo.append(gated[len(gated) // 2].register_post_accumulate_grad_hook(self._strike).remove)
+        self._gates.place(self._gated())
+        trained = [parameter for parameter in self._state.trained_parameters() if parameter.requires_grad]
+        if self._runtime.faults.active and trained:
+            self._undo.append(trained[len(trained) // 2].register_post_accumulate_grad_hook(self._strike).remove)
 
     def remove(self) -> None:
         for undo in self._undo:
@@ -66,11 +66,20 @@ class PhaseHooks:
         if self._runtime.closed:
             self._gates.shut()
 
+    def _trains(self, module: nn.Module) -> bool:
+        """Whether it has parameters that change: now, or once the script unfreezes them."""
+        trained = {id(parameter) for parameter in self._state.trained_parameters()}
+        return any(p.requires_grad or id(p) in trained for p in module.parameters())
+
     def _gated(self) -> list[torch.Tensor]:
-        return [parameter for parameter in self._state.trained_parameters() if parameter.requires_grad]
+        """Some parameters that are trained now, and some that are frozen, perhaps for a moment."""
+        trained = self._state.trained_parameters()
+        now = [parameter for parameter in trained if parameter.requires_grad]
+        frozen = [parameter for parameter in trained if not parameter.requires_grad]
+        return [*spread(now, self._gate_count), *spread(frozen, self._gate_count)]
 
     def _active(self) -> bool:
-        return self._runtime.in_step and not self._progress.wrote and not self._progress.warming
+        return self._runtime.in_step and not self._progress.passed and not self._progress.warming
 
     @not_compiled
     def _on_forward(self, module: nn.Module, arguments: Any) -> None:  # noqa: ARG002
@@ -87,7 +96,7 @@ class PhaseHooks:
         """As many as a backward pass needs in which this rank works for so long."""
         self._gate_count = gates_for(pass_ns / 1e9)
         if self._gate_count > FEWEST_GATES:
-            self._gates.place(spread(self._gated(), self._gate_count))
+            self._gates.place(self._gated())
             self._shut_if_closed()
 
     def _on_backward(self) -> None:
@@ -113,7 +122,8 @@ class Gates:
     """Hooks on some parameters, in place only while they are shut: an open one costs next to nothing.
 
     A hook costs 10 us once the model has pushed the interpreter out of the caches. What C++ looks at, a parameter's
-    list of hooks, is made before, for ever: then any thread may put a hook in, also while a backward pass runs.
+    list of hooks, is made before, for ever: then any thread may put a hook in, also while a backward pass runs. And
+    also into that of a parameter that is frozen: torch would refuse it, although the script may unfreeze it any moment.
     """
 
     def __init__(self, look: Callable[[torch.Tensor], None]) -> None:
@@ -126,7 +136,7 @@ class Gates:
     def place(self, parameters: Sequence[torch.Tensor]) -> None:
         """At these from now on, and open."""
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._look).remove()  # its list stays
+            gradient_hooks(parameter)
         with self._lock:  # whoever shuts them meanwhile finds the old ones, which are opened here, or the new ones
             self._remove()
             self._parameters = parameters
@@ -135,7 +145,7 @@ class Gates:
         """For any thread."""
         with self._lock:
             if not self._handles:
-                self._handles = [p.register_post_accumulate_grad_hook(self._look) for p in self._parameters]
+                self._handles = [put_hook(parameter, self._look) for parameter in self._parameters]
 
     def open(self) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ class Progress:
     version: int = 0  # optimizer steps applied
     commits: int = 0  # optimizer steps applied by this process
     until: int = 0
+    cap: int = 0  # the version with which the job ends in any case; 0: there is none
     last: int | None = None  # the version with which the job ends for now, if all ranks agreed on that at a barrier
     started: int = -1  # newest step that was started
     attempt: int = 0  # how often the step after `version` was started before
@@ -23,7 +24,8 @@ class Progress:
     history: int = 0  # the generation that last undid versions, going back to a lower rung
     began: int = -1  # the version with which this generation began to train
     agreed: int = -1  # the newest version of which it is known that all replicas held the same bits
-    wrote: bool = False  # the barrier of the step under way was passed
+    passed: bool = False  # the barrier of the step under way was passed
+    wrote: bool = False  # the step under way, or the one that was interrupted, had begun to write
     stepped: bool = False  # some step of this process had an optimizer step
     warming: bool = False  # a standby's rehearsal
     restore: Restore | Save | None = None  # a decision that is not carried out yet
@@ -35,7 +37,8 @@ class Progress:
     @property
     def goal(self) -> int:
         """How many steps are to be committed before this process leaves the loop."""
-        return self.until if self.last is None else min(self.until, self.last)
+        goal = self.until if self.last is None else min(self.until, self.last)
+        return min(goal, self.cap) if self.cap else goal
 
     def advance(self, world_size: int) -> None:
         """One more step is committed."""
@@ -51,4 +54,5 @@ class Progress:
             prepared=self.version if prepared else -1,
             blank=blank,
             agreed=self.agreed,
+            wrote=self.wrote,
         )

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from relight.core.commands import Restore, Resume, Rung, Save
 from relight.core.events import Restored, RestoreProgress, Saved
@@ -19,14 +18,15 @@ from relight.core.position import Phase
 from relight.errors import CheckpointError, RestoreError, StepInterrupted
 from relight.training.batches import Batches
 from relight.training.checkpointing import Checkpointing
-from relight.training.group import Inners, RelightProcessGroup
+from relight.training.group import Inners
+from relight.training.layouts import Layouts
 from relight.training.page import NO_PRIVATE
 from relight.training.progress import Progress
 from relight.training.publishing import Publishing
 from relight.training.runtime import Runtime, Superseded
 from relight.training.snapshots import Snapshots
 from relight.training.state import TrackedState
-from relight.training.torch_private import BucketLayout
+from relight.training.transaction.transaction import Transaction
 from relight.transfer.codec import decode_tree, raw_bytes, unflatten
 from relight.transfer.fabric import Address, choose_sources
 from relight.transfer.offer import Offer
@@ -44,6 +44,7 @@ class Lower:
     checkpointing: Checkpointing
     publishing: Publishing
     keep_private: Callable[[int], None]  # this rank's own, as it is now, for that version
+    adopt_carried: Callable[[dict[str, Any]], None]  # what its script carries, out of a tree of private state
 
 
 class Recovery:
@@ -57,9 +58,11 @@ class Recovery:
         batches: Batches,
         place: Callable[[], int],
         lower: "Lower",
+        transaction: Transaction,
     ) -> None:
         """`place`: which of a step's batches is this rank's. `lower`: what there is below replicas."""
         self._lower = lower
+        self._transaction = transaction
         self._snapshots = lower.snapshots
         self._place = place
         self._runtime = runtime
@@ -67,32 +70,18 @@ class Recovery:
         self._progress = progress
         self._batches = batches
         self._blank = False  # nothing to offer: a replacement before its copy is complete and verified
-        wrappers = [
-            module
-            for handed in state.modules.values()
-            for module in handed.modules()  # the compiler wraps it
-            if isinstance(module, DistributedDataParallel)
-        ]
-        self._layouts = [BucketLayout(wrapper, fixed=bool(state.pipelines)) for wrapper in wrappers]
-        for wrapper in wrappers:
-            if isinstance(wrapper.process_group, RelightProcessGroup):
-                wrapper.process_group.serves_reducer = True
-
-    @property
-    def learns_layouts(self) -> bool:
-        """Whether some DDP orders its reductions as the first step of a process has shown."""
-        return any(not layout.is_fixed for layout in self._layouts)
-
-    def learn_layouts(self) -> None:
-        """After a rehearsal, alone: from now on as after any step but the first."""
-        for layout in self._layouts:
-            if not layout.is_fixed:
-                layout.reset(1)
+        self._layouts = Layouts(state.wrappers(), lambda: progress.version, fixed=bool(state.pipelines))
+        state.layouts = self._layouts
 
     def begin_step(self) -> None:
         """Every attempt of a step begins with the same state of the communication, whatever came before."""
-        for layout in self._layouts:
-            layout.begin_step()
+        self._layouts.begin_step()
+
+    def before_barrier(self) -> None:
+        """What ranks must have agreed on when they are prepared."""
+        launches = self._runtime.launches
+        self._layouts.settle()
+        self._runtime.launches = launches  # the script has launched nothing
 
     def run(self, *, blank: bool = False) -> None:
         """Returns once this rank trains on. From the top whenever a newer generation supersedes the one obeyed."""
@@ -132,6 +121,7 @@ class Recovery:
             progress.first_after_recovery = True
             runtime.is_standby = False
             runtime.page.put("prepared", -1)
+            runtime.doubts_of_job = resume.doubts
             return
 
     def stay(self) -> None:
@@ -159,7 +149,7 @@ class Recovery:
             if not (self._blank or runtime.torn or runtime.page.is_torn):
                 if self._progress.version != order.target:
                     raise CheckpointError(f"it holds version {self._progress.version}, not {order.target}")
-                state.roll_back()
+                self._roll_back()
             if not self._blank:
                 path = self._lower.checkpointing.save(order)
         except (CheckpointError, OSError, TimeoutError) as problem:
@@ -181,6 +171,7 @@ class Recovery:
     def _obey(self, restore: Restore) -> Inners:
         """Carry out Restore and report; returns the new groups."""
         runtime, progress = self._runtime, self._progress
+        runtime.note_recovery(restore.target)
         finish_seconds = _seconds_since(progress.finish_started_ns)
         progress.finish_started_ns = 0
         progress.history = restore.history
@@ -200,16 +191,15 @@ class Recovery:
         elif progress.version != restore.target:
             raise RestoreError(f"rank {runtime.rank} is at version {progress.version}, the target is {restore.target}")
         elif runtime.torn:  # it finished the step by itself, and its optimizer needed others for that
-            raise RestoreError(f"a collective inside the optimizer of rank {runtime.rank} was cut short")
+            raise RestoreError(f"the step of rank {runtime.rank} was interrupted where it could not be undone")
         else:
-            self._state.roll_back()
+            self._roll_back()
             if restore.targets:
                 known = self._offer(restore)
         copy_seconds = _seconds_since(started_ns) if is_target else 0.0
         runtime.faults.strike(Point.ROLLBACK)
         rollback_started_ns = time.monotonic_ns()
-        for layout in self._layouts:
-            layout.reset(progress.version)
+        self._layouts.reset()
         rollback_seconds = _seconds_since(rollback_started_ns)
         digest_started_ns = time.monotonic_ns()
         digest = self._state.digest(known)
@@ -238,6 +228,12 @@ class Recovery:
         )
         return inners
 
+    def _roll_back(self) -> None:
+        """Undo the step under way, if it was not committed."""
+        if self._transaction.is_open:
+            self._transaction.roll_back()
+            self._state.clear_gradients()
+
     def _offer(self, restore: Restore) -> Digests:
         """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
         meta = self._state.describe(self._progress.lineage, self._progress.until)
@@ -260,10 +256,12 @@ class Recovery:
         fetched = client.fetch(restore.generation, restore.target, addresses, destination.get)
         meta = fetched.header.meta
         self._state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
+        self._state.adopt_attributes(meta)
         if runtime.rank in restore.derived:
             runtime.page.write_private(restore.target, NO_PRIVATE)
         private = self._await_private(restore)
         self._state.adopt_private(private)
+        self._lower.adopt_carried(private)
         self._batches.take_over(private, restore.target, self._place())
         self._stand_at(restore.target, meta)
         # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state.
@@ -291,7 +289,7 @@ class Recovery:
         is_target = runtime.rank in restore.targets
         slot = None if is_target else self._snapshots.own(restore.target)
         if slot is None and is_there and not is_target:  # this recovery began again, and it had gone back before
-            state.roll_back()
+            self._roll_back()
             self._blank = False
             runtime.page.put("torn", 0)
             runtime.page.claim_private(restore.target)
@@ -307,6 +305,7 @@ class Recovery:
         runtime.page.write_private(restore.target, private)
         private_tree = decode_tree(private)
         state.adopt_private(private_tree)
+        self._lower.adopt_carried(private_tree)
         self._batches.take_over(private_tree, restore.target, self._place())
         self._stand_at(restore.target, meta)
         if (found := state.digest()) != meta["digest"]:
@@ -350,7 +349,9 @@ class Recovery:
         runtime, progress, page = self._runtime, self._progress, self._runtime.page
         progress.version, progress.lineage, progress.until = version, meta["lineage"], meta["until"]
         self._state.gradients_to_none = meta["gradients_to_none"]
-        self._state.clear_step()
+        self._state.adopt_modes(meta.get("modes", {}))
+        self._transaction.forget()
+        self._state.clear_gradients()
         page.claim_private(version)
         self._blank = runtime.torn = False
         page.put("torn", 0)

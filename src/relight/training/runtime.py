@@ -20,6 +20,7 @@ from torch.nn.modules import module as torch_module
 
 from relight.core.commands import Assign, Begin, Release, Restore, Resume, Save, Stop, WindDown
 from relight.core.events import (
+    BitsDoubted,
     CollectiveFailed,
     FaultStruck,
     RestoreFailed,
@@ -65,6 +66,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     torn: bool = False
     blank: bool = False
     agreed: int = -1
+    wrote: bool = False
 
 
 class Superseded(Exception):
@@ -89,19 +91,23 @@ class Runtime:
         self.generation = 0  # the one the main thread works in
         self.closed = False  # set by the link thread: a newer generation was opened
         self.in_step = False  # inside `with step`
+        self.has_begun = False  # a loop of steps was begun: a process can have one
         self.started = False  # the first step was offered; before that nothing is protected
         self.builds_late = False  # a standby of this job builds nothing before it knows which rank it takes
         self.guessed = False  # nobody said so
         self.waits = Waits()  # whether this rank waits for others, where ranks run different modules
         self.count_collective: Callable[[], None] = self.page.count_collective  # as its process groups ask (Gate)
         self.cut_collectives = 0
+        # Operations that the script launched, buckets of DDP included, and sends and receives that it began to wait
+        # for. To wait for a collective counts for nothing: `await_launched` has done so before the write.
+        self.launches = 0
         self.derivable: Callable[[], bool] = lambda: False  # whether a rank's private state follows from rank and step
         self.snapshots: Callable[[], tuple[Snapshot, ...]] = tuple  # complete ones in this process's memory
         self.checkpoints: Callable[[], tuple[int, ...]] = tuple  # versions of complete ones on disk, newest first
         self.at_close: list[Callable[[], None]] = []  # to be called by the link's thread when a generation is closed
         self.stay: Callable[[], None] | None = None  # once training began: stay, for a last checkpoint
         self.at_end: Callable[[], None] | None = None  # what is left to do when the script has run to its end
-        self.groups: list[RelightProcessGroup] = []  # as many as `table` has of this rank, in that order
+        self.groups: list[RelightProcessGroup] = []  # the default group is the first
         self.table = GroupTable(settings.world_size)
         # Processes are named in the order in which they are started, the initial ranks first.
         standby_index = int(self.process.removeprefix("w")) - settings.world_size if self.is_standby else None
@@ -117,6 +123,9 @@ class Runtime:
         self.torn = False  # a collective in there was cut short: what was written is worth nothing
         self.winding_down = False  # the job is to end; all ranks agree at the next barrier on when
         self._said: set[str] = set()
+        self.doubts: dict[str, BitsDoubted] = {}  # by reason; said again to an agent's successor
+        self.doubts_of_job: tuple[str, ...] = ()  # those of all ranks, as of the newest recovery
+        self._risk = (-1, "")  # the newest step after which a recovery makes this a doubt
         self._gathering = False
         self._broken = ""  # why a collective broke in this generation, if one did
         self.token, self.tls = read_token(private_dir), Tls.from_environment()  # for connections between hosts
@@ -137,6 +146,8 @@ class Runtime:
     def _say_again(self) -> None:
         """An agent that died may not have passed on what was said last; its last report the link repeats itself."""
         self.store.say_again(lost=False)
+        for doubt in list(self.doubts.values()):
+            self.link.send(doubt)
         if self._broken and not self.closed:
             self.report_broken_collective(self._broken)
 
@@ -167,21 +178,44 @@ class Runtime:
     def _close(self) -> None:
         """Stop: nothing of the older generation goes on. Holds the condition."""
         self.closed = True
-        self.store.close_below(self._newest)
         if self._interrupt is None:
             # Registered only now, so that an undisturbed forward pays nothing for it.
             self._interrupt = torch_module.register_module_forward_pre_hook(self._interrupt_forward)
-        self.break_connections()
-        if self._client is not None:
-            self._client.cancel()
-        for call in self.at_close:
+        cancel = [] if self._client is None else [self._client.cancel]
+        for call in (
+            lambda: self.store.close_below(self._newest),
+            self.break_connections,
+            *cancel,
+            *self.at_close,
+            lambda: self.server.withdraw(self._newest),
+        ):
+            self._contained(call)
+
+    def _contained(self, call: Callable[[], None]) -> None:
+        """What goes wrong in there is told: without its link thread a worker obeys no order, and the job is lost."""
+        try:
             call()
-        self.server.withdraw(self._newest)
+        except Exception as error:
+            name = getattr(call, "__qualname__", repr(call))
+            self.say(
+                f"at close {name}",
+                f"rank {self.rank}: {name} failed when a generation was closed ({type(error).__name__}: {error}). The "
+                "recovery goes on; it may take longer. This is a bug in relight: please report it",
+            )
 
     def break_connections(self) -> None:
         """Make collectives in flight fail at once."""
         for inner in self._inners():
             inner.break_connections()
+
+    def await_launched(self) -> None:
+        """Returns once every collective that the script has launched, on any group, has its result.
+
+        Whoever holds the work of one and waits for it later has it at once, also after a recovery. Sends and receives
+        are not waited for. Raises RuntimeError or StepInterrupted as waiting for the operation would.
+        """
+        for inner in self._inners():
+            inner.await_launched()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -237,15 +271,17 @@ class Runtime:
         if self._gathering:
             return
         self.cut_collectives += 1
-        where = "behind the write" if self.in_step else "between two steps"
-        if self.in_step and self.is_optimizer_at_work():
-            # Other ranks may have been cut at the same place, and have the same wrong bits: no digest would tell.
-            self.torn, where = True, "in the optimizer's step"
-        self.say(
-            "cut",
-            f"rank {self.rank}: {operation} {where} was cut short by a recovery; its result is this rank's "
-            "own value. Put collectives inside `with step`, before optimizer.step(), where they are repeated",
+        where = "after the write" if self.in_step else "between two steps"
+        if self.in_step:  # the step goes on with this value; a rank that has the right one may still be there
+            self.torn = True
+        text = (
+            f"{operation} {where} was cut short by a recovery; its result is this rank's own value. Put collectives "
+            "inside `with step`, before optimizer.step(), where they are repeated"
         )
+        if self.torn:  # what was written is thrown away
+            self.say("cut", f"rank {self.rank}: {text}")
+        else:
+            self.doubt(text)
 
     def unprotected(self, operation: str) -> None:
         if self.rank != 0 or self.is_standby or self._gathering:
@@ -319,6 +355,27 @@ class Runtime:
             self._said.add(key)
             self.link.send(WorkerNotice(process=self.process, rank=self.rank, text=text))
 
+    def doubt(self, reason: str) -> None:
+        """Say, once for each reason, that relight cannot vouch for the bits of an undisturbed run from here on.
+
+        To be called where a failure has struck, and on every rank that knows of it: one may be lost.
+        """
+        if reason in self.doubts:
+            return
+        step = max(0, self.faults.step)
+        doubt = self.doubts[reason] = BitsDoubted(process=self.process, rank=self.rank, step=step, reason=reason)
+        self.link.send(doubt)
+
+    def doubt_if_lost_after(self, step: int, reason: str) -> None:
+        """The same, if a recovery goes back to where this step has just ended, or before that."""
+        self._risk = step, reason
+
+    def note_recovery(self, version: int) -> None:
+        """All ranks go on from `version`."""
+        step, reason = self._risk
+        if step >= version - 1 >= 0:
+            self.doubt(reason)
+
     def leave(self) -> NoReturn:
         """Asked to, between two steps: another process takes this rank, and finds its private state beside the page."""
         sys.stdout.flush()
@@ -364,14 +421,19 @@ class Runtime:
 
     def take_assignment(self, generation: int, rank: int) -> None:
         self.rank = rank
-        for group, ranks in zip(self.groups, self.table.of(rank), strict=False):
-            group.ranks = ranks
-            regroup(group, ranks)
+        for group in self.groups:
+            group.ranks = self.table.acting(group.place, group.built_as, rank)
+            regroup(group, group.ranks)
         self.generation = generation
         self.page.put("rank", rank)
         self.page.put("generation", generation)
         os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank), str(self.local_rank)
         self.faults.rank = rank
+
+    def note_skip(self) -> None:
+        """An operation was skipped on a group that this process is no member of."""
+        if self.is_standby:
+            self.table.skips = True
 
     @property
     def local_rank(self) -> int:
@@ -408,6 +470,7 @@ class Runtime:
                     snapshots=self.snapshots(),
                     checkpoints=self.checkpoints(),
                     agreed=standing.agreed,
+                    wrote=standing.wrote,
                 ),
                 report=True,
             )
@@ -491,7 +554,8 @@ class Runtime:
             if self._newest > generation:
                 raise Superseded
             for group in self.groups:
-                group.attach(inners[group.ranks])
+                if group.has_member:
+                    group.attach(inners[group.ranks])
             self.generation = generation
             self.waits.forget()
             self.closed = False

@@ -5,9 +5,9 @@ statistics; the data position; per_rank objects; random streams if they are to b
 position page, where it outlives the process.
 """
 
-import copy
+import collections
+import itertools
 from concurrent.futures import ThreadPoolExecutor
-from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -22,23 +22,25 @@ from torch.optim.swa_utils import AveragedModel
 
 from relight.core.fault import Action
 from relight.errors import UsageError
-from relight.training.averages import Averages, same_bits
+from relight.training.averages import Averages
 from relight.training.corruption import flip_bit
 from relight.training.fsdp_private import ShardedModules
+from relight.training.layouts import Layouts
 from relight.training.mesh_private import as_part_like, batch_place, cuts_of, fit_part, is_distributed
 from relight.training.pipeline_private import Pipelines
 from relight.training.shards import shard_key
-from relight.training.torch_private import reset_scaler, stateful_hooks
-from relight.training.zero_private import ZeroOptimizers, state_of
-from relight.transfer.codec import Flat, digest_of, local_part, tensor_digests, unflatten
+from relight.training.torch_private import reset_scaler, stateful_hooks, wrappers_made
+from relight.training.transaction.attributes import AttributeLog
+from relight.training.transaction.images import Key, Slots
+from relight.training.zero_private import ZeroOptimizers, is_zero, state_of
+from relight.transfer.codec import Flat, decode_tree, digest_of, encode_tree, local_part, tensor_digests, unflatten
 from relight.transfer.offer import plan_state
 from relight.transfer.plan import Bucket
 from relight.transfer.weights import TensorReader
 
-# Buffers are compared with their value at the start of the step in these steps, and every so often after.
-_FULL_BUFFER_STEPS = 3
-_BUFFER_CHECK_EVERY = 256
 # Of torch.distributed, by their names, so that nothing has to be imported for them.
+_NO_ATTRIBUTES = encode_tree({}, "attributes").hex()
+_LOOKED_INTO = 64  # members of a container, to see whether it holds state
 _REFUSED = {
     "FullyShardedDataParallel": "use FSDP2 (torch.distributed.fsdp.fully_shard) with a replicate dimension",
 }
@@ -67,7 +69,7 @@ class TrackedState:
         for name in [name for name, thing in objects.items() if isinstance(thing, nn.Module)]:
             modules[name] = objects.pop(name)  # an averaged model, say: copied tensor by tensor
         self.modules = modules
-        self.optimizers = optimizers
+        self.optimizers = optimizers = with_inner(optimizers, objects)
         self.objects = objects
         self.per_rank = per_rank
         for name, thing in {**objects, **per_rank}.items():
@@ -90,18 +92,19 @@ class TrackedState:
         self.pipelines = Pipelines(pipeline, self.parameters)
         self.zero = ZeroOptimizers(optimizers)
         self._check_averages()
-        self._known = {id(thing) for things in (modules, optimizers, objects) for thing in things.values()}
+        self._names = {id(thing): name for things in (modules, optimizers, objects) for name, thing in things.items()}
+        self._parts = self._own_parts()
         self._copies = self.zero.copies()  # parameters that another rank updates
-        self._mid_step = False
         self.gradients_to_none = True  # whether gradients were None, not zeros, when the step under way started
+        self.slots = Slots(modules)
+        self.attributes = AttributeLog(modules)
         # Buffers known to change in forward, by module and name: rank-private from then on.
-        self.private_buffers: set[tuple[str, str]] = set()
-        self._buffers = {
-            (owner, name): buffer for owner, module in modules.items() for name, buffer in module.named_buffers()
-        }
-        self._averages = Averages(modules, self.trained_parameters())
-        self._snapshot: dict[tuple[str, str], torch.Tensor] = {}
-        self._object_snapshot: dict[str, Any] = {}
+        self.private_buffers: set[Key] = set()
+        # Optimizers that keep numbers of Python which differ between ranks (LBFGS: the loss of its rank).
+        self.with_own_numbers: set[str] = set()
+        self.averages = Averages(modules, self.trained_parameters(), self.slots)
+        self._trained_owners = self._owners_that_train()
+        self.layouts: Layouts | None = None  # of DDP's buckets, which decide in which order gradients are added up
 
     # --- replicated -------------------------------------------------------------------------------------------
     def shard(self, world_size: int) -> str:
@@ -141,18 +144,23 @@ class TrackedState:
         self.zero.rebind()
         self._copies = self.zero.copies()
         fitted = self.sharded.parameters()
-        for tensor in (*self.parameters, *self._buffers.values()):
+        for tensor in (*self.parameters, *self.slots.buffers.values()):
             if id(tensor) not in fitted:
                 fit_part(tensor)
 
     def replicated(self) -> Flat:
         """The state that peers with the same key have too, flattened; its tensors are the live ones, not copies."""
         self.sharded.reshard()
+        layouts = self.layouts.describe() if self.layouts is not None else []
         return Flat(
             {
                 "modules": {name: self._module_tree(name, module) for name, module in self.modules.items()},
-                "optimizers": {name: _optimizer_tree(optimizer) for name, optimizer in self.optimizers.items()},
+                "optimizers": {
+                    name: _optimizer_tree(optimizer, name in self.with_own_numbers)
+                    for name, optimizer in self.optimizers.items()
+                },
                 "objects": {name: thing.state_dict() for name, thing in self.objects.items()},
+                **({"buckets": layouts} if layouts else {}),
             }
         )
 
@@ -213,7 +221,7 @@ class TrackedState:
             values = [value for state in states for value in state.values()]
             flip_bit([local_part(value) for value in values if isinstance(value, torch.Tensor)])
         else:
-            flip_bit([buffer for key, buffer in self._buffers.items() if key not in self.private_buffers])
+            flip_bit([buffer for key, buffer in self.slots.buffers.items() if key not in self.private_buffers])
 
     def layout(self) -> str:
         """Digest of names, shapes and dtypes: equal on ranks that built the same model and optimizer."""
@@ -243,11 +251,8 @@ class TrackedState:
         with torch.no_grad():
             for name, part in tree["modules"].items():
                 module = self.modules[name]
-                own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
                 for tensor_name, tensor in part["tensors"].items():
-                    mine = local_part(own[tensor_name])
-                    if mine.data_ptr() != tensor.data_ptr():
-                        mine.copy_(tensor)
+                    self._set((name, tensor_name), tensor)
                 children = dict(module.named_modules())
                 for child, extra in part["extra"].items():
                     children[child].set_extra_state(extra)
@@ -255,22 +260,31 @@ class TrackedState:
                 _adopt_optimizer(self.optimizers[name], part)
         for name, part in tree["objects"].items():
             self.objects[name].load_state_dict(part)
+        if self.layouts is not None:
+            self.layouts.adopt(tree.get("buckets", []))
         self.private_buffers = {(owner, name) for owner, name, *_ in private_buffers}
-        self._averages.copied = {(owner, name) for owner, name, *copied in private_buffers if copied}
+        self.averages.copied = {(owner, name) for owner, name, *copied in private_buffers if copied}
 
     # --- rank-private -----------------------------------------------------------------------------------------
     def private(self) -> dict[str, Any]:
         """The rank-private part, as a tree (data position and random streams are added by the caller)."""
         tree = {
-            "buffers": {f"{owner}/{name}": self._buffers[owner, name] for owner, name in sorted(self.private_buffers)},
+            "buffers": {
+                f"{owner}/{name}": self.slots.get((owner, name)) for owner, name in sorted(self.private_buffers)
+            },
             "per_rank": {name: thing.state_dict() for name, thing in self.per_rank.items()},
         }
-        counts = self._averages.counts(self.private_buffers)
-        return {**tree, "averages": counts} if counts else tree
+        if counts := self.averages.counts(self.private_buffers):
+            tree["averages"] = counts
+        if self.with_own_numbers:
+            tree["numbers"] = self.own_numbers()
+        if self.attributes.has_state:
+            tree["attributes"] = self.attributes.private()
+        return tree
 
     def named_private_buffers(self) -> list[list[str]]:
         """Module and name of each rank-private buffer; a third word where an average took it over from its model."""
-        copied = self._averages.copied
+        copied = self.averages.copied
         return [[*key, "copied"] if key in copied else [*key] for key in sorted(self.private_buffers)]
 
     def describe(self, lineage: str, until: int) -> dict[str, Any]:
@@ -280,88 +294,111 @@ class TrackedState:
             "until": until,
             "private_buffers": self.named_private_buffers(),
             "gradients_to_none": self.gradients_to_none,
+            "modes": self._modes(),
+            "attributes": encode_tree(self.attributes.private(), "attributes").hex(),
         }
+
+    def _modes(self) -> dict[str, list[str]]:
+        """Which modules are in training mode, and which parameters require gradients, as strings of 0 and 1."""
+        return {
+            owner: [
+                "".join("01"[child.training] for child in module.modules()),
+                "".join("01"[parameter.requires_grad] for parameter in module.parameters()),
+            ]
+            for owner, module in self.modules.items()
+        }
+
+    def adopt_modes(self, modes: dict[str, list[str]]) -> None:
+        """The inverse of what `describe` says of them, for a copy of the same layout."""
+        for owner, (training, trained) in modes.items():
+            module = self.modules[owner]
+            for child, mode in zip(module.modules(), training, strict=False):
+                child.training = mode == "1"
+            for parameter, trains in zip(module.parameters(), trained, strict=False):
+                if parameter.requires_grad != (trains == "1"):
+                    parameter.requires_grad_(trains == "1")
 
     @property
     def has_private(self) -> bool:
         """Whether there is anything that only this rank has."""
-        return bool(self.private_buffers or self.per_rank)
+        return bool(self.private_buffers or self.per_rank or self.with_own_numbers or self.attributes.has_state)
+
+    def adopt_attributes(self, meta: dict[str, Any]) -> None:
+        """Attributes of the source, for a rank whose own are lost, if they were the same on all ranks."""
+        self.attributes.adopt(decode_tree(bytes.fromhex(meta.get("attributes", _NO_ATTRIBUTES))))
+
+    @property
+    def follows_from_rank(self) -> bool:
+        """Whether nothing belongs to this rank alone that another rank could not tell."""
+        own = self.private_buffers or self.per_rank or self.with_own_numbers
+        return not own and not (self.attributes.has_state and self.attributes.differ)
 
     def adopt_private(self, tree: dict[str, Any]) -> None:
         """What `private` was on this rank before the write with which its version came about. `adopt` comes first."""
         with torch.no_grad():
             for path, tensor in tree["buffers"].items():
                 owner, name = path.split("/", 1)
-                self._own_buffer((owner, name)).copy_(tensor)
-            self._averages.repeat(tree.get("averages", {}), self.private_buffers)
+                self._set((owner, name), tensor)
+            self.averages.repeat(tree.get("averages", {}), self.private_buffers)
         for name, part in tree["per_rank"].items():
             self.per_rank[name].load_state_dict(part)
+        for name, numbers in tree.get("numbers", {}).items():
+            self.with_own_numbers.add(name)
+            parameters = [p for group in self.optimizers[name].param_groups for p in group["params"]]
+            for index, own in numbers.items():
+                state_of(self.optimizers[name])[parameters[index]].update(own)
+        self.attributes.adopt(tree.get("attributes", {}))
 
-    def _own_buffer(self, key: tuple[str, str]) -> torch.Tensor:
-        """Of a buffer that is divided over ranks, this one's part: comparing or copying it must ask no other rank."""
-        return local_part(self._buffers[key])
+    def _set(self, key: Key, value: torch.Tensor) -> None:
+        """Put a received value into a parameter or buffer; of one that is divided over ranks, into this one's part."""
+        live = local_part(self.slots.get(key))
+        if live.shape == value.shape and live.dtype == value.dtype:
+            if live.data_ptr() != value.data_ptr():
+                live.copy_(value)
+        else:  # an observer's buffer, say, that takes its shape from the first batch
+            self.slots.replace(key, value.to(live.device))
 
-    # --- step-local -------------------------------------------------------------------------------------------
-    def remember_step_start(self, step: int) -> None:
-        """Copy what forward and backward may change, so that a rollback can put it back."""
-        self._mid_step = True
+    # --- of the step under way ----------------------------------------------------------------------------------
+    def see_gradients(self) -> None:
+        """A step begins: whether gradients are None or zeros then."""
         first = next(iter(self.parameters), None)
         self.gradients_to_none = first is None or first.grad is None
-        every_buffer = step < _FULL_BUFFER_STEPS or step % _BUFFER_CHECK_EVERY == 0
-        watched = self._buffers if every_buffer else self.private_buffers
-        self._snapshot = {key: self._own_buffer(key).clone() for key in watched}
-        self._object_snapshot = {
-            name: copy.deepcopy(thing.state_dict())
-            for name, thing in {**self.objects, **self.per_rank}.items()
-            if _may_change_before_write(thing)
-        }
 
-    def notice_changed_buffers(self) -> None:
-        """After forward and backward: buffers that changed belong to this rank alone from now on."""
-        for key, before in self._snapshot.items():
-            if key not in self.private_buffers and not same_bits(before, self._own_buffer(key)):
-                self.private_buffers.add(key)
-        if self._averages:
-            self.private_buffers |= self._averages.like(self.private_buffers)
-            self._averages.prepare(self.private_buffers)
+    def see_own_numbers(self) -> None:
+        """After the first writes: which optimizers keep numbers that only their rank has."""
+        self.with_own_numbers |= {name for name, optimizer in self.optimizers.items() if _own_numbers(optimizer)}
 
-    def roll_back(self) -> None:
-        """Put back what changed since the step started, unless it was committed. Parameters did not change."""
-        if not self._mid_step:
-            return
-        with torch.no_grad():
-            for key, before in self._snapshot.items():
-                buffer = self._own_buffer(key)
-                if not same_bits(before, buffer):
-                    buffer.copy_(before)
-        for name, before in self._object_snapshot.items():
-            {**self.objects, **self.per_rank}[name].load_state_dict(copy.deepcopy(before))
-        self._clear_gradients()
+    def own_numbers(self) -> dict[str, dict[int, dict[str, float]]]:
+        """These numbers, by optimizer and number of the parameter."""
+        return {name: _own_numbers(self.optimizers[name]) for name in sorted(self.with_own_numbers)}
 
-    def commit_step(self) -> None:
-        """The step counts: there is nothing to roll back to any more.
+    def wrappers(self) -> list[DistributedDataParallel]:
+        """The DDP wrappers among the modules, and those around modules that were handed over without them."""
+        parts = (part for module in self.modules.values() for part in module.modules())  # the compiler wraps it
+        handed = [part for part in parts if isinstance(part, DistributedDataParallel)]
+        tracked = {id(parameter) for parameter in self.parameters}
+        others = (made for made in wrappers_made() if not any(made is one for one in handed))
+        return [*handed, *(made for made in others if any(id(p) in tracked for p in made.parameters()))]
 
-        Raises UsageError if what it did could not be repeated for a rank that is lost.
-        """
-        if self._averages:
-            self._averages.commit()
-        self._mid_step = False
-        self._snapshot.clear()
-        self._object_snapshot.clear()
+    def written_by(self, optimizer: str) -> list[Key]:
+        """The parameters that an optimizer may write."""
+        numbers = self.slots.by_id
+        groups = self.optimizers[optimizer].param_groups
+        return [numbers[id(p)] for group in groups for p in group["params"] if id(p) in numbers]
 
-    def clear_step(self) -> None:
-        """A replacement has nothing to roll back; it forgets its warm-up."""
-        self._mid_step = False
-        self._snapshot.clear()
-        self._object_snapshot.clear()
-        self._averages.forget()
-        self._clear_gradients()
+    def trains(self, key: Key) -> bool:
+        """Whether a buffer belongs to a module that some optimizer updates, so that forward passes may change it."""
+        return key[0] in self._trained_owners
+
+    def _owners_that_train(self) -> set[str]:
+        trained = {id(parameter) for parameter in self.trained_parameters()}
+        return {owner for owner, module in self.modules.items() if any(id(p) in trained for p in module.parameters())}
 
     def has_gradients(self) -> bool:
         """Whether gradients are waiting for an optimizer step."""
         return any(p.grad is not None and bool(local_part(p.grad).count_nonzero()) for p in self.parameters)
 
-    def _clear_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         for thing in self.objects.values():
             if isinstance(thing, torch.amp.GradScaler):
                 reset_scaler(thing)
@@ -376,9 +413,28 @@ class TrackedState:
         """Those that an optimizer updates; an averaged model's are not among them."""
         return [parameter for group in self._groups() for parameter in group["params"]]
 
-    def is_tracked(self, thing: Any) -> bool:
-        """Whether this very object was handed over."""
-        return id(thing) in self._known or self.zero.is_local(thing)
+    def keeps(self, thing: Any, depth: int = 3) -> bool:
+        """Whether an object is part of the state, or a container that holds some of it (`optimizer.param_groups`)."""
+        if id(thing) in self._parts or isinstance(thing, (nn.Module, nn.Parameter, Optimizer)):
+            return True
+        if isinstance(thing, torch.Tensor):
+            return id(thing) in self.slots.by_id
+        if depth and isinstance(thing, dict):
+            return any(self.keeps(member, depth - 1) for member in itertools.islice(thing.values(), _LOOKED_INTO))
+        if depth and isinstance(thing, (list, tuple, set, collections.deque)):
+            return any(self.keeps(member, depth - 1) for member in itertools.islice(thing, _LOOKED_INTO))
+        return False
+
+    def _own_parts(self) -> set[int]:
+        """The ids of what was handed over, with the modules inside."""
+        parts = {id(part) for module in self.modules.values() for part in module.modules()}
+        others = (self.modules, self.optimizers, self.objects, self.per_rank)
+        states = {id(state_of(optimizer)) for optimizer in self.optimizers.values()}
+        return parts | states | {id(thing) for things in others for thing in things.values()}
+
+    def name_of(self, thing: Any) -> str | None:
+        """Under which name this very object was handed over; None if it was not."""
+        return self._names.get(id(thing)) or self.zero.owner_of(thing)
 
     def _check_kinds(self) -> None:
         """Refuse what looks replicated and is not."""
@@ -422,22 +478,19 @@ class TrackedState:
             )
 
     def fingerprint(self) -> tuple[Any, ...]:
-        """Cheap trace of what only the protected block may change; compared between two steps."""
+        """Learning rates and places of schedulers: only the block may change them; compared between two steps."""
         rates: list[Any] = []
         for optimizer in self.optimizers.values():  # no comprehensions: each is a call, in every step twice
             for group in optimizer.param_groups:
-                rate = group["lr"]
+                rate = group.get("lr")
                 rates.append(rate._version if isinstance(rate, torch.Tensor) else rate)
         epochs: list[Any] = []
         for thing in self.objects.values():
             epochs.append(getattr(thing, "last_epoch", None))
-        return sum(map(_VERSION, self.parameters)), tuple(rates), tuple(epochs)  # versions only grow
+        return tuple(rates), tuple(epochs)
 
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
-
-
-_VERSION = attrgetter("_version")
 
 
 def parameters_behind(state: TrackedState, tree: Any, count: int) -> dict[int, torch.Tensor]:
@@ -458,18 +511,49 @@ def parameters_behind(state: TrackedState, tree: Any, count: int) -> dict[int, t
     return found
 
 
+def with_inner(handed: dict[str, Any], objects: dict[str, Any]) -> dict[str, Optimizer]:
+    """The optimizers among what was handed over as such, and those inside them (SAM, Lookahead, a wrapper of any kind).
+
+    One that is no torch.optim.Optimizer goes to `objects`, which asks for its `state_dict`, unless all that it keeps
+    are optimizers and plain attributes. Raises UsageError if there is nothing in it that could be restored.
+    """
+    found = {name: thing for name, thing in handed.items() if isinstance(thing, Optimizer)}
+    for name, thing in handed.items():
+        inner = {f"{name}.{k}": v for k, v in getattr(thing, "__dict__", {}).items() if isinstance(v, Optimizer)}
+        known = {id(optimizer) for optimizer in found.values()}
+        if not is_zero(thing):
+            found.update({key: optimizer for key, optimizer in inner.items() if id(optimizer) not in known})
+        if not isinstance(thing, Optimizer):
+            if isinstance(thing, Stateful):
+                objects[name] = thing
+            elif not inner:
+                raise UsageError(
+                    f"{name} is a {type(thing).__qualname__}, no torch.optim.Optimizer, and has no state_dict() and "
+                    "load_state_dict(): add them (as in torch.distributed.checkpoint's Stateful), or a replacement "
+                    "would train on without its state"
+                )
+    return found
+
+
 class _Number(int):
     """Of a tensor, in place of it in a tree."""
 
 
-def _may_change_before_write(thing: Any) -> bool:
-    """Schedulers and scalers change only behind the barrier (their methods wait for it); others may not know."""
-    return not isinstance(thing, (LRScheduler, torch.amp.GradScaler))
-
-
-def _optimizer_tree(optimizer: Optimizer) -> dict[str, Any]:
+def _own_numbers(optimizer: Optimizer) -> dict[int, dict[str, float]]:
+    """Python's floats in an optimizer's state, by the number of the parameter."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = state_of(optimizer)
+    found = {
+        i: {k: v for k, v in kept[p].items() if isinstance(v, float)} for i, p in enumerate(parameters) if p in kept
+    }
+    return {index: numbers for index, numbers in found.items() if numbers}
+
+
+def _optimizer_tree(optimizer: Optimizer, has_own_numbers: bool) -> dict[str, Any]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = state_of(optimizer)
+    if has_own_numbers:
+        kept = {p: {k: v for k, v in values.items() if not isinstance(v, float)} for p, values in kept.items()}
     return {
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         # By number: a tensor's path must not depend on which other parameters have been used so far.

@@ -4,7 +4,11 @@ tests/training/test_torch_private.py exercises each against the installed versio
 one of them fails there, by name, and not in somebody's recovery.
 """
 
-from collections.abc import Callable
+import collections
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import CodeType
 from typing import Any, TypeVar
@@ -14,7 +18,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch._C._distributed_c10d import _register_comm_hook as register_comm_hook
 from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
+from relight.wire.loopback import IPV4, handed_down
 from relight.wire.settings import host_address
 
 # The operations of a process group, by the names of 2.13 and of older versions; those that exist are delegated.
@@ -59,7 +66,7 @@ def cpu_backend(group: ProcessGroup) -> Any:
 
 def _make_gloo(store: Store, rank: int, size: int) -> dist.ProcessGroupGloo:
     """Listens at this host's address if it has one, so that other hosts reach it; else where torch chooses."""
-    address = host_address()
+    address = host_address() or (handed_down() if handed_down() != IPV4 else "")
     gloo_group: Any = dist.ProcessGroupGloo
     if not address:
         return dist.ProcessGroupGloo(store, rank, size, _FORMING_TIMEOUT)
@@ -138,69 +145,191 @@ def at_backward(call: Callable[[], None]) -> Callable[[], None]:
     return lambda: put(started)
 
 
-class BucketLayout:
-    """Keeps DDP's gradient buckets the same on every rank, through aborted steps and replacements.
+def gradient_hooks(parameter: Any) -> dict[int, Any]:
+    """What is called when the gradient of this parameter is accumulated; made for ever if there was nothing before."""
+    if parameter._post_accumulate_grad_hooks is None:
+        parameter._post_accumulate_grad_hooks = collections.OrderedDict()
+    hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks
+    return hooks
 
-    DDP starts with buckets in parameter order and rebuilds them after its first iteration, in the order in which
-    gradients became ready. Another layout is another summation order, so it must never depend on who failed when:
-    step 0 uses the initial layout, every later step the rebuilt one. `reset` sees to it, and clears what an
-    exception in the middle of forward or backward left behind in the reducer.
+
+def put_hook(parameter: Any, call: Callable[[Any], None]) -> RemovableHandle:
+    """As `register_post_accumulate_grad_hook`, also for a parameter that requires no gradient at present."""
+    hooks = gradient_hooks(parameter)
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = call
+    return handle
+
+
+_made: list[weakref.ref[Any]] = []
+
+
+def watch_wrappers() -> None:
+    """Remember every DDP wrapper that is made from now on."""
+    original: Any = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def remember(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _made.append(weakref.ref(self))
+
+    DistributedDataParallel.__init__ = remember  # type: ignore[method-assign]
+
+
+def wrappers_made() -> list[Any]:
+    """Those that there still are, in the order of their making, which is the same on all ranks."""
+    return [wrapper for made in _made if (wrapper := made()) is not None]
+
+
+Buckets = list[list[int]]  # numbers of the parameters in each, in the order of their reduction
+
+
+class BucketLayout:
+    """Keeps a DDP's gradient buckets the same on every rank, through aborted steps and replacements.
+
+    DDP starts with buckets in parameter order, and rebuilds them once, in the order in which gradients became ready in
+    its first backward pass. Another layout is another summation order, so it must never depend on who failed when. The
+    layout is therefore part of the state: `settle` makes it known in front of the barrier of the step in which the
+    wrapper was first used, whichever that is, and a step that is undone undoes it.
     """
 
     def __init__(self, ddp: Any, *, fixed: bool = False) -> None:
         """`ddp` is a DistributedDataParallel; if `fixed`, the initial layout is kept for the whole job.
 
-        A replacement knows the rebuilt layout from its rehearsal, and in a pipeline there is none: a stage alone has no
-        input. With `find_unused_parameters` DDP itself rebuilds nothing. With `static_graph` the order is that of its
-        first iteration, which a survivor cannot go through again.
+        With `find_unused_parameters` DDP itself rebuilds nothing. With `static_graph` it does so at another time. A
+        stage of a pipeline keeps its own.
         """
         self._ddp = ddp
-        self._rebuilt = False
         self._fixed = fixed or ddp.find_unused_parameters or ddp.static_graph
+        self._known: tuple[int, Buckets] | None = None  # the version that has the rebuilt layout first, and the layout
         if self._fixed:
             self._ddp.reducer = _FixedReducer(ddp.reducer)
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the initial layout is kept."""
-        return self._fixed
+    def describe(self, version: int) -> list[Any] | None:
+        """The layout of that version, for `adopt`; None if it is the initial one."""
+        return list(self._known) if self._known is not None and self._known[0] <= version else None
 
-    def begin_step(self) -> None:
-        """Have the first forward pass of a step broadcast buffers from rank 0, on every rank or on none.
+    def adopt(self, described: list[Any] | None) -> None:
+        """Take on the layout that another rank has described."""
+        known = None if described is None else (int(described[0]), [list(bucket) for bucket in described[1]])
+        if known == self._known or self._fixed:
+            return
+        self._known = known
+        self._make_reducer()
 
-        DDP decides it by the forward pass before: after one inside `no_sync`, or without gradients, the next one does
-        not. That pass may be one of an aborted attempt, which other ranks never came to, or one that a replacement
-        has not seen; ranks that decide differently wait for each other for ever.
+    def begin_step(self, version: int) -> None:
+        """Every attempt of the step that changes `version` begins with the same reducer.
+
+        Its first forward pass broadcasts buffers from rank 0, on every rank or on none. DDP decides it by the forward
+        pass before: after one inside `no_sync`, or without gradients, the next one does not. That pass may be one of an
+        aborted attempt, which other ranks never came to, or one that a replacement has not seen; ranks that decide
+        differently wait for each other for ever.
         """
         vars(self._ddp)["require_forward_param_sync"] = True  # a module's own way to set an attribute takes 30 us
-        if self._fixed:
+        if self._known is None or self._known[0] > version:
+            self._back_to_initial()
+        elif isinstance(self._ddp.reducer, _FixedReducer):
             self._ddp.reducer._reset_state()  # it has noted the order of the last step, and would go on and on
 
-    def reset(self, target_version: int) -> None:
-        """Make the reducer ready for the step after `target_version`. The group must be detached meanwhile."""
-        if self._ddp.static_graph:
-            self._make_reducer()
+    def settle(self, version: int) -> None:
+        """All gradients of the step that changes `version` are reduced: if they were the first ones, rebuild.
+
+        DDP would do so in its next forward pass, which is of a later step. The ranks take rank 0's order.
+        """
+        if self._fixed or self._known is not None:
             return
-        reducer = self._ddp.reducer
-        if target_version > 0 and not self._rebuilt and not self._ddp._has_rebuilt_buckets and not self._fixed:
-            # The gradients of step 0 have all been ready once, so the order is known; a peer's broadcast of the
-            # same order may have been cut short by the failure.
-            reducer._rebuild_buckets()
-        self._rebuilt = self._rebuilt or target_version > 0
-        self._ddp._has_rebuilt_buckets = False
-        reducer._reset_state()
+        try:
+            rebuilt = self._ddp.reducer._rebuild_buckets()
+        except RuntimeError as error:
+            if not str(error).startswith(_UNFINISHED):  # some parameter had no part in the loss: DDP will say so itself
+                raise
+            return
+        if rebuilt or self._ddp._has_rebuilt_buckets:
+            self._known = (version + 1, rebuilt_buckets(self._ddp))
+
+    def reset(self, version: int) -> None:
+        """Make the reducer ready for the step that changes `version`, after one that ended in its middle."""
+        if self._known is not None and self._known[0] > version:
+            self._known = None
+            self._make_reducer()
+        elif self._ddp.static_graph:  # nothing else forgets how often an aborted iteration saw each parameter
+            self._make_reducer()
+        elif self._known is None:
+            self._back_to_initial()
+        else:
+            if not isinstance(self._ddp.reducer, _FixedReducer):  # or it would rebuild once more
+                self._ddp.reducer = _FixedReducer(self._ddp.reducer)
+            self._ddp.reducer._reset_state()
+
+    def _back_to_initial(self) -> None:
+        """Whatever an attempt of a step has made of it."""
+        if self._known is not None or self._ddp._has_rebuilt_buckets:
+            self._known = None
+            self._make_reducer()
+        else:
+            self._ddp.reducer._reset_state()
 
     def _make_reducer(self) -> None:
-        """A new one, in its first iteration: nothing else forgets how often an aborted one saw each parameter."""
-        ddp = self._ddp
+        """A new one, in its first iteration, with the layout that is known: nothing else forgets another."""
+        ddp, is_static = self._ddp, self._ddp.static_graph
         ddp.reducer._remove_autograd_hooks()
         parameters, sparse = ddp._build_params_for_reducer()
-        ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), True)
-        ddp.static_graph = False
-        ddp._set_static_graph()
+        names = ddp._build_debug_param_to_name_mapping(parameters)
+        with _buckets_given(self._known[1]) if self._known is not None else contextlib.nullcontext():
+            ddp._ddp_init_helper(parameters, sparse, names, is_static)
+        if is_static:
+            ddp.static_graph = False
+            ddp._set_static_graph()
+        if ddp.mixed_precision is not None:
+            ddp.reducer._set_mixed_precision_param_dtype(ddp.mixed_precision.param_dtype)
         for hook, state in ddp._comm_hooks:
             register_comm_hook(ddp.reducer, state, hook)
-        ddp.reducer = _FixedReducer(ddp.reducer)
+        ddp._has_rebuilt_buckets = False
+        if self._fixed or self._known is not None:
+            ddp.reducer = _FixedReducer(ddp.reducer)
+
+
+_USUAL_SAMPLE_RATE = 100
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"
+
+
+def rebuilt_buckets(ddp: Any) -> Buckets:
+    """What the reducer has just rebuilt; it tells its logger alone."""
+    ddp._set_ddp_runtime_logging_sample_rate(1)  # it tells so only in some iterations
+    ddp.logger.set_runtime_stats_and_log()
+    ddp._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)
+    told = ddp._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"]
+    return [[int(number) for number in bucket.split()] for bucket in told.split(",")]
+
+
+@contextlib.contextmanager
+def _buckets_given(buckets: Buckets) -> Iterator[None]:
+    """Have DDP make a reducer with these buckets instead of computing some."""
+    module: Any = dist
+    compute = module._compute_bucket_assignment_by_size
+
+    def given(parameters: Any, limits: Any, *_: Any) -> Any:
+        del parameters
+        return buckets[::-1], [limits[-1]] * len(buckets)  # DDP turns them round; limits are only logged
+
+    module._compute_bucket_assignment_by_size = given
+    try:
+        yield
+    finally:
+        module._compute_bucket_assignment_by_size = compute
+
+
+def around_buffer_sync(ddp: Any, before: Callable[[], Any], after: Callable[[Any], None]) -> Callable[[], None]:
+    """Have a DDP call these around its broadcast of buffers; `after` gets the result of `before`. Returns an undo."""
+    sync = ddp._sync_buffers
+
+    def synced() -> None:
+        seen = before()
+        sync()
+        after(seen)
+
+    vars(ddp)["_sync_buffers"] = synced
+    return lambda: vars(ddp).pop("_sync_buffers", None)
 
 
 def stateful_hooks(module: Any) -> list[Any]:
@@ -218,6 +347,8 @@ class _FixedReducer:
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer
+        self.prepare_for_forward = reducer.prepare_for_forward  # called in every step
+        self.prepare_for_backward = reducer.prepare_for_backward
 
     def _rebuild_buckets(self) -> bool:
         return False

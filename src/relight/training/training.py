@@ -11,10 +11,13 @@ A failure before the barrier surfaces as an exception inside the block, which th
 step is offered again. See docs/PROTOCOL.md.
 """
 
+import ast
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -30,22 +33,32 @@ from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
 from relight.training.barrier import Barrier
 from relight.training.batches import Batches
+from relight.training.carried.carried import Carried
+from relight.training.carried.source import accumulates_by_hand, lines_of, loops_around
 from relight.training.checkpoint_reader import CheckpointReader
 from relight.training.checkpointing import Checkpointing
+from relight.training.evidence import begin_evidence
 from relight.training.job import current_runtime
 from relight.training.page import NO_PRIVATE
 from relight.training.phases import PhaseHooks
 from relight.training.progress import Progress
 from relight.training.publishing import Publishing
 from relight.training.recovery import Lower, Recovery
+from relight.training.repeat import RepeatCheck
 from relight.training.scalars import Scalars
 from relight.training.snapshots import Snapshots
 from relight.training.state import TrackedState
 from relight.training.step import Step
+from relight.training.transaction.transaction import Transaction, listed
 from relight.training.writes import WriteWatch
 from relight.transfer.codec import encode_tree
 
 LOGGERS_SECONDS = 60.0  # to take what is left before the job ends
+_CALLED_AGAIN = (
+    "training.steps() {}. Only one loop of steps is protected: call it once, for all epochs, "
+    "`for step in training.steps(until=epochs * len(loader))`; step.epoch says which epoch a step belongs to, and "
+    "code that is due once an epoch goes into the block, in the epoch's last step"
+)
 _NOT_ENTERED = "the loop took a step but did not enter it: write `with step as batch:` in its body"
 
 
@@ -55,7 +68,8 @@ class Training:
     Args:
         model: the module (usually wrapped in DDP), or several as a dict.
         optimizer: the optimizer of its parameters, or several as a dict.
-        data: a DataLoader, an object with `state_dict` (StatefulDataLoader), a sequence of batches, or a function
+        data: a DataLoader, or several (a dict, tuple or list of them), any object whose `__iter__` begins anew each
+            time, an object with `state_dict` (StatefulDataLoader), a sequence of batches, or a function
             from the batch's number to the batch. None: the block fetches its own data from `step.number`.
         scheduler: of the learning rate, if there is one.
         scaler: of gradients, for mixed precision.
@@ -90,6 +104,8 @@ class Training:
         **stateful: Any,
     ) -> None:
         runtime = self._runtime = current_runtime()
+        self._looked_at_block = False
+        self._built_at = lines_of(sys._getframe(1))
         companions = {"scheduler": scheduler, "scaler": scaler, "ema": ema}
         self._state = TrackedState(
             modules=dict(model) if isinstance(model, dict) else {"model": model},
@@ -120,14 +136,24 @@ class Training:
         seed = runtime.settings.seed if seed is None else seed
         self._batches = Batches(data, accumulate, seed, rng, runtime.page, stage=stages)
         birth = f"{seed}/{runtime.world_size}/{'' if stages else self._state.layout()}"  # one for all stages
-        self._progress = Progress(lineage=xxhash.xxh3_64_hexdigest(birth.encode()))
+        lineage = xxhash.xxh3_64_hexdigest(birth.encode())
+        self._progress = Progress(lineage=lineage, cap=runtime.settings.stop_after)
+        self._evidence = begin_evidence(runtime, self._state)
         self._publishing = Publishing(runtime, self._state, self._progress)
         self._scalars = Scalars(runtime, self._progress)
         reader = CheckpointReader(
-            runtime, self._state, self._progress, self._batches, lambda: self._shard, lambda: self._place
+            runtime,
+            self._state,
+            self._progress,
+            self._batches,
+            lambda: self._shard,
+            lambda: self._place,
+            self._adopt_carried,
         )
+        self._carried = Carried(self._is_kept_otherwise, runtime.say)
         self._checkpointing = Checkpointing(runtime, self._state, self._progress, reader, lambda: self._shard)
         self._snapshots = Snapshots(runtime, self._state, self._progress, lambda: self._shard)
+        self._transaction = Transaction(self._state, lambda: runtime.launches, self._carried.look)
         self._barrier = Barrier(
             runtime,
             self._progress,
@@ -136,6 +162,7 @@ class Training:
             self._state,
             lambda: self._shard,
             self._snapshots,
+            self._transaction,
         )
         self._recovery = Recovery(
             runtime,
@@ -143,17 +170,21 @@ class Training:
             self._progress,
             self._batches,
             lambda: self._place,
-            Lower(self._snapshots, self._checkpointing, self._publishing, self._keep_private),
+            Lower(self._snapshots, self._checkpointing, self._publishing, self._keep_private, self._adopt_carried),
+            self._transaction,
         )
+        self._repeat_check = RepeatCheck(runtime, self._state, self._progress)
         self._phases = PhaseHooks(runtime, self._state, self._progress)
-        self._writes = WriteWatch(self._state.is_tracked, self._barrier.before_write, lambda: runtime.in_step)
+        self._writes = WriteWatch(self._state.name_of, self._barrier.before_write, lambda: runtime.in_step)
         if runtime.settings.buddy_every:
             self._snapshots.ask(runtime.settings.buddy_every)
         self._fingerprint: tuple[Any, ...] | None = None
         self._state.zero.watch(runtime.gathering)
         runtime.is_optimizer_at_work = lambda: self._writes.is_optimizer_at_work
         runtime.faults.flip = self._state.flip
-        runtime.derivable = lambda: self._batches.derivable and not self._state.has_private
+        runtime.derivable = lambda: (
+            self._batches.derivable and self._state.follows_from_rank and not self._carried.decides
+        )
 
     @property
     def version(self) -> int:
@@ -203,7 +234,8 @@ class Training:
         Raises:
             UsageError: it is none of these, or not installed.
         """
-        self._scalars.log_to(logger)
+        if not self._runtime.settings.evidence:  # it is no run of which anybody wants curves
+            self._scalars.log_to(logger)
 
     def checkpoint(self, directory: str | Path, *, every: int, keep: int = 2, resume: bool = True) -> None:
         """Write a checkpoint after every so many steps, and at the end; start from the newest one there is.
@@ -248,6 +280,23 @@ class Training:
         """
         self._snapshots.ask(every)
 
+    def carry(self, *things: Any, ignore: Sequence[str] = ()) -> None:
+        """Say what the script itself carries from step to step, where relight does not find it.
+
+        relight finds such names by itself, and keeps them: variables that a step reads before it writes them, and that
+        an earlier step wrote. Call this before the loop, on every rank.
+
+        Args:
+            things: names, as the function that holds the loop sees them (`"hidden"`, `"self.baseline"`), or objects
+                whose contents change: lists, dicts, deques, tensors, generators of random numbers, objects of a class
+                of yours.
+            ignore: names that are not to be carried, since no step depends on them.
+
+        Raises:
+            UsageError: an object of a kind that cannot be carried.
+        """
+        self._carried.declare(*things, ignore=ignore)
+
     def steps(self, until: int) -> Iterator[Step]:
         """Offer steps until `until` of them are committed, in total, on every rank.
 
@@ -256,13 +305,21 @@ class Training:
         """
         if until < 1:
             raise UsageError(f"steps(until={until}): at least one step")
+        if self._runtime.has_begun:
+            raise UsageError(_CALLED_AGAIN.format("was called a second time in this process"))
+        if place := loops_around(sys._getframe(1), self._built_at):
+            raise UsageError(_CALLED_AGAIN.format(f"stands inside another loop ({place})"))
+        self._runtime.has_begun = True
+        return self._steps(until)
+
+    def _steps(self, until: int) -> Iterator[Step]:
         self._progress.until = until
         self._install()
         try:
             if self._runtime.is_standby:
                 yield from self._stand_by()
             else:
-                yield from self._enter_training()
+                self._enter_training()
             while True:
                 yield from self._offer()
                 if self._finish():
@@ -301,7 +358,7 @@ class Training:
     def enter_step(self, step: Step) -> Any:
         """`with step`: FORWARD begins with drawing the batch."""
         runtime, progress = self._runtime, self._progress
-        progress.wrote = False
+        progress.passed = progress.wrote = False
         progress.started = -1 if progress.warming else progress.version
         runtime.page.put("prepared", -1)
         runtime.in_step = True
@@ -310,13 +367,42 @@ class Training:
         progress.forward_ns = time.monotonic_ns()
         self._scalars.begin_step()
         self._recovery.begin_step()
+        self._carried.enter(sys._getframe(2))
+        if not self._looked_at_block:
+            self._look_at_block(sys._getframe(2))
+        if not progress.warming and self._carried.needs_keeping:
+            self._keep_private(progress.version)
+        self._carried.remember()
         if progress.warming:
+            self._state.attributes.begin(learning=False)
             return self._batches.rehearse(self._place)
-        self._state.remember_step_start(progress.version)
-        return self._batches.get(step.number, self._place)
+        self._state.see_gradients()
+        self._transaction.begin()
+        batch = self._batches.get(step.number, self._place)
+        if self._evidence is not None:
+            self._evidence.begin(step.number)
+        return batch
+
+    def _look_at_block(self, frame: FrameType) -> None:
+        """Before anything is computed: refuse what the code of the block shows to be wrong."""
+        self._looked_at_block = True
+
+        def is_optimizer(expression: ast.expr) -> bool:
+            name = expression.id if isinstance(expression, ast.Name) else ""
+            value = frame.f_locals.get(name, frame.f_globals.get(name))
+            return self._state.name_of(value) in self._state.optimizers
+
+        if place := accumulates_by_hand(frame, is_optimizer):
+            raise UsageError(
+                f"{place} calls optimizer.step() in some steps only, while every step adds to the gradients: gradients "
+                "that are carried from step to step are lost with a failure. Put the whole accumulation into one step: "
+                "relight.Training(..., accumulate=K), and one optimizer.step() for each"
+            )
 
     def exit_step(self, step: Step, error: BaseException | None) -> bool:
         """The end of the block: commit, or absorb what a failure elsewhere caused, or let the script's error pass."""
+        if self._evidence is not None:
+            self._evidence.end()
         try:
             if error is None:
                 self._complete(step)
@@ -328,40 +414,99 @@ class Training:
         finally:
             self._runtime.in_step = False
         _drop_frames(error)
+        self._give_up_attempt()
+        self._carried.roll_back()
         self._recover()
         return True
 
+    def _give_up_attempt(self) -> None:
+        """The step under way will be undone, if it can be."""
+        progress = self._progress
+        if progress.passed:
+            self._tear(
+                f"step {progress.version} was interrupted after its write, by a collective that it waited for there"
+            )
+        elif changed := self._transaction.unimaged_changes():
+            self._tear(
+                f"step {progress.version} was interrupted, and {listed(changed)} had changed before its write for the "
+                "first time in many steps, so nothing was kept to undo that"
+            )
+
+    def _tear(self, reason: str) -> None:
+        """This rank's state is worth nothing until it is copied from another one's."""
+        self._runtime.torn = True
+        self._runtime.say(
+            "torn",
+            f"rank {self._runtime.rank}: {reason}. It is restored from an intact rank; if there is none, the job "
+            "goes back to buddy memory or a checkpoint, or ends",
+        )
+
     def _complete(self, step: Step) -> None:
-        runtime, progress = self._runtime, self._progress
+        runtime, progress, transaction = self._runtime, self._progress, self._transaction
         progress.stepped |= progress.wrote
         if not progress.wrote:
-            self._barrier.before_write()
             self._warn_of_pending_gradients()
-        runtime.synchronize()
         if progress.warming:
+            self._carried.roll_back()
             return
+        if not progress.passed and self._is_to_be_repeated():
+            return
+        self._barrier.at_end()
+        runtime.synchronize()
         runtime.faults.strike(Point.AFTER_WRITE)
         progress.advance(runtime.world_size)
         progress.commits += 1
+        transaction.commit()
+        if transaction.surprise:
+            self._note_surprise(step.number)
+        self._carried.commit()
         runtime.page.commit(progress.version, progress.commits)
         step.committed = True
         runtime.in_step = False
         self._batches.done()
-        self._state.commit_step()
         self._fingerprint = self._state.fingerprint()
         runtime.page.stamp(Phase.OUTSIDE)
         self._scalars.commit(step.number)
+        if self._evidence is not None:
+            self._evidence.commit(step.number, runtime.rank, runtime.generation, step.attempt)
         self._report_first_commit(step)
         runtime.faults.strike(Point.AFTER_STEP)
         progress.attempt = int(progress.version < progress.begun_before)
         if progress.restore is not None or runtime.closed:  # a recovery decided to finish this step, or waits for it
             self._recover()
 
+    def _is_to_be_repeated(self) -> bool:
+        """Once, early in a job: undo the step and have it computed again, to see whether the bits are the same."""
+        self._runtime.await_launched()
+        if not self._repeat_check.wants_another():
+            return False
+        self._transaction.roll_back()
+        self._state.clear_gradients()
+        self._carried.roll_back()
+        self._runtime.page.stamp(Phase.OUTSIDE)
+        self._progress.attempt += 1
+        return True
+
+    def _note_surprise(self, number: int) -> None:
+        """After an early barrier came what used not to come there: all is well, unless a failure struck just then."""
+        surprise, runtime = self._transaction.surprise, self._runtime
+        self._keep_private(self._progress.version)
+        runtime.say(
+            "surprise",
+            f"rank {runtime.rank}: in step {number}, {surprise} came after the last write, where none had come before. "
+            "From now on such steps are protected to their end",
+        )
+        reason = f"a failure struck in step {number}, in which {surprise} came unexpectedly after the last write"
+        if runtime.closed or self._progress.restore is not None:
+            runtime.doubt(reason)
+        runtime.doubt_if_lost_after(number, reason)
+
     def _recover(self, *, blank: bool = False) -> None:
         self._progress.last = None  # others may not have heard of it: the next barrier says it to all
         self._recovery.run(blank=blank)
         while not self._gather():
             self._recovery.run()
+        self._transaction.reset()
         self._phases.open_gates()
         self._publishing.confirm(self._progress.version)
         self._scalars.catch_up()
@@ -397,9 +542,10 @@ class Training:
         self._shard = self._state.shard(runtime.world_size)
         self._place = self._state.batch_place(runtime.rank, runtime.world_size)
 
-    def _prepare(self) -> None:
-        """Every gradient of the step is reduced here: keep the private state with which the next step starts."""
-        self._state.notice_changed_buffers()
+    def _prepare(self, early: bool) -> None:
+        """Whatever the step needs of other ranks is here: keep the private state with which the next step starts."""
+        self._recovery.before_barrier()
+        self._transaction.prepare(early=early)
         self._keep_private(self._progress.version + 1)
         self._publishing.before_barrier()
 
@@ -409,23 +555,33 @@ class Training:
         self._publishing.before_write()
         self._snapshots.before_write()
 
+    def _is_kept_otherwise(self, thing: Any) -> bool:
+        """Whether it was handed over, or is relight's own."""
+        home = type(thing).__module__
+        if home.startswith("relight.training.carried."):  # what stands for the value of a name that has none
+            return False
+        return home.startswith("relight.") or self._state.keeps(thing)
+
+    def _adopt_carried(self, tree: dict[str, Any]) -> None:
+        doubt = self._carried.adopt(tree.get("carried"))
+        if doubt is not None:
+            self._runtime.doubt(doubt)
+
     def _keep_private(self, version: int) -> None:
-        if self._batches.derivable and not self._state.has_private and not self._scalars.has_private:
+        carried = self._carried.capture()
+        is_bare = not carried and not self._scalars.has_private
+        if is_bare and self._batches.derivable and not self._state.has_private:
             payload = NO_PRIVATE  # mostly
         else:
             tree = {**self._state.private(), **self._batches.private(), **self._scalars.private()}
+            if carried:
+                tree["carried"] = carried
             payload = encode_tree(tree, "rank-private state")
         self._runtime.page.write_private(version, payload)
 
     # --- entering and leaving ---------------------------------------------------------------------------------
-    def _enter_training(self) -> Iterator[Step]:
+    def _enter_training(self) -> None:
         runtime, progress = self._runtime, self._progress
-        if self._recovery.learns_layouts and self._checkpointing.finds_some():
-            # The step from which it goes on is not this job's first: it reduces in the order that a first one shows.
-            with runtime.alone():
-                yield from self._rehearse()
-                self._recovery.learn_layouts()
-            runtime.page.stamp(Phase.STARTING)
         if self._checkpointing.resume():
             self._state.zero.gather()
         else:
@@ -485,6 +641,7 @@ class Training:
         if not step.entered:
             raise UsageError(_NOT_ENTERED)
         self._progress.warming = False
+        self._state.attributes.roll_back()
 
     def _finish(self) -> bool:
         """All steps are committed here: True once that holds everywhere, False if a recovery sent this rank back."""
@@ -504,15 +661,16 @@ class Training:
                 lineage=progress.lineage,
                 state_digest=self._state.digest(),
                 cut_collectives=runtime.cut_collectives,
+                doubts=len(runtime.doubts),
             ),
             report=True,
         )
         if runtime.await_release():
+            runtime.stay = None  # nobody will order a last checkpoint any more: who fails now ends
             self._publishing.finish()
             self._scalars.finish(LOGGERS_SECONDS)
             self._checkpointing.finish()
             runtime.started = False
-            runtime.stay = None
             return True
         self._recover()
         return False
@@ -527,10 +685,14 @@ class Training:
             if isinstance(thing, LRScheduler):
                 self._writes.wrap_scheduler(thing)
         self._phases.install()
+        self._transaction.install()
 
     def _uninstall(self) -> None:
+        self._carried.leave()
+        self._transaction.remove()
         self._phases.remove()
         self._writes.remove()
+        self._batches.close()
 
     # --- what people see --------------------------------------------------------------------------------------
     def epoch_of(self, step: int) -> int:
@@ -590,6 +752,12 @@ class Training:
                 "a step ended with gradients but without optimizer.step(): gradients carried from step to step are "
                 "lost with a failure. Put the whole accumulation into one step: relight.Training(..., accumulate=K)",
             )
+            if not self._progress.warming:
+                self._runtime.doubt_if_lost_after(
+                    self.version,
+                    "a step ended with gradients but without optimizer.step(), and a recovery threw them away. Put the "
+                    "whole accumulation into one step: relight.Training(..., accumulate=K)",
+                )
 
     def _warn_of_nothing_trained(self) -> None:
         if self._progress.commits and not self._progress.stepped and self._state.has_gradients():
@@ -602,16 +770,17 @@ class Training:
     def _refuse_changes_between_steps(self) -> None:
         if self._fingerprint is None:
             return
+        changed = self._transaction.changed_between_steps()
+        names = ["parameters"] if any(key in self._state.slots.parameters for key in changed) else []
+        names += [f"buffer {listed(changed)}"] if changed and not names else []
         found = self._state.fingerprint()
-        if found == self._fingerprint:
-            return
-        names = ("parameters", "learning rate", "scheduler")
-        for name, before, now in zip(names, self._fingerprint, found, strict=True):
-            if before != now:
-                raise UsageError(
-                    f"{name} changed between step {self.version - 1} and step {self.version}, outside `with step`: "
-                    "move that code into the block, after optimizer.step(), or a replacement would not have the change"
-                )
+        pairs = zip(("learning rate", "scheduler"), self._fingerprint, found, strict=True)
+        names += [name for name, before, now in pairs if before != now]
+        if names:
+            raise UsageError(
+                f"{names[0]} changed between step {self.version - 1} and step {self.version}, outside `with step`: "
+                "move that code into the block, after optimizer.step(), or a replacement would not have the change"
+            )
 
 
 def _drop_frames(error: BaseException) -> None:

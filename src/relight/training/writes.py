@@ -1,8 +1,7 @@
-"""Finds the first write of a step, whatever makes it, and puts the barrier in front of it.
+"""Finds the writes of a step, whatever makes them, and says so before they happen.
 
-The first write is `optimizer.step()`, or `scaler.update()` when the scaler skipped the step, or a scheduler or
-averaged model that the script moves by itself. Each is caught where it enters; an object that was not handed over
-is named to the user, because a replacement would not have it.
+A write is `optimizer.step()`, `scaler.update()`, or what moves a scheduler or an averaged model. Each is caught where
+it enters; an object that was not handed over is named to the user, because a replacement would not have it.
 """
 
 import functools
@@ -21,16 +20,24 @@ from relight.errors import UsageError
 class WriteWatch:
     """Calls `before_write` in front of every write to tracked state, and `in_use` says whether a step is under way."""
 
-    def __init__(self, tracked: Callable[[Any], bool], before_write: Callable[[], None], in_use: Callable[[], bool]):
-        self._tracked = tracked
+    def __init__(
+        self,
+        name_of: Callable[[Any], str | None],
+        before_write: Callable[[str, str | None], None],
+        in_use: Callable[[], bool],
+    ) -> None:
+        """`name_of`: under which name an object was handed over; None: it was not. `before_write`: see `Barrier`."""
+        self._name_of = name_of
         self._before_write = before_write
         self._in_use = in_use
         self._undo: list[Callable[[], None]] = []
+        self._made: set[int] = set()  # optimizers that the step under way made for itself
         self._optimizers_at_work = 0  # one may use another
 
     def begin_step(self) -> None:
         """A step of the loop begins; one before may have been interrupted anywhere."""
         self._optimizers_at_work = 0
+        self._made.clear()
 
     @property
     def is_optimizer_at_work(self) -> bool:
@@ -42,6 +49,7 @@ class WriteWatch:
         handle = register_optimizer_step_pre_hook(self._before_optimizer)
         self._undo.append(handle.remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_optimizer).remove)
+        self._undo.append(self._note_new_optimizers())
         self._wrap(torch.amp.GradScaler, "update", "scaler")
         self._wrap(AveragedModel, "update_parameters", "ema")
 
@@ -54,11 +62,32 @@ class WriteWatch:
         """Catch this kind of scheduler. By its class: an attribute of the instance would land in its state_dict."""
         self._wrap(type(scheduler), "step", None)
 
+    def _note_new_optimizers(self) -> Callable[[], None]:
+        """One that a step makes, uses and throws away (an inner loop of meta-learning) is no state."""
+        original = Optimizer.__init__
+        made = self._made
+
+        @functools.wraps(original)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            if self._in_use():
+                made.add(id(optimizer))
+
+        Optimizer.__init__ = __init__  # type: ignore[method-assign, assignment]
+
+        def undo() -> None:
+            Optimizer.__init__ = original  # type: ignore[method-assign]
+
+        return undo
+
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         if not self._in_use():
             return
-        self._require(optimizer, "optimizer")
-        self._before_write()
+        name = self._name_of(optimizer)
+        if name is None and id(optimizer) not in self._made:
+            raise _unknown(optimizer, "optimizer")
+        if name is not None:
+            self._before_write(name, name)
         self._optimizers_at_work += 1
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
@@ -72,20 +101,20 @@ class WriteWatch:
         @functools.wraps(original)
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
             if watch._in_use() and not _is_disabled(self):
-                if role is not None:
-                    watch._require(self, role)
-                watch._before_write()
+                if role is not None and watch._name_of(self) is None:
+                    raise _unknown(self, role)
+                watch._before_write(watch._name_of(self) or method, None)
             return original(self, *args, **kwargs)
 
         setattr(owner, method, wrapped)
         self._undo.append(lambda: delattr(owner, method) if inherited else setattr(owner, method, original))
 
-    def _require(self, thing: Any, role: str) -> None:
-        if not self._tracked(thing):
-            raise UsageError(
-                f"this step uses {_named(thing)} that relight.Training does not know: hand it over "
-                f"(relight.Training(..., {role}=...)), or a replacement would train on without its state"
-            )
+
+def _unknown(thing: Any, role: str) -> UsageError:
+    return UsageError(
+        f"this step uses {_named(thing)} that relight.Training does not know: hand it over "
+        f"(relight.Training(..., {role}=...)), or a replacement would train on without its state"
+    )
 
 
 def _named(thing: Any) -> str:

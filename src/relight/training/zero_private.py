@@ -24,7 +24,8 @@ class ZeroOptimizers:
 
     def __init__(self, optimizers: dict[str, Optimizer]) -> None:
         """Raises UsageError for one that writes during the backward pass."""
-        self._optimizers: list[Any] = [optimizer for optimizer in optimizers.values() if is_zero(optimizer)]
+        self._named: dict[str, Any] = {name: o for name, o in optimizers.items() if is_zero(o)}
+        self._optimizers = list(self._named.values())
         for name, optimizer in optimizers.items():
             if is_zero(optimizer) and optimizer._overlap_with_ddp:  # type: ignore[attr-defined]
                 raise UsageError(
@@ -51,9 +52,9 @@ class ZeroOptimizers:
             if rank != optimizer.rank
         }
 
-    def is_local(self, thing: Any) -> bool:
-        """Whether this is the optimizer of this rank's part, inside one that was handed over."""
-        return any(optimizer.optim is thing for optimizer in self._optimizers)
+    def owner_of(self, thing: Any) -> str | None:
+        """The name of the optimizer whose part for this rank `thing` is, if it is one."""
+        return next((name for name, optimizer in self._named.items() if optimizer.optim is thing), None)
 
     def rebind(self) -> None:
         """This process has taken another rank than it was built as: it updates other parameters."""
@@ -74,7 +75,7 @@ class ZeroOptimizers:
                 optimizer._sync_params()
 
 
-def is_zero(optimizer: Optimizer) -> bool:
+def is_zero(optimizer: Any) -> bool:
     """Whether it is a ZeroRedundancyOptimizer, or derived from it."""
     return any(
         kind.__name__ == "ZeroRedundancyOptimizer" and kind.__module__.startswith("torch.distributed.")

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -272,7 +273,8 @@ class RestoreClient:
                 links.append(self._ask(stack, address, Request(generation, version, part, parts, of)))
             headers = [self._header(link, generation, version) for link in links]
             first = headers[0]
-            if any((h.paths, h.specs, h.meta) != (first.paths, first.specs, first.meta) for h in headers[1:]):
+            shared = (first.paths, first.specs, _shared(first.meta))
+            if any((h.paths, h.specs, _shared(h.meta)) != shared for h in headers[1:]):
                 raise RestoreError("two sources describe the same version differently")
             _check(first)
             buckets = plan_state(first.specs)
@@ -417,3 +419,8 @@ def destination_for(own: torch.Tensor | None, spec: TensorSpec, *, on_device: bo
         return empty_like(spec)
     except (RuntimeError, UsageError) as error:
         raise RestoreError(f"no memory for what the source describes: {error}") from error
+
+
+def _shared(meta: dict[str, Any]) -> dict[str, Any]:
+    """Less what a source says of itself alone."""
+    return {key: value for key, value in meta.items() if key != "attributes"}

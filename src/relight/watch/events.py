@@ -144,6 +144,8 @@ class RecoveryFinished(_Event, frozen=True, kw_only=True, tag="recovery_finished
     steps_undone: int  # of those repeated, the ones that were finished; only on a rung below replicas
     moved_bytes: int
     restarts: int
+    wrote: tuple[int, ...]  # survivors that had begun to write in the interrupted step
+    torn: tuple[int, ...]  # survivors whose write was cut short
     stages: RecoveryStages  # seconds
 
 
@@ -162,6 +164,15 @@ class FaultInjected(_Event, frozen=True, kw_only=True, tag="fault_injected"):
 
     process: str
     fault: str
+
+
+class BitsDoubted(_Event, frozen=True, kw_only=True, tag="bits_doubted"):
+    """A failure struck where the bits of an undisturbed run cannot be vouched for. A rank may say it again."""
+
+    rank: int
+    process: str
+    step: int
+    reason: str
 
 
 class ControllerRestarted(_Event, frozen=True, kw_only=True, tag="controller_restarted"):
@@ -186,6 +197,8 @@ class JobEnded(_Event, frozen=True, kw_only=True, tag="job_ended"):
     steps_repeated: int
     time_lost_seconds: float
     state_digest: str
+    bits_as_undisturbed: str  # "yes" or "not known"; empty if it ended with an error
+    doubts: tuple[str, ...]  # why it is not known
 
 
 Event = (
@@ -204,6 +217,7 @@ Event = (
     | RecoveryFinished
     | WeightsPublished
     | FaultInjected
+    | BitsDoubted
     | ControllerRestarted
     | NoticeSaid
     | JobEnded
@@ -339,6 +353,9 @@ class EventFeed:
                 yield StandbyReady(**common, process=event.process, host=self._place(event.process)[1])
             case ev.FaultStruck():
                 yield FaultInjected(**common, process=event.process, fault=describe_fault(event.fault))
+            case ev.BitsDoubted():
+                rank, step, reason = event.rank, event.step, event.reason
+                yield BitsDoubted(**common, rank=rank, process=event.process, step=step, reason=reason)
             case ev.ControllerRestarted():
                 yield ControllerRestarted(**common)
 
@@ -410,6 +427,8 @@ class EventFeed:
             steps_undone=recovery.steps_undone,
             moved_bytes=recovery.moved_bytes,
             restarts=recovery.restarts,
+            wrote=recovery.wrote,
+            torn=recovery.torn,
             stages=recovery.stages,
         )
 
@@ -425,4 +444,6 @@ class EventFeed:
             steps_repeated=report.steps_repeated,
             time_lost_seconds=report.time_lost_seconds,
             state_digest=report.final_state_digest,
+            bits_as_undisturbed=report.bits_as_undisturbed,
+            doubts=tuple(f"rank {doubt.rank} in step {doubt.step}: {doubt.reason}" for doubt in report.doubts),
         )

@@ -5,7 +5,8 @@ from statistics import median
 
 import msgspec
 
-from relight.core.report import FailureReport, RecoveryReport
+from relight.core.report import DoubtReport, FailureReport, RecoveryReport
+from relight.core.verdict import describe_bits
 from relight.dashboard import view
 from relight.dashboard.job import Job
 from relight.watch.run import State, judge
@@ -53,6 +54,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     steps_repeated: int
     time_lost_seconds: float
     goodput: float | None
+    bits: str  # whether they are those of an undisturbed run, in words; empty: nothing is to be said yet
+    bits_as_undisturbed: str  # "yes" or "not known" of a job that finished; empty of any other
+    doubts: tuple[DoubtReport, ...]  # why it is not known
     controller_restarts: int
     standbys_ready: int
     standbys_asked: int
@@ -102,6 +106,9 @@ def status_of(
         steps_repeated=report.steps_repeated,
         time_lost_seconds=report.time_lost_seconds,
         goodput=max(0.0, 1 - report.time_lost_seconds / seconds) if seconds > 0 else None,
+        bits=describe_bits(report),
+        bits_as_undisturbed=report.bits_as_undisturbed,
+        doubts=report.doubts,
         controller_restarts=report.controller_restarts,
         standbys_ready=sum(process.ready for process in job.standbys()) if state is State.RUNNING else 0,
         standbys_asked=settings.standbys if settings else 0,

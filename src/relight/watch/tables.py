@@ -64,6 +64,8 @@ def _facts(status: Status) -> list[tuple[str, str]]:
         by = f", {recovery.replacement_kind}" if recovery.replacement_kind != "none" else ""
         took = duration(recovery.stages.total_seconds)
         found.append(("last recovery", f"{took}: {describe_target(recovery.decision, recovery.target_version)}{by}"))
+    if status.bits:
+        found.append(("bits as undisturbed", status.bits))
     if status.stragglers:
         found.append(("stragglers", ", ".join(f"rank {rank}" for rank in status.stragglers)))
     if status.error:

@@ -9,6 +9,7 @@ import msgspec
 from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Save, Spawn, Stop, WindDown
 from relight.core.detector import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
 from relight.core.events import (
+    BitsDoubted,
     CollectiveFailed,
     FaultStruck,
     ProcessDying,
@@ -161,6 +162,7 @@ WorkerUp = (
     | TrainingDone
     | WorkerReleased
     | WorkerNotice
+    | BitsDoubted
     | FaultStruck
     | StoreSet
     | StoreWait

@@ -61,10 +61,16 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     replace_slow: bool = False
     # retries
     max_failures: int | None = None  # None: as many as happen
-    max_failures_per_step: int = 10  # a step that fails more often ends the job
+    max_failures_per_step: int | None = None  # None: for deaths from outside no limit; see core/stages/failing.py
+    max_failed_attempts: int | None = None  # in a row, to start or restore a process; None: as many as happen
     max_identical_errors: int = 2  # the same exception at the same step: a bug, not a failure
     seed: int = 0
     plan: Plan = Plan()
+    # `relight prove`
+    stop_after: int = 0  # the job ends after so many steps, and the script does not go on after its loop; 0: it does
+    repeat_check: bool = True  # compute a job's second step twice, and compare
+    evidence: bool = False  # workers write down digests of each step, and touch no checkpoint and no logger
+    traced_step: int = -1  # of this one also every operation
 
 
 def part_of(kind: type[Part], settings: JobSettings) -> Part:

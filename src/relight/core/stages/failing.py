@@ -9,6 +9,7 @@ from relight.core.commands import Command, Kill, Notice
 from relight.core.corruption import describe_difference, outvoted
 from relight.core.members import Process
 from relight.core.position import Phase
+from relight.core.report import ENDED
 from relight.core.stages.saving import Saving
 from relight.core.stages.state import Stage
 
@@ -16,7 +17,10 @@ from relight.core.stages.state import Stage
 # if none is reported for this long is the network itself held to be the cause.
 COLLECTIVE_GRACE_SECONDS = 0.25
 MAX_CORRUPTIONS = 3  # of the same ranks
-MAX_RESTORE_FAILURES = 5
+MAX_BROKEN_COLLECTIVES = 5  # in one step, while every process lives
+MAX_OWN_FAILURES_PER_STEP = 10  # exceptions, hangs, broken collectives: what the script may be the cause of
+# What strikes a process from outside. However often it does, a replacement may live: see core/backoff.py.
+FROM_OUTSIDE = frozenset({ENDED, "killed", "exited", "out of memory", "frozen", "slow", "host lost"})
 
 
 class Failing(Saving):
@@ -36,10 +40,17 @@ class Failing(Saving):
             return self._lose(processes, now)
         if self.stage is Stage.TRAINING:
             self._recovery_step = step
-        self._failures_at_step.add(step)
+        if self.settings.max_failures_per_step is not None or self.ledger.failures[-1].kind not in FROM_OUTSIDE:
+            self._failures_at_step.add(step)
+        said: list[Command] = []
+        for process in processes:
+            if not process.proven:
+                said += self._note_failed_attempt(process.spawned_at, self.ledger.failures[-1].evidence, now)
         if key is not None:
             self._identical.add(key)
         ending = self._breaker(step, key, limit or self.settings.max_identical_errors)
+        if not ending and any(not process.proven for process in processes) and (used_up := self._attempts_used_up()):
+            ending = f"{used_up}; last: rank {self.ledger.failures[-1].rank}: {self.ledger.failures[-1].evidence}"
         if ending and raised is not None and raised.stands:
             return self._give_up(ending, now, raised)  # its state is as good as any, and may be the last
         for process in processes:
@@ -47,7 +58,7 @@ class Failing(Saving):
             process.failed_at_step = step
         if ending:
             return self._give_up(ending, now, raised)
-        return self._open_generation(now)
+        return [*self._open_generation(now), *said]
 
     def _breaker(self, step: int, key: tuple[object, ...] | None, limit: int) -> str:
         """Why it is useless to go on, or an empty string."""
@@ -57,7 +68,9 @@ class Failing(Saving):
             return f"{where}: {last.evidence} ({limit} times in the same place, so it is a bug, not a failure)"
         if self.settings.max_failures is not None and self.failures > self.settings.max_failures:
             return f"{self.failures} failures, more than --max-failures {self.settings.max_failures}; last {where}"
-        if step >= 0 and self._failures_at_step[step] > self.settings.max_failures_per_step:
+        at_most = self.settings.max_failures_per_step
+        at_most = MAX_OWN_FAILURES_PER_STEP if at_most is None else at_most
+        if step >= 0 and self._failures_at_step[step] > at_most:
             return f"step {step} failed {self._failures_at_step[step]} times; last: {where}: {last.evidence}"
         return ""
 

@@ -7,7 +7,7 @@ from relight.core.commands import Command, Kill, Notice
 from relight.core.members import Process
 from relight.core.report import ENDED
 from relight.core.stages.finishing import Finishing
-from relight.core.stages.reserve import MAX_STANDBY_FAILURES
+from relight.core.stages.reserve import MAX_EQUAL_ERRORS
 from relight.core.stages.starting import Starting
 from relight.core.stages.state import Stage
 from relight.core.stages.stopping import Stopping
@@ -139,20 +139,25 @@ class Processes(Starting, Stopping, Finishing):
 
     def _on_standby_lost(self, process: Process, evidence: str, now: float) -> list[Command]:
         if process.ready and now - process.ready_at > STANDBY_PROVEN_SECONDS:
-            self._standby_failures = 0  # it waited long enough to show that standbys as such work
-        self._standby_failures += 1
+            self._note_success()  # it waited long enough to show that standbys as such work
+            self._standby_errors.clear()
         raised = self._tracebacks.pop(process.name, None)
         what = f"{evidence} ({raised.summary})" if raised else evidence
         out: list[Command] = [Notice(why=f"standby {process.name} {what}", level="warning")]
-        if self._standby_failures == MAX_STANDBY_FAILURES:
-            out.append(
-                Notice(why="no more standbys are started: too many failed without a success between", level="warning")
-            )
-        if self.stage is Stage.STOPPING and self._standby_failures >= MAX_STANDBY_FAILURES:
-            ranks = ", ".join(map(str, self.members.vacant(self.settings.world_size)))
-            if ranks and not self.members.standbys():
-                what = f"{MAX_STANDBY_FAILURES} processes in a row failed before they could take rank {ranks}: {what}"
-                return out + self._give_up(what, now, raised)
+        if raised is not None:
+            self._standby_errors.add(raised.summary)
+            if self._standby_errors[raised.summary] == MAX_EQUAL_ERRORS:
+                text = f"no more standbys are started: the script raised the same in {MAX_EQUAL_ERRORS} of them"
+                out.append(Notice(why=text, level="warning"))
+        out += self._note_failed_attempt(process.spawned_at, f"standby {process.name} {what}", now)
+        vacant = self.members.vacant(self.settings.world_size) if self.stage is Stage.STOPPING else ()
+        if vacant and not self.members.standbys():
+            ending = self._attempts_used_up()
+            if self._standbys_are_useless:
+                ending = f"the script raised the same in {MAX_EQUAL_ERRORS} processes"
+            if ending:
+                ranks = ", ".join(map(str, vacant))
+                return out + self._give_up(f"{ending} before one could take rank {ranks}: {what}", now, raised)
         out += self._top_up_standbys(now)
         return out + self._advance(now)
 

@@ -58,7 +58,12 @@ class Repeating(Failing):
             self._deadline = None if self._suspected_collective is None else now + COLLECTIVE_GRACE_SECONDS
             notice = Notice(why="the controller is back; training went on meanwhile", level="info")
             resume = Resume(
-                audience=Audience.MEMBERS, generation=self.generation, buddies=buddies, writers=writers, why=why
+                audience=Audience.MEMBERS,
+                generation=self.generation,
+                buddies=buddies,
+                writers=writers,
+                doubts=self.ledger.doubts.reasons,
+                why=why,
             )
             return [*out, resume, *self._ask_to_leave(), *self._wind_down(), notice]
         stop = self._stop_everyone("the controller died during the recovery, so it begins again", now)

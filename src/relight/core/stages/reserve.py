@@ -1,14 +1,15 @@
 """Standbys and vacant ranks: who is started where, who waits, who takes a rank that nobody holds."""
 
 from relight.core import events as ev
-from relight.core.commands import Assign, Command, Kill, Spawn
+from relight.core.backoff import LONGEST_PAUSE_SECONDS
+from relight.core.commands import Assign, Command, Kill, Notice, Spawn
 from relight.core.members import Process
 from relight.core.stages.state import Stage, State
 
+MAX_EQUAL_ERRORS = 3  # of the script, in standbys: then none can be started
 # A standby that takes longer than this, and than twice the slowest start of this job, may never be warm: start another
 # beside it.
 STANDBY_PATIENCE_SECONDS = 30.0
-MAX_STANDBY_FAILURES = 3  # in a row
 
 
 class Reserve(State):
@@ -24,9 +25,11 @@ class Reserve(State):
 
     def _top_up_standbys(self, now: float) -> list[Command]:
         """Keep as many standbys as were asked for, warm or on their way."""
-        if self._standby_failures >= MAX_STANDBY_FAILURES or not len(self.hosts) or self.stage is Stage.SAVING:
+        if self._standbys_are_useless or not len(self.hosts) or self.stage is Stage.SAVING:
             return []
         missing = self.settings.standbys - len(self.members.standbys())
+        if missing <= 0 or self._is_put_off(now):
+            return []
         return [self._spawn(None, self._place(), now, why="a standby in reserve") for _ in range(missing)]
 
     def _on_standby_ready(self, event: ev.StandbyReady, now: float) -> list[Command]:
@@ -56,7 +59,8 @@ class Reserve(State):
                 )
             )
         coming = [p for p in self.members.standbys() if now - p.spawned_at < self._patience_seconds]
-        for rank in vacant[len(coming) :]:
+        lacking = vacant[len(coming) :]
+        for rank in [] if lacking and self._is_put_off(now) else lacking:
             out.append(
                 self._spawn(
                     None, self._place(), now, why=f"no standby is left for rank {rank}: a fresh process", fresh=True
@@ -84,6 +88,55 @@ class Reserve(State):
                 free.remove(near)
                 ranks.remove(rank)
         return pairs + list(zip(free, ranks, strict=False))
+
+    # --- attempts that fail -------------------------------------------------------------------------------------
+    @property
+    def _standbys_are_useless(self) -> bool:
+        """The script has raised the same in them again and again: a bug of the script, not a failure."""
+        return any(count >= MAX_EQUAL_ERRORS for count in self._standby_errors.values())
+
+    def _is_put_off(self, now: float) -> bool:
+        """Whether the next attempt must wait, since several in a row have failed; it then begins by itself."""
+        if now >= self._backoff.until:
+            return False
+        self._next_attempt = self._backoff.until
+        return True
+
+    def _note_failed_attempt(self, begun_at: float, what: str, now: float) -> list[Command]:
+        """A replacement was lost before it was of use, or could not be restored: perhaps the next one waits."""
+        if not self._backoff.fail(begun_at, now):
+            return []
+        seconds = self._backoff.until - now
+        if not seconds:
+            return []
+        limit = self.settings.max_failed_attempts
+        until = "as long as an intact replica is left" if limit is None else f"{limit} times at most"
+        text = (
+            f"{self._backoff.failed} attempts in a row to start or restore a process have failed (the last: {what}); "
+            f"the next begins in {seconds:g} s, each later one after twice the time, at most "
+            f"{LONGEST_PAUSE_SECONDS:g} s, {until} (--max-failed-attempts)"
+        )
+        said = self._said_of_attempts
+        self._said_of_attempts = True
+        if said:
+            return []
+        self.ledger.notice(text)
+        return [Notice(why=text, level="warning")]
+
+    def _attempts_used_up(self) -> str:
+        """Why no more are made, if the user has set a limit and it is reached; or an empty string."""
+        limit = self.settings.max_failed_attempts
+        if limit is None or self._backoff.failed < limit:
+            return ""
+        return (
+            f"{self._backoff.failed} attempts in a row to start or restore a process have failed "
+            f"(--max-failed-attempts {limit})"
+        )
+
+    def _note_success(self) -> None:
+        self._backoff.succeed()
+        self._next_attempt = None
+        self._said_of_attempts = False
 
     @property
     def _patience_seconds(self) -> float:

@@ -3,7 +3,7 @@
 from relight.core import events as ev
 from relight.core.commands import Audience, Command, Notice, Resume
 from relight.core.shards import Shards
-from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, MAX_RESTORE_FAILURES, Failing
+from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, Failing
 from relight.core.stages.state import Stage
 
 
@@ -32,14 +32,14 @@ class Restoring(Failing):
             if alike and self.shards.differing({rank: digests[rank] for rank in of_their_own}):
                 return self._on_corruption(digests, voters, self._decision.target, 0, now)
             return self._end(problem, now)
-        self.stage, self._deadline, self._restore_failures = Stage.TRAINING, None, 0
+        self.stage, self._deadline = Stage.TRAINING, None
         self._fallen_to = self._fallen_from = self._differed_at = -1
         for process in self.members.by_rank().values():
             process.replacement = False
         self.members.predecessors.clear()
         self._forget_the_dead()
         if self._decision.targets:
-            self._standby_failures = 0
+            self._standby_errors.clear()
         notice = Notice(why=self.ledger.describe_recovery(now), level="info")
         self.ledger.resumed(now)
         out: list[Command] = [
@@ -48,6 +48,7 @@ class Restoring(Failing):
                 generation=self.generation,
                 buddies=self._buddies(),
                 writers=self._writers(),
+                doubts=self.ledger.doubts.reasons,
                 why=f"all ranks hold version {self._decision.target} "
                 f"({self.shards.digest([report.state_digest for report in reports])})",
             )
@@ -58,8 +59,17 @@ class Restoring(Failing):
     def _on_step_resumed(self, event: ev.StepResumed, now: float) -> list[Command]:
         """A new standby is started once the interrupted step is done: its start would slow the redo down."""
         self.ledger.step_resumed(event, self.settings.world_size, now)
-        self._to_resume.discard(event.process)
+        if event.process in self._to_resume:
+            self._to_resume.discard(event.process)
+            if not self._to_resume:
+                self._prove()
         return self._top_up_standbys(now) if not self._to_resume and self.stage is Stage.TRAINING else []
+
+    def _prove(self) -> None:
+        """All members have committed a step: the recovery is over, and its replacements are of use."""
+        self._note_success()
+        for process in self.members.by_rank().values():
+            process.proven = True
 
     def _on_restore_failed(self, event: ev.RestoreFailed, now: float) -> list[Command]:
         if self.stage is not Stage.RESTORING or event.generation != self.generation:
@@ -73,13 +83,13 @@ class Restoring(Failing):
         """Nobody can be blamed for a restore that does not end; who then does not stand still, can."""
         event = self._suspected_restore
         evidence = event.evidence if event else f"not done within {self.settings.restore_timeout_seconds:g} s"
-        self._restore_failures += 1
         self.ledger.failure(
             None, "communication", f"restoring: {evidence}", None, 0, self.generation, now, self._recovery_step
         )
-        if self._restore_failures > MAX_RESTORE_FAILURES:
-            return self._give_up(f"restoring failed {self._restore_failures} times in a row: {evidence}", now)
-        return self._open_generation(now, self.settings.stop_timeout_seconds)
+        said = self._note_failed_attempt(now, f"restoring: {evidence}", now)
+        if used_up := self._attempts_used_up():
+            return self._give_up(f"{used_up}; last: restoring: {evidence}", now)
+        return [*self._open_generation(now, self.settings.stop_timeout_seconds), *said]
 
 
 def _handshake_mismatch(reports: list[ev.Restored], target: int, shards: Shards) -> str:

@@ -45,7 +45,7 @@ class Starting(Reserve):
         self.until, self.began_at = reports[0].until, reports[0].version
         self.buddy_every, self.checkpoint_every = reports[0].buddy_every, reports[0].checkpoint_every
         for process in self.members.by_rank().values():
-            process.may_hold_state = True
+            process.may_hold_state = process.proven = True
         self._slowest_start_seconds = now - min(p.spawned_at for p in self.members.by_rank().values())
         self._entered.clear()
         digest = self.shards.digest([report.state_digest for report in reports])

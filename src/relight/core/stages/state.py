@@ -13,6 +13,7 @@ import enum
 import msgspec
 
 from relight.core import events as ev
+from relight.core.backoff import Backoff
 from relight.core.buddies import choose_buddies
 from relight.core.commands import Audience, Begin, Command, EndJob, Release, Restore, Resume, Save, Stop, WindDown
 from relight.core.coverage import Coverage
@@ -46,7 +47,8 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     startup_timeout_seconds: float = 600.0
     replace_slow: bool = False
     max_failures: int | None = None
-    max_failures_per_step: int = 10
+    max_failures_per_step: int | None = None
+    max_failed_attempts: int | None = None
     max_identical_errors: int = 2
 
 
@@ -96,8 +98,10 @@ class State:
         self._tracebacks: dict[str, ev.WorkerFailed] = {}
         self._to_resume: set[str] = set()  # members that have not committed a step since the last recovery
         self._standing_order: Begin | Stop | Restore | Resume | Save | Release | None = None
-        self._restore_failures = 0
-        self._standby_failures = 0
+        self._backoff = Backoff()  # of attempts to bring in a replacement
+        self._next_attempt: float | None = None  # when what was put off begins
+        self._said_of_attempts = False  # that they fail, since the last success
+        self._standby_errors: Recent[str] = Recent()  # what scripts raised in standbys, since one took a rank
         self._startup_restarts = 0
 
     @property
@@ -190,7 +194,7 @@ class State:
         return Stop(audience=Audience.MEMBERS, generation=self.generation, why=why)
 
     def _end(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
-        self.stage, self._deadline = Stage.ENDED, None
+        self.stage, self._deadline, self._next_attempt = Stage.ENDED, None, None
         self.ledger.ended(error, now)
         details = raised.traceback if raised else ""
         self.ended = EndJob(error=error, details=details, why=error or "training finished")

@@ -47,7 +47,7 @@ class Stopping(Failing):
         if len(self._stopped) < self.settings.world_size:  # the usual answer, without a look at every rank
             return []
         held = self.members.by_rank()
-        if self.members.dying() or any(p.name not in self._stopped for p in held.values()):
+        if self.members.dying() or any(p.name not in self._stopped for p in held.values()) or self._is_put_off(now):
             return []
         replaced = [rank for rank, p in held.items() if p.replacement]
         reports = [self._stopped[p.name] for p in held.values()]

@@ -3,7 +3,7 @@
 from relight.core import events as ev
 from relight.core.commands import Command, Kill, Notice
 from relight.core.corruption import describe_difference, outvoted
-from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, MAX_RESTORE_FAILURES, Failing
+from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, MAX_BROKEN_COLLECTIVES, Failing
 from relight.core.stages.state import Stage
 
 
@@ -24,7 +24,7 @@ class Training(Failing):
             return []
         evidence = f"a collective of rank {event.rank} broke while every process lives: {event.summary}"
         self.ledger.failure(None, "communication", evidence, None, event.noticed_ns, self.generation, now, event.step)
-        return self._fail([], event.step, ("communication", event.step), now, limit=MAX_RESTORE_FAILURES)
+        return self._fail([], event.step, ("communication", event.step), now, limit=MAX_BROKEN_COLLECTIVES)
 
     def _on_stalled(self, event: ev.CommunicationStalled, now: float) -> list[Command]:
         if self.stage is not Stage.TRAINING:

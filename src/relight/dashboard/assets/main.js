@@ -113,8 +113,9 @@ function showWaiting() {
 function showSummary(summary) {
   const { problem } = summary;
   const failed = summary.error ? `The job ended: ${summary.error}` : "";
-  find("problem").hidden = !(problem || failed);
-  setText(find("problem"), problem || failed);
+  const doubts = summary.doubts ? `The bits may differ from those of an undisturbed run: ${summary.doubts}` : "";
+  find("problem").hidden = !(problem || failed || doubts);
+  setText(find("problem"), problem || failed || doubts);
   setText(find("job"), summary.job || "relight");
   document.title = summary.job ? `${summary.job} – relight` : "relight";
   if (!summary.job) return;
@@ -132,6 +133,7 @@ function showSummary(summary) {
     ["time lost", seconds(summary.time_lost_seconds), ""],
     ["failures", count(summary.failures), summary.recoveries ? `${count(summary.recoveries)} recovered` : ""],
     ["steps repeated", count(summary.steps_repeated), ""],
+    ["bits as undisturbed", summary.bits || "–", "", summary.bits === "not known"],
     ["standbys ready", `${summary.standbys_ready}`, `of ${summary.standbys_asked}`],
     ["more may fail at once", summary.stage === "ended" ? "–" : count(may), "", summary.stage !== "ended" && summary.stage !== "starting" && may === 0],
   ];

@@ -2,7 +2,7 @@
 
 Every other file of this folder adds what some files of relight.training do, and inherits what it needs of the others:
 
-    process <- runtime <- steps <- recovery
+    process <- runtime <- writes <- steps <- recovery
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,6 +16,7 @@ from relight.sim.lower import Lower, Saved
 from relight.sim.network import Copying, Group, Rendezvous
 from relight.sim.page import Page
 from relight.sim.points import PATIENCE_SECONDS, PAUSES
+from relight.sim.shapes import Pattern
 
 
 class World(Protocol):
@@ -28,6 +29,7 @@ class World(Protocol):
     derivable: bool
     parts: int
     verify_every: int
+    pattern: Pattern
 
     def plan_step(self, worker: "Process") -> None: ...
     def plan_patience(self, worker: "Process", seconds: float) -> None: ...
@@ -63,11 +65,7 @@ class Process:
 
     # Variants that the real worker must not have; see mutations.py.
     claims_private: ClassVar[bool] = True
-    finishes_writes: ClassVar[bool] = True
-    has_barrier: ClassVar[bool] = True
-    keeps_private_before_barrier: ClassVar[bool] = True
     restores_in_place: ClassVar[bool] = False
-    confirms_early: ClassVar[bool] = False
     lower_kind: ClassVar[type[Lower]] = Lower
 
     handlers: ClassVar[Mapping[str, str]] = {}  # by point: the method with which the main thread leaves it
@@ -110,7 +108,9 @@ class Process:
         "state",
         "stop_seen",
         "struck",
+        "surprised",
         "ticket",
+        "undo",
         "unread",
         "waits_on",
         "world",
@@ -137,6 +137,8 @@ class Process:
         self.prepared = -1  # while it stands at the barrier
         self.next_private = 0
         self.gradient = 0
+        self.undo: State | None = None  # the pre-image of what the step in flight has written before its barrier
+        self.surprised = False  # more came after the barrier of the step in flight than the last write
         self.restore: Restore | Save | None = None
         self.first_after_recovery = False
         self.began = -1  # the version with which this generation began to train
@@ -200,6 +202,9 @@ class Process:
             self.started,
             self.prepared,
             self.gradient,
+            self.undo,
+            self.surprised,
+            self.began if self.world.pattern.relearns else 0,
             self.restore,
             self.first_after_recovery,
             self.group_generation,
@@ -223,6 +228,11 @@ class Process:
         return order.generation >= self.newest
 
     # --- engine: the main thread moves from point to point ------------------------------------------------------
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether its state is worth nothing: it holds none, or it was interrupted where nothing can be undone."""
+        return self.blank or (self.page.torn and self.surprised)
+
     @property
     def healthy(self) -> bool:
         """Alive, and nothing was ever done to it."""
@@ -259,7 +269,7 @@ class Process:
     def _can_go(self) -> bool:
         """Whether what the main thread waits for is here."""
         match self.point:
-            case "GRADIENT" | "COMPARE" | "BARRIER":
+            case "GRADIENT" | "SECOND" | "COMPARE" | "BARRIER" | "EXTRA" | "END":
                 operation = self.world.group(self.group_generation).operations.get(self.operation)
                 return operation is None or self.rank in operation.outcome
             case "VERDICT" | "DIFFERS":

@@ -28,7 +28,7 @@ class Recovery(Steps):
             if restore.target == self.state.version + 1:
                 self._go_to("FINISH")
                 return
-        if self.page.torn and not self.blank:
+        if self.page.torn and not self.holds_nothing:
             raise Violation("I13: a recovery went on with a state that is half written")
         self._recover()
 
@@ -41,6 +41,7 @@ class Recovery(Steps):
         restore = self.restore
         assert restore is not None
         if isinstance(restore, Save):
+            self._roll_back()
             self._save(restore)
             return
         if self.lower is not None:
@@ -53,6 +54,7 @@ class Recovery(Steps):
         elif self.state.version != restore.target:
             self._fail_restore(f"rank {self.rank} is at version {self.state.version}, not {restore.target}")
         else:
+            self._roll_back()
             if restore.targets and self.newest <= restore.generation:
                 self.offer = (restore.generation, self.state)
                 self.world.offered(self)
@@ -95,6 +97,7 @@ class Recovery(Steps):
         elif not is_target:
             saved = lower.kept_of(self.rank, restore.target)
             if saved is None and is_there:  # this recovery began again, and it had gone back before
+                self._roll_back()
                 self.blank = self.page.torn = False
                 self.page.words[restore.target % 2] = restore.target
                 self._go_to("ROLLBACK")
@@ -126,11 +129,12 @@ class Recovery(Steps):
         target = restore.target
         private = saved.private
         if self.rank in restore.derived:
-            private = derived_private(self.rank, target, known=self.world.derivable)
+            private = derived_private(self.rank, target, self.world.pattern, known=self.world.derivable)
         self.state, self.private, self.copying = saved.state, private, None
         self.page.slots[target % 2] = (target, private)
         self.page.words[target % 2] = target
         self.blank = self.page.torn = False
+        self._keep_what_was_written()
         self.page.version = self.state.version
 
     def _begin_forming(self, generation: int) -> None:
@@ -180,7 +184,8 @@ class Recovery(Steps):
             self._go_to("ROLLBACK")
             return
         if self.rank in self.restore.derived:
-            self.page.keep_private(target, derived_private(self.rank, target, known=self.world.derivable))
+            derived = derived_private(self.rank, target, self.world.pattern, known=self.world.derivable)
+            self.page.keep_private(target, derived)
         private = self.page.read_private(target)
         if private is None and self.world.several_hosts and self.point != "PRIVATE":
             self._go_to("PRIVATE")
@@ -192,6 +197,7 @@ class Recovery(Steps):
         if self.claims_private:
             self.page.words[target % 2] = target
         self.blank = self.page.torn = False
+        self._keep_what_was_written()
         self.page.version = self.state.version
         self._go_to("ROLLBACK")
 

@@ -148,7 +148,7 @@ class Runtime(Process):
             self._go_to("OBEY")
             return
         self.restore = None
-        self.page.torn = torn or (self.page.torn and self.blank)
+        self.page.torn = torn or (self.page.torn and self.holds_nothing)
         self._stamp(Phase.PARKED)
         self.stop_seen = self.newest
         self._go_to("STOP")

@@ -1,0 +1,46 @@
+"""How long to wait before the next attempt to bring in a replacement, once several in a row have failed. Pure.
+
+What strikes from outside (signals, a machine short of memory, a network that is down) ends by itself sooner or later.
+So a job with an intact replica does not count to three and end: it tries again, less and less often.
+"""
+
+IMMEDIATE_ATTEMPTS = 2  # failed ones in a row after which the next begins at once
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+
+
+def pause_seconds(failed: int) -> float:
+    """From the failure of an attempt to the next one, if so many have failed in a row: 0, 0, 1, 2, 4, ... 60."""
+    if failed <= IMMEDIATE_ATTEMPTS:
+        return 0.0
+    doublings = min(failed - IMMEDIATE_ATTEMPTS - 1, 6)
+    return min(FIRST_PAUSE_SECONDS * 2.0**doublings, LONGEST_PAUSE_SECONDS)
+
+
+class Backoff:
+    """Counts attempts that failed without a success between them."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self.until = 0.0  # no attempt begins before
+        self._failed_at = 0.0
+
+    def fail(self, begun_at: float, now: float) -> bool:
+        """An attempt that began at `begun_at` has failed. Returns whether it counts.
+
+        It does not if another one has failed since it began: processes that are lost together are one failure.
+        """
+        if self.failed and begun_at < self._failed_at:
+            return False
+        self.failed += 1
+        self._failed_at = now
+        self.until = now + pause_seconds(self.failed)
+        return True
+
+    def relative_to(self, now: float) -> tuple[int, float, float] | None:
+        """What its future depends on, as seen from `now`."""
+        return (self.failed, max(0.0, self.until - now), self._failed_at - now) if self.failed else None
+
+    def succeed(self) -> None:
+        """A replacement trains, or a standby has waited long: what failed before does not count any more."""
+        self.failed, self.until, self._failed_at = 0, 0.0, 0.0

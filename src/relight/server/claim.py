@@ -1,0 +1,39 @@
+"""A run directory belongs to one `relight run` at a time: two that are started at the same moment must not mix."""
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from relight.errors import UsageError
+
+
+class Claim:
+    """Held until the process ends, however it ends; the kernel then lets go of it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Claim an existing directory. Raises UsageError if another process has claimed it, OSError if it is gone.
+
+        A file system that cannot lock a directory is left to the journal, which only one controller can make.
+        """
+        while True:
+            self._descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.release()
+                raise UsageError(
+                    f"--run-dir {run_dir} is in use by another `relight run`, which was started before this one and "
+                    "has not ended; wait for its end, or choose another directory"
+                ) from None
+            except OSError:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._descriptor), os.stat(run_dir)):
+                    return
+            # Whoever had claimed it has removed it in the meantime: nothing of a run was in it.
+            self.release()
+            run_dir.mkdir(parents=True, exist_ok=True)
+
+    def release(self) -> None:
+        os.close(self._descriptor)

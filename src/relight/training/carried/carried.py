@@ -1,0 +1,403 @@
+"""State that a script carries from step to step by itself: found, kept with the rank-private state, and put back.
+
+What is carried is found in the code of the loop before the first step, and by values in the first steps. The value that
+belongs to a version is the one at the entry of its step.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from relight.errors import UsageError
+from relight.training.carried.kept import (
+    MOST_BYTES,
+    MOST_LEAVES,
+    MOST_LOG_BYTES,
+    MOST_LOG_LEAVES,
+    MOST_SEEN_BYTES,
+    Kept,
+)
+from relight.training.carried.names import names_of
+from relight.training.carried.places import MISSING, Frames, Spots, key_of, place_of
+from relight.training.carried.refs import Place, describe, is_iterator
+from relight.training.carried.source import Iteration, iteration_of, short
+from relight.training.carried.survey import Survey
+from relight.training.carried.trees import Unsupported, leaves_of, name_of, read_back, size_of, write_down
+from relight.training.carried.values import Mark, changed, put_back, remember
+
+SURVEYED = 3  # steps after which values are compared
+_MISSING_TREE = {"\x01": "missing"}
+
+
+class Carried:
+    """Owned by the main thread. `enter` and `remember` begin a step; `commit` or `roll_back` ends it."""
+
+    def __init__(
+        self,
+        is_foreign: Callable[[Any], bool],
+        say: Callable[[str, str], None],
+    ) -> None:
+        """`is_foreign`: of an object whose attributes are kept otherwise: what was handed over, and relight's own.
+
+        `say` tells the user something once, by a key.
+        """
+        self._is_foreign = is_foreign
+        self._say = say
+        self._spots = Spots()
+        self._kept: dict[str, Kept] = {}
+        self._left_out: set[str] = set()
+        self._dead: set[Place] = set()
+        self._declared: list[Any] = []
+        self._declared_names: list[str] = []
+        self._ignored: set[str] = set()
+        self._iteration: Iteration | None = None
+        self._frames_up = 1
+        self._entered = False
+        self._in_step = False
+        self._again = False  # the last step was rolled back
+        self._pending: dict[str, Any] | None = None  # to be put in at the next entry
+        self._before: Survey | None = None
+        self._surveyed = 0
+        self._was_unsettled = False
+        self._captures = 0
+        self._looks = 0
+
+    # --- what the user says ------------------------------------------------------------------------------------
+    def declare(self, *things: Any, ignore: Sequence[str] = ()) -> None:
+        """Carry these too: names as strings, as the loop's function sees them (`"h"`, `"self.mean"`), or objects."""
+        for thing in things:
+            if isinstance(thing, str):
+                self._declared_names.append(thing)
+            else:
+                try:
+                    write_down(thing)
+                except Unsupported as problem:
+                    raise UsageError(
+                        f"training.carry() was given {name_of(thing)}, which holds {problem}: carry tensors, numbers, "
+                        "strings, containers and objects of these, or generators of random numbers; hand over what "
+                        "has a state_dict(): relight.Training(..., per_rank={...})"
+                    ) from None
+                self._declared.append(thing)
+        self._ignored.update(ignore)
+
+    # --- a step ------------------------------------------------------------------------------------------------
+    def enter(self, frame: FrameType) -> None:
+        """`with step` in this frame. Raises UsageError for what is carried and cannot be kept."""
+        if not self._entered:
+            self._entered = True
+            self._find(frame)
+        elif not self._kept and self._surveyed >= SURVEYED and self._pending is None:
+            return
+        self._look_at(frame)
+        if self._again:
+            self._put_back()  # also what code between steps did after a step that does not count
+            self._again = False
+        if self._pending is not None:
+            self._put_in()
+        self._notice(between=True)
+
+    def remember(self) -> None:
+        """What `roll_back` goes back to: the values now."""
+        self._in_step = True
+        if not self._kept and self._surveyed >= SURVEYED:
+            return
+        self._spots.frames.forget()
+        for one in self._kept.values():
+            one.mark = remember(one.spot.get(), grows=not one.feeds)
+        if self._surveyed < SURVEYED:
+            self._before = self._survey()
+        self._spots.frames.forget()
+
+    def commit(self) -> None:
+        """The step counts."""
+        self._in_step = False
+        self._again = False
+        if self._surveyed < SURVEYED:
+            self._surveyed += 1
+        if self._surveyed >= SURVEYED:
+            self._before = None
+        self._spots.frames.forget()
+
+    def roll_back(self) -> None:
+        """Put back what the step under way changed; what code changes before the next entry is put back there."""
+        if self._in_step:
+            self._in_step = False
+            self._again = True
+            self._spots.frames.forget()
+            self._notice(between=False)
+            self._put_back()
+
+    def leave(self) -> None:
+        """The loop has ended: no frame is held any more."""
+        self._spots.frames = Frames(())
+        self._before = None
+
+    # --- the private state -----------------------------------------------------------------------------------
+    def capture(self) -> dict[str, Any]:
+        """The values now, as a tree for `encode_tree`. Empty: nothing is carried.
+
+        Raises UsageError for a value that decides what a step computes and cannot be kept.
+        """
+        self._spots.frames.forget()
+        if self._in_step:
+            self._notice(between=False)
+        if not self._kept:
+            return {}
+        self._captures += 1
+        weigh = self._captures <= 2 * SURVEYED or self._captures % 16 == 0
+        names, rebound, total = {}, [], 0
+        for one in [one for one in self._kept.values() if one.is_written]:
+            value = one.spot.get()
+            one.kept = remember(value, grows=not one.feeds)
+            tree = self._written_down(one, value, weigh)
+            if tree is None:
+                continue
+            names[one.key] = tree
+            if value is not one.home:
+                rebound.append(one.key)
+            if weigh and one.feeds:
+                total += size_of(tree)
+                if total > MOST_BYTES:
+                    raise one.refusal(f"over {MOST_BYTES >> 20} MiB with what else is carried")
+        if not names:
+            return {}
+        self._was_unsettled = self._in_step and any(one.feeds and not one.in_block for one in self._kept.values())
+        self._spots.frames.forget()
+        return {"names": names, "rebound": rebound, "settled": not self._was_unsettled}
+
+    def changed_since(self) -> bool:
+        """Whether what decides a step changed after the last `capture`."""
+        if not self._kept:
+            return False
+        self._spots.frames.forget()
+        found = any(one.feeds and changed(one.kept, one.spot.get()) for one in self._kept.values())
+        self._spots.frames.forget()
+        return found
+
+    def look(self) -> int:
+        """A number that is another one once something that decides a step has changed."""
+        if self._kept:
+            self._spots.frames.forget()
+            for one in self._kept.values():
+                if one.feeds:
+                    value = one.spot.get()
+                    if changed(one.looked, value):
+                        one.looked = remember(value)
+                        self._looks += 1
+            self._spots.frames.forget()
+        return self._looks
+
+    @property
+    def needs_keeping(self) -> bool:
+        """At the entry of a step: whether code between steps changed what was kept at the barrier, or may have."""
+        if not self._kept:
+            return False
+        if self._was_unsettled or not self._captures:
+            return True
+        self._spots.frames.forget()
+        found = any(one.is_written and changed(one.kept, one.spot.get()) for one in self._kept.values())
+        self._spots.frames.forget()
+        return found
+
+    @property
+    def must_be_exact(self) -> bool:
+        """Whether the block changes something that decides what a later step computes."""
+        return any(one.feeds and one.in_block for one in self._kept.values())
+
+    @property
+    def decides(self) -> bool:
+        """Whether anything that is carried decides what a step computes."""
+        return any(one.feeds for one in self._kept.values())
+
+    @property
+    def names(self) -> list[str]:
+        """What is carried, for messages: `NAME (FILE:LINE)`."""
+        return [one.shown for one in self._kept.values()]
+
+    def adopt(self, tree: dict[str, Any] | None) -> str | None:
+        """Values of another process, to be put in at the next entry. Returns why equal bits cannot be vouched for."""
+        self._in_step = self._again = False
+        self._pending = tree or None
+        if not tree or tree["settled"]:
+            return None
+        names = sorted({describe(place_of(key)) for key in tree["names"]})
+        return (
+            f"{', '.join(names)}: carried by the script, changed between two steps, and a rank was lost just there. "
+            "Change them inside `with step`"
+        )
+
+    # --- finding -----------------------------------------------------------------------------------------------
+    def _look_at(self, frame: FrameType) -> None:
+        frames: list[FrameType] = []
+        here: FrameType | None = frame
+        while here is not None and len(frames) < self._frames_up:
+            frames.append(here)
+            here = here.f_back
+        self._spots.frames = Frames(frames, self._declared)
+
+    def _find(self, frame: FrameType) -> None:
+        iteration = self._iteration = iteration_of(frame)
+        if iteration is None:
+            self._say(
+                "carried",
+                f"{short(frame.f_code.co_filename)}:{frame.f_lineno}: the source of this loop cannot be read, so what "
+                "it carries from step to step is looked for by its values alone: name the rest with training.carry()",
+            )
+        else:
+            self._frames_up = iteration.frames
+        self._look_at(frame)
+        for index in range(len(self._declared)):
+            self._keep((("declared", str(index), f"object {index} of training.carry()"),), "", True, True)
+        if iteration is not None:
+            frames = self._spots.frames.frames
+            names = names_of(iteration, frames, self._is_foreign)
+            self._dead = names.dead
+            for found in names.found.values():
+                where = f"{short(found.file)}:{found.line}"
+                one = self._keep(found.place, where, found.feeds, found.in_block)
+                if one is None:
+                    continue
+                if found.is_counted:
+                    if one.feeds:
+                        raise UsageError(
+                            f"{where}: {one.name} is counted beside training.steps(), and a replacement would begin "
+                            "to count anew: use step.number"
+                        )
+                    self._leave_out(one, "it is counted beside training.steps(): use step.number")
+                else:
+                    self._refuse_iterator(one)
+        for text in self._declared_names:
+            self._keep_named(text)
+        for one in self._kept.values():
+            one.home = one.spot.get()
+        self._spots.frames.forget()
+
+    def _keep_named(self, text: str) -> None:
+        place = self._spots.frames.place_of_name(text)
+        one = self._keep(place, "", True, True)
+        if one is None or (one.spot.get() is MISSING and (len(place) > 1 or not self._spots.frames.have(place[0][2]))):
+            raise UsageError(f"training.carry({text!r}): the loop of steps sees no such name")
+
+    def _keep(self, place: Place, where: str, feeds: bool, in_block: bool, *, seen: bool = False) -> Kept | None:
+        name, key = describe(place), key_of(place)
+        if key in self._kept or key in self._left_out:
+            return self._kept.get(key)
+        if name in self._ignored or name.rpartition(".")[2] in self._ignored:
+            return None
+        spot = self._spots.find(place)
+        if spot is None or (spot.get() is not MISSING and self._is_foreign(spot.get())):
+            return None
+        one = self._kept[key] = Kept(key, name, where, spot, feeds, in_block, seen=seen, home=spot.get())
+        return one
+
+    def _refuse_iterator(self, one: Kept) -> None:
+        value = one.spot.get()
+        if not is_iterator(value):
+            return
+        if one.feeds:
+            raise UsageError(
+                f"{one.where}: {one.name}, {name_of(value)}, goes on from step to step, and a replacement would begin "
+                "it anew: hand over the data (relight.Training(data=...)), or fetch it by step.number"
+            )
+        self._leave_out(one, f"{name_of(value)} cannot be carried")
+
+    # --- by values -----------------------------------------------------------------------------------------
+    def _survey(self) -> Survey:
+        return Survey(self._spots.frames, self._frames_up, self._is_foreign)
+
+    def _notice(self, *, between: bool) -> None:
+        """Carry also what changed although the code did not show it."""
+        if self._before is None or self._surveyed > SURVEYED:
+            return
+        for place, mark in self._before.found.items():
+            if self._is_covered(place):
+                continue
+            spot = self._spots.find(place)
+            if spot is None or not changed(mark, spot.get()):
+                continue
+            one = self._keep(place, "", True, not between, seen=True)
+            if one is not None:
+                one.mark = mark
+                one.home = mark.value if isinstance(mark, Mark) else mark
+        if between:
+            self._before = None
+
+    def _is_covered(self, place: Place) -> bool:
+        """Whether what holds this place is carried as a whole, or is dead."""
+        for length in range(1, len(place) + 1):
+            if place[:length] in self._dead or key_of(place[:length]) in self._kept:
+                return True
+        return key_of(place) in self._left_out
+
+    # --- values -----------------------------------------------------------------------------------------------
+    def _written_down(self, one: Kept, value: Any, weigh: bool) -> Any:
+        if value is MISSING:
+            return _MISSING_TREE
+        if self._is_foreign(value):
+            self._forget(one)
+            return None
+        if not one.feeds and type(value) in (list, dict, set) and len(value) > MOST_LOG_LEAVES:
+            self._leave_out(one, f"it has {len(value)} items")
+            return None
+        try:
+            tree = write_down(value)
+        except Unsupported as problem:
+            if one.feeds and not one.seen:
+                raise one.refusal(f"it holds {problem}") from None
+            self._leave_out(one, f"it holds {problem}")
+            return None
+        if weigh and (one.seen or not one.feeds):
+            size, leaves = size_of(tree), leaves_of(tree)
+            few = MOST_LEAVES if one.feeds else MOST_LOG_LEAVES
+            if size > (MOST_SEEN_BYTES if one.feeds else MOST_LOG_BYTES) or leaves > few:
+                self._leave_out(one, f"it has grown to {leaves} values, {size} bytes")
+                return None
+        return tree
+
+    def _leave_out(self, one: Kept, why: str) -> None:
+        if one.seen or one.feeds or is_iterator(one.spot.get()):
+            self._forget(one)
+        one.is_written = False  # but it is undone with its step
+        self._say(f"carried {one.name}", one.left_out(why))
+
+    def _forget(self, one: Kept) -> None:
+        self._kept.pop(one.key, None)
+        self._left_out.add(one.key)
+
+    def _put_back(self) -> None:
+        self._spots.frames.forget()
+        for one in self._kept.values():
+            now = one.spot.get()
+            if changed(one.mark, now):
+                value = put_back(one.mark)
+                if value is not now:
+                    one.spot.set(value)
+        self._spots.frames.forget()
+
+    def _put_in(self) -> None:
+        tree, self._pending = self._pending, None
+        assert tree is not None
+        rebound = set(tree["rebound"])
+        for key, part in tree["names"].items():
+            if key in self._left_out:
+                self._left_out.discard(key)
+            place = place_of(key)
+            one = self._kept.get(key) or self._keep(place, "", True, True, seen=True)
+            if one is None and self._spots.find(place) is not None:
+                continue  # there it is kept otherwise, or left out
+            if one is None:
+                raise UsageError(
+                    f"{describe(place)} is carried from step to step, and this replacement has no such name: make it "
+                    "on every rank, before the loop"
+                )
+            old = one.spot.get()
+            if isinstance(part, dict) and part.get("\x01") == "missing":
+                value = MISSING
+            else:
+                value = read_back(part, old, in_place=key not in rebound)
+            if isinstance(value, defaultdict) and isinstance(old, defaultdict):
+                value.default_factory = old.default_factory
+            if value is not old:
+                one.spot.set(value)
+        self._spots.frames.forget()

@@ -1,0 +1,248 @@
+"""Reads expressions of a script, with the calls in them, into a `Flow`."""
+
+import ast
+from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+from relight.training.carried.flow import NOWHERE, Flow, State, Use
+from relight.training.carried.refs import (
+    UNKNOWN,
+    Callee,
+    Key,
+    Ref,
+    attribute_of,
+    callee_of,
+    has_contents,
+    is_generator,
+    is_iterator,
+    item_of,
+)
+from relight.training.carried.scope import Scope
+from relight.training.carried.source import node_of
+
+_DEEPEST = 8
+_MOST_CALLS = 300
+MUTATORS = frozenset(
+    "append extend insert pop popleft appendleft extendleft remove clear update setdefault add discard sort reverse "
+    "popitem rotate subtract push fill difference_update intersection_update symmetric_difference_update "
+    "move_to_end itemset put resize put_nowait get_nowait".split()
+)
+_MUTATORS_OF_FIRST = frozenset("heappush heappop heapify heappushpop heapreplace shuffle insort next".split())
+_SHOWING = frozenset(
+    "print info debug warning error log add_scalar add_scalars add_histogram add_image set_postfix set_postfix_str "
+    "set_description log_metrics log_dict write report pprint".split()
+)
+_FRESH: Key = ("temporary", -1, "")
+
+
+class Expressions:
+    """Evaluates expressions, and follows calls of the user's functions; what libraries do with arguments is unknown."""
+
+    def __init__(self, flow: Flow, frames: Sequence[Scope], is_foreign: Callable[[Any], bool]) -> None:
+        self._flow = flow
+        self._frames = frames
+        self._is_foreign = is_foreign
+        for scope in frames:
+            scope.frames = frames
+        self._scope = frames[0]
+        self._calling: list[CodeType] = []
+        self._calls = 0
+        self._loops = 0
+        self._continued: list[State] = []
+        self._returned: list[State] = []
+        self._return_use: Use = None
+
+    # --- values ------------------------------------------------------------------------------------------------
+    def _refer(self, node: ast.expr) -> Ref:
+        """What an expression names, without reading it."""
+        match node:
+            case ast.Name():
+                return self._scope.lookup(node.id)
+            case ast.Attribute():
+                return attribute_of(self._refer(node.value), node.attr, self._is_foreign)
+            case ast.Subscript():
+                index = node.slice.value if isinstance(node.slice, ast.Constant) else UNKNOWN
+                return item_of(self._refer(node.value), index)
+            case ast.Constant():
+                return Ref(None, node.value)
+            case _:
+                return Ref()
+
+    def _value(self, node: ast.expr, use: Use) -> Ref:
+        """Evaluate: everything in it is read. Returns what it names."""
+        match node:
+            case ast.Name():
+                ref = self._refer(node)
+                self._flow.read(ref, use)
+                if ref.alias is not None and ref.alias.key is not None:
+                    self._flow.feed(ref.alias.key, use)
+                return ref
+            case ast.Attribute():
+                self._value(node.value, use)
+                ref = self._refer(node)
+                self._flow.read(ref, use)
+                return ref
+            case ast.Subscript():
+                self._value(node.value, use)
+                self._value(node.slice, use)
+                return self._refer(node)
+            case ast.Call():
+                return self._call(node, use, is_statement=False)
+            case ast.Lambda():
+                self._nested(node.args, node.body)
+                return Ref()
+            case ast.NamedExpr():
+                value = self._value(node.value, union([use, self._into(node.target)]))
+                self._assign(node.target, value)
+                return value
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                self._comprehension(node, use)
+                return Ref()
+            case _:
+                for child in ast.iter_child_nodes(node):
+                    if isinstance(child, ast.expr):
+                        self._value(child, use)
+                return Ref()
+
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, use: Use) -> None:
+        outer = dict(self._scope.bound)
+        for part in node.generators:
+            ref = self._value(part.iter, use)
+            if is_iterator(ref.value):
+                self._draw(ref, node, use)
+            names = [name.id for name in ast.walk(part.target) if isinstance(name, ast.Name)]
+            self._scope.bound.update({name: Ref(_FRESH) for name in names})
+            for condition in part.ifs:
+                self._value(condition, use)
+        for value in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
+            self._value(value, use)
+        self._scope.bound = outer
+
+    # --- calls -------------------------------------------------------------------------------------------------
+    def _call(self, node: ast.Call, use: Use, *, is_statement: bool) -> Ref:
+        function = node.func
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+        receiver: Ref | None = None
+        if is_showing(function):
+            use, is_statement = NOWHERE, False
+        if isinstance(function, ast.Attribute):
+            changes = function.attr in MUTATORS or (function.attr[-1] == "_" and function.attr[:1] != "_")
+            receiver = self._refer(function.value)
+            changes &= has_contents(receiver.value) or receiver.is_part
+            draws = is_generator(receiver.value) or is_iterator(receiver.value)
+            self._value(function.value, NOWHERE if is_statement and (changes or draws) else use)
+            if draws:
+                self._draw(receiver, node, use)
+            elif changes:
+                into = self._into(function.value)
+                self._flow.mutate(receiver, self._at(node))
+                for argument in arguments:
+                    self._value(argument, into if is_statement else union([into, use]))
+                return Ref()
+        else:
+            self._value(function, NOWHERE)
+        callee = callee_of(self._refer(function), receiver)
+        if callee is not None and self._enter(callee, self._refer(function), node, NOWHERE if is_statement else use):
+            return Ref()
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        for index, argument in enumerate(arguments):
+            ref = self._value(argument, use)
+            if is_generator(ref.value) or is_iterator(ref.value):
+                self._draw(ref, node, use)
+            elif index == 0 and name in _MUTATORS_OF_FIRST and has_contents(ref.value) and name != "next":
+                self._flow.mutate(ref, self._at(node))
+        return Ref()
+
+    def _draw(self, ref: Ref, node: ast.AST, use: Use) -> None:
+        """A generator or iterator goes on."""
+        self._flow.read(ref, use)
+        self._flow.mutate(ref, self._at(node))
+
+    def _enter(self, callee: Callee, target: Ref, node: ast.Call, use: Use) -> bool:
+        """Read the body of a function of the user's. False: its arguments are still to be read."""
+        code = callee.function.__code__
+        body = node_of(code)
+        if code in self._calling or len(self._calling) >= _DEEPEST or self._calls >= _MOST_CALLS or body is None:
+            return False
+        self._calls += 1
+        scope = Scope(code, callee.function.__globals__, len(self._frames) + self._calls)
+        scope.function = Ref(target.key, callee.function, target.place)
+        scope.frames = self._frames
+        self._bind(callee, scope, node, NOWHERE if is_showing(node.func) else None)
+        outer = self._scope, self._loops, self._returned, self._return_use
+        self._scope, self._loops, self._returned, self._return_use = scope, 0, [], use
+        self._calling.append(code)
+        if isinstance(body, ast.Lambda):
+            self._value(body.body, use)
+        else:
+            self._body(getattr(body, "body", []))
+        self._calling.pop()
+        self._flow.merge(*self._returned)
+        self._scope, self._loops, self._returned, self._return_use = outer
+        return True
+
+    def _bind(self, callee: Callee, scope: Scope, node: ast.Call, use: Use) -> None:
+        code = callee.function.__code__
+        names = list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+        given: dict[str, ast.expr] = {k.arg: k.value for k in node.keywords if k.arg in names and k.arg is not None}
+        rest = [k.value for k in node.keywords if k.arg not in names]
+        positional = names[: code.co_argcount]
+        if callee.receiver is not None and positional:
+            scope.bound[positional.pop(0)] = callee.receiver
+        for index, argument in enumerate(node.args):
+            if isinstance(argument, ast.Starred) or index >= len(positional):
+                rest.append(argument)
+            else:
+                given[positional[index]] = argument
+        for argument in rest:
+            self._value(argument, use)
+        for name, value in _defaults(callee.function).items():
+            if name in names and name not in given and value is not None and has_contents(value):
+                place = (*scope.function.place, ("default", name, "")) if scope.function.place else None
+                scope.bound[name] = Ref(("default", id(callee.function), name), value, place)
+        for name, argument in given.items():
+            own: Key = ("temporary", scope.number, name)
+            ref = self._value(argument, frozenset({own}))
+            if isinstance(argument, (ast.Name, ast.Attribute, ast.Subscript)) and ref.key is not None:
+                scope.aliases[own] = ref
+                scope.values[name] = ref.value
+
+    # --- of statements -----------------------------------------------------------------------------------------
+    def _body(self, statements: Sequence[ast.stmt]) -> None:
+        raise NotImplementedError
+
+    def _nested(self, arguments: ast.arguments, body: Sequence[ast.stmt] | ast.expr) -> None:
+        raise NotImplementedError
+
+    def _assign(self, target: ast.expr, value: Ref) -> None:
+        raise NotImplementedError
+
+    def _into(self, target: ast.expr) -> Use:
+        raise NotImplementedError
+
+    def _at(self, node: ast.AST) -> tuple[str, int]:
+        return self._scope.code.co_filename, getattr(node, "lineno", 0)
+
+
+def is_showing(function: ast.expr) -> bool:
+    """Whether a call only shows what it is given, by its name."""
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in _SHOWING
+
+
+def _defaults(function: FunctionType) -> dict[str, Any]:
+    """Values of parameters that a call may leave out."""
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    values = function.__defaults__ or ()
+    names = positional[len(positional) - len(values) :]
+    return {**dict(zip(names, values, strict=True)), **(function.__kwdefaults__ or {})}
+
+
+def union(uses: Sequence[Use]) -> Use:
+    found: set[Key] = set()
+    for use in uses:
+        if use is None:
+            return None
+        found |= use
+    return frozenset(found)

@@ -1,0 +1,92 @@
+"""What is known while an iteration is read: places written so far, places read before that, and what each feeds."""
+
+from typing import Any
+
+from relight.training.carried.refs import Key, Place, Ref
+
+Use = frozenset[Key] | None  # what a value that is read goes into; None: something that has an effect
+NOWHERE: Use = frozenset()  # it is only shown, or thrown away
+State = set[Key] | None  # what was written on every way that leads here; None: no way does
+
+
+class Flow:
+    """Reads and writes of places, in the order in which they run."""
+
+    def __init__(self) -> None:
+        self.state: State = set()
+        self.in_block = True
+        self.places: dict[Key, Place] = {}
+        self.values: dict[Key, Any] = {}  # what was there before the first step
+        self.exposed: set[Key] = set()  # read before they are written
+        self.writes: dict[Key, tuple[str, int]] = {}
+        self.written_in_block: set[Key] = set()
+        self._edges: dict[Key, set[Key]] = {}
+        self._sinks: set[Key] = set()
+
+    def read(self, ref: Ref, use: Use) -> None:
+        key = self._key(ref)
+        if key is None:
+            return
+        if self.state is not None and not self._is_written(key):
+            self.exposed.add(key)
+        self.feed(key, use)
+
+    def feed(self, key: Key, use: Use) -> None:
+        """The value at `key` goes into `use`."""
+        if use is None:
+            self._sinks.add(key)
+        else:
+            self._edges.setdefault(key, set()).update(other for other in use if other != key)
+
+    def write(self, ref: Ref, where: tuple[str, int]) -> None:
+        """The place gets another value."""
+        key = self._key(ref)
+        if key is not None:
+            self._record(key, where)
+            if self.state is not None:
+                self.state.add(key)
+
+    def mutate(self, ref: Ref, where: tuple[str, int]) -> None:
+        """What is in the place changes."""
+        for one in (ref, ref.alias):
+            if one is not None and (key := self._key(one)) is not None:
+                self.read(one, frozenset({key}))
+                self._record(key, where)
+
+    def merge(self, *states: State) -> None:
+        """Ways come together here."""
+        for state in states:
+            if state is not None:
+                self.state = set(state) if self.state is None else self.state & state
+
+    def feeding(self) -> set[Key]:
+        """Places whose value reaches something that has an effect."""
+        sources: dict[Key, set[Key]] = {}
+        for key, others in self._edges.items():
+            for other in others:
+                sources.setdefault(other, set()).add(key)
+        seen, left = set(self._sinks), list(self._sinks)
+        while left:
+            new = sources.get(left.pop(), set()) - seen
+            seen |= new
+            left += new
+        return seen
+
+    def _key(self, ref: Ref) -> Key | None:
+        if ref.key is not None and ref.place is not None:
+            self.places.setdefault(ref.key, ref.place)
+            self.values.setdefault(ref.key, ref.value)
+        return ref.key
+
+    def _is_written(self, key: Key) -> bool:
+        assert self.state is not None
+        while key not in self.state:
+            if key[0] != "of":
+                return False
+            key = key[1]  # an attribute of something that was itself written
+        return True
+
+    def _record(self, key: Key, where: tuple[str, int]) -> None:
+        self.writes.setdefault(key, where)
+        if self.in_block:
+            self.written_in_block.add(key)

@@ -1,0 +1,54 @@
+"""One place that is carried, and what the user is told of one that cannot be."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from relight.errors import UsageError
+from relight.training.carried.places import Spot
+
+MOST_BYTES = 32 * 2**20  # of what decides a step; half of the room for rank-private state
+MOST_LOG_BYTES = 64 * 1024  # of each value that is only accumulated or shown
+MOST_SEEN_BYTES = 2**20  # of each value that is known by its changes alone
+MOST_LEAVES = 2000  # of each of these: each costs about a microsecond in every step
+MOST_LOG_LEAVES = 128  # of each value that is only accumulated or shown
+
+
+@dataclass
+class Kept:
+    """One place that is carried."""
+
+    key: str
+    name: str
+    where: str  # FILE:LINE that writes it
+    spot: Spot
+    feeds: bool
+    in_block: bool
+    is_written: bool = True  # with the private state
+    seen: bool = False  # known by its values alone
+    home: Any = None  # the object that was there at first
+    mark: Any = None  # at the entry of the step under way
+    looked: Any = None  # when it was last looked at
+    kept: Any = None  # when the private state was kept last
+
+    @property
+    def shown(self) -> str:
+        """For messages: `NAME (FILE:LINE)`."""
+        return f"{self.name} ({self.where})" if self.where else self.name
+
+    def refusal(self, why: str) -> UsageError:
+        """It decides what a step computes, and cannot be carried."""
+        return UsageError(
+            f"{self.where or 'training.carry()'}: {self.name} goes on from step to step, and a replacement cannot get "
+            f"it: {why}. Carry tensors, numbers and small containers of them; hand over an object with state_dict() "
+            f"and load_state_dict() (relight.Training(..., per_rank={{...}})); or, if no step depends on it, "
+            f"training.carry(ignore=({self.name!r},))"
+        )
+
+    def left_out(self, why: str) -> str:
+        """It is not carried, and the job goes on."""
+        text = "changes from step to step" if self.feeds else "is only accumulated or shown"
+        return (
+            f"{self.shown} {text}, and a replacement begins without it: {why}. step.report(...) and "
+            f"training.log_to(...) show values that survive; training.carry(ignore=({self.name!r},)) says that this is "
+            "as it should be"
+        )

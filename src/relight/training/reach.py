@@ -1,0 +1,209 @@
+"""Find the random generators and the plain values that objects of the data hold, wherever they keep them.
+
+Followed are attributes, small containers, closures, default arguments, and the globals that the code of classes and
+functions of the script names. Modules of networks, tensors and arrays are not entered. Of objects of installed packages
+only the generators count, which they hold as attributes.
+"""
+
+import dis
+import functools
+import random
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+try:
+    import numpy
+except ImportError:  # torch does without
+    numpy = None  # type: ignore[assignment]
+
+__all__ = ["ABSENT", "Generator", "Place", "Reach", "numpy"]
+
+_MOST_OBJECTS = 5_000
+_MOST_ELEMENTS = 64  # of a container that is entered: transforms, not a list of files
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_HOMES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+_ENTERED = ("argparse", "collections", "dataclasses", "functools", "types")  # of Python's own, objects of these
+_CLOSED = (
+    torch.Tensor,
+    *((numpy.ndarray,) if numpy else ()),
+    torch.nn.Module,
+    _BaseDataLoaderIter,
+    types.ModuleType,
+    type,
+    types.BuiltinFunctionType,
+    types.GeneratorType,
+    types.CodeType,
+)
+
+Generator = Any  # one of these
+_GENERATORS: tuple[type, ...] = (torch.Generator, random.Random)
+_GLOBAL = [torch.default_generator, random._inst]
+if numpy:
+    _GENERATORS += (numpy.random.Generator, numpy.random.RandomState)
+    _GLOBAL.append(numpy.random.mtrand._rand)
+
+
+ABSENT = object()  # instead of a value, where there is none
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value is kept: an item of a dict (attributes and globals are such), or the cell of a closure."""
+
+    home: Any
+    name: str = ""
+
+    def get(self) -> Any:
+        if isinstance(self.home, types.CellType):
+            return self.home.cell_contents
+        return self.home.get(self.name, ABSENT)
+
+    def set(self, value: Any) -> None:
+        if isinstance(self.home, types.CellType):
+            self.home.cell_contents = value
+        elif value is ABSENT:
+            self.home.pop(self.name, None)
+        else:
+            self.home[self.name] = value
+
+
+class Reach:
+    """What can be reached from some objects: `generators` and `values`, by a path that is the same in every process."""
+
+    def __init__(self, roots: dict[str, Any], without: Iterable[Any] = ()) -> None:
+        """What is `without` is not entered."""
+        self.generators: dict[str, Generator] = {}
+        self.values: dict[str, Place] = {}
+        self._homes: dict[str, dict[str, Any]] = {}  # attributes of objects of the script's own classes
+        self._seen = {id(generator) for generator in (*_GLOBAL, *without)}
+        self._kept: list[Any] = []  # or the id of what is looked at might be given to another object
+        queue = deque(roots.items())
+        while queue and len(self._seen) < _MOST_OBJECTS:
+            path, thing = queue.popleft()
+            if isinstance(thing, _PLAIN) or id(thing) in self._seen:
+                continue
+            self._seen.add(id(thing))
+            self._kept.append(thing)
+            if isinstance(thing, _GENERATORS):
+                if not isinstance(thing, random.SystemRandom):
+                    self.generators[path] = thing
+            elif not isinstance(thing, _CLOSED):
+                queue.extend(self._inside(path, thing))
+        self._kept.clear()
+
+    def place(self, path: str) -> Place | None:
+        """Of an attribute, also one that is not there yet."""
+        home, _, name = path.rpartition(".")
+        return Place(self._homes[home], name) if home in self._homes else None
+
+    def _inside(self, path: str, thing: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(thing, (list, tuple)):
+            if len(thing) <= _MOST_ELEMENTS:
+                yield from ((f"{path}[{index}]", each) for index, each in enumerate(thing))
+        elif isinstance(thing, dict):
+            if len(thing) <= _MOST_ELEMENTS:
+                yield from ((f"{path}[{key!r}]", each) for key, each in thing.items())
+        elif isinstance(thing, types.FunctionType):
+            yield from self._of_function(path, thing)
+        elif isinstance(thing, types.MethodType):
+            yield f"{path}.self", thing.__self__
+            yield f"{path}.function", thing.__func__
+        elif isinstance(thing, functools.partial):
+            yield f"{path}.func", thing.func
+            yield f"{path}.args", thing.args
+            yield f"{path}.keywords", thing.keywords
+        elif not _is_closed(type(thing).__module__ or ""):
+            yield from self._of_instance(path, thing)
+
+    def _of_instance(self, path: str, thing: Any) -> Iterator[tuple[str, Any]]:
+        attributes = getattr(thing, "__dict__", None)
+        is_own = not _is_installed(type(thing).__module__ or "")
+        if isinstance(attributes, dict):
+            if is_own:
+                self._homes[path] = attributes
+            for name, value in list(attributes.items()):
+                if is_own and isinstance(value, _PLAIN) and not _is_told(thing, name):
+                    self.values[f"{path}.{name}"] = Place(attributes, name)
+                yield f"{path}.{name}", value
+        for kind in type(thing).__mro__:
+            if _is_installed(kind.__module__ or ""):
+                continue
+            for name, value in vars(kind).items():
+                yield f"{kind.__qualname__}.{name}", _function_of(value)
+
+    def _of_function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        if _is_installed(function.__module__ or ""):
+            return
+        read, written, written_here = _names_of(function.__code__)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+            if isinstance(value, _PLAIN) and name in written_here:
+                self.values[f"{path}.{name}"] = Place(cell)
+            yield f"{path}.{name}", value
+        yield f"{path}.defaults", function.__defaults__
+        yield f"{path}.defaults", function.__kwdefaults__
+        module = function.__module__
+        for name in written:
+            if isinstance(function.__globals__.get(name), _PLAIN):
+                self.values[f"{module}.{name}"] = Place(function.__globals__, name)
+        for name in read:
+            if name in function.__globals__:
+                yield f"{module}.{name}", function.__globals__[name]
+
+
+@functools.cache
+def _names_of(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Globals that code reads, globals that it assigns, and variables of outer functions that it assigns."""
+    found: dict[str, list[str]] = {"LOAD_GLOBAL": [], "STORE_GLOBAL": [], "STORE_DEREF": []}
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in found:
+            found[instruction.opname].append(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            for names, inner in zip(found.values(), _names_of(constant), strict=True):
+                names.extend(inner)
+    read, written, written_here = (tuple(dict.fromkeys(names)) for names in found.values())
+    return read, written, written_here
+
+
+def _function_of(value: Any) -> Any:
+    if isinstance(value, (staticmethod, classmethod)):
+        return value.__func__
+    if isinstance(value, property):
+        return value.fget
+    return value if isinstance(value, types.FunctionType) else None
+
+
+@functools.cache
+def _is_installed(module: str) -> bool:
+    """Whether a module is Python's, or of an installed package, and not the user's."""
+    if module in ("__main__", "__mp_main__"):
+        return False
+    if module.partition(".")[0] in ("relight", *sys.stdlib_module_names):
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and file.startswith(_HOMES)
+
+
+def _is_closed(module: str) -> bool:
+    """Whether objects of this module's classes are not entered at all: relight's, and most of Python's."""
+    package = module.partition(".")[0]
+    return package == "relight" or (package in sys.stdlib_module_names and package not in _ENTERED)
+
+
+def _is_told(thing: Any, name: str) -> bool:
+    """Whether relight itself sets this attribute, when an epoch starts or a rank is taken over."""
+    if name == "rank":
+        return hasattr(thing, "num_replicas") or hasattr(thing, "world_size")
+    return name == "epoch" and hasattr(thing, "set_epoch")

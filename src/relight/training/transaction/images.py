@@ -1,0 +1,236 @@
+"""Copies of what a step may change, from before it does: tensors, optimizers, and other objects with a `state_dict`.
+
+A copy is taken once a step, before the first change. Memory for tensors that are copied in every step is kept.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from relight.training.averages import same_bits
+from relight.training.zero_private import state_of
+from relight.transfer.codec import local_part
+
+Key = tuple[str, str]  # of a parameter or buffer: the module that was handed over, and the name in it
+
+
+class Slots:
+    """Where the parameters and buffers of the modules are: a buffer may be assigned anew at any time."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = dict(modules)
+        self.parameters: dict[Key, torch.Tensor] = {}
+        self._tables: dict[Key, tuple[dict[str, Any], str]] = {}
+        self.tensors: list[torch.Tensor] = []  # in the order of `keys`
+        self.keys: list[Key] = []
+        self.index: dict[Key, int] = {}  # the place of each key
+        self.buffer_places: list[tuple[Key, int]] = []
+        self.by_id: dict[int, Key] = {}
+        for owner, module in modules.items():
+            self.parameters |= {(owner, name): parameter for name, parameter in module.named_parameters()}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look where the buffers are now."""
+        self._tables = {}
+        seen: set[int] = set()
+        for owner, module in self._modules.items():
+            for path, child in module.named_modules():
+                table = child._buffers
+                for leaf, buffer in table.items():
+                    if buffer is not None and id(buffer) not in seen:
+                        seen.add(id(buffer))
+                        self._tables[owner, f"{path}.{leaf}" if path else leaf] = (table, leaf)
+        buffers = {key: table[leaf] for key, (table, leaf) in self._tables.items()}
+        together = {**self.parameters, **buffers}
+        self.keys, self.tensors = list(together), list(together.values())
+        self.index = {key: place for place, key in enumerate(self.keys)}
+        self.buffer_places = [(key, self.index[key]) for key in buffers]
+        self.by_id = {id(tensor): key for key, tensor in together.items()}
+
+    @property
+    def buffers(self) -> dict[Key, torch.Tensor]:
+        """The buffers as they are now."""
+        return {key: table[leaf] for key, (table, leaf) in self._tables.items()}
+
+    def get(self, key: Key) -> torch.Tensor:
+        found = self.parameters.get(key)
+        if found is not None:
+            return found
+        table, leaf = self._tables[key]
+        buffer: torch.Tensor = table[leaf]
+        return buffer
+
+    def siblings(self, key: Key) -> list[Key]:
+        """All buffers of the module that a buffer belongs to: BatchNorm's kernel counts no versions of its own."""
+        if key not in self._tables:
+            return [key]
+        table = self._tables[key][0]
+        return [other for other, (where, _) in self._tables.items() if where is table]
+
+    def of_module(self, module: nn.Module) -> list[Key]:
+        """The buffers of a module itself."""
+        return [key for key, (where, _) in self._tables.items() if where is module._buffers] if module._buffers else []
+
+    def replace(self, key: Key, value: torch.Tensor) -> None:
+        """Put a tensor of another shape where this one was."""
+        if key in self.parameters:
+            self.parameters[key].data = value
+        else:
+            table, leaf = self._tables[key]
+            table[leaf] = value
+            self.refresh()
+
+
+class TensorImages:
+    """Copies of parameters and buffers."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._taken: dict[Key, torch.Tensor] = {}
+        self._kept: dict[Key, torch.Tensor] = {}  # memory of copies that were given back
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._taken
+
+    @property
+    def nbytes(self) -> int:
+        """What is held now, in use or not."""
+        return sum(tensor.nbytes for tensor in (*self._taken.values(), *self._kept.values()))
+
+    def take(self, keys: Iterable[Key]) -> None:
+        """Copy these, unless that was done in this step."""
+        with torch.no_grad():
+            for key in keys:
+                if key in self._taken:
+                    continue
+                live, kept = local_part(self._slots.get(key)), self._kept.pop(key, None)
+                if kept is not None and kept.shape == live.shape and kept.dtype == live.dtype:
+                    self._taken[key] = kept.copy_(live)
+                else:
+                    self._taken[key] = live.clone()
+
+    def changed(self, keys: Iterable[Key]) -> list[Key]:
+        """Which of the copied ones are not what they were, by their bits."""
+        return [
+            key
+            for key in keys
+            if (before := self._taken.get(key)) is not None
+            and (before.shape != local_part(now := self._slots.get(key)).shape or not same_bits(before, now))
+        ]
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for key, before in self._taken.items():
+                live = local_part(self._slots.get(key))
+                if live.shape != before.shape or live.dtype != before.dtype:
+                    self._slots.replace(key, before.clone())
+                elif not same_bits(before, live):
+                    live.copy_(before)
+
+    def drop(self, *, keep: bool = True) -> None:
+        """The step counts. `keep` the memory for the next one."""
+        self._kept = {**self._kept, **self._taken} if keep else {}
+        self._taken = {}
+
+
+class OptimizerImages:
+    """Hyperparameters of all optimizers at the start of a step, and the state of those that write, before they do."""
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self._optimizers = dict(optimizers)
+        self._groups: dict[str, list[tuple[dict[str, Any], dict[str, Any], list[Any]]]] = {}
+        self._states: dict[str, dict[Any, Any]] = {}
+
+    def begin(self) -> None:
+        self._states = {}
+        for name, optimizer in self._optimizers.items():
+            self._groups[name] = [
+                (group, {k: _copied(v) for k, v in group.items() if k != "params"}, [*group["params"]])
+                for group in optimizer.param_groups
+            ]
+
+    def take(self, name: str) -> None:
+        """Copy an optimizer's state, unless that was done in this step."""
+        if name not in self._states:
+            self._states[name] = {key: _copied(value) for key, value in state_of(self._optimizers[name]).items()}
+
+    def take_all(self) -> None:
+        for name in self._optimizers:
+            self.take(name)
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for name, groups in self._groups.items():
+                optimizer = self._optimizers[name]
+                for group, before, parameters in groups:
+                    tensors = {k: v for k, v in group.items() if k != "params" and isinstance(v, torch.Tensor)}
+                    group.clear()
+                    group["params"] = parameters
+                    group.update({key: _restored(tensors.get(key), value) for key, value in before.items()})
+                optimizer.param_groups[:] = [group for group, _, _ in groups]
+            for name, states in self._states.items():
+                live = state_of(self._optimizers[name])
+                for key in [key for key in live if key not in states]:
+                    del live[key]
+                for key, before in states.items():
+                    live[key] = _restored(live.get(key), before)
+        self._groups, self._states = {}, {}
+
+    def drop(self) -> None:
+        self._groups, self._states = {}, {}
+
+
+class ObjectImages:
+    """The `state_dict` of other objects at the start of a step."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = dict(objects)
+        self._taken: dict[str, Any] = {}
+
+    def take(self, names: Iterable[str]) -> None:
+        self._taken = {name: copy.deepcopy(self._objects[name].state_dict()) for name in names}
+
+    def put_back(self) -> None:
+        for name, before in self._taken.items():
+            self._objects[name].load_state_dict(copy.deepcopy(before))
+
+    def drop(self) -> None:
+        self._taken = {}
+
+
+def _copied(value: Any) -> Any:
+    """A copy of an optimizer's value, however deep tensors lie in it."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(member) for member in value) if not hasattr(value, "_fields") else value
+    return value
+
+
+def _restored(live: Any, before: Any) -> Any:
+    """`before`, in the tensors that are there already where they fit."""
+    if isinstance(before, torch.Tensor):
+        if isinstance(live, torch.Tensor) and live.shape == before.shape and live.dtype == before.dtype:
+            with torch.no_grad():
+                live.detach().copy_(before)
+            return live
+        return before
+    if isinstance(before, dict):
+        mine = live if isinstance(live, dict) else {}
+        found = {key: _restored(mine.get(key), value) for key, value in before.items()}
+        if isinstance(live, dict):
+            live.clear()
+            live.update(found)
+            return live
+        return found
+    if isinstance(before, list) and isinstance(live, list) and len(live) == len(before):
+        live[:] = [_restored(own, value) for own, value in zip(live, before, strict=True)]
+        return live
+    return before

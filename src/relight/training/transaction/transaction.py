@@ -1,0 +1,370 @@
+"""One step as a transaction: what must be copied before it changes, where the barrier stands, and how all is undone."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+from torch.optim.lr_scheduler import LRScheduler
+
+from relight.training.torch_private import around_buffer_sync
+from relight.training.transaction.data_access import DataAccess
+from relight.training.transaction.images import Key, ObjectImages, OptimizerImages, TensorImages
+from relight.training.transaction.pattern import Learner, Pattern, observed
+from relight.transfer.codec import encode_tree
+
+if TYPE_CHECKING:
+    from relight.training.state import TrackedState
+
+# In so many steps everything is copied, and compared bit by bit, to learn what changes when.
+LEARNING_STEPS = 3
+_NAMED = 3  # tensors in a message
+
+_version = torch.Tensor._version.__get__  # type: ignore[attr-defined]
+_requires_grad = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+
+
+class Transaction:
+    """Of one step at a time. For the main thread.
+
+    A step calls `begin`, `before_write` in front of each write, `prepare` in front of the barrier, and `commit`; or
+    `roll_back` at any point before the barrier, and after it as long as nothing was written.
+    """
+
+    def __init__(
+        self, state: "TrackedState", launches: Callable[[], int], carried: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`launches`: how many collectives this process has launched so far.
+
+        `carried`: a number that is another one once state that the script carries by itself has changed.
+        """
+        self._state = state
+        self._slots = state.slots
+        self._launches = launches
+        self._carried = carried
+        self._attributes = state.attributes
+        self._attributes.before_mode = self._before_mode
+        self.learner = Learner()
+        self._access = DataAccess()
+        self._tensors = TensorImages(state.slots)
+        self._optimizers = OptimizerImages(state.optimizers)
+        self._objects = ObjectImages({**state.objects, **state.per_rank})
+        self._learning = LEARNING_STEPS  # steps left in which everything is copied
+        # Tensors that steps change without an optimizer's doing: in front of the barrier's place, and after it.
+        self._early: dict[Key, None] = {}
+        self._late: dict[Key, None] = {}
+        self._suspects: set[Key] = set()  # reached for through `.data`; it is not known yet whether they change
+        self._only_read: set[Key] = set()
+        self._versions: list[int] | None = None  # of all tensors, as the last step left them
+        self._undo: list[Callable[[], Any]] = []
+        self._seen_assignments = 0  # of buffers, when last looked where they are
+        self._trains: list[bool] = []
+        # The step under way.
+        self.is_open = False  # it can be undone
+        self._is_early = False  # its barrier was passed in front of a write
+        self._writes: list[str] = []
+        self._written_at: list[set[Key]] = []  # by each of these
+        self._changed_at: list[set[Key]] = []  # before each of these, while learning
+        self._stirred = 0  # of these writes, those before the last need of other ranks
+        self._seen: tuple[Any, ...] = ()  # launches and private state, when last looked
+        self.surprise = ""  # what came after an early barrier, against what was learnt
+
+    def install(self) -> None:
+        """For the time of the loop."""
+        self._attributes.install()
+        self._access.install()
+        for module in self._state.wrappers():
+            self._undo.append(around_buffer_sync(module, self._scan, self._discount))
+        self._look_again()
+
+    def remove(self) -> None:
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        self._access.remove()
+        self._attributes.remove()
+
+    def _discount(self, before: list[int]) -> None:
+        """DDP has written all buffers, mostly with what was in them: that counts for nothing."""
+        if self._versions is None or len(before) != len(self._versions):
+            return
+        now = self._scan()
+        if now != before:
+            for place, (old, new) in enumerate(zip(before, now, strict=True)):
+                self._versions[place] += new - old
+
+    def reset(self) -> None:
+        """After a recovery: a replacement has seen no step, so all ranks learn anew."""
+        self.learner.reset()
+        self._learning = LEARNING_STEPS
+        self._versions = None
+
+    # --- before a step ------------------------------------------------------------------------------------------
+    def changed_between_steps(self) -> list[Key]:
+        """Tensors that have changed since the last step ended."""
+        if self._attributes.assigned_buffers != self._seen_assignments:
+            self._look_again()
+        return self._newer(self._scan(), self._versions) if self._versions is not None else []
+
+    def _look_again(self) -> None:
+        """Buffers may be other tensors than before."""
+        self._slots.refresh()
+        self._seen_assignments = self._attributes.assigned_buffers
+        self._access.watch(self._slots.tensors)
+        self._versions = None
+
+    def _scan(self) -> list[int]:
+        """How often each tensor was written."""
+        try:
+            return list(map(_version, self._slots.tensors))
+        except RuntimeError:  # a tensor made in inference mode has no count
+            return [id(tensor) if tensor.is_inference() else _version(tensor) for tensor in self._slots.tensors]
+
+    def _newer(self, now: list[int], versions: list[int]) -> list[Key]:
+        """Which tensors were written between two scans."""
+        if now == versions:
+            return []
+        return [key for key, a, b in zip(self._slots.keys, now, versions, strict=True) if a != b]
+
+    # --- a step -------------------------------------------------------------------------------------------------
+    @property
+    def wrote(self) -> bool:
+        """Whether the step under way has begun to write."""
+        return bool(self._writes)
+
+    @property
+    def pattern(self) -> Pattern:
+        """What this step says of where the barrier may stand."""
+        learnt = self.learner.learnt
+        if learnt is not None and (self._is_early or not self._writes):
+            return learnt if not self.surprise else Pattern()
+        return observed(self._writes, self._stirred)
+
+    @property
+    def image_bytes(self) -> int:
+        """Memory of copies of tensors."""
+        return self._tensors.nbytes
+
+    def begin(self) -> None:
+        """Copy what is known to change before the barrier."""
+        self._writes, self._written_at, self._changed_at, self._stirred = [], [], [], 0
+        self._is_early = False
+        self._access.clear()
+        if self._attributes.assigned_buffers != self._seen_assignments:
+            self._look_again()
+        learning, learnt = self._learning > 0, self.learner.learnt
+        self._trains = list(map(_requires_grad, self._state.parameters))
+        self._attributes.begin(learning=learning)
+        self._optimizers.begin()
+        if learning:
+            self._tensors.take(self._slots.keys)
+            self._optimizers.take_all()
+        else:
+            self._tensors.take(self._state.private_buffers)
+            self._tensors.take(self._early)
+            if learnt is None:
+                self._tensors.take(self._late)
+        self._objects.take(self._objects_to_copy(learnt))
+        if self._versions is None:
+            self._versions = self._scan()
+        if learnt is None:
+            self._seen = self._look(self._versions)
+        self.is_open = True
+
+    def _objects_to_copy(self, learnt: Pattern | None) -> list[str]:
+        """Schedulers and scalers change after a write only, which they are known to count as themselves."""
+        only_after = learnt is not None and not learnt.before
+        late = (LRScheduler, torch.amp.GradScaler)
+        everything = {**self._state.objects, **self._state.per_rank}
+        return [name for name, thing in everything.items() if not (only_after and isinstance(thing, late))]
+
+    def before_write(self, writer: str, optimizer: str | None) -> bool:
+        """A write is about to happen. True if the barrier stands in front of it.
+
+        Args:
+            writer: a name for what writes.
+            optimizer: its name, if it is an optimizer.
+        """
+        if self.learner.stands_before(self._writes):
+            return True
+        self._note_needs()
+        if self._learning:
+            self._changed_at.append(self._changed())
+        keys = self._state.written_by(optimizer) if optimizer is not None else []
+        if optimizer is not None:
+            self._tensors.take(keys)
+            self._optimizers.take(optimizer)
+        self._written_at.append(set(keys))
+        self._writes.append(writer)
+        return False
+
+    def _before_mode(self, module: torch.nn.Module) -> None:
+        """A module goes to training or evaluation: its buffers may change from here on, and did not before."""
+        if self.is_open and not self._is_early:
+            self._tensors.take(self._slots.of_module(module))
+
+    def _note_needs(self) -> None:
+        """Whether the step needed other ranks, or changed private state, since this was last asked."""
+        seen = self._look(self._scan())
+        if seen != self._seen:
+            self._stirred, self._seen = len(self._writes), seen
+
+    def prepare(self, *, early: bool) -> None:
+        """The barrier is next, `early` in front of a write. Finds out what is private, and what has changed."""
+        if not early:
+            self._note_needs()
+        if self._attributes.assigned_buffers != self._seen_assignments:
+            self._see_assigned_buffers()
+        self._attributes.notice()
+        self._is_early = early
+        now = self._scan()
+        if self._learning:
+            self._learn()
+        else:
+            self._note_newcomers(now)
+        state = self._state
+        if state.averages:
+            state.private_buffers |= state.averages.like(state.private_buffers)
+            state.averages.prepare(state.private_buffers)
+        if early:
+            self._seen = self._look(now)
+
+    def _changed(self) -> set[Key]:
+        """What differs from its copy, or was written with what was in it: another step may write something else."""
+        return {*self._tensors.changed(self._slots.keys), *self._newer(self._scan(), self._versions or self._scan())}
+
+    def _learn(self) -> None:
+        """From a step of which everything was copied."""
+        at_end = self._changed()
+        self._state.see_own_numbers()
+        self._changed_at.append(at_end)
+        if self._state.averages.unrepeatable(sorted(at_end)):
+            self._stirred = len(self._writes)
+        before = self._changed_at[self._stirred]  # at the place where the barrier might have stood
+        self._state.private_buffers |= {key for key in before if key not in self._slots.parameters}
+        written: set[Key] = set()
+        for index, changed in enumerate(self._changed_at):
+            found = self._early if index <= self._stirred else self._late
+            found.update(dict.fromkeys(sorted(changed - written)))
+            written |= self._written_at[index] if index < len(self._written_at) else set()
+        self._only_read |= {key for key in self._reached() if key not in at_end}
+
+    def _note_newcomers(self, now: list[int]) -> None:
+        """Tensors that changed and were not copied: this step cannot be repeated, later ones can."""
+        written = self._written_since(now)
+        buffers = [key for key in written if key not in self._slots.parameters]
+        # At the end of the block an average has been moved already, alike on all ranks.
+        self._state.private_buffers |= {key for key in buffers if self._is_early or self._state.trains(key)}
+        for key in written:
+            if key not in self._tensors:
+                self._early[key] = None
+        if self._suspects:
+            changed = set(self._tensors.changed(sorted(self._suspects)))
+            self._only_read |= self._suspects - changed
+            for key in self._suspects - changed:
+                self._early.pop(key, None)
+            self._suspects = set()
+        for key in self._reached():
+            if key not in self._tensors and key not in self._only_read:
+                self._suspects.add(key)
+                self._early[key] = None
+
+    def _reached(self) -> list[Key]:
+        return [key for number in self._access.reached if (key := self._slots.by_id.get(number)) is not None]
+
+    def unimaged_changes(self) -> list[Key]:
+        """Tensors that the step under way has changed, or may have, and of which there is no copy from before."""
+        if self._learning or self._versions is None or not self.is_open:
+            return []
+        if self._attributes.assigned_buffers != self._seen_assignments:
+            self._see_assigned_buffers()
+        found = [key for key in self._written_since(self._scan()) if key not in self._tensors]
+        reached = [key for key in self._reached() if key not in self._tensors and key not in self._only_read]
+        return [*found, *(key for key in reached if key not in found)]
+
+    def _written_since(self, now: list[int]) -> list[Key]:
+        """Tensors that the step under way has written, and the other buffers of their modules."""
+        changed = self._newer(now, self._versions or now)
+        return list(dict.fromkeys(key for first in changed for key in self._slots.siblings(first)))
+
+    def _see_assigned_buffers(self) -> None:
+        """A buffer was assigned in this step: at its place is another tensor now."""
+        slots, versions = self._slots, self._versions or []
+        before = {
+            key: (tensor, version) for key, tensor, version in zip(slots.keys, slots.tensors, versions, strict=False)
+        }
+        slots.refresh()
+        self._seen_assignments = self._attributes.assigned_buffers
+        self._access.watch(slots.tensors)
+        self._versions = []
+        for key, tensor in zip(slots.keys, slots.tensors, strict=True):
+            old = before.get(key)
+            if old is None or old[0] is not tensor:
+                self._state.private_buffers.add(key)
+            self._versions.append(old[1] if old is not None and old[0] is tensor else _version(tensor))
+
+    def commit(self) -> None:
+        """The step counts. Afterwards `surprise` says what came after an early barrier although nothing used to."""
+        now = self._scan()
+        lost = self._state.averages.commit() if self._state.averages else []
+        self.surprise = self._find_surprise(now, lost) if self._is_early else ""
+        self.is_open = False
+        self._attributes.commit()
+        self._tensors.drop(keep=not self._learning)
+        self._optimizers.drop()
+        self._objects.drop()
+        self._learning = max(0, self._learning - 1)
+        if self._attributes.assigned_buffers != self._seen_assignments:
+            self._look_again()
+            now = self._scan()
+        self._versions = now
+
+    def _find_surprise(self, now: list[int], lost: list[Key]) -> str:
+        seen = self._look(now)
+        if seen[0] != self._seen[0]:
+            return "a collective"
+        if seen != self._seen:
+            return "a change of state that only this rank has"
+        return f"an average of {listed(lost)} that the script made by itself" if lost else ""
+
+    def roll_back(self) -> None:
+        """Everything but the gradients is what it was when the step began."""
+        if not self.is_open:
+            return
+        self._attributes.roll_back()
+        self._slots.refresh()
+        for parameter, trains in zip(self._state.parameters, self._trains, strict=True):
+            if parameter.requires_grad != trains:
+                parameter.requires_grad_(trains)
+        self._tensors.put_back()
+        self._optimizers.put_back()
+        self._objects.put_back()
+        self.forget()
+
+    def forget(self) -> None:
+        """No step is under way; copies are of no more use."""
+        self.is_open = self._is_early = False
+        self._writes = []
+        self._attributes.commit()
+        self._tensors.drop(keep=False)
+        self._optimizers.drop()
+        self._objects.drop()
+        self._state.averages.forget()
+        self._look_again()
+
+    def _look(self, now: list[int]) -> tuple[Any, ...]:
+        """The number of launches, and what differs after state of this rank alone has changed. `now`: a scan."""
+        state, slots = self._state, self._slots
+        own = [now[place] for key, place in slots.buffer_places if state.trains(key)]
+        seen = self._launches(), own, self._attributes.assigned_buffers, self._carried()
+        if not (state.per_rank or state.with_own_numbers or self._attributes.has_state):
+            return seen
+        kept = {name: thing.state_dict() for name, thing in state.per_rank.items()}
+        tree = {"per_rank": kept, "attributes": self._attributes.private(), "numbers": state.own_numbers()}
+        return *seen, xxhash.xxh3_64_intdigest(encode_tree(tree, "rank-private state"))
+
+
+def listed(keys: Sequence[Key]) -> str:
+    """The first of these names, for a message."""
+    names = ", ".join(f"{name} of {owner}" for owner, name in keys[:_NAMED])
+    return names if len(keys) <= _NAMED else f"{names} and {len(keys) - _NAMED} more"

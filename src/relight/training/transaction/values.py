@@ -1,0 +1,113 @@
+"""Plain values that a rank can keep for its successor: what they are, how large, and how to put one back."""
+
+import collections
+from typing import Any
+
+import torch
+
+MOST_BYTES = 2**20  # of one value that is kept beside the position page in every step
+EXCERPT_BYTES = 2**16  # of a container that is compared in a job's first steps
+_DEQUE = "\x01deque"
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+
+
+def plain_bytes(value: Any, most: int = MOST_BYTES) -> int | None:
+    """About how many bytes a value takes; None if it is no plain value, or takes more than `most`.
+
+    Plain are numbers, strings, None, tensors outside of any graph, NumPy arrays, and containers of these.
+    """
+    if isinstance(value, _SCALARS):
+        return None if isinstance(value, complex) else 8 + (len(value) if isinstance(value, (str, bytes)) else 0)
+    size = 16
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad or value.grad_fn is not None or value.is_sparse or value.is_meta:
+            return None
+        size += value.nbytes
+    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        for member in value:
+            part = plain_bytes(member, most - size)
+            if part is None:
+                return None
+            size += part
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            parts = plain_bytes(key, most - size), plain_bytes(member, most - size)
+            if parts[0] is None or parts[1] is None:
+                return None
+            size += parts[0] + parts[1]
+    elif type(value).__module__ == "numpy" and getattr(value, "dtype", None) is not None:
+        if value.dtype.kind not in "biufc":
+            return None
+        size += int(value.nbytes)
+    else:
+        return None
+    return size if size <= most else None
+
+
+def is_mutable(value: Any) -> bool:
+    """Whether a value can change without being assigned."""
+    kinds = (list, dict, set, collections.deque, torch.Tensor)
+    return isinstance(value, kinds) or (
+        type(value).__module__ == "numpy" and hasattr(value, "shape") and value.ndim > 0
+    )
+
+
+def pack(value: Any) -> Any:
+    """A plain value as a tree that `relight.transfer.codec` takes; tensors are copied."""
+    if isinstance(value, collections.deque):
+        return {_DEQUE: [pack(member) for member in value], "maxlen": value.maxlen}
+    if isinstance(value, list):
+        return [pack(member) for member in value]
+    if type(value) is tuple:
+        return tuple(pack(member) for member in value)
+    if isinstance(value, dict):
+        return {key: pack(member) for key, member in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value
+
+
+def unpack(tree: Any) -> Any:
+    """The inverse of `pack`."""
+    if isinstance(tree, dict):
+        if _DEQUE in tree:
+            return collections.deque((unpack(member) for member in tree[_DEQUE]), tree["maxlen"])
+        return {key: unpack(member) for key, member in tree.items()}
+    if isinstance(tree, list):
+        return [unpack(member) for member in tree]
+    if type(tree) is tuple:
+        return tuple(unpack(member) for member in tree)
+    return tree
+
+
+def put_back(mine: Any, value: Any) -> Any:
+    """`value`, in place of `mine` where that object can take it, since others may hold it too."""
+    if mine is value:
+        return mine
+    if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor):
+        if mine.shape == value.shape and mine.dtype == value.dtype:
+            with torch.no_grad():
+                mine.copy_(value)
+            return mine
+        return value
+    if isinstance(mine, list) and isinstance(value, list):
+        mine[:] = value
+        return mine
+    if isinstance(mine, dict) and isinstance(value, dict):
+        mine.clear()
+        mine.update(value)
+        return mine
+    if isinstance(mine, set) and isinstance(value, (set, frozenset)):
+        mine.clear()
+        mine.update(value)
+        return mine
+    if isinstance(mine, collections.deque) and isinstance(value, collections.deque) and mine.maxlen == value.maxlen:
+        mine.clear()
+        mine.extend(value)
+        return mine
+    if type(mine).__module__ == "numpy" and getattr(mine, "shape", None) == getattr(value, "shape", 0):
+        if getattr(mine, "ndim", 0):
+            mine[...] = value
+            return mine
+        return value
+    return value

@@ -1,0 +1,1 @@
+"""Scripts in the shapes that people publish, and a fuzzer that composes them."""

@@ -1,0 +1,1 @@
+"""What a composed script is made of."""

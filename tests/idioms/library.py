@@ -1,0 +1,27 @@
+"""Which scripts there are, and how many ranks each wants."""
+
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent / "scripts"
+RANKS = 3  # of a script that says nothing; a line `# ranks: 4` says so
+
+
+def names() -> list[str]:
+    """Of all scripts."""
+    return sorted(path.stem for path in SCRIPTS.glob("*.py"))
+
+
+def path_of(name: str) -> Path:
+    """Of a script, by its name, with or without folder and ending."""
+    path = SCRIPTS / f"{Path(name).stem}.py"
+    if not path.exists():
+        raise SystemExit(f"no such script: {path}")
+    return path
+
+
+def ranks_of(name: str) -> int:
+    """How many ranks it wants."""
+    for line in path_of(name).read_text().splitlines():
+        if line.startswith("# ranks: "):
+            return int(line.split()[2])
+    return RANKS

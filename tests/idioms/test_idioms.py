@@ -1,0 +1,68 @@
+"""The library of idioms: each script ends with the bits of an undisturbed run, or relight says what to change."""
+
+from typing import Any
+
+import pytest
+
+from tests.idioms.library import names, path_of
+from tests.idioms.trial import killed_at_random, killed_in_phases, phase_kills, undisturbed, without_relight
+from tests.idioms.verdict import Ending, Verdict, digests_in, judge, sections, what_differs
+
+# Two writes in a step; D and G in turns; a momentum encoder; a variable of the loop; flags for a moment; own subgroups.
+COMMON = ("dcgan", "gan_alternate", "moco", "tbptt_rnn", "eval_inside", "subgroups")
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, str]:
+    """What the common scripts print without relight: undisturbed, they have the same bits under it."""
+    return sections(without_relight(*COMMON))
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_a_common_shape_survives_kills_in_phases(name: str, plain: dict[str, str]) -> None:
+    verdict, words = judge(killed_in_phases(name, phase_kills(name, seed=0, kills=2)), digests_in(plain[name]))
+    assert verdict in (Verdict.EQUAL, Verdict.REFUSED), f"{verdict}: {words}"
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("name", names())
+def test_a_shape_survives_kills_in_each_phase_and_at_random_times(name: str) -> None:
+    reference = undisturbed(name)
+    if reference.status:
+        verdict, words = judge(reference, {})
+        assert verdict is Verdict.REFUSED, f"{verdict}: {words}"
+        return
+    for disturbed in (killed_in_phases(name, phase_kills(name, seed=0, kills=6)), killed_at_random(name, seed=0)):
+        verdict, words = judge(disturbed, reference.digests)
+        assert not verdict.is_failure, f"{verdict}: {words}"
+
+
+@pytest.mark.parametrize("name", names())
+def test_each_script_says_its_shape(name: str) -> None:
+    text = path_of(name).read_text()
+    assert text.startswith('"""'), name
+    assert "finish(" in text, name
+
+
+ENDED: dict[str, Any] = {"status": 0, "steps": 9, "failures": 2, "bits": "yes"}
+
+
+def test_verdicts() -> None:
+    bits = {0: "aa model=1 optimizer=2", 1: "bb model=3 optimizer=2"}
+    other = {**bits, 1: "cc model=4 optimizer=2"}
+    assert judge(Ending(**ENDED, digests=bits), bits) == (Verdict.EQUAL, "")
+    assert judge(Ending(**ENDED, digests=other), bits) == (Verdict.SILENT, "rank 1: model")
+    told = {**ENDED, "bits": "not known", "words": "a buffer was new"}
+    assert judge(Ending(**told, digests=other), bits) == (Verdict.TOLD, "rank 1: model: a buffer was new")
+    assert judge(Ending(**told, digests=bits), bits) == (Verdict.EQUAL, "a buffer was new")
+    refused = {**ENDED, "status": 1, "words": "hand it over", "usage": True}
+    assert judge(Ending(**{**refused, "steps": 0}, digests={}), {}) == (Verdict.REFUSED, "hand it over")
+    assert judge(Ending(**refused, digests={}), bits) == (Verdict.TOLD, "hand it over")
+    assert judge(Ending(**{**refused, "usage": False}, digests={}), bits) == (Verdict.LOST, "hand it over")
+    assert what_differs({0: bits[0]}, bits) == "rank 1 printed nothing"
+
+
+def test_digest_lines_are_found_between_other_output() -> None:
+    output = "[rank 1] loss 0.3\n[rank 1] digest rank=1 0a model=1\n[rank 0] digest rank=0 0b model=2\nend\n"
+    assert digests_in(output) == {0: "0b model=2", 1: "0a model=1"}
+    assert sections(f"moco: status 0 after 1.2 s\n{output}\nclip: status 1 after 0.1 s\nno\n").keys() == {"moco"}

@@ -1,0 +1,140 @@
+"""One script of the library as one job of `relight run`: left alone, killed in phases, or killed at random times."""
+
+import contextlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from relight.core.report import JobReport
+from tests.idioms.library import path_of, ranks_of
+from tests.idioms.verdict import Ending, digests_in
+from tests.survival.harness import HANG_SECONDS, PATIENCE, ROOT, Job, Training, plain_environment, send
+
+DEADLINE_SECONDS = 80.0 * PATIENCE
+KILLS_PER_ROUND = 2
+# Each rank is struck, in each phase; far enough apart for a new standby now and then, not always.
+PHASES = (
+    "kill rank {} in FORWARD of step 2",
+    "kill rank {} in BACKWARD of step 4",
+    "kill rank {} in BARRIER of step 5",
+    "kill rank {} in OPTIMIZER of step 7",
+    "kill rank {} between steps at step 9",
+    "kill rank {} in AFTER_WRITE of step 10",
+)
+_PACE_SECONDS = 3.0  # of a job that is slowed down so that a random moment lies in its steps
+_SLOWED = ("FORWARD", "BACKWARD", "OPTIMIZER", "BARRIER", None)
+
+
+class IdiomJob(Job):
+    """Does not ask whose shared memory is there: a neighbour's job has some too."""
+
+    left = ""
+
+    def check_nothing_is_left(self) -> None:
+        deadline = time.monotonic() + 3.0 * PATIENCE
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.left = f"left: {self._describe_processes()}" if left else ""
+        self.kill()
+
+
+def phase_kills(name: str, seed: int, kills: int) -> list[str]:
+    """Which ranks are killed in which phases."""
+    draw = random.Random(f"{name}/{seed}/phases")
+    ranks = [(draw.randrange(3) + number) % ranks_of(name) for number in range(len(PHASES))]
+    chosen = sorted(draw.sample(range(len(PHASES)), min(kills, len(PHASES))))
+    return [PHASES[number].format(ranks[number]) for number in chosen]
+
+
+def without_relight(*names: str) -> str:
+    """What scripts print without relight; see `plain`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.idioms.plain", *names],
+        cwd=ROOT,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def undisturbed(name: str, keep: Path | None = None) -> Ending:
+    """The job as it should be. Its run directory is copied into `keep`."""
+    return _run(name, [], None, keep)
+
+
+def killed_in_phases(name: str, sentences: Sequence[str], keep: Path | None = None) -> Ending:
+    """The job with planned faults."""
+    return _run(name, sentences, None, keep)
+
+
+def killed_at_random(name: str, seed: int, keep: Path | None = None) -> Ending:
+    """The job, of which random processes are killed at random times after training was entered."""
+    return _run(name, [], random.Random(f"{name}/{seed}/times"), keep)
+
+
+def _run(name: str, sentences: Sequence[str], draw: random.Random | None, keep: Path | None) -> Ending:
+    training = Training(ranks=ranks_of(name), steps=0, program=str(path_of(name)))
+    faults = list(sentences)
+    if draw is not None and (where := draw.choice(_SLOWED)) is not None:
+        faults.append(f"slow rank {draw.randrange(training.ranks)} in {where} of step 1")
+    with tempfile.TemporaryDirectory(prefix="idiom-") as directory:
+        job = IdiomJob(Path(directory), training, faults=faults, standbys=1, hang_seconds=2 * HANG_SECONDS)
+        with job:
+            if draw is not None:
+                _kill_at_random(job, draw)
+            try:
+                outcome = job.wait(DEADLINE_SECONDS)
+            except AssertionError as error:
+                return Ending(status=-1, digests={}, steps=0, failures=0, bits="", words=str(error)[-3000:])
+            finally:
+                if keep is not None:
+                    shutil.copytree(directory, keep / f"{name}-{time.time():.0f}", dirs_exist_ok=True)
+            report = outcome.report
+            words = report.error or "; ".join(doubt.reason for doubt in getattr(report, "doubts", ()))
+            if outcome.status and not words:
+                words = outcome.stderr[-600:]
+            return Ending(
+                status=outcome.status,
+                digests=digests_in(outcome.stdout),
+                steps=report.steps,
+                failures=len(report.failures),
+                bits=getattr(report, "bits_as_undisturbed", ""),
+                words=words,
+                usage="UsageError" in words or any(failure.kind == "usage" for failure in report.failures),
+                left="; ".join(part for part in (job.left, _unplanned(report, sentences, draw)) if part),
+            )
+
+
+def _unplanned(report: JobReport, sentences: Sequence[str], draw: random.Random | None) -> str:
+    """All failures, if there were more than those on purpose."""
+    if len(report.failures) <= (len(sentences) if draw is None else KILLS_PER_ROUND):
+        return ""
+    found = (f"rank {failure.rank} {failure.kind} {failure.phase} {failure.step}" for failure in report.failures)
+    return f"more failures than planned: {', '.join(found)}"
+
+
+def _kill_at_random(job: Job, draw: random.Random) -> None:
+    """Each time wait until the ranks train, and then for a random time."""
+    with contextlib.suppress(AssertionError):  # it ended: of itself, or because of what is to be found out
+        for number in range(KILLS_PER_ROUND):
+            job.wait_until(lambda: _resumed(job.journal()) >= job.training.ranks * (number + 1), "ranks train")  # noqa: B023
+            moment = time.monotonic() + draw.random() * _PACE_SECONDS / (number + 1)
+            job.wait_until(lambda: time.monotonic() > moment, "the moment")  # noqa: B023
+            workers = sorted(job.workers().items())
+            if workers:
+                send(draw.choice(workers)[1], signal.SIGKILL)
+
+
+def _resumed(journal: str) -> int:
+    """How often a rank has begun to train, or has gone on."""
+    return len(re.findall(r'"event":\{"type":"(?:TrainingEntered|StepResumed)"', journal))

@@ -1,0 +1,200 @@
+"""Steps of several writes, and steps with their barrier at the end: undone, finished or torn, and never half of it."""
+
+from collections import Counter
+
+import pytest
+
+from relight.core.commands import Restore
+from relight.core.events import RestoreFailed, Stopped
+from relight.core.fault import Action
+from relight.sim.contents import Violation, reference
+from relight.sim.exhaustive import Script, Searched, explore, situation
+from relight.sim.mutations import find_mutation
+from relight.sim.points import RECOVERY_POINTS, SHAPE_POINTS
+from relight.sim.schedule import ProcessFault, Schedule, schedule_of
+from relight.sim.shapes import SHAPES, pattern_of
+from relight.sim.swarm import search
+from relight.sim.timed import SimulatedJob
+from tests.sim.test_exhaustive import check_renaming_changes_nothing
+
+SEVERAL = tuple(name for name in SHAPES if name != "one")
+
+
+def run(schedule: Schedule) -> SimulatedJob:
+    job = SimulatedJob(schedule)
+    try:
+        job.run()
+    except Violation as violation:
+        pytest.fail(str(violation), pytrace=False)
+    return job
+
+
+def search_all(ranks: int, faults: int, *shapes: str, relearns: bool = False, fine: bool = False) -> Searched:
+    found = explore(situation(ranks, 2, faults, ("kill",), fine=fine, pattern=pattern_of(shapes, relearns=relearns)))
+    assert found.complete
+    assert not found.violation, (found.violation, found.script)
+    return found
+
+
+# --- what is computed -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("one", "one-end"), ("two-early", "two-end"), ("late-private", "surprise"), ("two-end", "unexpected")],
+)
+def test_where_the_barrier_stands_changes_no_bit(one: str, other: str) -> None:
+    assert reference(3, 4, pattern_of((one,))) == reference(3, 4, pattern_of((other,)))
+
+
+def test_what_a_step_consists_of_does() -> None:
+    contents = {reference(3, 1, pattern_of((name,))).states[1].content for name in ("one", "two-end")}
+    assert len(contents) == 2
+    private = {reference(3, 1, pattern_of((name,))).privates[1] for name in ("two-end", "late-private")}
+    assert len(private) == 2
+
+
+def test_a_schedule_that_says_nothing_has_steps_of_one_write() -> None:
+    job = run(Schedule(seed=0, world_size=2))
+    assert job.pattern == pattern_of(("one",))
+
+
+# --- random schedules -----------------------------------------------------------------------------------------------
+def test_random_schedules() -> None:
+    found = search(11_000_000, 1_500, kinds=("writes",))
+    assert found.schedules == 1_500
+    assert not found.violations
+
+
+@pytest.mark.all
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("writes",),
+        ("writes", "ladder"),
+        ("writes", "hosts"),
+        ("writes", "flips"),
+        ("writes", "hosts", "ladder", "flips"),
+    ],
+    ids="+".join,
+)
+def test_many_more_random_schedules(kinds: tuple[str, ...]) -> None:
+    found = search(12_000_000, 20_000, kinds=kinds)
+    assert found.schedules == 20_000
+    assert not found.violations
+
+
+def test_the_schedules_reach_what_matters() -> None:
+    """A simulation that undoes nothing, or that is never torn, proves nothing."""
+    seen: Counter[str] = Counter()
+    for seed in range(13_000_000, 13_000_500):
+        job = run(schedule_of(seed, ("writes",)))
+        error = job.controller.report().error
+        seen["finished"] += not error
+        seen["relearns"] += job.pattern.relearns
+        seen["a surprise, and every copy is lost"] += "no intact replica" in error and job.pattern.has_surprises
+        for entry in job.journal:
+            match entry.event:
+                case Stopped(torn=True):
+                    seen["torn"] += 1
+                case RestoreFailed(evidence=evidence) if "is at version" in evidence:
+                    seen["could not finish by itself"] += 1
+            for command in entry.commands:
+                if isinstance(command, Restore):
+                    seen[command.why.partition(" ")[0]] += 1
+    floor = {
+        "finished": 250,
+        "relearns": 120,
+        "torn": 20,
+        "could not finish by itself": 3,
+        "a surprise, and every copy is lost": 3,
+        "forward": 40,
+        "back": 200,
+    }
+    assert not {what: (seen[what], least) for what, least in floor.items() if seen[what] < least}
+
+
+@pytest.mark.parametrize("action", [Action.KILL, Action.CUT, Action.FREEZE, Action.RAISE])
+def test_a_fault_at_every_point_of_a_step(action: Action) -> None:
+    struck = 0
+    for name in SEVERAL:
+        for point in (*SHAPE_POINTS, "READY", "BARRIER", "OPTIMIZER", "AFTER_WRITE"):
+            for nth in (1, 5, 6):
+                faults = (ProcessFault(action=action, point=point, nth=nth),)
+                struck += run(Schedule(seed=nth, world_size=3, standbys=1, faults=faults, shapes=(name,))).struck
+    assert struck > 50
+
+
+def test_a_second_fault_in_the_recovery_of_a_step_that_is_undone_or_finished() -> None:
+    struck = 0
+    for name in SEVERAL:
+        for first in ("FIRST_WRITE", "SECOND", "LAST_WRITE", "READY", "BARRIER", "EXTRA", "END"):
+            for point in RECOVERY_POINTS:
+                faults = (
+                    ProcessFault(action=Action.KILL, point=first, nth=5),
+                    ProcessFault(action=Action.KILL, point=point, nth=2),
+                )
+                schedule = Schedule(seed=1, world_size=3, standbys=2, faults=faults, shapes=(name,), relearns=True)
+                struck += run(schedule).struck
+    assert struck > 200
+
+
+# --- every order of events ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.all if SHAPES[name].is_surprise else ()) for name in SEVERAL]
+)
+def test_one_death_anywhere(name: str) -> None:
+    found = search_all(3, 1, name)
+    assert "finished" in found.ends
+    assert ("every replica lost" in found.ends) is SHAPES[name].is_surprise
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("shapes", [("late-private", "two-early"), ("two-end", "surprise")], ids="+".join)
+def test_one_death_where_all_learn_again_after_it(shapes: tuple[str, str]) -> None:
+    assert "finished" in search_all(3, 1, *shapes, relearns=True).ends
+
+
+@pytest.mark.all
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", SEVERAL)
+def test_one_death_with_all_that_can_be_told_apart(name: str) -> None:
+    search_all(3, 1, name, fine=True)
+
+
+@pytest.mark.all
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("ranks", "least"), [(3, 50_000), (4, 200_000)])
+def test_two_deaths(ranks: int, least: int) -> None:
+    assert search_all(ranks, 2, "late-private", "two-early").situations > least
+
+
+@pytest.mark.parametrize(
+    ("shapes", "relearns"), [(("late-private", "two-early"), False), (("two-early", "surprise"), True)]
+)
+def test_renaming_changes_nothing(shapes: tuple[str, ...], relearns: bool) -> None:
+    check_renaming_changes_nothing(2, 1, ("kill",), pattern=pattern_of(shapes, relearns=relearns))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("first-write-absorbed", "two-early"),
+        ("prepared-keep-their-writes", "two-end"),
+        ("rolled-back-before-decision", "two-end"),
+        ("finished-by-writing-again", "two-end"),
+        ("offered-before-rolled-back", "two-end"),
+        ("private-before-last-write", "late-private"),
+        ("barrier-before-first-write", "two-early"),
+        ("surprise-is-intact", "surprise"),
+        ("no-second-barrier", "surprise"),
+        ("private-of-a-surprise", "surprise"),
+    ],
+)
+def test_planted_bugs_are_found(name: str, shape: str) -> None:
+    pattern = pattern_of((shape,))
+    with find_mutation(name).planted() as parts:
+        found = explore(situation(3, 2, 1, ("kill",), parts, pattern=pattern))
+        assert found.violation, f"{name} breaks nothing in {found.situations} situations"
+        script = Script(ranks=3, steps=2, faults=1, kinds=("kill",), choices=found.script, shapes=(shape,))
+        with pytest.raises(Violation, match=found.violation.partition(":")[0]):
+            script.follow(parts)

@@ -1,0 +1,365 @@
+"""Loops whose steps are undone and repeated, and that go on in a replacement: they end as the undisturbed one does.
+
+The replacement is another run of the same script that rehearses a step, and takes over what was kept of the first.
+"""
+
+import itertools
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import indent
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from relight.errors import UsageError
+from relight.training.carried.carried import Carried
+from relight.transfer.codec import decode_tree, encode_tree
+
+_NUMBERS = itertools.count()
+STEPS = 6
+
+
+class Interrupted(Exception):
+    """A failure elsewhere."""
+
+
+class Step:
+    def __init__(self, loop: "Loop", number: int, *, warmup: bool, fails: bool) -> None:
+        self.loop, self.number, self.warmup, self.fails = loop, number, warmup, fails
+        self.committed = False
+
+    def __enter__(self) -> float:
+        self.loop.enter(self, sys._getframe(1))
+        return 1.0 + self.number
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.loop.exit(self, error)
+
+    def end(self) -> None:
+        """Stands at the end of the block, where a failure may strike last."""
+        if self.fails:
+            raise Interrupted
+
+
+class Loop:
+    """Offers steps as `relight.Training.steps` does, and is called `steps` in scripts."""
+
+    def __init__(self, *, fails_at: int = -1, begins_at: int = 0, tree: Any = None) -> None:
+        self.said: list[str] = []
+        self.carried = Carried(self.is_foreign, lambda key, text: self.said.append(text))
+        self.fails_at, self.begins_at, self.tree = fails_at, begins_at, tree
+        self.kept: list[bytes] = []  # of each version, as it was kept last
+        self.doubt: str | None = None
+
+    def is_foreign(self, thing: Any) -> bool:
+        return isinstance(thing, (Step, Loop)) or getattr(thing, "gi_code", None) is Loop.__call__.__code__
+
+    def __call__(self, until: int = STEPS) -> Iterator[Step]:
+        if self.tree is not None:
+            yield Step(self, 0, warmup=True, fails=False)
+            self.doubt = self.carried.adopt(self.tree)
+        for number in range(self.begins_at, until):
+            if number == self.fails_at:
+                yield Step(self, number, warmup=False, fails=True)
+            yield Step(self, number, warmup=False, fails=False)
+        self.carried.leave()
+
+    def enter(self, step: Step, frame: Any) -> None:
+        self.carried.enter(frame)
+        if not step.warmup and self.carried.needs_keeping:
+            self.keep(step.number)
+        self.carried.remember()
+
+    def exit(self, step: Step, error: BaseException | None) -> bool:
+        if step.warmup or isinstance(error, Interrupted):
+            self.carried.roll_back()
+            return error is None or isinstance(error, Interrupted)
+        if error is not None:
+            return False
+        self.keep(step.number + 1)
+        assert not self.carried.changed_since()
+        self.carried.commit()
+        step.committed = True
+        return False
+
+    def keep(self, version: int) -> None:
+        del self.kept[version:]
+        missing: list[bytes] = [encode_tree({}, "")] * (version - len(self.kept))
+        self.kept += [*missing, encode_tree(self.carried.capture(), "private")]
+
+
+def run(source: str, loop: Loop) -> Any:
+    """Run a script that leaves its outcome in `result`."""
+    path = _directory / f"script{next(_NUMBERS)}.py"
+    path.write_text(source)
+    made = types.ModuleType("carried_script")
+    vars(made).update({"steps": loop, "carry": loop.carried.declare})
+    sys.modules["carried_script"] = made
+    exec(compile(source, str(path), "exec"), vars(made))
+    return vars(made)["result"]
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path) -> None:
+    global _directory  # noqa: PLW0603
+    _directory = tmp_path
+
+
+_directory = Path()
+
+
+def function(before: str, block: str, result: str, after: str = "", setup: str = "") -> str:
+    return (
+        f"import random, torch\nimport numpy as np\nfrom collections import deque\n{setup}\n"
+        f"def run():\n{indent(before, ' ')}\n for step in steps():\n  with step as b:\n{indent(block, '   ')}\n"
+        f"   step.end()\n{indent(after, '  ')}\n return {result}\nresult = run()\n"
+    )
+
+
+def module(before: str, block: str, result: str) -> str:
+    return (
+        f"import random, torch\nimport numpy as np\n{before}\n"
+        f"for step in steps():\n with step as b:\n{indent(block, '  ')}\n  step.end()\nresult = {result}\n"
+    )
+
+
+TRAINER = "class Trainer:\n def __init__(self):\n  self.mean = 0.0\n  self.seen = []\n  self.inner = None\n"
+CLOSURE = (
+    "def make():\n n = 0\n def count():\n  nonlocal n\n  n += 1\n  return n\n return count\ncount = make()\nout = []\n"
+)
+
+SCRIPTS = {
+    "hidden state": function(
+        "h, out = torch.zeros(2), []", "h = torch.tanh(h + b)\nout.append(h.sum().item())", "h.tolist(), out"
+    ),
+    "hidden state that begins as None": function(
+        "h, out = None, []", "h = torch.ones(2) * b if h is None else h * .5 + b\nout.append(h.tolist())", "out"
+    ),
+    "hidden state that begins unset": function(
+        "out = []", "if step.number > 0:\n b = b + h\nh = b * .5\nout.append(h)", "out"
+    ),
+    "hidden state in place": function("h = torch.zeros(2)", "h.mul_(.9).add_(b)\nout = h.sum().item()", "h.tolist()"),
+    "hidden state and where it begins": function(
+        "start = torch.zeros(2)\nh, out = start, []",
+        "h = h + b\nif step.number % 3 == 2:\n h = start\nout.append(h.tolist())",
+        "out, start.tolist()",
+    ),
+    "mean": function("mean, x = 1.0, 0.0", "x = x + b / mean\nmean = .9 * mean + .1 * b", "x, mean"),
+    "module": module("mean, x = 1.0, 0.0", "x = x + b / mean\nmean = .9 * mean + .1 * b", "(x, mean)"),
+    "several names": function("a, n, s = 0, 0, ''", "a, n = a + n, a + b\ns = s + str(n)\nf = len(s) + a", "a, n, s"),
+    "list": function("xs = []", "xs.append(b + sum(xs))", "xs"),
+    "list in place, by two names": function("xs = []\nys = xs", "xs.append(b + sum(ys))", "xs, ys, xs is ys"),
+    "list made anew": function("xs = []", "xs = xs[-2:] + [b + sum(xs)]", "xs"),
+    "deque": function("q, out = deque(maxlen=3), []", "q.append(b)\nout.append(sum(q))", "list(q), q.maxlen, out"),
+    "dictionary": function("d = {}", "d[step.number % 3] = b + d.get(0, 0)", "sorted(d.items())"),
+    "numpy generator": function("g, x = np.random.default_rng(1), 0", "x = x + g.normal() * b", "x, g.normal()"),
+    "torch generator": function(
+        "g, x = torch.Generator().manual_seed(1), 0", "x = x + torch.rand(2, generator=g).sum().item() * b", "x"
+    ),
+    "Python's generator": function("g, x = random.Random(1), 0", "x = x + g.random() * b", "x, g.random()"),
+    "array": function("h = np.zeros(2)", "h += b\nh[0] *= .5\nx = h.sum()", "h.tolist()"),
+    "closure": function("x = 0", "x = x + b * count()", "x, count()", setup=CLOSURE),
+    "function inside": function(
+        "n, x = 0, 0\ndef count():\n nonlocal n\n n += 1\n return n", "x = x + b * count()", "x, n"
+    ),
+    "global": function(
+        "x = 0", "x = x + b * count()", "x, n", setup="n = 0\ndef count():\n global n\n n += 1\n return n"
+    ),
+    "default of a parameter": function(
+        "x = 0", "x = x + note(b)", "x", setup="def note(x, seen=[]):\n seen.append(x)\n return sum(seen)"
+    ),
+    "attribute": function(
+        "t, x = Trainer(), 0", "x = x + b - t.mean\nt.mean = .9 * t.mean + b", "x, t.mean", setup=TRAINER
+    ),
+    "attribute of an attribute": function(
+        "t, x = Trainer(), 0\nt.inner = Trainer()",
+        "x = x + b - t.inner.mean\nt.inner.mean = .9 * t.inner.mean + b\nt.inner.seen.append(x)",
+        "x, t.inner.mean, t.inner.seen",
+        setup=TRAINER,
+    ),
+    "objects of a list, seen by their values": function(
+        "ts, x = [Trainer(), Trainer()], 0",
+        "for t in ts:\n x = x + b - t.mean\n t.mean = .9 * t.mean + b\n t.seen.append(x)",
+        "x, [(t.mean, t.seen) for t in ts]",
+        setup=TRAINER,
+    ),
+    "buffer of objects": function(
+        "xs, x = deque(maxlen=3), 0",
+        "t = Trainer()\nt.mean = b\nxs.append(t)\nx = x + sum(t.mean for t in xs)",
+        "x, [t.mean for t in xs]",
+        setup=TRAINER,
+    ),
+    "seen by its values alone": function(
+        "d, x = {'a': [0.0]}, 0",
+        "getattr(d['a'], 'app' + 'end')(b)\nx = x + sum(d['a'])",
+        "x, d",
+    ),
+    "shown alone": function("total, losses = 0, []", "total += b\nlosses.append(b)\nprint(total)", "total, losses"),
+    "between steps": function(
+        "best, x = 9.0, 0.0",
+        "x = x + b * best",
+        "x, best",
+        after="if step.committed:\n best = best * .5 + b",
+    ),
+    "between steps without a guard": function("n, x = 0, 0.0", "x = x + b * n\n", "x", after="n = n + 1"),
+    "above the block": function("m, x = 1.0, 0.0", "x = x + b * s\nm = m * .5 + b", "x", setup="").replace(
+        "  with step as b:", "  s = m * 2\n  with step as b:"
+    ),
+    "method": (
+        TRAINER + " def train(self):\n  for step in steps():\n   with step as b:\n    self.one(b)\n    step.end()\n"
+        " def one(self, b):\n  self.seen.append(b - self.mean)\n  self.mean = .9 * self.mean + b\n"
+        "t = Trainer()\nt.train()\nresult = t.mean, t.seen\n"
+    ),
+    "method that enters": (
+        TRAINER + " def train(self):\n  x = 0.0\n  for step in steps():\n   self.one(step)\n   x = x + self.mean\n"
+        " def one(self, step):\n  with step as b:\n   self.seen.append(b - self.mean)\n"
+        "   self.mean = .9 * self.mean + b\n   step.end()\n"
+        "t = Trainer()\nt.train()\nresult = t.mean, t.seen\n"
+    ),
+    "nothing": function("x = 0", "y = b", "y"),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("fails_at", [0, 1, 4])
+def test_steps_are_undone(name: str, fails_at: int) -> None:
+    expected = run(SCRIPTS[name], Loop())
+    assert run(SCRIPTS[name], Loop(fails_at=fails_at)) == expected
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("version", [0, 1, 4])
+def test_goes_on_in_a_replacement(name: str, version: int) -> None:
+    first = Loop()
+    expected = run(SCRIPTS[name], first)
+    # Of a rank that was lost in this step.
+    tree = decode_tree(first.kept[version])
+    again = Loop(begins_at=version, tree=tree)
+    assert run(SCRIPTS[name], again) == expected
+    assert again.doubt is None
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_replacements_are_replaced(name: str) -> None:
+    loop = Loop()
+    expected = run(SCRIPTS[name], loop)
+    for version in (2, 3, 5):
+        loop = Loop(begins_at=version, tree=decode_tree(loop.kept[version]), fails_at=4)
+        assert run(SCRIPTS[name], loop) == expected
+
+
+REFUSED = {
+    "iterator": (
+        function("it = iter(range(9))\nx = 0", "x = next(it)\nif x > 5:\n raise ValueError", "x"),
+        "it, a range_iterator",
+    ),
+    "counted": (
+        function("f = abs", "f(i)", "0").replace("for step in steps()", "for i, step in enumerate(steps())"),
+        "use step.number",
+    ),
+    "opaque": (
+        function(
+            "h = None\nfrom torch import nn",
+            "if h is not None and h.bias is None:\n raise ValueError\nh = nn.Linear(2, 2)",
+            "0",
+        ),
+        "torch.nn.modules.linear.Linear",
+    ),
+    "too large": (
+        function("h = torch.zeros(2)", "if h.sum() > 1e9:\n raise ValueError\nh = torch.zeros(10_000_000)", "0"),
+        "over 32 MiB",
+    ),
+    "declared name": (function("carry('other')", "x = b", "0"), "sees no such name"),
+    "declared attribute": (
+        function("t = Trainer()\ncarry('t.other')", "x = b", "0", setup=TRAINER),
+        "sees no such name",
+    ),
+    "declared iterator": (function("carry(iter([1]))", "x = b", "0"), "was given a list_iterator"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_carried_is_refused(name: str) -> None:
+    source, message = REFUSED[name]
+    with pytest.raises(UsageError, match=message) as raised:
+        run(source, Loop())
+    if not name.startswith("declared"):
+        assert re.search(r"script\d+\.py:\d+: ", str(raised.value))
+
+
+def test_what_is_only_shown_is_left_out_when_it_is_long() -> None:
+    source = function("losses = []", "losses += [b] * 50", "losses")
+    loop = Loop()
+    run(source, loop)
+    assert len(loop.said) == 1
+    assert re.match(
+        r"losses \(script\d+\.py:\d+\) is only accumulated or shown, and a replacement begins without it", loop.said[0]
+    )
+    assert decode_tree(loop.kept[1])["names"]
+    assert not decode_tree(loop.kept[4])
+    assert run(source, Loop(fails_at=4)) == run(source, Loop())
+
+
+def test_names_can_be_left_out() -> None:
+    loop = Loop()
+    run(function("carry(ignore=('h',))\nh = 0", "if h > 1e9:\n raise ValueError\nh = h + b", "h"), loop)
+    assert not any(map(decode_tree, loop.kept))
+    assert not loop.said
+
+
+def test_what_is_declared_is_carried() -> None:
+    source = function(
+        "t = Trainer()\nbox = [Trainer()]\nget = lambda: box[0]\ncarry('t.mean', box)",
+        "vars(t)['mean'] = t.mean * .5 + b\nvars(get())['mean'] = get().mean * .5 + b\nout = t.mean",
+        "t.mean, get().mean",
+        setup=TRAINER,
+    )
+    first = Loop()
+    expected = run(source, first)
+    assert run(source, Loop(begins_at=4, tree=decode_tree(first.kept[4]))) == expected
+
+
+def test_a_rank_lost_between_two_steps_leaves_a_doubt() -> None:
+    source = SCRIPTS["between steps"].replace("best * .5 + b", "best * .5 + b\n   if best < 0:\n    break")
+    kept: list[bytes] = []
+
+    class Watched(Loop):
+        def exit(self, step: Step, error: BaseException | None) -> bool:
+            done = super().exit(step, error)
+            kept.append(self.kept[-1])
+            return done
+
+    run(source, Watched())
+    again = Loop(begins_at=4, tree=decode_tree(kept[3]))
+    run(source, again)
+    assert again.doubt is not None
+    assert "best" in again.doubt
+
+
+def test_what_decides_in_the_block_must_be_exact() -> None:
+    for source, exact in (
+        (function("m = 1", "x = b / m\nif x > 1e9:\n raise ValueError\nm = m + b", "m"), True),
+        (function("m = 1", "m += b\nprint(m)", "m"), False),
+        (function("m = 1", "if m > 1e9:\n raise ValueError", "m", after="m = m + 1"), False),
+        (function("m = 1", "x = b", "m"), False),
+    ):
+        loop = Loop()
+        run(source, loop)
+        assert loop.carried.must_be_exact is exact
+
+
+def test_holds_no_old_values_alive() -> None:
+    loop = Loop()
+    source = function(
+        "import weakref\nrefs, h = [], 0",
+        "h = h + b\nout = torch.zeros(3) + h\nrefs.append(weakref.ref(out))\n"
+        "alive = sum(r() is not None for r in refs)",
+        "alive",
+    )
+    assert run(source.replace("h = h + b", "h = h + b\n   if h > 1e9:\n    raise ValueError"), loop) == 1

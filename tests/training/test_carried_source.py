@@ -1,0 +1,146 @@
+"""What the code of a script says before its first step: loops around the loop of steps, gradients carried by hand."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import pytest
+
+from relight.training.carried.source import accumulates_by_hand, is_user_file, iteration_of, lines_of, loops_around
+
+
+class Reached(Exception):
+    """The first step was entered."""
+
+
+class Step:
+    """Keeps the frame that enters it."""
+
+    def __init__(self, seen: dict[str, Any]) -> None:
+        self.seen = seen
+        self.number = 0
+
+    def __enter__(self) -> Any:
+        frame = sys._getframe(1)
+        self.seen["by hand"] = accumulates_by_hand(frame, lambda node: "opt" in ast.unparse(node))
+        self.seen["iteration"] = iteration_of(frame)
+        raise Reached
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def read(source: str, path: Path) -> dict[str, Any]:
+    """Run a script until it enters its first step; `Training()` stands for relight's."""
+    path.write_text(source)
+    seen: dict[str, Any] = {}
+    built: list[tuple[str, int]] = []
+
+    def steps() -> Iterator[Step]:
+        frame: FrameType = sys._getframe(1)
+        seen["around"] = loops_around(frame, built)
+        return iter([Step(seen)])
+
+    def make() -> None:
+        built.extend(lines_of(sys._getframe(1)))
+
+    names: dict[str, Any] = {"__name__": "script", "steps": steps, "Training": make}
+    with pytest.raises(Reached):
+        exec(compile(source, str(path), "exec"), names)
+    return seen
+
+
+LOOPS = {
+    "none": ("for step in steps():\n with step as b:\n  pass", None),
+    "epochs": ("for epoch in range(3):\n for step in steps():\n  with step as b:\n   pass", 1),
+    "epochs, and another loop": (
+        "for a in range(3):\n for e in range(2):\n  for step in steps():\n   with step as b:\n    pass",
+        2,
+    ),
+    "epochs around a function": (
+        "def train():\n for step in steps():\n  with step as b:\n   pass\nfor epoch in range(3):\n train()",
+        5,
+    ),
+    "while": ("while True:\n for step in steps():\n  with step as b:\n   pass\n break", 1),
+    "in a function": ("def train():\n for step in steps():\n  with step as b:\n   pass\ntrain()", None),
+    "after a loop": ("for i in range(3):\n pass\nfor step in steps():\n with step as b:\n  pass", None),
+    "in the head of a loop": ("for x in [1]:\n pass\nelse:\n for step in steps():\n  with step as b:\n   pass", None),
+    "a loop that makes a new job": (
+        "for seed in range(3):\n Training()\n for step in steps():\n  with step as b:\n   pass",
+        None,
+    ),
+    "a loop around a function that makes a new job": (
+        "def train():\n Training()\n for step in steps():\n  with step as b:\n   pass\nfor seed in range(3):\n train()",
+        None,
+    ),
+    "made outside, in a function": (
+        "def train():\n for step in steps():\n  with step as b:\n   pass\ndef main():\n Training()\n"
+        " for epoch in range(3):\n  train()\nmain()",
+        7,
+    ),
+    "kept in a name": ("it = steps()\nfor step in it:\n with step as b:\n  pass", None),
+    "next in a loop": ("it = steps()\nwhile True:\n step = next(it)\n with step as b:\n  pass", None),
+    "enumerate": ("for i, step in enumerate(steps()):\n with step as b:\n  pass", None),
+    "enumerate inside": ("for e in [1]:\n for i, step in enumerate(steps()):\n  with step as b:\n   pass", 1),
+    "a library's loop": ("list(map(lambda _: [s.__enter__() for s in steps()], [1]))", None),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_names_loops_around_the_loop_of_steps(name: str, tmp_path: Path) -> None:
+    source, line = LOOPS[name]
+    around = read(source, tmp_path / "script.py")["around"]
+    assert around == (None if line is None else f"script.py:{line}")
+
+
+def block(*lines: str) -> str:
+    body = "".join(f"  {line}\n" for line in lines)
+    return f"opt = loss = k = n = None\nfor step in steps():\n with step as b:\n{body}"
+
+
+BY_HAND = {
+    "every fourth step": (
+        block("loss.backward()", "if (step.number + 1) % 4 == 0:", " opt.step()", " opt.zero_grad()"),
+        5,
+    ),
+    "counted by hand": (block("loss.backward()", "n += 1", "if n % k == 0:", " opt.step()"), 6),
+    "not modulo": (block("loss.backward()", "if not (n % k):", " opt.step()"), 5),
+    "every step": (block("loss.backward()", "opt.step()"), None),
+    "critic and generator": (
+        block("opt.zero_grad()", "loss.backward()", "opt.step()", "if n % 5 == 0:", " loss.backward()", " opt.step()"),
+        None,
+    ),
+    "gradients of each step alone": (
+        block("opt.zero_grad()", "loss.backward()", "if n % 5 == 0:", " opt.step()"),
+        None,
+    ),
+    "no counting": (block("loss.backward()", "if loss:", " opt.step()"), None),
+    "scheduler": (block("loss.backward()", "opt.step()", "if n % 5 == 0:", " scheduler.step()"), None),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_names_gradients_that_are_accumulated_by_hand(name: str, tmp_path: Path) -> None:
+    source, line = BY_HAND[name]
+    found = read(source, tmp_path / "script.py")["by hand"]
+    assert found == (None if line is None else f"script.py:{line}")
+
+
+def test_code_without_a_source_has_no_iteration() -> None:
+    seen: dict[str, Any] = {}
+    source = "for step in steps:\n with step as b:\n  pass"
+    with pytest.raises(Reached):
+        exec(compile(source, "<string>", "exec"), {"steps": [Step(seen)]})
+    assert seen["iteration"] is None
+
+
+def test_libraries_are_not_the_user_s() -> None:
+    assert is_user_file(__file__)
+    assert not is_user_file(ast.__file__)
+    assert not is_user_file(pytest.__file__)
+    assert not is_user_file(sys.modules[loops_around.__module__].__file__ or "")
+    assert not is_user_file("<string>")

@@ -1,0 +1,209 @@
+"""Values that are carried: remembered, put back with their identities, and written down for another process."""
+
+import random
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from relight.training.carried.trees import Unsupported, read_back, write_down
+from relight.training.carried.values import changed, put_back, remember
+from relight.transfer.codec import decode_tree, encode_tree
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass
+class Meter:
+    total: float = 0.0
+    recent: list[float] = field(default_factory=list)
+
+
+class Slotted:
+    __slots__ = ("count", "other")
+
+    def __init__(self) -> None:
+        self.count = 1
+
+
+def _push(value: list[Any]) -> None:
+    value[0]["a"].append(5)
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "list": (lambda: [1, 2.5], lambda v: v.append(3)),
+    "nested list": (lambda: [{"a": [1]}], _push),
+    "dict": (lambda: {"a": 1, 2: "b"}, lambda v: v.update(a=7)),
+    "order of a dict": (lambda: {"a": 1, "b": 2}, lambda v: v.update(a=v.pop("a"))),
+    "set": (lambda: {1, 2}, lambda v: v.add(9)),
+    "deque": (lambda: deque([1, 2, 3], maxlen=3), lambda v: v.append(4)),
+    "counter": (lambda: Counter("aab"), lambda v: v.update("b")),
+    "defaultdict": (lambda: defaultdict(list, a=[1]), lambda v: v["b"].append(2)),
+    "ordered dict": (lambda: OrderedDict(a=1, b=2), lambda v: v.move_to_end("a")),
+    "tensor": (lambda: torch.arange(4.0), lambda v: v.add_(1)),
+    "tensor's data": (lambda: torch.arange(4.0), lambda v: setattr(v, "data", torch.zeros(4))),
+    "part of a tensor": (lambda: torch.arange(4.0), lambda v: v[1:2].zero_()),
+    "tensor in a tuple": (lambda: (torch.zeros(2), 1), lambda v: v[0].add_(1)),
+    "bfloat16": (lambda: torch.ones(3, dtype=torch.bfloat16), lambda v: v.mul_(2)),
+    "parameter": (lambda: torch.ones(3, requires_grad=True), lambda v: v.data.mul_(2)),
+    "array": (lambda: np.arange(4.0), lambda v: v.__setitem__(1, 9)),
+    "bytearray": (lambda: bytearray(b"ab"), lambda v: v.__setitem__(0, 9)),
+    "torch generator": (lambda: torch.Generator().manual_seed(1), lambda v: torch.rand(1, generator=v)),
+    "random.Random": (lambda: random.Random(1), lambda v: v.gauss(0, 1)),
+    "numpy generator": (lambda: np.random.default_rng(1), lambda v: v.normal()),
+    "numpy Mersenne twister": (lambda: np.random.Generator(np.random.MT19937(1)), lambda v: v.normal()),
+    "RandomState": (lambda: np.random.RandomState(1), lambda v: v.normal()),
+    "dataclass": (lambda: Meter(1.0, [2.0]), lambda v: v.recent.append(3.0)),
+    "attribute of a dataclass": (Meter, lambda v: setattr(v, "total", 4.0)),
+    "new attribute": (Meter, lambda v: setattr(v, "fresh", 4.0)),
+    "slots": (Slotted, lambda v: setattr(v, "count", 4)),
+    "objects in a list": (lambda: [Meter(), Meter(2.0)], lambda v: v[1].recent.append(1.0)),
+    "buffer of transitions": (
+        lambda: deque([(torch.ones(2), 0.5, False)]),
+        lambda v: v.append((torch.zeros(2), 1.0, True)),
+    ),
+}
+
+
+def shown(value: Any) -> Any:
+    """The value as bytes, to be compared."""
+    return encode_tree({"v": write_down(value)}, "value")
+
+
+def through_bytes(value: Any) -> Any:
+    return decode_tree(encode_tree({"v": write_down(value)}, "value"))["v"]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_is_put_back_in_place(name: str) -> None:
+    make, change = CHANGES[name]
+    value = make()
+    before, mark = shown(value), remember(value)
+    assert not changed(mark, value)
+    change(value)
+    assert changed(mark, value)
+    assert shown(value) != before
+    assert put_back(mark) is value
+    assert shown(value) == before
+    assert not changed(remember(value), value)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_is_put_into_another_process_in_place(name: str) -> None:
+    make, change = CHANGES[name]
+    origin, other = make(), make()
+    change(origin)
+    tree = through_bytes(origin)
+    in_place = read_back(tree, other, in_place=True)
+    assert shown(in_place) == shown(origin)
+    if not isinstance(origin, tuple):
+        assert in_place is other
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_is_made_anew_in_another_process(name: str) -> None:
+    make, change = CHANGES[name]
+    origin, other = make(), make()
+    change(origin)
+    before = shown(other)
+    made = read_back(through_bytes(origin), other, in_place=False)
+    assert made is not other
+    assert shown(made) == shown(origin)
+    assert shown(other) == before
+    assert type(made) is type(origin)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        7,
+        -(2**70),
+        2.5,
+        float("inf"),
+        1 + 2j,
+        "text",
+        b"bytes",
+        (1, (2, "x")),
+        frozenset({1}),
+        torch.Size([2]),
+    ],
+    ids=repr,
+)
+def test_constants_go_through_bytes(value: Any) -> None:
+    mark = remember(value)
+    assert not changed(mark, value)
+    assert put_back(mark) is value
+    made = read_back(through_bytes(value), None, in_place=True)
+    assert made == value
+    assert type(made) is type(value)
+
+
+def test_scalars_of_numpy_stay_scalars() -> None:
+    made = read_back(through_bytes(np.float32(2.5)), None, in_place=False)
+    assert type(made) is np.float32
+    assert made == np.float32(2.5)
+
+
+def test_named_tuples_keep_their_names() -> None:
+    made = read_back(through_bytes(Pair(1, torch.ones(2))), None, in_place=False)
+    assert isinstance(made, Pair)
+    assert made.right.tolist() == [1, 1]
+
+
+def test_nan_is_no_change() -> None:
+    value = float("nan")
+    assert not changed(remember(value), float("nan"))
+    assert changed(remember(0.0), -0.0)
+    assert changed(remember(1), 1.0)
+
+
+def test_generators_go_on_alike() -> None:
+    for make, draw in (
+        (lambda: np.random.default_rng(3), lambda g: g.normal()),
+        (lambda: random.Random(3), lambda g: g.gauss(0, 1)),
+        (lambda: np.random.RandomState(3), lambda g: g.normal()),
+        (lambda: torch.Generator().manual_seed(3), lambda g: float(torch.randn((), generator=g))),
+    ):
+        origin = make()
+        draw(origin)
+        made = read_back(through_bytes(origin), None, in_place=False)
+        assert [draw(made) for _ in range(5)] == [draw(origin) for _ in range(5)]
+
+
+def test_state_with_a_graph_is_carried_without_it() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    made = read_back(through_bytes(weight * 2), None, in_place=True)
+    assert made.tolist() == [2, 2]
+    assert not made.requires_grad
+
+
+def test_a_growing_list_is_cut_and_not_copied() -> None:
+    losses = [0.5] * 100_000
+    mark = remember(losses, grows=True)
+    losses.append(1.0)
+    assert changed(mark, losses)
+    put_back(mark)
+    assert len(losses) == 100_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [iter([1]), lambda: 0, object(), torch.nn.Linear(1, 1), [iter([1])]],
+    ids=["iterator", "function", "object", "module", "in a list"],
+)
+def test_what_cannot_be_written_down_is_named(value: Any) -> None:
+    with pytest.raises(Unsupported, match=type(value).__name__ if not isinstance(value, list) else "iterator"):
+        write_down(value)
+
+
+def test_what_holds_itself_is_named() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(Unsupported, match="itself"):
+        write_down(value)

@@ -1,0 +1,372 @@
+"""A step as a transaction: what is undone, what is learnt, and where the barrier may stand."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from relight.training.state import TrackedState
+from relight.training.transaction.transaction import LEARNING_STEPS, Transaction
+from relight.transfer.codec import decode_tree, encode_tree
+
+Body = Callable[["Script"], None]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 2)
+        self.register_buffer("scale", torch.ones(()))
+        self.calls = 0
+        self.seen: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        hidden = self.norm(self.first(x)).relu()
+        self.seen.append(float(hidden.detach().mean()))
+        self.seen = self.seen[-3:]
+        return self.last(hidden) * self.scale  # type: ignore[no-any-return]
+
+
+class Script:
+    """Steps by hand, as the loop takes them; `body` is the block. Nothing is shared with other ranks."""
+
+    def __init__(self, body: Body, optimizers: int = 1) -> None:
+        torch.manual_seed(1)
+        self.net, self.shadow = Net(), nn.Linear(4, 2).requires_grad_(False)
+        kinds: list[Any] = [torch.optim.AdamW, torch.optim.SGD]
+        self.optimizers = [kind(self.net.parameters(), lr=0.01) for kind in kinds[:optimizers]]
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizers[0], 2)
+        self.launches = 0
+        self.body = body
+        self.state = TrackedState(
+            {"net": self.net, "shadow": self.shadow},
+            {str(number): optimizer for number, optimizer in enumerate(self.optimizers)},
+            {"scheduler": self.scheduler},
+            {},
+        )
+        self.transaction = Transaction(self.state, lambda: self.launches)
+        self.early = False  # the barrier of this step was passed
+        self.barriers: list[str] = []  # in front of which write, or "end"
+        self.number = 0
+        self.transaction.install()
+
+    def attempt(self) -> None:
+        """A step up to its end or its barrier at the end of the block."""
+        torch.manual_seed(self.number)
+        self.early = False
+        self.state.see_gradients()
+        self.transaction.begin()
+        self.body(self)
+        if not self.early:
+            self.transaction.prepare(early=False)
+
+    def commit(self) -> None:
+        if not self.early:
+            self.barriers.append("end")
+        pattern = self.transaction.pattern
+        self.transaction.learner.count(pattern, pattern.number(), 1)
+        self.transaction.commit()
+        self.number += 1
+
+    def step(self) -> None:
+        self.attempt()
+        self.commit()
+
+    def undo(self) -> None:
+        self.transaction.roll_back()
+        self.state.clear_gradients()
+
+    def write(self, number: int = 0) -> None:
+        """`optimizer.step()`, with what relight does in front of it."""
+        if not self.early and self.transaction.before_write(str(number), str(number)):
+            self.transaction.prepare(early=True)
+            self.early = True
+            self.barriers.append(str(number))
+        self.optimizers[number].step()
+        self.optimizers[number].zero_grad()
+
+    def collective(self) -> None:
+        self.launches += 1
+
+    def train(self) -> None:
+        self.net(torch.randn(6, 4)).square().mean().backward()
+        self.collective()
+
+    def bits(self) -> bytes:
+        """All that a script could see."""
+        flags = [(m.training, list(vars(m).get("seen", ())), vars(m).get("calls")) for m in self.net.modules()]
+        return encode_tree(
+            {
+                "state": [p.detach() for p in self.net.parameters()] + [p.detach() for p in self.shadow.parameters()],
+                "buffers": dict(self.net.named_buffers()),
+                "optimizers": [copy.deepcopy(o.state_dict()) for o in self.optimizers],
+                "scheduler": self.scheduler.state_dict(),
+                "flags": flags,
+                "trains": [p.requires_grad for p in self.net.parameters()],
+            },
+            "bits",
+        )
+
+
+def plain(script: Script) -> None:
+    script.train()
+    script.write()
+
+
+def two_writes(script: Script) -> None:
+    script.train()
+    script.write(0)
+    script.train()
+    script.write(1)
+
+
+def late_collective(script: Script) -> None:
+    script.train()
+    script.write()
+    script.collective()
+
+
+def through_data(script: Script) -> None:
+    for parameter in script.shadow.parameters():
+        parameter.data.mul_(0.5).add_(0.1)
+    plain(script)
+
+
+def assigned_data(script: Script) -> None:
+    for parameter in script.shadow.parameters():
+        parameter.data = parameter.data * 0.5 + 0.1
+    plain(script)
+
+
+def decays_first(script: Script) -> None:
+    with torch.no_grad():
+        for parameter in script.net.parameters():
+            parameter.mul_(0.9)
+    plain(script)
+
+
+def assigns_a_buffer(script: Script) -> None:
+    scale = script.net.scale
+    assert isinstance(scale, torch.Tensor)
+    script.net.scale = 0.9 * scale + 0.1 * script.number
+    plain(script)
+
+
+def sets_rates(script: Script) -> None:
+    for group in script.optimizers[0].param_groups:
+        group["lr"] *= 0.9
+    plain(script)
+
+
+def by_hand(script: Script) -> None:
+    script.train()
+    with torch.no_grad():
+        for parameter in script.net.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(0.1 * parameter.grad)
+                parameter.grad = None
+
+
+def evaluates(script: Script) -> None:
+    script.net.eval()
+    script.net.last.requires_grad_(False)
+    plain(script)
+    script.net.last.requires_grad_(True)
+    script.net.train()
+
+
+def leaves_modes(script: Script) -> None:
+    plain(script)
+    script.net.norm.eval()
+    script.net.first.bias.requires_grad_(script.number % 2 == 0)
+
+
+def moves_the_average_last(script: Script) -> None:
+    plain(script)
+    with torch.no_grad():
+        for parameter in script.shadow.parameters():
+            parameter.data.lerp_(torch.ones(()), 0.1)
+
+
+BODIES = [
+    plain,
+    two_writes,
+    late_collective,
+    through_data,
+    assigned_data,
+    decays_first,
+    assigns_a_buffer,
+    sets_rates,
+    by_hand,
+    evaluates,
+    leaves_modes,
+    moves_the_average_last,
+]
+
+
+@pytest.fixture
+def run() -> Any:
+    scripts: list[Script] = []
+
+    def make(body: Body, optimizers: int = 2) -> Script:
+        scripts.append(Script(body, optimizers))
+        return scripts[-1]
+
+    yield make
+    for script in reversed(scripts):
+        script.transaction.remove()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+@pytest.mark.parametrize("body", BODIES)
+def test_a_step_that_is_undone_leaves_no_trace(run: Any, body: Body, steps: int) -> None:
+    script = run(body)
+    for _ in range(steps):
+        script.step()
+    before = script.bits()
+    with pytest.raises(InterruptedError):
+        _body_up_to_the_barrier(script)
+    script.undo()
+    assert script.bits() == before
+    script.step()
+    undisturbed = run(body)
+    for _ in range(steps + 1):
+        undisturbed.step()
+    assert script.bits() == undisturbed.bits()
+
+
+def _body_up_to_the_barrier(script: Script) -> None:
+    """A failure strikes as late as a step can be undone: at its barrier."""
+    prepare = script.transaction.prepare
+
+    def fail(*, early: bool) -> None:
+        prepare(early=early)
+        raise InterruptedError
+
+    script.transaction.prepare = fail  # type: ignore[method-assign]
+    try:
+        script.attempt()
+    finally:
+        script.transaction.prepare = prepare  # type: ignore[method-assign]
+
+
+def test_the_barrier_comes_to_stand_in_front_of_the_only_write(run: Any) -> None:
+    script = run(plain)
+    for _ in range(6):
+        script.step()
+    assert script.barriers == ["end", "end", "0", "0", "0", "0"]
+    assert script.transaction.image_bytes < 1000  # of BatchNorm's statistics; nothing else is copied
+
+
+def test_the_barrier_stands_in_front_of_the_last_of_two_writes(run: Any) -> None:
+    script = run(two_writes)
+    for _ in range(6):
+        script.step()
+    assert script.barriers == ["end", "end", "1", "1", "1", "1"]
+
+
+@pytest.mark.parametrize("body", [late_collective, by_hand])
+def test_the_barrier_stays_at_the_end_if_more_follows(run: Any, body: Body) -> None:
+    script = run(body)
+    for _ in range(6):
+        script.step()
+    assert set(script.barriers) == {"end"}
+
+
+def test_a_collective_after_an_early_barrier_is_a_surprise_once(run: Any) -> None:
+    def seldom(script: Script) -> None:
+        plain(script)
+        if script.number in (5, 6):
+            script.collective()
+
+    script = run(seldom)
+    found = []
+    for _ in range(9):
+        script.step()
+        found.append(script.transaction.surprise)
+    assert found == ["", "", "", "", "", "a collective", "a collective", "", ""]
+    assert script.barriers[7:] == ["end", "end"]
+
+
+def test_what_changes_for_the_first_time_makes_one_step_unrepeatable(run: Any) -> None:
+    def late(script: Script) -> None:
+        if script.number >= LEARNING_STEPS + 3:
+            with torch.no_grad():
+                script.shadow.weight.mul_(0.9)
+        plain(script)
+
+    script = run(late)
+    for _ in range(LEARNING_STEPS + 3):
+        script.step()
+        assert not script.transaction.unimaged_changes()
+    with pytest.raises(InterruptedError):
+        _body_up_to_the_barrier(script)
+    assert script.transaction.unimaged_changes() == [("shadow", "weight")]
+    script.transaction.commit()
+    script.number += 1
+    before = script.bits()
+    with pytest.raises(InterruptedError):
+        _body_up_to_the_barrier(script)
+    assert not script.transaction.unimaged_changes()
+    script.undo()
+    assert script.bits() == before
+
+
+def test_batchnorm_that_was_frozen_at_first_becomes_private(run: Any) -> None:
+    def late(script: Script) -> None:
+        script.net.norm.train(script.number >= 5)
+        plain(script)
+
+    script = run(late)
+    for _ in range(6):
+        script.step()
+    names = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    assert {name for _, name in script.state.private_buffers} == names
+
+
+def test_changes_between_steps_are_seen(run: Any) -> None:
+    script = run(plain)
+    for _ in range(5):
+        script.step()
+        assert not script.transaction.changed_between_steps()
+    with torch.no_grad():
+        script.net.last.bias.add_(1)
+    assert script.transaction.changed_between_steps() == [("net", "last.bias")]
+
+
+def test_plain_attributes_of_modules_travel_with_the_private_state(run: Any) -> None:
+    script, other = run(plain), run(plain)
+    for _ in range(4):
+        script.step()
+    other.step()
+    other.state.adopt_private(decode_tree(encode_tree(script.state.private(), "private")))
+    assert (other.net.calls, other.net.seen) == (script.net.calls, script.net.seen)
+
+
+def test_reading_through_data_copies_nothing_for_long(run: Any) -> None:
+    def reads(script: Script) -> None:
+        for parameter in script.net.parameters():
+            parameter.data.norm()
+        plain(script)
+
+    script = run(reads)
+    for _ in range(8):
+        script.step()
+    assert script.transaction.image_bytes < 1000
+
+
+def test_optimizers_inside_optimizers_are_tracked() -> None:
+    net = nn.Linear(2, 2)
+
+    class Around:
+        def __init__(self) -> None:
+            self.inner = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    state = TrackedState({"model": net}, {"optimizer": Around()}, {}, {})  # type: ignore[dict-item]
+    assert list(state.optimizers) == ["optimizer.inner"]
