@@ -176,25 +176,28 @@ def test_renaming_changes_nothing(shapes: tuple[str, ...], relearns: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("name", "shape", "ranks"),
     [
-        ("first-write-absorbed", "two-early"),
-        ("prepared-keep-their-writes", "two-end"),
-        ("rolled-back-before-decision", "two-end"),
-        ("finished-by-writing-again", "two-end"),
-        ("offered-before-rolled-back", "two-end"),
-        ("private-before-last-write", "late-private"),
-        ("barrier-before-first-write", "two-early"),
-        ("surprise-is-intact", "surprise"),
-        ("no-second-barrier", "surprise"),
-        ("private-of-a-surprise", "surprise"),
+        (name, shape, 2 if name == "no-second-barrier" else 3)
+        for name, shape in (
+            ("first-write-absorbed", "two-early"),
+            ("prepared-keep-their-writes", "two-end"),
+            ("rolled-back-before-decision", "two-end"),
+            ("finished-by-writing-again", "two-end"),
+            ("offered-before-rolled-back", "two-end"),
+            ("private-before-last-write", "late-private"),
+            ("barrier-before-first-write", "two-early"),
+            ("surprise-is-intact", "surprise"),
+            ("no-second-barrier", "surprise"),
+            ("private-of-a-surprise", "surprise"),
+        )
     ],
 )
-def test_planted_bugs_are_found(name: str, shape: str) -> None:
+def test_planted_bugs_are_found(name: str, shape: str, ranks: int) -> None:
     pattern = pattern_of((shape,))
     with find_mutation(name).planted() as parts:
-        found = explore(situation(3, 2, 1, ("kill",), parts, pattern=pattern))
+        found = explore(situation(ranks, 2, 1, ("kill",), parts, pattern=pattern))
         assert found.violation, f"{name} breaks nothing in {found.situations} situations"
-        script = Script(ranks=3, steps=2, faults=1, kinds=("kill",), choices=found.script, shapes=(shape,))
+        script = Script(ranks=ranks, steps=2, faults=1, kinds=("kill",), choices=found.script, shapes=(shape,))
         with pytest.raises(Violation, match=found.violation.partition(":")[0]):
             script.follow(parts)

@@ -4,12 +4,12 @@ import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from relight.training.carried.names import Names, names_of
 from relight.training.carried.refs import describe
-from relight.training.carried.source import iteration_of
+from relight.training.carried.source import iteration_of, user_frames
 
 _NUMBERS = itertools.count()
 
@@ -29,7 +29,7 @@ class FirstStep:
     def __enter__(self) -> Any:
         frame = sys._getframe(1)
         self._steps.frame = frame
-        iteration = iteration_of(frame)
+        iteration = iteration_of(frame, self._steps.asked)
         if iteration is not None:
             frames: list[FrameType] = []
             here: FrameType | None = frame
@@ -53,6 +53,7 @@ class Steps:
         self.names: Names | None = None
         self.frame: FrameType | None = None
         self.tracked: tuple[Any, ...] = ()
+        self.asked: dict[CodeType, int] = {}
 
     def is_foreign(self, thing: Any) -> bool:
         is_own = isinstance(thing, FirstStep) or getattr(thing, "gi_code", None) is Steps.__call__.__code__
@@ -60,6 +61,7 @@ class Steps:
 
     def __call__(self, *tracked: Any) -> Iterator[FirstStep]:
         self.tracked = tracked
+        self.asked = {frame.f_code: frame.f_lineno for frame in user_frames(sys._getframe(1))}
         yield FirstStep(self)
 
 

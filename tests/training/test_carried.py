@@ -62,19 +62,26 @@ class Loop:
 
     def __call__(self, until: int = STEPS) -> Iterator[Step]:
         if self.tree is not None:
+            self.turn(-1)
             yield Step(self, 0, warmup=True, fails=False)
             self.doubt = self.carried.adopt(self.tree)
         for number in range(self.begins_at, until):
             if number == self.fails_at:
+                self.turn(number)
                 yield Step(self, number, warmup=False, fails=True)
+            self.turn(number)
             yield Step(self, number, warmup=False, fails=False)
         self.carried.leave()
 
+    def turn(self, number: int) -> None:
+        doubt = self.carried.turn(sys._getframe(2))
+        if number >= 0 and self.carried.needs_keeping:
+            self.keep(number)
+        self.doubt = self.doubt or doubt
+        self.carried.remember()
+
     def enter(self, step: Step, frame: Any) -> None:
         self.carried.enter(frame)
-        if not step.warmup and self.carried.needs_keeping:
-            self.keep(step.number)
-        self.carried.remember()
 
     def exit(self, step: Step, error: BaseException | None) -> bool:
         if step.warmup or isinstance(error, Interrupted):
@@ -83,7 +90,6 @@ class Loop:
         if error is not None:
             return False
         self.keep(step.number + 1)
-        assert not self.carried.changed_since()
         self.carried.commit()
         step.committed = True
         return False
@@ -211,6 +217,20 @@ SCRIPTS = {
     "above the block": function("m, x = 1.0, 0.0", "x = x + b * s\nm = m * .5 + b", "x", setup="").replace(
         "  with step as b:", "  s = m * 2\n  with step as b:"
     ),
+    "count above the block": function("n, x = 0, 0.0", "x = x + b * n", "x, n").replace(
+        "  with step as b:", "  n = n + 1\n  with step as b:"
+    ),
+    "made above the block": function("x = 0.0", "x = x + b * k", "x").replace(
+        "  with step as b:", "  k = step.number + 1\n  with step as b:"
+    ),
+    "one of two blocks": function("h, x = 0.0, 0.0", "x = x + b * h", "x, h").replace(
+        "  with step as b:",
+        "  if step.number % 2:\n   with step as b:\n    h = h * .5 + b\n    step.end()\n   continue\n  with step as b:",
+    ),
+    "asked for in the loop": function("h, n, x = 0.0, 0, 0.0", "x = x + b * h + n\nh = h * .5 + b", "x, h, n").replace(
+        " for step in steps():\n",
+        " it = steps()\n while n < 100:\n  n += 1\n  step = next(it, None)\n  if step is None:\n   break\n",
+    ),
     "method": (
         TRAINER + " def train(self):\n  for step in steps():\n   with step as b:\n    self.one(b)\n    step.end()\n"
         " def one(self, b):\n  self.seen.append(b - self.mean)\n  self.mean = .9 * self.mean + b\n"
@@ -241,7 +261,11 @@ def test_goes_on_in_a_replacement(name: str, version: int) -> None:
     # Of a rank that was lost in this step.
     tree = decode_tree(first.kept[version])
     again = Loop(begins_at=version, tree=tree)
-    assert run(SCRIPTS[name], again) == expected
+    ended = run(SCRIPTS[name], again)
+    if name == "asked for in the loop" and version == 0:  # its code above the block ran in the rehearsal
+        assert "first step" in (again.doubt or "")
+        return
+    assert ended == expected
     assert again.doubt is None
 
 
@@ -340,18 +364,6 @@ def test_a_rank_lost_between_two_steps_leaves_a_doubt() -> None:
     run(source, again)
     assert again.doubt is not None
     assert "best" in again.doubt
-
-
-def test_what_decides_in_the_block_must_be_exact() -> None:
-    for source, exact in (
-        (function("m = 1", "x = b / m\nif x > 1e9:\n raise ValueError\nm = m + b", "m"), True),
-        (function("m = 1", "m += b\nprint(m)", "m"), False),
-        (function("m = 1", "if m > 1e9:\n raise ValueError", "m", after="m = m + 1"), False),
-        (function("m = 1", "x = b", "m"), False),
-    ):
-        loop = Loop()
-        run(source, loop)
-        assert loop.carried.must_be_exact is exact
 
 
 def test_holds_no_old_values_alive() -> None:

@@ -111,12 +111,12 @@ SHAPES = {
     "written in with": (fn("with g():\n h = b\nf(h)", before="h = f = g = 0"), ""),
     "read in while": (fn("while h < b:\n h += 1 #w\nf(h)", before="h = f = 0"), "h"),
     "walrus": (fn("f(h)\nif (h := b) > 1:\n pass", before="h = f = 0").replace("if (h", "#\n   if (h"), "h"),
-    "read between steps": (fn("x = b", first="y = h #w", after="h = x\nf(y)", before="h = f = 0"), "y"),
+    "read between steps": (fn("x = b", first="y = h", after="h = x #w\nf(y)", before="h = f = 0"), "h"),
     "made ready above the block": (
-        fn("(b * scale).backward()\nm = b", first="scale = m * 2 #w", before="m = 1"),
-        "scale",
+        fn("(b * scale).backward()\nm = b #w", first="scale = m * 2", before="m = 1"),
+        "m",
     ),
-    "made above the block of nothing": (fn("(b * s).backward()", first="s = step.number"), "s"),
+    "made above the block of nothing": (fn("(b * s).backward()", first="s = step.number"), ""),
     "continue between": (
         fn("loss = b", after="if not step.committed:\n continue\nh = loss #w", first="f(h)", before="h = 0; f = str"),
         "h",
@@ -311,7 +311,17 @@ SHAPES = {
     ),
     "locals of a function that enters": (
         "def one(step):\n x = 0\n with step as b:\n  x += b\n  x.backward()\nfor step in steps():\n one(step)",
-        "x",
+        "",
+    ),
+    "batch made above the block": (
+        fn("f(x)", first="x, y = make(step.number)\nx = x + 1", before="f = abs", setup="def make(n):\n return n, n"),
+        "",
+    ),
+    "count above the block": (fn("f(n)", first="n += 1 #w", before="n = f = 0"), "n"),
+    "one of two blocks": (
+        "h = f = 0\nfor step in steps():\n if step.number % 2:\n  with step as b:\n   f(b)\n else:\n  with step as b:\n"
+        "   f(h)\n   h = b #w",
+        "h",
     ),
     "count by enumerate": (fn("f(i)", before="f = 0", head="for i, step in enumerate(steps()): #w"), "i"),
     "count by enumerate, shown": (fn("print(i)", head="for i, step in enumerate(steps()): #w"), "~i"),

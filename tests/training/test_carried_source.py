@@ -26,7 +26,7 @@ class Step:
     def __enter__(self) -> Any:
         frame = sys._getframe(1)
         self.seen["by hand"] = accumulates_by_hand(frame, lambda node: "opt" in ast.unparse(node))
-        self.seen["iteration"] = iteration_of(frame)
+        self.seen["iteration"] = iteration_of(frame, {})
         raise Reached
 
     def __exit__(

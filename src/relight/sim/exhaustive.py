@@ -24,12 +24,14 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from relight.core import events as ev
+from relight.core.backoff import Backoff
 from relight.core.commands import Restore, Stop
 from relight.core.controller import Controller, ControllerSettings, Stage
 from relight.core.fault import Action as Fault
@@ -361,6 +363,8 @@ def _copy_controller(controller: Controller) -> Controller:
             mine[name] = _copy_members(value)
         elif isinstance(value, Ledger):
             mine[name] = _copy_ledger(value)
+        elif isinstance(value, Backoff):
+            mine[name] = copy(value)
     return twin
 
 
@@ -415,6 +419,8 @@ def _key(value: Any, now: float) -> Hashable:
         return tuple(sorted(map(repr, value)))
     if isinstance(value, float):
         return value - now
+    if isinstance(value, Backoff):
+        return value.relative_to(now)
     other: Hashable = value
     return other
 

@@ -60,6 +60,10 @@ class Batches:
         self._seed_streams("step", 0, rank)
         return self._draw()
 
+    def begin_turn(self, step: int, rank: int) -> None:
+        """Set the streams for code between the head of the loop and `with step`: a repeated step runs it again."""
+        rng.seed_everything(self._seed, "turn", step, rank)
+
     def get(self, step: int, rank: int) -> Any:
         """The batch of `step`, with the streams set for its forward. The same one again in a redo."""
         if self._preserve and self._at_barrier is not None:

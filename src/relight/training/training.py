@@ -34,7 +34,7 @@ from relight.errors import StepInterrupted, UsageError
 from relight.training.barrier import Barrier
 from relight.training.batches import Batches
 from relight.training.carried.carried import Carried
-from relight.training.carried.source import accumulates_by_hand, lines_of, loops_around
+from relight.training.carried.source import accumulates_by_hand, lines_of, loops_around, user_frames
 from relight.training.checkpoint_reader import CheckpointReader
 from relight.training.checkpointing import Checkpointing
 from relight.training.evidence import begin_evidence
@@ -343,6 +343,7 @@ class Training:
                 self._recover()
                 continue
             self._refuse_changes_between_steps()
+            self._begin_turn()
             self._show_position()
             self._publishing.between_steps()
             self._checkpointing.between_steps()
@@ -354,6 +355,18 @@ class Training:
             yield step
             if not step.entered:
                 raise UsageError(_NOT_ENTERED)
+
+    def _begin_turn(self) -> None:
+        """The loop asks for a step: what the script carries is what it is now."""
+        progress = self._progress
+        doubt = self._carried.turn(next(user_frames(sys._getframe())))
+        if doubt is not None and not progress.warming:
+            self._runtime.doubt(doubt)
+        if not progress.warming and self._carried.needs_keeping:
+            self._keep_private(progress.version)
+        self._carried.remember()
+        if self._carried.computes_above:
+            self._batches.begin_turn(progress.version, self._place)
 
     def enter_step(self, step: Step) -> Any:
         """`with step`: FORWARD begins with drawing the batch."""
@@ -370,9 +383,6 @@ class Training:
         self._carried.enter(sys._getframe(2))
         if not self._looked_at_block:
             self._look_at_block(sys._getframe(2))
-        if not progress.warming and self._carried.needs_keeping:
-            self._keep_private(progress.version)
-        self._carried.remember()
         if progress.warming:
             self._state.attributes.begin(learning=False)
             return self._batches.rehearse(self._place)
@@ -636,6 +646,7 @@ class Training:
     def _rehearse(self) -> Iterator[Step]:
         """A step of which nothing is kept: the script compiles, allocates, and shows DDP its order."""
         self._progress.warming = True
+        self._begin_turn()
         step = Step(self, 0, 0, warmup=True)
         yield step
         if not step.entered:

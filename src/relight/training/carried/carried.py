@@ -1,7 +1,8 @@
 """State that a script carries from step to step by itself: found, kept with the rank-private state, and put back.
 
 What is carried is found in the code of the loop before the first step, and by values in the first steps. The value that
-belongs to a version is the one at the entry of its step.
+belongs to a version is the one with which the loop asks for its step: code above `with step` runs in every attempt, and
+in a replacement.
 """
 
 from collections import defaultdict
@@ -18,10 +19,11 @@ from relight.training.carried.kept import (
     MOST_SEEN_BYTES,
     Kept,
 )
-from relight.training.carried.names import names_of
-from relight.training.carried.places import MISSING, Frames, Spots, key_of, place_of
+from relight.training.carried.loop import Loop
+from relight.training.carried.names import Found, names_of
+from relight.training.carried.places import MISSING, key_of, place_of
 from relight.training.carried.refs import Place, describe, is_iterator
-from relight.training.carried.source import Iteration, iteration_of, short
+from relight.training.carried.source import block_ahead, short
 from relight.training.carried.survey import Survey
 from relight.training.carried.trees import Unsupported, leaves_of, name_of, read_back, size_of, write_down
 from relight.training.carried.values import Mark, changed, put_back, remember
@@ -31,7 +33,7 @@ _MISSING_TREE = {"\x01": "missing"}
 
 
 class Carried:
-    """Owned by the main thread. `enter` and `remember` begin a step; `commit` or `roll_back` ends it."""
+    """Owned by the main thread. `turn` and `remember` begin a step; `commit` or `roll_back` ends it."""
 
     def __init__(
         self,
@@ -44,16 +46,14 @@ class Carried:
         """
         self._is_foreign = is_foreign
         self._say = say
-        self._spots = Spots()
+        self._loop = Loop()
+        self._spots = self._loop.spots
         self._kept: dict[str, Kept] = {}
         self._left_out: set[str] = set()
         self._dead: set[Place] = set()
-        self._declared: list[Any] = []
         self._declared_names: list[str] = []
         self._ignored: set[str] = set()
-        self._iteration: Iteration | None = None
-        self._frames_up = 1
-        self._entered = False
+        self._missed = False  # the first values are those at the entry of the first step
         self._in_step = False
         self._again = False  # the last step was rolled back
         self._pending: dict[str, Any] | None = None  # to be put in at the next entry
@@ -78,27 +78,55 @@ class Carried:
                         "strings, containers and objects of these, or generators of random numbers; hand over what "
                         "has a state_dict(): relight.Training(..., per_rank={...})"
                     ) from None
-                self._declared.append(thing)
+                self._loop.declared.append(thing)
         self._ignored.update(ignore)
 
     # --- a step ------------------------------------------------------------------------------------------------
-    def enter(self, frame: FrameType) -> None:
-        """`with step` in this frame. Raises UsageError for what is carried and cannot be kept."""
-        if not self._entered:
-            self._entered = True
-            self._find(frame)
-        elif not self._kept and self._surveyed >= SURVEYED and self._pending is None:
-            return
-        self._look_at(frame)
+    def turn(self, frame: FrameType) -> str | None:
+        """The loop asks for a step, from this frame or one that called it.
+
+        Returns why equal bits cannot be vouched for. Raises UsageError for what is carried and cannot be kept.
+        """
+        if not self._loop.is_found:
+            self._loop.ask(frame)
+            if (ahead := block_ahead(frame)) is not None:
+                self._find(frame, ahead)
+            else:
+                if self._pending is not None:
+                    self._loop.look_for(frame, *self._pending["loop"])
+                    self._put_in()
+                return None
+        if not self._kept and self._surveyed >= SURVEYED and self._pending is None:
+            return None
+        self._loop.look_at(frame)
+        doubt = None
         if self._again:
             self._put_back()  # also what code between steps did after a step that does not count
+            if self._missed and self._pending is None and self._loop.computes_above and self.decides:
+                doubt = (
+                    f"{', '.join(self.names)}: carried by the script from its first step on, and that step was "
+                    "interrupted. Put `with step` into the function that has the loop"
+                )
             self._again = False
         if self._pending is not None:
             self._put_in()
         self._notice(between=True)
+        return doubt
+
+    def enter(self, frame: FrameType) -> None:
+        """`with step` in this frame: the first one shows the loop, if its head did not."""
+        if self._loop.is_found:
+            return
+        self._find(frame)
+        self._missed = True
+        if self._pending is not None:
+            self._put_in()
+        self.remember()
 
     def remember(self) -> None:
         """What `roll_back` goes back to: the values now."""
+        if not self._loop.is_found:
+            return
         self._in_step = True
         if not self._kept and self._surveyed >= SURVEYED:
             return
@@ -112,7 +140,7 @@ class Carried:
     def commit(self) -> None:
         """The step counts."""
         self._in_step = False
-        self._again = False
+        self._again = self._missed = False
         if self._surveyed < SURVEYED:
             self._surveyed += 1
         if self._surveyed >= SURVEYED:
@@ -120,7 +148,7 @@ class Carried:
         self._spots.frames.forget()
 
     def roll_back(self) -> None:
-        """Put back what the step under way changed; what code changes before the next entry is put back there."""
+        """Put back what the step under way changed; what code changes before the next turn is put back there."""
         if self._in_step:
             self._in_step = False
             self._again = True
@@ -130,7 +158,7 @@ class Carried:
 
     def leave(self) -> None:
         """The loop has ended: no frame is held any more."""
-        self._spots.frames = Frames(())
+        self._loop.leave()
         self._before = None
 
     # --- the private state -----------------------------------------------------------------------------------
@@ -162,18 +190,9 @@ class Carried:
                     raise one.refusal(f"over {MOST_BYTES >> 20} MiB with what else is carried")
         if not names:
             return {}
-        self._was_unsettled = self._in_step and any(one.feeds and not one.in_block for one in self._kept.values())
+        self._was_unsettled = self._in_step and any(one.feeds and one.late for one in self._kept.values())
         self._spots.frames.forget()
-        return {"names": names, "rebound": rebound, "settled": not self._was_unsettled}
-
-    def changed_since(self) -> bool:
-        """Whether what decides a step changed after the last `capture`."""
-        if not self._kept:
-            return False
-        self._spots.frames.forget()
-        found = any(one.feeds and changed(one.kept, one.spot.get()) for one in self._kept.values())
-        self._spots.frames.forget()
-        return found
+        return {"names": names, "rebound": rebound, "settled": not self._was_unsettled, "loop": self._loop.place}
 
     def look(self) -> int:
         """A number that is another one once something that decides a step has changed."""
@@ -190,7 +209,7 @@ class Carried:
 
     @property
     def needs_keeping(self) -> bool:
-        """At the entry of a step: whether code between steps changed what was kept at the barrier, or may have."""
+        """At a turn of the loop: whether code between steps changed what was kept at the barrier, or may have."""
         if not self._kept:
             return False
         if self._was_unsettled or not self._captures:
@@ -201,9 +220,9 @@ class Carried:
         return found
 
     @property
-    def must_be_exact(self) -> bool:
-        """Whether the block changes something that decides what a later step computes."""
-        return any(one.feeds and one.in_block for one in self._kept.values())
+    def computes_above(self) -> bool:
+        """Whether code stands between the loop's head and `with step`; also if that is not known."""
+        return self._loop.computes_above
 
     @property
     def decides(self) -> bool:
@@ -216,28 +235,26 @@ class Carried:
         return [one.shown for one in self._kept.values()]
 
     def adopt(self, tree: dict[str, Any] | None) -> str | None:
-        """Values of another process, to be put in at the next entry. Returns why equal bits cannot be vouched for."""
-        self._in_step = self._again = False
+        """Values of another process, to be put in at the next turn. Returns why equal bits cannot be vouched for."""
+        self._in_step = False
         self._pending = tree or None
         if not tree or tree["settled"]:
             return None
         names = sorted({describe(place_of(key)) for key in tree["names"]})
         return (
-            f"{', '.join(names)}: carried by the script, changed between two steps, and a rank was lost just there. "
+            f"{', '.join(names)}: carried by the script, changed after the block, and a rank was lost just there. "
             "Change them inside `with step`"
         )
 
     # --- finding -----------------------------------------------------------------------------------------------
-    def _look_at(self, frame: FrameType) -> None:
-        frames: list[FrameType] = []
-        here: FrameType | None = frame
-        while here is not None and len(frames) < self._frames_up:
-            frames.append(here)
-            here = here.f_back
-        self._spots.frames = Frames(frames, self._declared)
-
-    def _find(self, frame: FrameType) -> None:
-        iteration = self._iteration = iteration_of(frame)
+    def _find(self, frame: FrameType, line: int = 0) -> None:
+        """From the frame that has the block, at `line` if it does not stand there yet."""
+        homes = {key: one.home for key, one in self._kept.items()}
+        self._kept.clear()
+        loop = self._loop
+        iteration, frames = loop.find(frame, line)
+        for index in range(len(loop.declared)):
+            self._keep((("declared", str(index), f"object {index} of training.carry()"),), "", True, False)
         if iteration is None:
             self._say(
                 "carried",
@@ -245,41 +262,38 @@ class Carried:
                 "it carries from step to step is looked for by its values alone: name the rest with training.carry()",
             )
         else:
-            self._frames_up = iteration.frames
-        self._look_at(frame)
-        for index in range(len(self._declared)):
-            self._keep((("declared", str(index), f"object {index} of training.carry()"),), "", True, True)
-        if iteration is not None:
-            frames = self._spots.frames.frames
             names = names_of(iteration, frames, self._is_foreign)
-            self._dead = names.dead
+            self._dead = {place if len(place) == 1 else loop.lasting(place) for place in names.dead}
             for found in names.found.values():
-                where = f"{short(found.file)}:{found.line}"
-                one = self._keep(found.place, where, found.feeds, found.in_block)
-                if one is None:
-                    continue
-                if found.is_counted:
-                    if one.feeds:
-                        raise UsageError(
-                            f"{where}: {one.name} is counted beside training.steps(), and a replacement would begin "
-                            "to count anew: use step.number"
-                        )
-                    self._leave_out(one, "it is counted beside training.steps(): use step.number")
-                else:
-                    self._refuse_iterator(one)
+                self._keep_found(found)
         for text in self._declared_names:
             self._keep_named(text)
         for one in self._kept.values():
-            one.home = one.spot.get()
-        self._spots.frames.forget()
+            one.home = homes.get(one.key, one.spot.get())
+        loop.look_at(frame)
+
+    def _keep_found(self, found: Found) -> None:
+        where = f"{short(found.file)}:{found.line}"
+        one = self._keep(self._loop.lasting(found.place), where, found.feeds, found.late)
+        if one is None:
+            return
+        if not found.is_counted:
+            self._refuse_iterator(one)
+        elif one.feeds:
+            raise UsageError(
+                f"{where}: {one.name} is counted beside training.steps(), and a replacement would begin to count anew: "
+                "use step.number"
+            )
+        else:
+            self._leave_out(one, "it is counted beside training.steps(): use step.number")
 
     def _keep_named(self, text: str) -> None:
         place = self._spots.frames.place_of_name(text)
-        one = self._keep(place, "", True, True)
+        one = self._keep(place, "", True, False)
         if one is None or (one.spot.get() is MISSING and (len(place) > 1 or not self._spots.frames.have(place[0][2]))):
             raise UsageError(f"training.carry({text!r}): the loop of steps sees no such name")
 
-    def _keep(self, place: Place, where: str, feeds: bool, in_block: bool, *, seen: bool = False) -> Kept | None:
+    def _keep(self, place: Place, where: str, feeds: bool, late: bool, *, seen: bool = False) -> Kept | None:
         name, key = describe(place), key_of(place)
         if key in self._kept or key in self._left_out:
             return self._kept.get(key)
@@ -288,7 +302,7 @@ class Carried:
         spot = self._spots.find(place)
         if spot is None or (spot.get() is not MISSING and self._is_foreign(spot.get())):
             return None
-        one = self._kept[key] = Kept(key, name, where, spot, feeds, in_block, seen=seen, home=spot.get())
+        one = self._kept[key] = Kept(key, name, where, spot, feeds, late, seen=seen, home=spot.get())
         return one
 
     def _refuse_iterator(self, one: Kept) -> None:
@@ -304,7 +318,7 @@ class Carried:
 
     # --- by values -----------------------------------------------------------------------------------------
     def _survey(self) -> Survey:
-        return Survey(self._spots.frames, self._frames_up, self._is_foreign)
+        return Survey(self._spots.frames, self._is_foreign)
 
     def _notice(self, *, between: bool) -> None:
         """Carry also what changed although the code did not show it."""
@@ -316,7 +330,7 @@ class Carried:
             spot = self._spots.find(place)
             if spot is None or not changed(mark, spot.get()):
                 continue
-            one = self._keep(place, "", True, not between, seen=True)
+            one = self._keep(place, "", True, between, seen=True)
             if one is not None:
                 one.mark = mark
                 one.home = mark.value if isinstance(mark, Mark) else mark
@@ -378,12 +392,18 @@ class Carried:
     def _put_in(self) -> None:
         tree, self._pending = self._pending, None
         assert tree is not None
+        self._missed = False
         rebound = set(tree["rebound"])
         for key, part in tree["names"].items():
             if key in self._left_out:
                 self._left_out.discard(key)
             place = place_of(key)
-            one = self._kept.get(key) or self._keep(place, "", True, True, seen=True)
+            if place[0][0] == "held" and not self._loop.is_found:
+                if self._pending is None:
+                    self._pending = {**tree, "names": {}}
+                self._pending["names"][key] = part  # once the block is entered
+                continue
+            one = self._kept.get(key) or self._keep(place, "", True, False, seen=True)
             if one is None and self._spots.find(place) is not None:
                 continue  # there it is kept otherwise, or left out
             if one is None:

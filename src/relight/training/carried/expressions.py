@@ -39,8 +39,16 @@ _FRESH: Key = ("temporary", -1, "")
 class Expressions:
     """Evaluates expressions, and follows calls of the user's functions; what libraries do with arguments is unknown."""
 
-    def __init__(self, flow: Flow, frames: Sequence[Scope], is_foreign: Callable[[Any], bool]) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        frames: Sequence[Scope],
+        is_foreign: Callable[[Any], bool],
+        enters: Callable[[ast.With | ast.AsyncWith], bool],
+    ) -> None:
+        """`enters`: of a statement of the loop that is `with step`."""
         self._flow = flow
+        self._enters = enters
         self._frames = frames
         self._is_foreign = is_foreign
         for scope in frames:
@@ -48,8 +56,6 @@ class Expressions:
         self._scope = frames[0]
         self._calling: list[CodeType] = []
         self._calls = 0
-        self._loops = 0
-        self._continued: list[State] = []
         self._returned: list[State] = []
         self._return_use: Use = None
 
@@ -170,8 +176,8 @@ class Expressions:
         scope.function = Ref(target.key, callee.function, target.place)
         scope.frames = self._frames
         self._bind(callee, scope, node, NOWHERE if is_showing(node.func) else None)
-        outer = self._scope, self._loops, self._returned, self._return_use
-        self._scope, self._loops, self._returned, self._return_use = scope, 0, [], use
+        outer = self._scope, self._returned, self._return_use
+        self._scope, self._returned, self._return_use = scope, [], use
         self._calling.append(code)
         if isinstance(body, ast.Lambda):
             self._value(body.body, use)
@@ -179,7 +185,7 @@ class Expressions:
             self._body(getattr(body, "body", []))
         self._calling.pop()
         self._flow.merge(*self._returned)
-        self._scope, self._loops, self._returned, self._return_use = outer
+        self._scope, self._returned, self._return_use = outer
         return True
 
     def _bind(self, callee: Callee, scope: Scope, node: ast.Call, use: Use) -> None:

@@ -14,12 +14,12 @@ class Flow:
 
     def __init__(self) -> None:
         self.state: State = set()
-        self.in_block = True
+        self.late = False  # the step's block has ended
         self.places: dict[Key, Place] = {}
         self.values: dict[Key, Any] = {}  # what was there before the first step
         self.exposed: set[Key] = set()  # read before they are written
         self.writes: dict[Key, tuple[str, int]] = {}
-        self.written_in_block: set[Key] = set()
+        self.written_late: set[Key] = set()
         self._edges: dict[Key, set[Key]] = {}
         self._sinks: set[Key] = set()
 
@@ -88,5 +88,5 @@ class Flow:
 
     def _record(self, key: Key, where: tuple[str, int]) -> None:
         self.writes.setdefault(key, where)
-        if self.in_block:
-            self.written_in_block.add(key)
+        if self.late:
+            self.written_late.add(key)

@@ -22,11 +22,11 @@ class Kept:
     where: str  # FILE:LINE that writes it
     spot: Spot
     feeds: bool
-    in_block: bool
+    late: bool  # written after the block
     is_written: bool = True  # with the private state
     seen: bool = False  # known by its values alone
     home: Any = None  # the object that was there at first
-    mark: Any = None  # at the entry of the step under way
+    mark: Any = None  # when the step under way was asked for
     looked: Any = None  # when it was last looked at
     kept: Any = None  # when the private state was kept last
 

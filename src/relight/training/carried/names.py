@@ -1,9 +1,9 @@
 """Which names a loop of steps carries from one step to the next, found in its code before the first step.
 
-An iteration is read from the entry of `with step` to its next entry, with the functions of the user that it calls. A
-name is carried if some way through the iteration reads it before it writes it, and some way writes it. Names are
-places: locals, globals, variables of closures, attributes of objects; a change of a container's contents counts as a
-write of the place that holds it.
+An iteration is read from where the loop asks for a step to where it asks for the next one, with the functions of the
+user that it calls. A name is carried if some way through the iteration reads it before it writes it, and some way
+writes it: what is made above the block is made anew by every process. Names are places: locals, globals, variables of
+closures, attributes of objects; a change of a container's contents counts as a write of the place that holds it.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class Found:
     file: str
     line: int  # where it is written
     feeds: bool  # it decides what a step computes; False: it is only accumulated, or shown
-    in_block: bool  # it is written inside `with step`
+    late: bool  # it is written after the block
     is_counted: bool = False  # by something around `training.steps()`: enumerate, zip
 
 
@@ -38,15 +38,19 @@ class Names:
     dead: set[Place] = field(default_factory=set)  # written before they are read: nothing of them is carried
 
 
+def is_of_a_call(place: Place, loop: int) -> bool:
+    """Whether it begins with a local variable of a function that the loop, in frame `loop`, calls anew in each turn."""
+    kind, number, _ = place[0]
+    return kind == "frame" and int(number) < loop
+
+
 def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Callable[[Any], bool]) -> Names:
     """What the iteration carries. `is_foreign`: of an object whose attributes are not the script's to carry."""
     flow = Flow()
     scopes = [Scope.of_frame(frame, number) for number, frame in enumerate(frames)]
-    reader = Reader(flow, scopes, is_foreign)
+    reader = Reader(flow, scopes, is_foreign, iteration.enters)
+    flow.late = iteration.begins_late
     for index, piece in enumerate(iteration.pieces):
-        flow.in_block = index == 0
-        if index == iteration.turn:
-            reader.end_turn()
         reader.read(scopes[piece.frame], piece.statements, returns=index + 1 < len(iteration.pieces))
     feeding = flow.feeding()
     names = Names()
@@ -54,11 +58,11 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
         if key[0] == "temporary" or is_foreign(flow.values.get(key)):
             continue
         place = flow.places.get(key)
-        if place is None:
+        if place is None or (len(place) == 1 and is_of_a_call(place, iteration.frames - 1)):
             continue
         if key not in flow.exposed:
             names.dead.add(place)
         else:
             is_counted = len(place) == 1 and place[0][2] in iteration.counted
-            names.found[key] = Found(place, file, line, key in feeding, key in flow.written_in_block, is_counted)
+            names.found[key] = Found(place, file, line, key in feeding, key in flow.written_late, is_counted)
     return names

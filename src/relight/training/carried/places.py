@@ -4,7 +4,7 @@ import ctypes
 import sys
 import types
 from collections.abc import Sequence
-from types import CellType, FrameType
+from types import CellType, CodeType, FrameType
 from typing import Any
 
 from relight.training.carried.refs import Place
@@ -34,10 +34,17 @@ def place_of(key: str) -> Place:
 
 
 class Frames:
-    """The frames of a running loop, the one with the block first."""
+    """The frames of a running loop, from the one with the block to the one with the loop."""
 
-    def __init__(self, frames: Sequence[FrameType], declared: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, frames: Sequence[FrameType | None], declared: Sequence[Any] = (), held: Sequence[Any] = ()
+    ) -> None:
+        """None: a function that the loop calls anew in each turn, and that does not run now.
+
+        `declared`: objects that the user named. `held`: objects that such functions get in each turn.
+        """
         self.frames = frames
+        self.held = held
         self._read: dict[int, dict[str, Any]] = {}
         self.declared = declared
 
@@ -45,7 +52,8 @@ class Frames:
         """The locals of one frame, as they are now. Ask `forget` to have them read again."""
         known = self._read.get(number)
         if known is None:
-            known = self._read[number] = _locals_of(self.frames[number])
+            frame = self.frames[number]
+            known = self._read[number] = _locals_of(frame) if frame is not None else {}
         return known
 
     def forget(self) -> None:
@@ -54,37 +62,43 @@ class Frames:
     def place_of_name(self, text: str) -> Place:
         """A name as the function with the loop sees it, with attributes after dots."""
         first, *rest = text.split(".")
-        root: Place = (("module", self.names(len(self.frames) - 1)[0], first),)
-        for number in range(len(self.frames)):
-            code = self.frames[number].f_code
-            if not self.names(number)[2] and first in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
-                root = (("frame", str(number), first),)
-                break
+        loop = len(self.frames) - 1
+        root: Place = (("module", self.names(loop)[0], first),)
+        if not self.names(loop)[2] and first in _variables(self._loop.f_code):
+            root = (("frame", str(loop), first),)
         return (*root, *(("attribute", name, "") for name in rest))
 
     def have(self, name: str) -> bool:
         """Whether a function of the loop uses this name."""
-        codes = [frame.f_code for frame in self.frames]
-        return any(name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars, *code.co_names) for code in codes)
+        codes = [frame.f_code for frame in self.frames if frame is not None]
+        return any(name in (*_variables(code), *code.co_names) for code in codes)
 
     def names(self, number: int) -> tuple[str, dict[str, Any], bool]:
         """The module of one frame, its names, and whether the frame is the module's own."""
-        frame = self.frames[number]
+        frame = self.frames[number] or self._loop
         name = str(frame.f_globals.get("__name__", "__main__"))
         return name, frame.f_globals, frame.f_code.co_name == "<module>"
 
     def module(self, name: str) -> dict[str, Any] | None:
         """The names of a module."""
         for frame in self.frames:
-            if frame.f_globals.get("__name__") == name:
+            if frame is not None and frame.f_globals.get("__name__") == name:
                 return frame.f_globals
         module = sys.modules.get(name)
         return vars(module) if module is not None else None
+
+    @property
+    def _loop(self) -> FrameType:
+        frame = self.frames[-1]
+        assert frame is not None
+        return frame
 
     def set(self, number: int, name: str, value: Any) -> None:
         """Give a local of a running function another value."""
         self._read.pop(number, None)
         frame = self.frames[number]
+        if frame is None:
+            return
         if not frame.f_code.co_flags & _OPTIMIZED or _WRITES_THROUGH:
             if value is MISSING:
                 frame.f_locals.pop(name, None)
@@ -100,6 +114,10 @@ class Frames:
             names[name] = value
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
         names.clear()
+
+
+def _variables(code: CodeType) -> tuple[str, ...]:
+    return (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
 
 
 def _locals_of(frame: FrameType) -> dict[str, Any]:
@@ -220,6 +238,10 @@ class Spots:
             spot = FrameSpot(self, int(first), name)
         elif kind == "declared":
             spot = FixedSpot(self.frames.declared[int(first)])
+        elif kind == "held":
+            if int(first) >= len(self.frames.held):
+                return None
+            spot = FixedSpot(self.frames.held[int(first)])
         else:
             names = self.frames.module(name if kind == "file" else first)
             if names is None:

@@ -26,11 +26,6 @@ class Reader(Expressions):
             self._flow.merge(*self._returned)
         self._returned.clear()
 
-    def end_turn(self) -> None:
-        """The loop's next turn begins: also after each `continue`."""
-        self._flow.merge(*self._continued)
-        self._continued.clear()
-
     # --- statements --------------------------------------------------------------------------------------------
     def _body(self, statements: Sequence[ast.stmt]) -> None:
         for statement in statements:
@@ -71,7 +66,7 @@ class Reader(Expressions):
                     value = self._value(item.context_expr, None)
                     if item.optional_vars is not None:
                         self._assign(item.optional_vars, value)
-                self._body(node.body)
+                self._with_body(node)
             case ast.Try() | ast.TryStar():
                 self._try(node)
             case ast.Return():
@@ -82,8 +77,6 @@ class Reader(Expressions):
             case ast.Continue() | ast.Break() | ast.Raise():
                 if isinstance(node, ast.Raise) and node.exc is not None:
                     self._value(node.exc, NOWHERE)
-                if isinstance(node, ast.Continue) and not self._loops and not self._calling:
-                    self._continued.append(self._flow.state)
                 self._flow.state = None
             case ast.Assert():
                 self._value(node.test, NOWHERE)
@@ -102,21 +95,29 @@ class Reader(Expressions):
                 pass
 
     def _branches(self, bodies: Sequence[Sequence[ast.stmt]]) -> None:
-        start, ends = self._flow.state, []
+        start, late, ends = self._flow.state, self._flow.late, []
+        ends_late = late
         for body in bodies:
-            self._flow.state = None if start is None else set(start)
+            self._flow.state, self._flow.late = None if start is None else set(start), late
             self._body(body)
             ends.append(self._flow.state)
-        self._flow.state = None
+            ends_late |= self._flow.late
+        self._flow.state, self._flow.late = None, ends_late
         self._flow.merge(*ends)
+
+    def _with_body(self, node: ast.With | ast.AsyncWith) -> None:
+        if self._calling or not self._enters(node):
+            self._body(node.body)
+            return
+        self._flow.late = False
+        self._body(node.body)
+        self._flow.late = True
 
     def _loop(self, body: Sequence[ast.stmt]) -> None:
         """It may run not at all."""
         start = self._flow.state
         self._flow.state = None if start is None else set(start)
-        self._loops += 1
         self._body(body)
-        self._loops -= 1
         self._flow.state = start
 
     def _for(self, node: ast.For | ast.AsyncFor) -> None:
@@ -156,13 +157,13 @@ class Reader(Expressions):
         outer, state, use = dict(self._scope.bound), self._flow.state, self._return_use
         self._scope.bound.update({name: Ref(("temporary", -2, name)) for name in names})
         self._flow.state = None if state is None else set(state)
-        self._loops, self._return_use, returned = self._loops + 1, None, len(self._returned)
+        self._return_use, returned = None, len(self._returned)
         if isinstance(body, ast.expr):
             self._value(body, None)
         else:
             self._body(body)
         del self._returned[returned:]
-        self._loops, self._return_use = self._loops - 1, use
+        self._return_use = use
         self._scope.bound, self._flow.state = outer, state
 
     # --- what is set -----------------------------------------------------------------------------------------

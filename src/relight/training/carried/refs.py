@@ -25,7 +25,7 @@ def describe(place: Place) -> str:
     """As a message names it."""
     text = ""
     for kind, first, second in place:
-        if kind in ("frame", "module"):
+        if kind in ("frame", "module", "held"):
             text = second
         elif kind == "attribute":
             text += f".{first}"

@@ -5,10 +5,11 @@ compiler) has no answer: None.
 """
 
 import ast
+import dataclasses
 import functools
 import linecache
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -34,12 +35,21 @@ class Piece:
 
 @dataclass(frozen=True)
 class Iteration:
-    """One turn of the loop of steps, from the entry of `with step` to the next entry; the first piece is the block."""
+    """One turn of the loop of steps, from where it asks for a step to where it asks for the next one."""
 
     pieces: tuple[Piece, ...]
-    turn: int  # so many of the pieces come before the loop's next turn
+    block: ast.With
+    begins_late: bool  # the turn's first statements run before the loop asks for a step
+    computes_above: bool  # code stands between the loop's head and `with step`
     counted: frozenset[str]  # names that the loop itself sets, beside the step
     frames: int  # how many frames take part: 1 if `with step` stands in the function that holds the loop
+
+    def enters(self, node: ast.With | ast.AsyncWith) -> bool:
+        """Whether a statement of the loop is `with step`; there may be several, one in each branch."""
+        if node is self.block:
+            return True
+        names = {ast.unparse(item.context_expr) for item in self.block.items}
+        return self.frames == 1 and any(ast.unparse(item.context_expr) in names for item in node.items)
 
 
 @functools.cache
@@ -129,33 +139,37 @@ def _heads(statement: ast.stmt) -> list[ast.stmt]:
         parts += [_condition(item.context_expr) for item in statement.items]
     elif isinstance(statement, ast.Match):
         parts.append(_condition(statement.subject))
-    for part in parts:
-        ast.copy_location(part, statement)
-        ast.fix_missing_locations(part)
-    return parts
+    return [_placed(part, statement) for part in parts]
+
+
+def _placed(part: ast.stmt, at: ast.stmt) -> ast.stmt:
+    return ast.fix_missing_locations(ast.copy_location(part, at))
+
+
+def _turn_of(loop: ast.stmt, counted: frozenset[str]) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """What the head of a loop does at the start of a turn, and what counts as done at its end: names that it counts."""
+    if not isinstance(loop, ast.For):
+        return _heads(loop), []
+    names = [node for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
+    first: list[ast.expr] = [name for name in names if name.id not in counted]
+    last: list[ast.expr] = [name for name in names if name.id in counted]
+    return _unset(first, loop), _unset(last, loop)
+
+
+def _unset(names: list[ast.expr], at: ast.stmt) -> list[ast.stmt]:
+    return [_placed(ast.Assign(names, ast.Constant(None)), at)] if names else []
 
 
 def _condition(value: ast.expr) -> ast.stmt:
     return ast.While(value, [ast.Pass()], [])
 
 
-def _targets(statement: ast.With) -> list[ast.stmt]:
-    """What entering a `with` sets."""
-    parts: list[ast.stmt] = [
-        ast.copy_location(ast.Assign([item.optional_vars], ast.Constant(None)), statement)
-        for item in statement.items
-        if item.optional_vars is not None
-    ]
-    for part in parts:
-        ast.fix_missing_locations(part)
-    return parts
-
-
-def _counted(loop: ast.stmt) -> frozenset[str]:
+def _counted(loop: ast.stmt, block: ast.With) -> frozenset[str]:
     """Names that a loop sets beside the step: by `enumerate`, `zip` and the like."""
     if not isinstance(loop, ast.For) or isinstance(loop.target, ast.Name):
         return frozenset()
-    return frozenset(node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name))
+    entered = {item.context_expr.id for item in block.items if isinstance(item.context_expr, ast.Name)}
+    return frozenset(node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)) - entered
 
 
 def _up_to_entered(way: list[tuple[list[ast.stmt], int]], line: int) -> list[tuple[list[ast.stmt], int]]:
@@ -168,11 +182,47 @@ def _up_to_entered(way: list[tuple[list[ast.stmt], int]], line: int) -> list[tup
     return []
 
 
-def iteration_of(frame: FrameType) -> Iteration | None:
-    """The iteration that the frame of a `with step` is in. None if its source, or its loop, is not found."""
+def block_ahead(frame: FrameType) -> int | None:
+    """The line of the `with step` that a turn of this frame's loop comes to. None: the code here does not show it.
+
+    The frame is at the head of a `for` over the steps.
+    """
+    node = node_of(frame.f_code)
+    way = _way_to(getattr(node, "body", []), frame.f_lineno) if node is not None else []
+    if not way:
+        return None
+    body, at = way[-1]
+    loop = body[at]
+    if not isinstance(loop, ast.For) or not _is_head(loop, frame.f_lineno):
+        return None
+    names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    for statement in _statements(loop.body):
+        if isinstance(statement, ast.With):
+            entered = [item.context_expr for item in statement.items]
+            if any(isinstance(one, ast.Name) and one.id in names for one in entered):
+                return statement.lineno
+    return None
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Those of one function, in order."""
+    for statement in body:
+        yield statement
+        if not isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+            for inner in children_of(statement):
+                yield from _statements(inner)
+
+
+def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, int], line: int = 0) -> Iteration | None:
+    """The iteration that the frame of a `with step` is in. None if its source, or its loop, is not found.
+
+    `asked_at`: for the code of each frame that asked for the step, its line then. `line`: of the `with`, if the frame
+    does not stand there yet.
+    """
     after: list[Piece] = []
     before: list[Piece] = []
     number = 0
+    block: ast.With | None = None
     here: FrameType | None = frame
     while here is not None:
         if not is_user_frame(here):
@@ -182,37 +232,59 @@ def iteration_of(frame: FrameType) -> Iteration | None:
         node = node_of(here.f_code)
         if node is None or isinstance(node, ast.Lambda):
             return None
-        way = _way_to(getattr(node, "body", []), here.f_lineno)
+        at_line = line if number == 0 and line else here.f_lineno
+        way = _way_to(getattr(node, "body", []), at_line)
         if number == 0:
-            way = _up_to_entered(way, here.f_lineno)
+            way = _up_to_entered(way, at_line)
         if not way:
             return None
-        loop = max((i for i, (body, at) in enumerate(way) if isinstance(body[at], _LOOPS)), default=None)
+        asked = asked_at.get(here.f_code, 0)
+        loops = [i for i, (body, at) in enumerate(way) if isinstance(body[at], _LOOPS) and _spans(body[at], asked)]
+        loop = max(loops, default=None)
         if loop is not None and loop == len(way) - 1:
             loop = None  # the line is the loop's own head: something that it calls
         inner = way if loop is None else way[loop + 1 :]
-        body, at = inner[-1]
-        if number == 0:
-            entered = body[at]
-            assert isinstance(entered, ast.With)
-            after.append(Piece(0, (*_targets(entered), *entered.body)))
-        else:
-            after.append(Piece(number, (body[at],)))  # the call itself: what it does with the result
+        call = inner[-1][0][inner[-1][1]]
+        if isinstance(call, ast.With) and number == 0:
+            block = call
+        if block is None:
+            return None  # the block stands in a library
+        if loop is not None and number == 0:
+            return _of_loop(way[loop], block, asked)
+        after.append(Piece(number, (call,)))  # the block, or the call that leads to it with what follows its return
         for body, at in reversed(inner):
             after.append(Piece(number, tuple(body[at + 1 :])))
         prior: list[ast.stmt] = []
         for index, (body, at) in enumerate(inner):
             prior += body[:at]
-            if index < len(inner) - 1 or number == 0:
+            if index < len(inner) - 1:
                 prior += _heads(body[at])
         if loop is not None:
-            body, at = way[loop]
-            before.insert(0, Piece(number, (*_heads(body[at]), *prior)))
-            return Iteration((*after, *before), len(after), _counted(body[at]), number + 1)
+            whole = _of_loop(way[loop], block, asked)
+            first, last = _turn_of(way[loop][0][way[loop][1]], whole.counted)
+            pieces = (Piece(number, (*first, *prior)), *before, *after, Piece(number, tuple(last)))
+            above = whole.begins_late or bool(prior) or any(piece.statements for piece in before)
+            return dataclasses.replace(whole, pieces=pieces, computes_above=above, frames=number + 1)
         before.insert(0, Piece(number, tuple(prior)))
         here = here.f_back
         number += 1
     return None
+
+
+def _of_loop(place: tuple[list[ast.stmt], int], block: ast.With, asked: int) -> Iteration:
+    """All of a loop's body. `asked`: the line that asks for a step; 0: not known."""
+    loop = place[0][place[1]]
+    counted = _counted(loop, block)
+    first, last = _turn_of(loop, counted)
+    body = getattr(loop, "body", [])
+    begins_late = bool(asked) and not _is_head(loop, asked)
+    pieces = (Piece(0, (*first, *body, *last)),)
+    return Iteration(pieces, block, begins_late, begins_late or body[0] is not block, counted, 1)
+
+
+def _spans(statement: ast.stmt, line: int) -> bool:
+    """Whether a line lies in a statement; also if it is not known."""
+    return not line or statement.lineno <= line <= (statement.end_lineno or statement.lineno)
 
 
 def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> str | None:
@@ -261,10 +333,10 @@ def accumulates_by_hand(frame: FrameType, is_optimizer: Callable[[ast.expr], boo
 
     `frame` is that of `with step`. `is_optimizer` says whether an expression names an optimizer.
     """
-    iteration = iteration_of(frame)
+    iteration = iteration_of(frame, {})
     if iteration is None:
         return None
-    block = iteration.pieces[0].statements
+    block = iteration.block.body
     for statement in block:
         if not isinstance(statement, ast.If) or not _counts(statement.test):
             continue

@@ -22,13 +22,14 @@ _BYTES = 4 * 2**20  # of a larger tensor its version tells
 class Survey:
     """What is at each place now, with marks by which changes are seen."""
 
-    def __init__(self, frames: Frames, count: int, is_foreign: Callable[[Any], bool]) -> None:
-        """`count`: of frames."""
+    def __init__(self, frames: Frames, is_foreign: Callable[[Any], bool]) -> None:
         self._is_foreign = is_foreign
         self._seen: set[int] = set()
         self.found: dict[Place, Any] = {}
         modules: dict[str, dict[str, Any]] = {}
-        for number in range(count):
+        for number in range(len(frames.frames)):
+            if frames.frames[number] is None:
+                continue
             name, names, is_module = frames.names(number)
             modules.setdefault(name, names)
             if not is_module:
