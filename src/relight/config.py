@@ -315,6 +315,7 @@ def make_run_dir(asked: str | None, script: str, now: datetime.datetime) -> Path
     except OSError as error:
         if is_new:
             with contextlib.suppress(OSError):
+                (run_dir / "run.lock").unlink(missing_ok=True)
                 run_dir.rmdir()
         raise UsageError(_run_dir_problem(run_dir, error)) from error
     if aside is not None:

@@ -9,19 +9,23 @@ from relight.errors import UsageError
 
 
 class Claim:
-    """Held until the process ends, however it ends; the kernel then lets go of it."""
+    """Held until the process ends, however it ends; the kernel then lets go of it.
+
+    A lock on a file, not on the directory: that is what a publisher in this directory locks while it takes its place.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         """Claim an existing directory. Raises UsageError if another process has claimed it, OSError if it is gone.
 
-        A file system that cannot lock a directory is left to the journal, which only one controller can make.
+        A file system that cannot lock is left to the journal, which only one controller can make.
         """
+        self._path = run_dir / "run.lock"
         while True:
-            self._descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self.release()
+                os.close(self._descriptor)
                 raise UsageError(
                     f"--run-dir {run_dir} is in use by another `relight run`, which was started before this one and "
                     "has not ended; wait for its end, or choose another directory"
@@ -29,11 +33,8 @@ class Claim:
             except OSError:
                 return
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._descriptor), os.stat(run_dir)):
+                if os.path.samestat(os.fstat(self._descriptor), os.stat(self._path)):
                     return
             # Whoever had claimed it has removed it in the meantime: nothing of a run was in it.
-            self.release()
+            os.close(self._descriptor)
             run_dir.mkdir(parents=True, exist_ok=True)
-
-    def release(self) -> None:
-        os.close(self._descriptor)

@@ -54,7 +54,7 @@ class Expressions:
         for scope in frames:
             scope.frames = frames
         self._scope = frames[0]
-        self._calling: list[CodeType] = []
+        self._calling: list[CodeType] = [scope.code for scope in frames]  # not to be read a second time
         self._calls = 0
         self._returned: list[State] = []
         self._return_use: Use = None

@@ -106,7 +106,7 @@ class Reader(Expressions):
         self._flow.merge(*ends)
 
     def _with_body(self, node: ast.With | ast.AsyncWith) -> None:
-        if self._calling or not self._enters(node):
+        if not self._enters(node):
             self._body(node.body)
             return
         self._flow.late = False
