@@ -159,11 +159,51 @@ def functions(job: Job) -> Any:
     return calls, dict(GLOBALS), bump(), len(replay), draw.random()
 
 
+def above_the_block(job: Job) -> Any:
+    """Counts, draws and makes ready what the block uses before it enters it."""
+    count, mean = 0, 1.0
+    for step in job.training.steps(until=job.options.steps):
+        count += 1
+        noise = torch.randn(5, 3, 8) * random.random() * float(np.random.rand())
+        scale = 1 / (mean * (step.number + count))
+        with step as x:
+            loss = job.loss_of(x + noise) * scale
+            loss.backward()
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+            mean = 0.9 * mean + 0.1 * loss.item()
+        job.hold(step.number)
+    return count, mean
+
+
+def asked_for_in_the_loop(job: Job) -> Any:
+    """The loop asks for its next step by itself, and gives it to a function."""
+    losses = [1.0]
+
+    def one(step: Any, weight: float) -> None:
+        with step as x:
+            loss = job.loss_of(x) * weight / losses[-1]
+            loss.backward()
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+            losses.append(losses[-1] + loss.item())
+
+    steps = iter(job.training.steps(until=job.options.steps))
+    while True:
+        step = next(steps, None)
+        if step is None:
+            return losses
+        one(step, 1 + 0.1 * len(losses))
+        job.hold(step.number)
+
+
 SHAPES: dict[str, Callable[[Job], Any]] = {
     "hidden-state": hidden_state,
     "running-mean": running_mean,
     "trainer": lambda job: Trainer(job).train(),
     "functions": functions,
+    "above": above_the_block,
+    "asked-for": asked_for_in_the_loop,
 }
 
 

@@ -8,7 +8,7 @@ from tests.survival.judge import check_faults, check_survived
 STEPS = 9
 
 
-@pytest.mark.parametrize("shape", ["hidden-state", "running-mean", "trainer", "functions"])
+@pytest.mark.parametrize("shape", ["hidden-state", "running-mean", "trainer", "functions", "above", "asked-for"])
 def test_is_carried_into_replacements(bench: Bench, shape: str) -> None:
     training = Training(ranks=2, steps=STEPS, program="carrying.py", arguments=("--shape", shape))
     faults = ("kill rank 1 in BACKWARD of step 3", "kill rank 0 in OPTIMIZER of step 6")
