@@ -175,3 +175,13 @@ def test_planted_bugs_are_found(name: str) -> None:
         with pytest.raises(Violation, match=found.violation.partition(":")[0]):
             script.follow(parts)
     assert "command Begin" not in script.follow()  # without the bug the same choices are possible, and all is well
+
+
+def test_copies_of_a_situation_share_nothing_that_changes() -> None:
+    """Or what happens in one of them would happen in the other."""
+    here = situation(2, 2, 1, ("kill",))
+    there = here.copy()
+    there._own_controller()
+    for name, value in vars(here.controller).items():
+        if value is getattr(there.controller, name) and name not in sameness.LEFT_OUT["Controller"]:
+            assert isinstance(value, bool | int | float | str | tuple | frozenset | None), name
