@@ -1,8 +1,10 @@
-"""Notices when a script reaches for `Tensor.data`: what is changed through it shows in no version counter.
+"""Notices what shows in no version counter: changes through `Tensor.data`, and of `requires_grad`.
 
 `p.data.mul_(0.99)` and `p.data = q` are common in published scripts (momentum encoders, pruning, averaged models), and
 autograd keeps no count of them. So while a loop of steps runs, `torch.Tensor.data` is a property that remembers which
 of the watched tensors were reached for. A tensor that was only read looks the same: the bits tell whether it changed.
+
+Flags of hundreds of parameters are costly to read in every step, so that one was set is noticed in the same way.
 """
 
 from collections.abc import Iterable
@@ -13,6 +15,8 @@ import torch
 from relight.training.torch_private import not_compiled
 
 _DATA: Any = vars(torch._C.TensorBase)["data"]
+_FLAG: Any = vars(torch._C.TensorBase)["requires_grad"]
+_SET_FLAG: Any = vars(torch._C.TensorBase)["requires_grad_"]
 
 
 class DataAccess:
@@ -20,6 +24,7 @@ class DataAccess:
 
     def __init__(self) -> None:
         self.reached: set[int] = set()  # by `id`
+        self.flags_set = 0  # how often any tensor's `requires_grad` was set
         self._watched: set[int] = set()
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -45,9 +50,23 @@ class DataAccess:
                 reached.add(id(tensor))
             _DATA.__set__(tensor, value)
 
+        @not_compiled
+        def set_flag(tensor: torch.Tensor, value: bool) -> None:
+            watched_of.flags_set += 1
+            _FLAG.__set__(tensor, value)
+
+        @not_compiled
+        def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+            watched_of.flags_set += 1
+            changed: torch.Tensor = _SET_FLAG(self, requires_grad)
+            return changed
+
         torch.Tensor.data = property(get, put)  # type: ignore[assignment]
+        torch.Tensor.requires_grad = property(_FLAG.__get__, set_flag)  # type: ignore[assignment]
+        torch.Tensor.requires_grad_ = requires_grad_  # type: ignore[assignment]
 
     def remove(self) -> None:
         """Leave `torch.Tensor` as it was."""
-        if "data" in vars(torch.Tensor):
-            del torch.Tensor.data
+        for name in ("data", "requires_grad", "requires_grad_"):
+            if name in vars(torch.Tensor):
+                delattr(torch.Tensor, name)

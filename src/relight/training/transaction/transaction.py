@@ -1,6 +1,7 @@
 """One step as a transaction: what must be copied before it changes, where the barrier stands, and how all is undone."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 LEARNING_STEPS = 3
 _NAMED = 3  # tensors in a message
 
-_version = torch.Tensor._version.__get__  # type: ignore[attr-defined]
-_requires_grad = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+_version = attrgetter("_version")
+_requires_grad = attrgetter("requires_grad")
 
 
 class Transaction:
@@ -58,7 +59,8 @@ class Transaction:
         self._versions: list[int] | None = None  # of all tensors, as the last step left them
         self._undo: list[Callable[[], Any]] = []
         self._seen_assignments = 0  # of buffers, when last looked where they are
-        self._trains: list[bool] = []
+        self._trains: list[bool] = []  # `requires_grad` of the parameters when the step began
+        self._seen_flags = -1  # how often flags were set before that
         # The step under way.
         self.is_open = False  # it can be undone
         self._is_early = False  # its barrier was passed in front of a write
@@ -153,7 +155,9 @@ class Transaction:
         if self._attributes.assigned_buffers != self._seen_assignments:
             self._look_again()
         learning, learnt = self._learning > 0, self.learner.learnt
-        self._trains = list(map(_requires_grad, self._state.parameters))
+        if self._access.flags_set != self._seen_flags:
+            self._trains = list(map(_requires_grad, self._state.parameters))
+            self._seen_flags = self._access.flags_set
         self._attributes.begin(learning=learning)
         self._optimizers.begin()
         if learning:
