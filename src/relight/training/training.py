@@ -34,7 +34,7 @@ from relight.errors import StepInterrupted, UsageError
 from relight.training.barrier import Barrier
 from relight.training.batches import Batches
 from relight.training.carried.carried import Carried
-from relight.training.carried.source import accumulates_by_hand, lines_of, loops_around, user_frames
+from relight.training.carried.source import accumulates_by_hand, lines_of, loops_around
 from relight.training.checkpoint_reader import CheckpointReader
 from relight.training.checkpointing import Checkpointing
 from relight.training.evidence import begin_evidence
@@ -359,7 +359,7 @@ class Training:
     def _begin_turn(self) -> None:
         """The loop asks for a step: what the script carries is what it is now."""
         progress = self._progress
-        doubt = self._carried.turn(next(user_frames(sys._getframe())))
+        doubt = self._carried.turn(sys._getframe())
         if doubt is not None and not progress.warming:
             self._runtime.doubt(doubt)
         if not progress.warming and self._carried.needs_keeping:

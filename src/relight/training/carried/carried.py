@@ -23,7 +23,7 @@ from relight.training.carried.loop import Loop
 from relight.training.carried.names import Found, names_of
 from relight.training.carried.places import MISSING, key_of, place_of
 from relight.training.carried.refs import Place, describe, is_iterator
-from relight.training.carried.source import block_ahead, short
+from relight.training.carried.source import short
 from relight.training.carried.survey import Survey
 from relight.training.carried.trees import Unsupported, leaves_of, name_of, read_back, size_of, write_down
 from relight.training.carried.values import Mark, changed, put_back, remember
@@ -83,14 +83,14 @@ class Carried:
 
     # --- a step ------------------------------------------------------------------------------------------------
     def turn(self, frame: FrameType) -> str | None:
-        """The loop asks for a step, from this frame or one that called it.
+        """The loop asks for a step, from a frame that called this one.
 
         Returns why equal bits cannot be vouched for. Raises UsageError for what is carried and cannot be kept.
         """
         if not self._loop.is_found:
             self._loop.ask(frame)
-            if (ahead := block_ahead(frame)) is not None:
-                self._find(frame, ahead)
+            if (ahead := self._loop.ahead) is not None:
+                self._find(*ahead)
             else:
                 if self._pending is not None:
                     self._loop.look_for(frame, *self._pending["loop"])

@@ -8,7 +8,7 @@ from relight.errors import UsageError
 from relight.training.carried.names import is_of_a_call
 from relight.training.carried.places import Frames, Spots
 from relight.training.carried.refs import Place
-from relight.training.carried.source import Iteration, iteration_of, user_frames
+from relight.training.carried.source import Iteration, block_ahead, frames_outside, iteration_of
 
 
 class Loop:
@@ -26,7 +26,14 @@ class Loop:
 
     def ask(self, frame: FrameType) -> None:
         """A step is asked for, and the loop is not found yet."""
-        self._asked = [(here, here.f_lineno) for here in user_frames(frame)]
+        self._asked = [(here, here.f_lineno) for here in frames_outside(frame)]
+
+    @property
+    def ahead(self) -> tuple[FrameType, int] | None:
+        """The frame that asked for the step, and the line of the block that it comes to, if its code shows that."""
+        frame = self._asked[0][0]
+        line = block_ahead(frame)
+        return (frame, line) if line is not None else None
 
     def find(self, frame: FrameType, line: int = 0) -> tuple[Iteration | None, list[FrameType]]:
         """From the frame of `with step`, at `line` if it does not stand there yet: the code of a turn, and its frames.
@@ -60,7 +67,7 @@ class Loop:
 
     def look_for(self, frame: FrameType, name: str, depth: int) -> None:
         """Look at the loop's frame before the loop is found, by its `place` in another process."""
-        named = [here for here in user_frames(frame) if here.f_code.co_qualname == name]
+        named = [here for here in frames_outside(frame) if here.f_code.co_qualname == name]
         self._code, self._depth = (named or [frame])[0].f_code, depth
         self.look_at(frame)
 

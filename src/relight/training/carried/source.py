@@ -73,6 +73,16 @@ def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def frames_outside(frame: FrameType | None) -> list[FrameType]:
+    """The user's frames from this one up; without any, those of the libraries that stand in for them."""
+    above: list[FrameType] = []
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_OWN):
+            above.append(frame)
+        frame = frame.f_back
+    return [here for here in above if is_user_frame(here)] or above
+
+
 @functools.cache
 def _parsed(name: str) -> ast.Module | None:
     lines = linecache.getlines(name)
