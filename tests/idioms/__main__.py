@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.idioms import library, record
 from tests.idioms.record import Row, Trial
-from tests.idioms.trial import killed_at_random, killed_in_phases, phase_kills, undisturbed, without_relight
+from tests.idioms.trial import STRIKES, killed_at_random, killed_in_phases, phase_kills, undisturbed, without_relight
 from tests.idioms.verdict import Ending, Verdict, digests_in, judge, sections, what_differs
 
 
@@ -31,7 +31,7 @@ def main() -> int:
     if options.results:
         rows = record.recall(options.results)
     if options.record:
-        record.write(rows, rounds=options.rounds, kills=options.kills, seed=options.seed)
+        record.write(rows, rounds=options.rounds, kills=options.kills, strikes=options.strikes, seed=options.seed)
     print("\n".join(record.table(rows)))
     return min(100, sum(row.worst.is_failure for row in rows))
 
@@ -52,7 +52,7 @@ def examine(name: str, options: argparse.Namespace) -> Row:
     if sentences:
         disturbances.append(("phases", partial(killed_in_phases, name, sentences, keep)))
     for seed in range(options.seed, options.seed + options.rounds):
-        disturbances.append((f"random {seed}", partial(killed_at_random, name, seed, keep)))
+        disturbances.append((f"random {seed}", partial(killed_at_random, name, seed, options.strikes, keep)))
     for what, disturb in disturbances:
         ending = disturb()
         verdict, words = judge(ending, expected)
@@ -86,6 +86,7 @@ def _parse() -> argparse.Namespace:
     add("names", nargs="*", metavar="NAME", help="scripts; default: all")
     add("--rounds", type=int, default=1, help="jobs with kills at random times for each script; default 1")
     add("--kills", type=int, default=6, help="kills in phases, of six; default 6")
+    add("--strikes", type=int, default=STRIKES, help=f"kills at random times in one job; default {STRIKES}")
     add("--phases", action="append", metavar="SENTENCE", help="this fault instead; '' for none")
     add("--seed", type=int, default=0)
     add("--quick", action="store_true", help="an undisturbed job only where the run without relight ends otherwise")

@@ -2,14 +2,14 @@
 
 import contextlib
 import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from relight.core.report import JobReport
@@ -18,7 +18,7 @@ from tests.idioms.verdict import Ending, digests_in
 from tests.survival.harness import HANG_SECONDS, PATIENCE, ROOT, Job, Training, plain_environment, send
 
 DEADLINE_SECONDS = 80.0 * PATIENCE
-KILLS_PER_ROUND = 2
+STRIKES = 2  # at random times, in one job
 # Each rank is struck, in each phase; far enough apart for a new standby now and then, not always.
 PHASES = (
     "kill rank {} in FORWARD of step 2",
@@ -28,8 +28,11 @@ PHASES = (
     "kill rank {} between steps at step 9",
     "kill rank {} in AFTER_WRITE of step 10",
 )
-_PACE_SECONDS = 3.0  # of a job that is slowed down so that a random moment lies in its steps
-_SLOWED = ("FORWARD", "BACKWARD", "OPTIMIZER", "BARRIER", None)
+# Each step slows one rank down at one place: so a random moment lies in the steps of a job, also of its replacements.
+_SLOWED = ("FORWARD", "BACKWARD", "BEFORE_BARRIER", "BARRIER", "OPTIMIZER", "AFTER_WRITE")
+_SLOWED_STEPS = range(1, 20)
+_PACE_SECONDS = 3.0  # of the slowed steps of a job, less than all of them
+_NOTICED_SECONDS = 0.5 * PATIENCE  # after which a death would have stopped the ranks
 
 
 class IdiomJob(Job):
@@ -69,29 +72,33 @@ def without_relight(*names: str) -> str:
 
 def undisturbed(name: str, keep: Path | None = None) -> Ending:
     """The job as it should be. Its run directory is copied into `keep`."""
-    return _run(name, [], None, keep)
+    return _run(name, [], keep)
 
 
 def killed_in_phases(name: str, sentences: Sequence[str], keep: Path | None = None) -> Ending:
     """The job with planned faults."""
-    return _run(name, sentences, None, keep)
+    return _run(name, sentences, keep, planned=len(sentences))
 
 
-def killed_at_random(name: str, seed: int, keep: Path | None = None) -> Ending:
+def killed_at_random(name: str, seed: int, strikes: int = STRIKES, keep: Path | None = None) -> Ending:
     """The job, of which random processes are killed at random times after training was entered."""
-    return _run(name, [], random.Random(f"{name}/{seed}/times"), keep)
+    draw = random.Random(f"{name}/{seed}/times")
+    slow = [
+        f"slow rank {draw.randrange(ranks_of(name))} in {draw.choice(_SLOWED)} of step {step}" for step in _SLOWED_STEPS
+    ]
+    return _run(name, slow, keep, partial(_kill_at_random, draw=draw, strikes=strikes), planned=strikes)
 
 
-def _run(name: str, sentences: Sequence[str], draw: random.Random | None, keep: Path | None) -> Ending:
+def _run(
+    name: str, faults: Sequence[str], keep: Path | None, disturb: Callable[[Job], None] | None = None, planned: int = 0
+) -> Ending:
+    """A job with faults in words, disturbed from outside; `planned`: how many failures are on purpose."""
     training = Training(ranks=ranks_of(name), steps=0, program=str(path_of(name)))
-    faults = list(sentences)
-    if draw is not None and (where := draw.choice(_SLOWED)) is not None:
-        faults.append(f"slow rank {draw.randrange(training.ranks)} in {where} of step 1")
     with tempfile.TemporaryDirectory(prefix="idiom-") as directory:
         job = IdiomJob(Path(directory), training, faults=faults, standbys=1, hang_seconds=2 * HANG_SECONDS)
         with job:
-            if draw is not None:
-                _kill_at_random(job, draw)
+            if disturb is not None:
+                disturb(job)
             try:
                 outcome = job.wait(DEADLINE_SECONDS)
             except AssertionError as error:
@@ -111,30 +118,36 @@ def _run(name: str, sentences: Sequence[str], draw: random.Random | None, keep: 
                 bits=getattr(report, "bits_as_undisturbed", ""),
                 words=words,
                 usage="UsageError" in words or any(failure.kind == "usage" for failure in report.failures),
-                left="; ".join(part for part in (job.left, _unplanned(report, sentences, draw)) if part),
+                late="failed in the code after the last step" in report.error,
+                left="; ".join(part for part in (job.left, _unplanned(report, planned)) if part),
             )
 
 
-def _unplanned(report: JobReport, sentences: Sequence[str], draw: random.Random | None) -> str:
+def _unplanned(report: JobReport, planned: int) -> str:
     """All failures, if there were more than those on purpose."""
-    if len(report.failures) <= (len(sentences) if draw is None else KILLS_PER_ROUND):
+    if len(report.failures) <= planned:
         return ""
     found = (f"rank {failure.rank} {failure.kind} {failure.phase} {failure.step}" for failure in report.failures)
     return f"more failures than planned: {', '.join(found)}"
 
 
-def _kill_at_random(job: Job, draw: random.Random) -> None:
+def _kill_at_random(job: Job, draw: random.Random, strikes: int) -> None:
     """Each time wait until the ranks train, and then for a random time."""
     with contextlib.suppress(AssertionError):  # it ended: of itself, or because of what is to be found out
-        for number in range(KILLS_PER_ROUND):
-            job.wait_until(lambda: _resumed(job.journal()) >= job.training.ranks * (number + 1), "ranks train")  # noqa: B023
-            moment = time.monotonic() + draw.random() * _PACE_SECONDS / (number + 1)
+        job.wait_until(lambda: _count(job, "TrainingEntered") >= job.training.ranks, "ranks train")
+        for _ in range(strikes):
+            moment = time.monotonic() + draw.random() * _PACE_SECONDS / strikes
             job.wait_until(lambda: time.monotonic() > moment, "the moment")  # noqa: B023
+            stopped, resumed = _count(job, "Stopped"), _count(job, "StepResumed")
             workers = sorted(job.workers().items())
             if workers:
                 send(draw.choice(workers)[1], signal.SIGKILL)
+            noticed = time.monotonic() + _NOTICED_SECONDS
+            job.wait_until(lambda: time.monotonic() > noticed or _count(job, "Stopped") > stopped, "ranks stop")  # noqa: B023
+            if _count(job, "Stopped") > stopped:  # it was no standby
+                job.wait_until(lambda: _count(job, "StepResumed") >= resumed + job.training.ranks, "ranks train")  # noqa: B023
 
 
-def _resumed(journal: str) -> int:
-    """How often a rank has begun to train, or has gone on."""
-    return len(re.findall(r'"event":\{"type":"(?:TrainingEntered|StepResumed)"', journal))
+def _count(job: Job, event: str) -> int:
+    """How often a process has said so."""
+    return job.journal().count(f'"event":{{"type":"{event}"')

@@ -33,6 +33,7 @@ class Ending:
     bits: str  # "yes", "not known", or empty where relight does not say
     words: str = ""  # why it ended, or why the bits are not known
     usage: bool = False  # relight refused what the script does
+    late: bool = False  # a rank was killed after its last step, where nobody can take its place
     left: str = ""  # processes that were still there afterwards, failures that were not planned
 
 
@@ -51,6 +52,11 @@ def sections(output: str) -> dict[str, str]:
 
 def judge(ending: Ending, undisturbed: Mapping[int, str]) -> tuple[Verdict, str]:
     """The verdict, and what there is to say about it."""
+    if ending.late:
+        expected = {rank: words for rank, words in undisturbed.items() if rank in ending.digests}
+        if ending.digests == expected:
+            return Verdict.EQUAL, "killed once more after the last step"
+        return Verdict.SILENT, what_differs(ending.digests, expected)
     if ending.status:
         if ending.usage:
             return (Verdict.TOLD if ending.steps else Verdict.REFUSED), ending.words
