@@ -214,6 +214,39 @@ def test_a_layout_that_was_settled_is_kept_through_a_reset() -> None:
     assert replacement == before
 
 
+def test_a_layout_from_before_the_loop_is_kept() -> None:
+    """As under torchrun: a script may train for a moment before the loop, to find a learning rate."""
+    for rebuilt, kept, initial in run_ranks(trained_before_the_loop):
+        assert kept == rebuilt != initial
+
+
+class Backwards(nn.ModuleList):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in reversed(self):
+            x = layer(x)
+        return x
+
+
+def trained_before_the_loop(rank: int, directory: str) -> list[list[list[int]]]:
+    store = FileStore(str(Path(directory) / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    found = []
+
+    def note(model: DDP) -> None:
+        numbers = {id(parameter): index for index, parameter in enumerate(model.parameters())}
+        buckets = model.reducer._get_zeros_like_grad_buckets()
+        found.append([[numbers[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets])
+
+    used, unused = (DDP(Backwards(nn.Linear(128, 128) for _ in range(4)), bucket_cap_mb=0.1) for _ in range(2))
+    for _ in range(3):
+        used(torch.ones(1, 128)).sum().backward()
+    note(used)
+    for model in (used, unused):
+        BucketLayout(model).begin_step(0)
+        note(model)
+    return found
+
+
 def settled_and_reset(rank: int, directory: str) -> list[list[list[int]]]:
     """Buckets of a wrapper in each of two passes before a reset and after it, and those of one that copies them."""
     store = FileStore(str(Path(directory) / "store"), WORLD)

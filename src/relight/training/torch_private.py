@@ -204,6 +204,8 @@ class BucketLayout:
         self._known: tuple[int, Buckets] | None = None  # the version that has the rebuilt layout first, and the layout
         if self._fixed:
             self._ddp.reducer = _FixedReducer(ddp.reducer)
+        elif ddp._has_rebuilt_buckets:  # the script has trained before the loop
+            self._known = (0, rebuilt_buckets(ddp))
 
     def describe(self, version: int) -> list[Any] | None:
         """The layout of that version, for `adopt`; None if it is the initial one."""
