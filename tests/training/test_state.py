@@ -93,6 +93,29 @@ def test_a_target_forgets_optimizer_state_that_the_source_does_not_have() -> Non
     assert target.digest() == source.digest()
 
 
+def test_groups_that_were_added_travel() -> None:
+    """A layer thaws, and gets a group of its own; a replacement has built the optimizer without it."""
+
+    def build() -> tuple[nn.Linear, nn.Linear, torch.optim.Optimizer, TrackedState]:
+        head, body = nn.Linear(2, 2), nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+        return head, body, optimizer, TrackedState({"m": nn.Sequential(body, head)}, {"o": optimizer}, {}, {})
+
+    _, body, optimizer, state = build()
+    built = state.replicated()
+    optimizer.add_param_group({"params": list(body.parameters()), "lr": 0.5})
+    body(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    later = state.replicated()
+    _, its_body, its_optimizer, target = build()
+    target.adopt(unflatten(later.tree, later.tensors), [])
+    assert [group["lr"] for group in its_optimizer.param_groups] == [0.1, 0.5]
+    assert its_optimizer.param_groups[1]["params"] == list(its_body.parameters())
+    assert target.digest() == state.digest()
+    target.adopt(unflatten(built.tree, built.tensors), [])  # as of a version from before
+    assert len(its_optimizer.param_groups) == 1
+
+
 def test_learning_rate_and_objects_travel() -> None:
     counter, other_counter = Counter(), Counter()
     counter.count = 9

@@ -97,6 +97,7 @@ class TrackedState:
         self._copies = self.zero.copies()  # parameters that another rank updates
         self.gradients_to_none = True  # whether gradients were None, not zeros, when the step under way started
         self.slots = Slots(modules)
+        self._members = {name: self._members_of(optimizer) for name, optimizer in optimizers.items()}  # as built
         self.attributes = AttributeLog(modules)
         # Buffers known to change in forward, by module and name: rank-private from then on.
         self.private_buffers: set[Key] = set()
@@ -156,7 +157,10 @@ class TrackedState:
             {
                 "modules": {name: self._module_tree(name, module) for name, module in self.modules.items()},
                 "optimizers": {
-                    name: _optimizer_tree(optimizer, name in self.with_own_numbers)
+                    name: {
+                        **_optimizer_tree(optimizer, name in self.with_own_numbers),
+                        **({"members": now} if (now := self._members_of(optimizer)) != self._members[name] else {}),
+                    }
                     for name, optimizer in self.optimizers.items()
                 },
                 "objects": {name: thing.state_dict() for name, thing in self.objects.items()},
@@ -257,6 +261,7 @@ class TrackedState:
                 for child, extra in part["extra"].items():
                     children[child].set_extra_state(extra)
             for name, part in tree["optimizers"].items():
+                _regroup(self.optimizers[name], part["groups"], self.members(name, part))
                 _adopt_optimizer(self.optimizers[name], part)
         for name, part in tree["objects"].items():
             self.objects[name].load_state_dict(part)
@@ -264,6 +269,22 @@ class TrackedState:
             self.layouts.adopt(tree.get("buckets", []))
         self.private_buffers = {(owner, name) for owner, name, *_ in private_buffers}
         self.averages.copied = {(owner, name) for owner, name, *copied in private_buffers if copied}
+
+    def _members_of(self, optimizer: Optimizer) -> list[list[str]]:
+        """The names of the parameters in each of its groups: a script may add groups while it trains."""
+        names = self.slots.by_id
+        return [["/".join(names.get(id(p), ("", ""))) for p in group["params"]] for group in optimizer.param_groups]
+
+    def members(self, owner: str, part: dict[str, Any]) -> list[list[torch.Tensor]]:
+        """The parameters in each group of an optimizer, of which `part` is the tree."""
+        groups = part.get("members", self._members[owner])
+        if groups == self._members_of(self.optimizers[owner]):
+            return [group["params"] for group in self.optimizers[owner].param_groups]
+        keys = [[tuple(name.split("/", 1)) for name in group] for group in groups]
+        for index, group in enumerate(keys):
+            if any(key not in self.slots.parameters for key in group):
+                raise _foreign_group(index, owner)
+        return [[self.slots.parameters[key] for key in group] for group in keys]
 
     # --- rank-private -----------------------------------------------------------------------------------------
     def private(self) -> dict[str, Any]:
@@ -456,10 +477,7 @@ class TrackedState:
         for name, optimizer in self.optimizers.items():
             for index, group in enumerate(optimizer.param_groups):
                 if any(id(p) not in owned for p in group["params"]):
-                    raise UsageError(
-                        f"parameter group {index} of {name} holds parameters of a module that was not handed over: "
-                        "relight.Training(model={...}) must name every module that trains"
-                    )
+                    raise _foreign_group(index, name)
             attached = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
             if attached and not any(isinstance(thing, LRScheduler) for thing in self.objects.values()):
                 raise UsageError(
@@ -505,7 +523,7 @@ def parameters_behind(state: TrackedState, tree: Any, count: int) -> dict[int, t
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         found |= {number: own[name] for name, number in part["tensors"].items() if name in own}
     for owner, part in numbered["optimizers"].items():
-        parameters = [p for group in state.optimizers[owner].param_groups for p in group["params"]]
+        parameters = [p for group in state.members(owner, part) for p in group]
         for index, values in part["state"].items():
             found |= {number: parameters[index] for number in values.values() if isinstance(number, _Number)}
     return found
@@ -559,6 +577,26 @@ def _optimizer_tree(optimizer: Optimizer, has_own_numbers: bool) -> dict[str, An
         # By number: a tensor's path must not depend on which other parameters have been used so far.
         "state": {i: dict(kept[p]) for i, p in enumerate(parameters) if p in kept},
     }
+
+
+def _foreign_group(index: int, owner: str) -> UsageError:
+    return UsageError(
+        f"parameter group {index} of {owner} holds parameters of a module that was not handed over: "
+        "relight.Training(model={...}) must name every module that trains"
+    )
+
+
+def _regroup(optimizer: Optimizer, saved: list[dict[str, Any]], members: list[list[torch.Tensor]]) -> None:
+    """Have the optimizer's groups hold these parameters, as groups were added or replaced while others trained."""
+    groups = optimizer.param_groups
+    if [[id(p) for p in group["params"]] for group in groups] == [[id(p) for p in group] for group in members]:
+        return
+    del groups[len(members) :]
+    for group, parameters in zip(groups, members, strict=False):
+        group["params"] = parameters
+    groups += [
+        {**group, "params": parameters} for group, parameters in list(zip(saved, members, strict=True))[len(groups) :]
+    ]
 
 
 def _adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
