@@ -194,6 +194,13 @@ def moves_the_average_last(script: Script) -> None:
             parameter.data.lerp_(torch.ones(()), 0.1)
 
 
+def decays_late(script: Script) -> None:
+    """In the first steps it writes what was there."""
+    for parameter in script.net.parameters():
+        parameter.data.mul_(1.0 if script.number < 5 else 0.9)
+    plain(script)
+
+
 BODIES = [
     plain,
     two_writes,
@@ -207,6 +214,7 @@ BODIES = [
     evaluates,
     leaves_modes,
     moves_the_average_last,
+    decays_late,
 ]
 
 
@@ -359,6 +367,66 @@ def test_reading_through_data_copies_nothing_for_long(run: Any) -> None:
     for _ in range(8):
         script.step()
     assert script.transaction.image_bytes < 1000
+
+
+@pytest.mark.parametrize("first", [0, LEARNING_STEPS + 2])
+def test_what_is_only_read_through_data_needs_no_copy(run: Any, first: int) -> None:
+    """Also where the barrier is at the end of the block, behind the writes of what was read."""
+    fails = False
+
+    def reads(script: Script) -> None:
+        for parameter in script.net.parameters():
+            if script.number >= first:
+                parameter.data.norm()
+        if fails:
+            raise InterruptedError
+        late_collective(script)
+
+    script = run(reads)
+    for _ in range(first + LEARNING_STEPS + 2):
+        script.step()
+    fails = True
+    before = script.bits()
+    with pytest.raises(InterruptedError):
+        script.attempt()
+    assert not script.transaction.unimaged_changes()
+    script.undo()
+    assert script.bits() == before
+
+
+def test_a_copy_of_what_has_changed_already_does_not_count(run: Any) -> None:
+    def late(script: Script) -> None:
+        if script.number >= LEARNING_STEPS + 3:
+            for parameter in script.net.parameters():
+                parameter.data.mul_(0.9)
+        late_collective(script)  # the optimizer's write is copied, and comes after
+
+    script = run(late)
+    for _ in range(LEARNING_STEPS + 3):
+        script.step()
+    with pytest.raises(InterruptedError):
+        _body_up_to_the_barrier(script)
+    assert ("net", "last.weight") in script.transaction.unimaged_changes()
+    script.transaction.commit()
+    script.number += 1
+    with pytest.raises(InterruptedError):
+        _body_up_to_the_barrier(script)
+    assert not script.transaction.unimaged_changes()
+
+
+def test_updates_by_hand_are_seen(run: Any) -> None:
+    def seldom(script: Script) -> None:
+        if script.number % 2:
+            by_hand(script)
+        else:
+            script.train()
+
+    script, found = run(seldom), []
+    for _ in range(4):
+        script.attempt()
+        found.append(script.transaction.wrote_parameters)
+        script.commit()
+    assert found == [False, True, False, True]
 
 
 def test_optimizers_inside_optimizers_are_tracked() -> None:

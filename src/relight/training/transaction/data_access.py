@@ -2,7 +2,8 @@
 
 `p.data.mul_(0.99)` and `p.data = q` are common in published scripts (momentum encoders, pruning, averaged models), and
 autograd keeps no count of them. So while a loop of steps runs, `torch.Tensor.data` is a property that remembers which
-of the watched tensors were reached for. A tensor that was only read looks the same: the bits tell whether it changed.
+of the watched tensors were reached for. What it gives has a counter of its own, which tells what was written through
+it. A write that is not counted there either (through NumPy's view of it, say) shows in the bits alone.
 
 Flags of hundreds of parameters are costly to read in every step, so that one was set is noticed in the same way.
 """
@@ -20,11 +21,13 @@ _SET_FLAG: Any = vars(torch._C.TensorBase)["requires_grad_"]
 
 
 class DataAccess:
-    """Which of the watched tensors were reached for through `.data` since the last `clear`."""
+    """Which of the watched tensors were reached for, or written, through `.data` since the last `clear`."""
 
     def __init__(self) -> None:
         self.reached: set[int] = set()  # by `id`
         self.flags_set = 0  # how often any tensor's `requires_grad` was set
+        self._assigned: set[int] = set()
+        self._given: dict[int, torch.Tensor] = {}  # what `.data` gave first: it counts the writes of all that it gave
         self._watched: set[int] = set()
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -33,21 +36,31 @@ class DataAccess:
 
     def clear(self) -> None:
         self.reached.clear()
+        self._assigned.clear()
+        self._given.clear()
+
+    @property
+    def written(self) -> set[int]:
+        """By `id`: those written through `.data`, be it with what was in them already, as far as torch counts it."""
+        return self._assigned | {number for number, given in self._given.items() if _writes(given)}
 
     def install(self) -> None:
         watched_of, reached = self, self.reached
 
         @not_compiled
         def get(tensor: torch.Tensor) -> torch.Tensor:
+            data: torch.Tensor = _DATA.__get__(tensor)
             if id(tensor) in watched_of._watched:
                 reached.add(id(tensor))
-            data: torch.Tensor = _DATA.__get__(tensor)
+                return watched_of._give(id(tensor), data)
             return data
 
         @not_compiled
         def put(tensor: torch.Tensor, value: torch.Tensor) -> None:
             if id(tensor) in watched_of._watched:
                 reached.add(id(tensor))
+                watched_of._assigned.add(id(tensor))
+                watched_of._given.pop(id(tensor), None)
             _DATA.__set__(tensor, value)
 
         @not_compiled
@@ -70,3 +83,21 @@ class DataAccess:
         for name in ("data", "requires_grad", "requires_grad_"):
             if name in vars(torch.Tensor):
                 delattr(torch.Tensor, name)
+        self.clear()
+
+    def _give(self, number: int, data: torch.Tensor) -> torch.Tensor:
+        """`data`, or what has its memory and counts its writes together with what was given before."""
+        if type(data) is not torch.Tensor or data.layout is not torch.strided:
+            return data
+        given = self._given.get(number)
+        if given is not None and given.data_ptr() == data.data_ptr() and given.shape == data.shape:
+            return given.detach()
+        if given is not None and _writes(given):
+            self._assigned.add(number)
+        self._given[number] = data
+        return data
+
+
+def _writes(given: torch.Tensor) -> int:
+    """How often it was written; a tensor made in inference mode has no count, and was perhaps."""
+    return 1 if given.is_inference() else given._version

@@ -55,6 +55,7 @@ class Transaction:
         self._early: dict[Key, None] = {}
         self._late: dict[Key, None] = {}
         self._suspects: set[Key] = set()  # reached for through `.data`; it is not known yet whether they change
+        self._to_check: set[Key] = set()  # those of the step before, of which this step has copies
         self._only_read: set[Key] = set()
         self._versions: list[int] | None = None  # of all tensors, as the last step left them
         self._undo: list[Callable[[], Any]] = []
@@ -67,6 +68,7 @@ class Transaction:
         self._writes: list[str] = []
         self._written_at: list[set[Key]] = []  # by each of these
         self._changed_at: list[set[Key]] = []  # before each of these, while learning
+        self._uncopied: dict[Key, None] = {}  # they changed, or may have, before there was a copy
         self._stirred = 0  # of these writes, those before the last need of other ranks
         self._seen: tuple[Any, ...] = ()  # launches and private state, when last looked
         self.surprise = ""  # what came after an early barrier, against what was learnt
@@ -152,6 +154,8 @@ class Transaction:
         self._writes, self._written_at, self._changed_at, self._stirred = [], [], [], 0
         self._is_early = False
         self._access.clear()
+        self._uncopied = {}
+        self._to_check, self._suspects = self._suspects, set()
         if self._attributes.assigned_buffers != self._seen_assignments:
             self._look_again()
         learning, learnt = self._learning > 0, self.learner.learnt
@@ -193,7 +197,11 @@ class Transaction:
             return True
         self._note_needs()
         if self._learning:
-            self._changed_at.append(self._changed())
+            changed = self._changed()
+            self._changed_at.append(changed)
+            self._only_read |= {key for key in self._reached() if key not in changed}
+        else:
+            self._note_newcomers(self._scan())
         keys = self._state.written_by(optimizer) if optimizer is not None else []
         if optimizer is not None:
             self._tensors.take(keys)
@@ -226,6 +234,7 @@ class Transaction:
             self._learn()
         else:
             self._note_newcomers(now)
+            self._note_private_buffers(now)
         state = self._state
         if state.averages:
             state.private_buffers |= state.averages.like(state.private_buffers)
@@ -235,7 +244,8 @@ class Transaction:
 
     def _changed(self) -> set[Key]:
         """What differs from its copy, or was written with what was in it: another step may write something else."""
-        return {*self._tensors.changed(self._slots.keys), *self._newer(self._scan(), self._versions or self._scan())}
+        counted = self._newer(self._scan(), self._versions or self._scan())
+        return {*self._tensors.changed(self._slots.keys), *counted, *self._keys_of(self._access.written)}
 
     def _learn(self) -> None:
         """From a step of which everything was copied."""
@@ -255,26 +265,35 @@ class Transaction:
 
     def _note_newcomers(self, now: list[int]) -> None:
         """Tensors that changed and were not copied: this step cannot be repeated, later ones can."""
-        written = self._written_since(now)
-        buffers = [key for key in written if key not in self._slots.parameters]
+        if self._to_check:
+            only_read = self._to_check - set(self._tensors.changed(sorted(self._to_check)))
+            only_read -= set(self._keys_of(self._access.written))
+            self._only_read |= only_read
+            for key in only_read:
+                self._early.pop(key, None)
+            self._to_check = set()
+        newcomers = self._without_copy(now)
+        self._early.update(newcomers)
+        self._uncopied.update(newcomers)
+        self._suspects |= newcomers.keys() - {*self._written_since(now), *self._keys_of(self._access.written)}
+
+    def _note_private_buffers(self, now: list[int]) -> None:
+        """Those that this step has written."""
+        buffers = [key for key in self._written_since(now) if key not in self._slots.parameters]
         # At the end of the block an average has been moved already, alike on all ranks.
         self._state.private_buffers |= {key for key in buffers if self._is_early or self._state.trains(key)}
-        for key in written:
-            if key not in self._tensors:
-                self._early[key] = None
-        if self._suspects:
-            changed = set(self._tensors.changed(sorted(self._suspects)))
-            self._only_read |= self._suspects - changed
-            for key in self._suspects - changed:
-                self._early.pop(key, None)
-            self._suspects = set()
-        for key in self._reached():
-            if key not in self._tensors and key not in self._only_read:
-                self._suspects.add(key)
-                self._early[key] = None
+
+    def _without_copy(self, now: list[int]) -> dict[Key, None]:
+        """Tensors that this step has changed so far, or may have, and of which there is no copy."""
+        written = [*self._written_since(now), *self._keys_of(self._access.written)]
+        reached = [key for key in self._reached() if key not in self._only_read]
+        return dict.fromkeys(key for key in (*written, *reached) if key not in self._tensors)
 
     def _reached(self) -> list[Key]:
-        return [key for number in self._access.reached if (key := self._slots.by_id.get(number)) is not None]
+        return self._keys_of(self._access.reached)
+
+    def _keys_of(self, numbers: set[int]) -> list[Key]:
+        return [key for number in numbers if (key := self._slots.by_id.get(number)) is not None]
 
     def unimaged_changes(self) -> list[Key]:
         """Tensors that the step under way has changed, or may have, and of which there is no copy from before."""
@@ -282,9 +301,14 @@ class Transaction:
             return []
         if self._attributes.assigned_buffers != self._seen_assignments:
             self._see_assigned_buffers()
-        found = [key for key in self._written_since(self._scan()) if key not in self._tensors]
-        reached = [key for key in self._reached() if key not in self._tensors and key not in self._only_read]
-        return [*found, *(key for key in reached if key not in found)]
+        return list(self._uncopied | self._without_copy(self._scan()))
+
+    @property
+    def wrote_parameters(self) -> bool:
+        """Whether the step under way has changed parameters, be it by hand."""
+        counted = self._newer(self._scan(), self._versions) if self._versions is not None else []
+        changed = (*counted, *self._keys_of(self._access.written))
+        return any(key in self._slots.parameters for key in changed)
 
     def _written_since(self, now: list[int]) -> list[Key]:
         """Tensors that the step under way has written, and the other buffers of their modules."""
