@@ -24,6 +24,12 @@ def test_a_common_shape_survives_kills_in_phases(name: str, plain: dict[str, str
     assert verdict in (Verdict.EQUAL, Verdict.REFUSED), f"{verdict}: {words}"
 
 
+@pytest.mark.parametrize("name", ["lr_finder", "vqgan_late_discriminator"])
+def test_gradients_are_added_up_in_the_order_of_torchrun(name: str) -> None:
+    """Of wrappers that were used before the loop, and of those used for the first time behind a step's first write."""
+    assert undisturbed(name).digests == digests_in(sections(without_relight(name))[name])
+
+
 @pytest.mark.all
 @pytest.mark.parametrize("name", names())
 def test_a_shape_survives_kills_in_each_phase_and_at_random_times(name: str) -> None:

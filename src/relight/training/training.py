@@ -454,13 +454,15 @@ class Training:
     def _complete(self, step: Step) -> None:
         runtime, progress, transaction = self._runtime, self._progress, self._transaction
         progress.stepped |= progress.wrote
-        if not progress.wrote:
+        if not progress.wrote and not transaction.wrote_parameters:
             self._warn_of_pending_gradients()
         if progress.warming:
             self._carried.roll_back()
             return
         if not progress.passed and self._is_to_be_repeated():
             return
+        if progress.passed:
+            self._recovery.before_barrier()  # of the next step: a wrapper may have been used for the first time since
         self._barrier.at_end()
         runtime.synchronize()
         runtime.faults.strike(Point.AFTER_WRITE)
