@@ -56,8 +56,11 @@ def remember(path: Path, row: Row) -> None:
 
 
 def recall(path: Path) -> list[Row]:
-    """What was remembered; of a script that was examined several times, the last."""
-    rows = {row.name: row for row in map(_decode, map(json.loads, path.read_text().splitlines()))}
+    """What was remembered; of a job that was run several times, the last."""
+    rows: dict[str, Row] = {}
+    for row in map(_decode, map(json.loads, path.read_text().splitlines())):
+        trials = {trial.what: trial for trial in (*rows.get(row.name, row).trials, *row.trials)}
+        rows[row.name] = Row(name=row.name, plain=row.plain, trials=list(trials.values()))
     return list(rows.values())
 
 

@@ -117,7 +117,9 @@ def _run(
                 failures=len(report.failures),
                 bits=getattr(report, "bits_as_undisturbed", ""),
                 words=words,
-                usage="UsageError" in words or any(failure.kind == "usage" for failure in report.failures),
+                usage="UsageError" in words
+                or words.startswith("the state of version 1 differs")  # ranks that train apart
+                or any(failure.kind == "usage" for failure in report.failures),
                 late="failed in the code after the last step" in report.error,
                 left="; ".join(part for part in (job.left, _unplanned(report, planned)) if part),
             )
