@@ -4,7 +4,6 @@ Every mistake is a UsageError that says what was asked, what is there, and which
 """
 
 import argparse
-import contextlib
 import datetime
 import errno
 import importlib.util
@@ -25,7 +24,7 @@ from relight.chaos.plan import check_fault, parse_fault
 from relight.core.fault import Plan
 from relight.dashboard.address import split_address
 from relight.errors import UsageError
-from relight.server.claim import Claim
+from relight.server.claim import Claim, remove_unused
 from relight.server.earlier import keep_aside
 from relight.wire.loopback import IPV4, find_loopback, hand_down
 from relight.wire.settings import JobSettings, host_address
@@ -314,9 +313,7 @@ def make_run_dir(asked: str | None, script: str, now: datetime.datetime) -> Path
         aside = keep_aside(run_dir)
     except OSError as error:
         if is_new:
-            with contextlib.suppress(OSError):
-                (run_dir / "run.lock").unlink(missing_ok=True)
-                run_dir.rmdir()
+            remove_unused(run_dir)
         raise UsageError(_run_dir_problem(run_dir, error)) from error
     if aside is not None:
         print(f"relight: the files of the earlier run in {run_dir} are kept in {aside}", file=sys.stderr, flush=True)

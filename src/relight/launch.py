@@ -30,6 +30,7 @@ from relight.core.backoff import pause_seconds
 from relight.core.report import JobReport, decode_report
 from relight.errors import ProtocolError
 from relight.parent import remove_private_dir
+from relight.server.claim import remove_unused
 from relight.server.journal import read_header
 from relight.terminal import Screen
 from relight.transfer.channel import SOCKET_NAME
@@ -399,8 +400,7 @@ class Launcher:
         """The last lines: what the run went through, and why it failed if it did."""
         self._screen.end_progress()
         if not self._started:
-            with contextlib.suppress(OSError):  # nothing was started: leave no empty directory
-                Path(self.settings.run_dir).rmdir()
+            remove_unused(Path(self.settings.run_dir))
             return
         report = self._read_report()
         if show_report and report is not None and (report.failures or not report.error):

@@ -7,6 +7,16 @@ from pathlib import Path
 
 from relight.errors import UsageError
 
+LOCK = "run.lock"
+
+
+def remove_unused(run_dir: Path) -> None:
+    """Remove a claimed directory in which nothing of a run was written."""
+    with contextlib.suppress(OSError):
+        if [path.name for path in run_dir.iterdir()] == [LOCK]:
+            (run_dir / LOCK).unlink()
+        run_dir.rmdir()
+
 
 class Claim:
     """Held until the process ends, however it ends; the kernel then lets go of it.
@@ -19,7 +29,7 @@ class Claim:
 
         A file system that cannot lock is left to the journal, which only one controller can make.
         """
-        self._path = run_dir / "run.lock"
+        self._path = run_dir / LOCK
         while True:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
