@@ -39,6 +39,7 @@ class Killer:
         return any(f'"{what}"' in line and f'"{name}"' in line for line in self._job.journal().splitlines())
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 def test_a_replacement_is_killed_six_times_in_a_row(bench: Bench) -> None:
     """Twice while it starts, twice while it is restored, twice in its first step."""

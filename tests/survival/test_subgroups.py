@@ -9,7 +9,9 @@ from tests.survival.judge import check_faults, check_survived
 KILLS = ["kill rank 0 in BACKWARD of step 1", "kill rank 1 in BACKWARD of step 3"]
 
 
-@pytest.mark.parametrize("arguments", [(), ("--loop",)], ids=["chosen", "all of them"])
+@pytest.mark.parametrize(
+    "arguments", [(), pytest.param(("--loop",), marks=pytest.mark.all)], ids=["chosen", "all of them"]
+)
 def test_groups_follow_the_rank(bench: Bench, arguments: tuple[str, ...]) -> None:
     training = Training(ranks=4, steps=6, program="subgroups.py", arguments=arguments)
     outcome, reference = bench.run(training, faults=KILLS, standbys=2), bench.reference(training)

@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, ROOT, Bench, Training, plain_environment
 from tests.survival.judge import check_faults, check_survived
 
@@ -31,6 +33,7 @@ def test_each_wrapper_has_the_buckets_of_its_own_history(bench: Bench) -> None:
     assert len(ends(outcome.stdout)) == 11
 
 
+@pytest.mark.all
 def test_each_wrapper_has_the_bits_of_torchrun(bench: Bench) -> None:
     """But for a static graph, which keeps its first buckets."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
