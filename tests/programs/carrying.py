@@ -176,6 +176,22 @@ def above_the_block(job: Job) -> Any:
     return count, mean
 
 
+def changed_above(job: Job) -> Any:
+    """Changes parameters and learning rate before it enters the block, by what they were."""
+    for step in job.training.steps(until=job.options.steps):
+        for group in job.optimizer.param_groups:
+            group["lr"] *= 0.9
+        with torch.no_grad():
+            for parameter in job.model.parameters():
+                parameter.mul_(0.98)
+        with step as x:
+            job.loss_of(x).backward()
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+        job.hold(step.number)
+    return [group["lr"] for group in job.optimizer.param_groups]
+
+
 def asked_for_in_the_loop(job: Job) -> Any:
     """The loop asks for its next step by itself, and gives it to a function."""
     losses = [1.0]
@@ -203,6 +219,7 @@ SHAPES: dict[str, Callable[[Job], Any]] = {
     "trainer": lambda job: Trainer(job).train(),
     "functions": functions,
     "above": above_the_block,
+    "changed-above": changed_above,
     "asked-for": asked_for_in_the_loop,
 }
 

@@ -300,8 +300,9 @@ class Training:
     def steps(self, until: int) -> Iterator[Step]:
         """Offer steps until `until` of them are committed, in total, on every rank.
 
-        The body of the loop outside `with step` may evaluate, log and save, but must not change what was handed
-        over; guard it with `step.committed`, since it also runs after a step that a failure interrupted.
+        What stands above `with step` in the loop's body belongs to the step, and is run again with it. Code after the
+        block may evaluate, log and save, but must not change what was handed over; guard it with `step.committed`,
+        since it also runs after a step that a failure interrupted.
         """
         if until < 1:
             raise UsageError(f"steps(until={until}): at least one step")
@@ -357,7 +358,7 @@ class Training:
                 raise UsageError(_NOT_ENTERED)
 
     def _begin_turn(self) -> None:
-        """The loop asks for a step: what the script carries is what it is now."""
+        """The loop asks for a step: a failed attempt goes back to here. Code above the block runs again with it."""
         progress = self._progress
         doubt = self._carried.turn(sys._getframe())
         if doubt is not None and not progress.warming:
@@ -367,6 +368,11 @@ class Training:
         self._carried.remember()
         if self._carried.computes_above:
             self._batches.begin_turn(progress.version, self._place)
+        if progress.warming:
+            self._state.attributes.begin(learning=False)
+        else:
+            self._state.see_gradients()
+            self._transaction.begin()
 
     def enter_step(self, step: Step) -> Any:
         """`with step`: FORWARD begins with drawing the batch."""
@@ -384,10 +390,7 @@ class Training:
         if not self._looked_at_block:
             self._look_at_block(sys._getframe(2))
         if progress.warming:
-            self._state.attributes.begin(learning=False)
             return self._batches.rehearse(self._place)
-        self._state.see_gradients()
-        self._transaction.begin()
         batch = self._batches.get(step.number, self._place)
         if self._evidence is not None:
             self._evidence.begin(step.number)
@@ -791,8 +794,8 @@ class Training:
         names += [name for name, before, now in pairs if before != now]
         if names:
             raise UsageError(
-                f"{names[0]} changed between step {self.version - 1} and step {self.version}, outside `with step`: "
-                "move that code into the block, after optimizer.step(), or a replacement would not have the change"
+                f"{names[0]} changed between step {self.version - 1} and step {self.version}, after `with step`: move "
+                "that code into the block, after optimizer.step(), or a replacement would not have the change"
             )
 
 

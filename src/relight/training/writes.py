@@ -82,6 +82,7 @@ class WriteWatch:
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         if not self._in_use():
+            self._refuse_outside(optimizer, "step")
             return
         name = self._name_of(optimizer)
         if name is None and id(optimizer) not in self._made:
@@ -93,6 +94,14 @@ class WriteWatch:
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         self._optimizers_at_work = max(0, self._optimizers_at_work - 1)
 
+    def _refuse_outside(self, thing: Any, method: str) -> None:
+        name = self._name_of(thing)
+        if name is not None and not _is_disabled(thing):
+            raise UsageError(
+                f"{type(thing).__qualname__}.{method}() of {name} is called outside `with step`: move it into the "
+                "block, or a replacement would not have what it changes"
+            )
+
     def _wrap(self, owner: type, method: str, role: str | None) -> None:
         original = getattr(owner, method)
         inherited = method not in vars(owner)
@@ -100,7 +109,9 @@ class WriteWatch:
 
         @functools.wraps(original)
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch._in_use() and not _is_disabled(self):
+            if not watch._in_use():
+                watch._refuse_outside(self, method)
+            elif not _is_disabled(self):
                 if role is not None and watch._name_of(self) is None:
                     raise _unknown(self, role)
                 watch._before_write(watch._name_of(self) or method, None)
