@@ -326,6 +326,7 @@ class Training:
                 if self._finish():
                     if self._progress.version < self._progress.until:
                         raise SystemExit(0)  # what the script does after training is not due yet
+                    self._carried.turn(sys._getframe())  # for the code after the loop
                     return
         except GeneratorExit:
             # Either `break` (early stopping; every rank must do so after the same step), or an exception on its way

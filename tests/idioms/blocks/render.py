@@ -176,8 +176,8 @@ def _block(script: Script, plan: Plan) -> list[str]:
     if plan["shape"] == "momentum":
         lines += [
             "with torch.no_grad():",
-            "    for mean, p in zip(key.parameters(), net.parameters()):",
-            "        mean.mul_(0.9).add_(p, alpha=0.1)",
+            "    for kept, p in zip(key.parameters(), net.parameters()):",
+            "        kept.mul_(0.9).add_(p, alpha=0.1)",
             'here(job, step, "moved")',
         ]
     lines += extras.TWEAKS_BEFORE_FORWARD.get(plan["tweak"], ())
@@ -258,17 +258,17 @@ def _after_writes(plan: Plan) -> list[str]:
         lines.append("ema.update_parameters(net)")
     elif plan["ema"] == "hand-data":
         lines += [
-            "for mean, p in zip(ema.parameters(), net.parameters()):",
-            "    mean.data = 0.9 * mean.data + 0.1 * p.data",
+            "for kept, p in zip(ema.parameters(), net.parameters()):",
+            "    kept.data = 0.9 * kept.data + 0.1 * p.data",
         ]
     elif plan["ema"] == "hand-inplace":
         lines += [
             "with torch.no_grad():",
-            "    for mean, p in zip(ema.parameters(), net.parameters()):",
-            "        mean.mul_(0.9).add_(p, alpha=0.1)",
+            "    for kept, p in zip(ema.parameters(), net.parameters()):",
+            "        kept.mul_(0.9).add_(p, alpha=0.1)",
         ]
     if plan["ema"].startswith("hand"):
-        lines += ["for mean, b in zip(ema.buffers(), net.buffers()):", "    mean.data.copy_(b.data)"]
+        lines += ["for kept, b in zip(ema.buffers(), net.buffers()):", "    kept.data.copy_(b.data)"]
     if plan["schedule"] == "edit-after":
         lines += ["for group in optimizer.param_groups:", '    group["lr"] *= 0.95']
     elif plan["schedule"] == "plateau":

@@ -166,10 +166,10 @@ def _write(plan: Plan, kind: str) -> list[str]:
         lines += [
             "if step.number % 3 == 2:",
             '    here(job, step, "middle")',
-            "    for mean, p in zip(slow.parameters(), parameters):"
+            "    for kept, p in zip(slow.parameters(), parameters):"
             if plan["shape"] != "two-heads"
-            else "    for mean, p in zip(slow.parameters(), net.parameters()):",
-            "        mean.data.lerp_(p.data, 0.5)",
-            "        p.data.copy_(mean.data)",
+            else "    for kept, p in zip(slow.parameters(), net.parameters()):",
+            "        kept.data.lerp_(p.data, 0.5)",
+            "        p.data.copy_(kept.data)",
         ]
     return lines
