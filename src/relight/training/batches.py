@@ -6,10 +6,11 @@ import torch
 
 from relight.errors import UsageError
 from relight.training import rng
-from relight.training.data import make_source
+from relight.training.data import FunctionSource, NoSource, make_source
 from relight.training.digest import batch_digest
 from relight.training.feed import install
 from relight.training.page import PositionPage
+from relight.training.reach import Reach
 from relight.training.strays import watch
 
 
@@ -34,6 +35,7 @@ class Batches:
         install()
         self._source = make_source(data, seed, preserve=streams == "preserve")
         self._draws = data is not None
+        self._reach = None if isinstance(self._source, (NoSource, FunctionSource)) else Reach({"data": data})
         self._accumulate = accumulate
         self._seed = seed
         self._preserve = streams == "preserve"
@@ -52,6 +54,10 @@ class Batches:
         self._source.position(step * self._accumulate, rank)
         self._batch, self._batch_of = None, -1
         watch.begin()
+
+    def holds(self, thing: Any) -> bool:
+        """Whether it belongs to the data: a generator of a DataLoader, a sampler of the script's own."""
+        return self._reach is not None and self._reach.holds(thing)
 
     def rehearse(self, rank: int) -> Any:
         """A batch for a standby's warm-up."""

@@ -99,6 +99,13 @@ class Reach:
                 queue.extend(self._inside(path, thing))
         self._kept.clear()
 
+    def holds(self, thing: Any) -> bool:
+        """Whether it is one of these generators, or an object whose attributes were looked at."""
+        if isinstance(thing, _GENERATORS):
+            return any(thing is generator for generator in self.generators.values())
+        attributes = getattr(thing, "__dict__", None)
+        return attributes is not None and any(attributes is home for home in self._homes.values())
+
     def place(self, path: str) -> Place | None:
         """Of an attribute, also one that is not there yet."""
         home, _, name = path.rpartition(".")

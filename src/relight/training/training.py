@@ -576,7 +576,7 @@ class Training:
         home = type(thing).__module__
         if home.startswith("relight.training.carried."):  # what stands for the value of a name that has none
             return False
-        return home.startswith("relight.") or self._state.keeps(thing)
+        return home.startswith("relight.") or self._state.keeps(thing) or self._batches.holds(thing)
 
     def _adopt_carried(self, tree: dict[str, Any]) -> None:
         doubt = self._carried.adopt(tree.get("carried"))

@@ -27,7 +27,7 @@ def feed(sha, value):
         sha.update(f"{value.dtype} {list(value.shape)}".encode())
         sha.update(value.detach().contiguous().numpy().tobytes())
     elif isinstance(value, dict):
-        for key in value:
+        for key in sorted(value, key=repr):
             sha.update(repr(key).encode())
             feed(sha, value[key])
     elif isinstance(value, (list, tuple)):
