@@ -195,6 +195,13 @@ def shared() -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=4, batch_sampler=None, sampler=Drawing(sampler))
 
 
+def two_of(dataset: Any, kind: type[DataLoader[Any]]) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Loaders that read one dataset in turns, with epochs of different lengths."""
+    return DataLoader(dataset, batch_size=4, shuffle=True), kind(
+        dataset, batch_size=5, shuffle=True, generator=generator()
+    )
+
+
 class Drawing(Sampler[int]):
     def __init__(self, sampler: Sampler[int]) -> None:
         self.sampler = sampler
@@ -241,6 +248,12 @@ SHAPES: dict[str, Callable[[], Any]] = {
         DataLoader(Own(), batch_size=3, shuffle=True, generator=generator()),
     ),
     "loaders by name": lambda: {"a": DataLoader(Augmented(), batch_size=4), "b": DataLoader(Stream(), batch_size=5)},
+    "two loaders of one dataset": lambda: two_of(Own(), DataLoader),
+    "two loaders of one counter": lambda: two_of(Counting(), DataLoader),
+    "two loaders with one collate_fn": lambda: (
+        DataLoader(Augmented(), batch_size=4, collate_fn=draw_globally),
+        DataLoader(Augmented(), batch_size=5, collate_fn=draw_globally),
+    ),
     "function": lambda: lambda number: torch.full((2,), number) + torch.rand(2),
     "function with a generator": lambda: Noise().draw,
 }

@@ -45,6 +45,28 @@ class Noisy(torch.utils.data.Dataset[torch.Tensor]):
         return torch.rand(3) + index
 
 
+class Drawing(Noisy):
+    """Has a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(3, generator=self.generator) + index
+
+
+class Reversed(DataLoader[Any]):
+    """Has an iteration of its own."""
+
+    def __iter__(self) -> Any:
+        return iter(list(super().__iter__())[::-1])
+
+
+def in_turns() -> tuple[DataLoader[Any], DataLoader[Any]]:
+    dataset = Drawing()
+    return DataLoader(dataset, batch_size=4), Reversed(dataset, batch_size=4)
+
+
 class Background(DataLoader[Any]):
     """Loads in a thread, a few batches ahead."""
 
@@ -75,6 +97,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "once": (lambda: DataLoader(Once(), batch_size=4), "an iterator that is used up"),
     "entropy": (Entropy, "a generator that nothing seeds"),
     "thread": (lambda: Background(Noisy(), batch_size=4), "loads items in a thread"),
+    "in turns": (in_turns, "draw random numbers from one generator in turns"),
     "function that reads on": (reading_on, "called twice with the same number"),
 }
 

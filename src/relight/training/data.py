@@ -237,8 +237,19 @@ class CombinedSource:
     def position(self, batch: int, rank: int) -> None:
         for part in self._parts.values():
             part.position(batch, rank)
+        loaders = self._loaders()
+        if any(one.clashes_with(other) for one in loaders for other in loaders if other is not one):
+            raise UsageError(
+                "the loaders in relight.Training(data=...) draw random numbers from one generator in turns (of a "
+                "dataset or a collate_fn that they share), and one of them can only be read again from the start of "
+                "its epoch, alone, where it would draw others: give each loader a dataset with a generator of its own"
+            )
 
     def next(self) -> Any:
+        # All get into their epochs before the first draws: what they share is then put back once, and not again
+        # between the draws of two.
+        for loader, now in [(loader, loader.begin()) for loader in self._loaders()]:
+            loader.put_back(now)
         batches = {key: part.next() for key, part in self._parts.items()}
         return batches if self._kind is dict else self._kind(batches.values())
 
@@ -261,6 +272,9 @@ class CombinedSource:
     def epoch(self, batch: int) -> int:
         """Of the first loader."""
         return next(iter(self._parts.values())).epoch(batch)
+
+    def _loaders(self) -> list[LoaderSource]:
+        return [part for part in self._parts.values() if isinstance(part, LoaderSource)]
 
 
 def _are_loaders(data: Any) -> bool:

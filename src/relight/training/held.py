@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import xxhash
 
-from relight.training.reach import ABSENT, Generator, Reach, numpy
+from relight.training.reach import ABSENT, GENERATORS, Generator, Reach, numpy
 
 State = dict[str, Any]
 
@@ -64,8 +64,9 @@ class Held:
                 place.set(value)
         for path, kept in state["generators"].items():
             generator = reach.generators.get(path)
-            if generator is None and (place := reach.place(path)) is not None:  # this process has not made it yet
-                generator = reach.generators[path] = _make(kept)
+            if generator is None and (place := reach.place(path)) is not None:  # this process has not made it yet,
+                found = place.get()  # or somebody else did, who keeps the same object
+                generator = reach.generators[path] = found if isinstance(found, GENERATORS) else _make(kept)
                 place.set(generator)
             if generator is not None:
                 set_state(generator, kept)

@@ -93,6 +93,14 @@ class LoaderSource:
         return self._epoch if length is None else batch // length
 
     # --- batches --------------------------------------------------------------------------------------------------
+    def begin(self) -> Any:
+        """Get to the next batch without drawing it. What its dataset held there, if that is not what it holds now."""
+        now = self._now
+        if self._iterator is None:
+            with self._feed.drawing():
+                self._begin()
+        return now
+
     def next(self) -> Any:
         index_held = self._parts()[0]
         if self._left is not None and self._left != index_held.capture()["generators"]:
@@ -221,6 +229,12 @@ class LoaderSource:
             )
 
     # --- what is kept ---------------------------------------------------------------------------------------------
+    def clashes_with(self, other: "LoaderSource") -> bool:
+        """Whether they draw from one generator in turns, and this one, read again from its start, would draw alone."""
+        if self._skips or self._has_workers:
+            return False
+        return any(self._parts()[0].shares_with(held) for held in other._parts())
+
     def _parts(self) -> tuple[Held, Held]:
         if self._index_held is None or self._fetch_held is None:
             raise AssertionError("a source is positioned first")

@@ -24,7 +24,7 @@ try:
 except ImportError:  # torch does without
     numpy = None  # type: ignore[assignment]
 
-__all__ = ["ABSENT", "Generator", "Place", "Reach", "numpy"]
+__all__ = ["ABSENT", "GENERATORS", "Generator", "Place", "Reach", "numpy"]
 
 _MOST_OBJECTS = 5_000
 _MOST_ELEMENTS = 64  # of a container that is entered: transforms, not a list of files
@@ -44,10 +44,10 @@ _CLOSED = (
 )
 
 Generator = Any  # one of these
-_GENERATORS: tuple[type, ...] = (torch.Generator, random.Random)
+GENERATORS: tuple[type, ...] = (torch.Generator, random.Random)
 _GLOBAL = [torch.default_generator, random._inst]
 if numpy:
-    _GENERATORS += (numpy.random.Generator, numpy.random.RandomState)
+    GENERATORS += (numpy.random.Generator, numpy.random.RandomState)
     _GLOBAL.append(numpy.random.mtrand._rand)
 
 
@@ -92,7 +92,7 @@ class Reach:
                 continue
             self._seen.add(id(thing))
             self._kept.append(thing)
-            if isinstance(thing, _GENERATORS):
+            if isinstance(thing, GENERATORS):
                 if not isinstance(thing, random.SystemRandom):
                     self.generators[path] = thing
             elif not isinstance(thing, _CLOSED):
