@@ -104,7 +104,9 @@ class Run:
         self.job = relight.init()
         torch.manual_seed(0)
         self.net = Net()
-        self.model = DDP(self.net)
+        is_thawing = options.shape == "thawing"
+        self.model = DDP(self.net, find_unused_parameters=is_thawing)
+        self.net.first.requires_grad_(not is_thawing)
         self.shadow = copy.deepcopy(self.net).requires_grad_(False)
         kind: Any = torch.optim.LBFGS
         makers: dict[str, Callable[[Any], Any]] = {
@@ -113,11 +115,14 @@ class Run:
             "lbfgs": lambda p: kind(p, lr=0.1, max_iter=3, history_size=4),
         }
         usual: Callable[[Any], Any] = lambda p: torch.optim.AdamW(p, lr=0.01)  # noqa: E731
-        self.optimizer = makers.get(options.shape, usual)(self.model.parameters())
+        trained = self.net.last if options.shape in ("thawing", "regrouped") else self.model
+        self.optimizer = makers.get(options.shape, usual)(trained.parameters())
         self.number = 0
         self.training = relight.Training(
             model={"model": self.model, "shadow": self.shadow}, optimizer=self.optimizer, data=self.batch_of
         )
+        if options.checkpoints:
+            self.training.checkpoint(options.checkpoints, every=4)
 
     def batch_of(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(10 * number + self.job.rank)
@@ -230,6 +235,25 @@ def average_last(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
             mean.mul_(0.9).add_(buffer, alpha=0.1) if buffer.is_floating_point() else mean.copy_(buffer)
 
 
+def thawing(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
+    if run.number == 5:
+        run.net.first.requires_grad_(True)
+        run.optimizer.add_param_group({"params": run.net.first.parameters(), "lr": 0.02})
+    plain(run, x, y)
+
+
+def regrouped(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
+    groups = run.optimizer.param_groups
+    if run.number == 4:
+        groups[0]["params"].append(run.net.first.weight)
+    if run.number == 5:
+        groups[:] = [{**groups[0], "params": [parameter]} for parameter in reversed(groups[0]["params"])]
+    if run.number == 7:
+        groups.append(groups.pop(0))
+    plain(run, x, y)
+    run.net.zero_grad()
+
+
 def sam(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
     run.backward(x, y)
     run.optimizer.first_step()
@@ -267,6 +291,8 @@ SHAPES: dict[str, Callable[[Run, torch.Tensor, torch.Tensor], None]] = {
     "logged": logged,
     "statistics-last": statistics_last,
     "average-last": average_last,
+    "thawing": thawing,
+    "regrouped": regrouped,
     "sam": sam,
     "lbfgs": lbfgs,
     "by-hand": plain,
@@ -278,6 +304,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--shape", choices=SHAPES, required=True)
     parser.add_argument("--die", action="append", default=[], metavar="PLACE:STEP:RANK")
+    parser.add_argument("--checkpoints", default="", metavar="DIRECTORY")
     parser.add_argument("--save", default="")
     parser.add_argument("--hold", default="")
     options = parser.parse_args()
@@ -290,7 +317,9 @@ def main() -> None:
             run.die("end")
     if options.save:
         found = {name: digest(module.state_dict()) for name, module in (("model", run.model), ("shadow", run.shadow))}
-        found["optimizer"] = digest(run.optimizer.state_dict())
+        kept = run.optimizer.state_dict()
+        found["optimizer"] = digest({key: kept[key] for key in kept if key != "state"})
+        found["optimizer's state"] = digest(sorted(kept.get("state", {}).items()))  # whichever was used first
         found["attributes"] = digest([run.net.count, run.net.recent])
         with open(f"{options.save}.{run.job.rank}.part", "w") as file:
             json.dump(found, file)

@@ -1,17 +1,19 @@
 """Steps of any shape are undone as a whole: a rank dies between their writes, and the bits stay those of no failure."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.programs.shapes import SHAPES
 from tests.survival.harness import Bench, Training
-from tests.survival.judge import check_survived
+from tests.survival.judge import check_protocol, check_survived
 
 STEPS = 11
 # Behind the first steps, in which everything is copied, and again after a recovery.
 DEATHS = ("backward:5:1", "written:8:0")
 LATE_DEATHS = ("late:4:1", "written:7:0", "end:9:1")
 HAVE_LATE_PLACES = ("two-writes", "logged", "sam")
-ALWAYS = ("two-writes", "momentum-encoder", "evaluation", "assigned")
+ALWAYS = ("two-writes", "momentum-encoder", "evaluation", "assigned", "thawing")
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,16 @@ def test_a_rank_dies_in_a_step_of_any_shape(bench: Bench, shape: str) -> None:
     outcome = bench.run(disturbed, standbys=2)
     check_survived(outcome, bench.reference(training))
     assert len(outcome.report.failures) == len(deaths), outcome.describe()
+
+
+@pytest.mark.parametrize("shape", ["thawing", pytest.param("assigned", marks=pytest.mark.all)])
+def test_a_job_that_is_started_again_has_what_its_steps_changed(bench: Bench, tmp_path: Path, shape: str) -> None:
+    """Groups of its optimizer, what requires gradients, attributes: a script that goes on late does none of it."""
+    arguments = ("--shape", shape, "--checkpoints", str(tmp_path / "checkpoints"))
+    first = bench.run(Training(ranks=2, steps=8, program="shapes.py", arguments=arguments), standbys=0)
+    assert first.status == 0, first.describe()
+    again = bench.run(Training(ranks=2, steps=STEPS, program="shapes.py", arguments=arguments), standbys=0)
+    expected = bench.reference(Training(ranks=2, steps=STEPS, program="shapes.py", arguments=("--shape", shape)))
+    assert "goes on from the checkpoint of step 8" in again.stderr, again.describe()
+    assert again.finals == expected.finals, f"{again.describe()}\n{again.finals}\n{expected.finals}"
+    assert not check_protocol(again), again.describe()

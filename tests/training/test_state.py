@@ -1,5 +1,6 @@
 """What survives: replicated and private state, rollback inside a step, and what is refused by name."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -206,6 +207,77 @@ def test_digest_covers_parameters_moments_and_learning_rate() -> None:
     optimizer.param_groups[0]["lr"] = 0.3
     seen.add(state.digest())
     assert len(seen) == 4
+
+
+def frozen_at_first(seed: int) -> tuple[Net, torch.optim.Optimizer, TrackedState]:
+    torch.manual_seed(seed)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.norm.parameters(), lr=0.01)
+    state = TrackedState({"model": net}, {"optimizer": optimizer}, {}, {})
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return net, optimizer, state
+
+
+def add_a_group(net: Net, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": net.linear.parameters(), "lr": 0.5})
+
+
+def append_parameters(net: Net, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["params"] += net.linear.parameters()
+
+
+def turn_groups_round(net: Net, optimizer: torch.optim.Optimizer) -> None:
+    group = optimizer.param_groups.pop()
+    members = [net.linear.bias, *reversed(group["params"])]
+    optimizer.param_groups.extend({**group, "params": [member]} for member in members)
+
+
+def take_a_group_away(net: Net, optimizer: torch.optim.Optimizer) -> None:
+    add_a_group(net, optimizer)
+    del optimizer.param_groups[0]
+
+
+@pytest.mark.parametrize("change", [add_a_group, append_parameters, turn_groups_round, take_a_group_away])
+def test_groups_that_a_script_changes_travel(change: Callable[[Net, torch.optim.Optimizer], None]) -> None:
+    net, optimizer, source = frozen_at_first(1)
+    change(net, optimizer)
+    source.see_groups("optimizer")
+    optimizer.step()
+    optimizer.zero_grad()
+    other, copied, target = frozen_at_first(2)
+    assert source.layout() == target.layout()
+    transfer(source, target)
+    assert source.digest() == target.digest()
+    for module, own in ((net, optimizer), (other, copied)):
+        module.zero_grad()
+        module.linear.bias.grad = torch.ones(4)
+        own.step()
+    assert source.digest() == target.digest()
+
+
+def test_a_group_that_comes_back_finds_its_state() -> None:
+    net, optimizer, source = frozen_at_first(1)
+    take_a_group_away(net, optimizer)
+    optimizer.step()
+    other, copied, target = frozen_at_first(2)
+    transfer(source, target)
+    for module, own in ((net, optimizer), (other, copied)):
+        own.add_param_group({"params": module.norm.parameters()})
+        module.zero_grad()
+        module.norm.bias.grad = torch.ones(4)
+        own.step()
+    assert source.digest() == target.digest()
+    transfer(source, target)
+    assert source.digest() == target.digest()
+
+
+def test_a_group_of_a_module_that_was_not_handed_over_is_refused() -> None:
+    _, optimizer, state = make(1)
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+    with pytest.raises(UsageError, match="parameter group 1 of optimizer holds parameters of a module that was not"):
+        state.see_groups("optimizer")
 
 
 def test_an_object_without_state_dict_is_refused_by_name() -> None:

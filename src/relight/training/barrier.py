@@ -48,6 +48,8 @@ class Barrier:
         `writer` names what writes; `optimizer` is its name too, if it is one.
         """
         progress = self._progress
+        if optimizer is not None:
+            self._state.see_groups(optimizer)
         if progress.passed:
             return
         if not progress.warming and self._transaction.before_write(writer, optimizer):

@@ -56,6 +56,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     layout: str  # digest of names, shapes and dtypes of the whole
     digest: str  # of this part, bit for bit
     private_buffers: list[list[str]]
+    besides: dict[str, Any] = {}  # see TrackedState.besides
     tree: Any
     pieces: list[Piece]  # its tensors, in the order in which the tree numbers them
     stored: list[Stored]  # and where they lie

@@ -75,7 +75,14 @@ class CheckpointReader:
             raise CheckpointError(str(error)) from error
         files.read_tensors(root, version, pieces, tensors)
         state.adopt(unflatten(part.tree, tensors), part.private_buffers)
-        self.adopt(meta.version, meta.lineage, meta.gradients_to_none)
+        described = {
+            "lineage": meta.lineage,
+            "until": self._progress.until,
+            "private_buffers": part.private_buffers,
+            "gradients_to_none": meta.gradients_to_none,
+            **part.besides,
+        }
+        self.adopt(meta.version, described)
         if writer is not None and (found := state.digest()) != part.digest:
             raise CheckpointError(f"its digest is {found}, and was {part.digest} when it was written")
         for reason in () if runtime.started else meta.doubts:  # one of this job says nothing new
@@ -85,12 +92,7 @@ class CheckpointReader:
                 f"the checkpoint of step {meta.version} was written by {meta.world_size} ranks, divided in another way "
                 "than here: no undisturbed run adds up in this order"
             )
-        return {
-            "lineage": meta.lineage,
-            "until": self._progress.until,
-            "private_buffers": part.private_buffers,
-            "gradients_to_none": meta.gradients_to_none,
-        }
+        return described
 
     def _own_pieces(self, part: files.Part) -> list[Piece]:
         """Of a checkpoint that was divided in another way: which block of each tensor is this rank's."""
@@ -106,10 +108,12 @@ class CheckpointReader:
             pieces.append(Piece(piece.path, spec, piece.whole, offset))
         return pieces
 
-    def adopt(self, version: int, lineage: str, gradients_to_none: bool) -> None:
+    def adopt(self, version: int, meta: dict[str, Any]) -> None:
         """The state is that of this version; how it came about, and what it is like besides."""
-        self._progress.version, self._progress.lineage = version, lineage
-        self._state.gradients_to_none = gradients_to_none
+        self._progress.version, self._progress.lineage = version, meta["lineage"]
+        self._state.gradients_to_none = meta["gradients_to_none"]
+        self._state.adopt_modes(meta.get("modes", {}))
+        self._state.adopt_attributes(meta)
 
     def take_private(self, root: Path, version: int) -> None:
         """What only this rank has; nothing, if ranks have nothing of their own and may be more than there were."""

@@ -198,6 +198,7 @@ class Checkpointing:
             layout=self._state.layout(),
             digest="",
             private_buffers=self._state.named_private_buffers(),
+            besides=self._state.besides(),
             tree=flat.tree,
             pieces=_pieces(flat, prefix_of(self._state)),
             stored=[],
@@ -328,7 +329,7 @@ class Checkpointing:
         fetched = client.fetch(runtime.generation, start.version, [address], state.destination().get)
         meta: dict[str, Any] = fetched.header.meta
         state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
-        self._reader.adopt(start.version, meta["lineage"], meta["gradients_to_none"])
+        self._reader.adopt(start.version, meta)
 
     # --- in a recovery --------------------------------------------------------------------------------------------
     def seen(self) -> tuple[int, ...]:

@@ -300,6 +300,7 @@ class Recovery:
         else:
             meta, tree, tensors = slot.meta, slot.tree, slot.copy_to(state.destination())
         state.adopt(unflatten(tree, tensors), meta["private_buffers"])
+        state.adopt_attributes(meta)
         is_derived = runtime.rank in restore.derived
         private = NO_PRIVATE if is_derived else bytes(raw_bytes(tensors[-1]))
         runtime.page.write_private(restore.target, private)
@@ -324,6 +325,7 @@ class Recovery:
             fetched = client.fetch(restore.generation, restore.target, addresses[:1], state.destination().get)
             meta, copied_bytes = fetched.header.meta, fetched.received_bytes
             state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
+            state.adopt_attributes(meta)
         else:
             meta = checkpointing.go_back(restore.target)
             runtime.server.offer(Offer(restore.generation, restore.target, meta, state.replicated()))

@@ -7,6 +7,7 @@ position page, where it outlives the process.
 
 import collections
 import itertools
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,6 +28,14 @@ from relight.training.corruption import flip_bit
 from relight.training.fsdp_private import ShardedModules
 from relight.training.layouts import Layouts
 from relight.training.mesh_private import as_part_like, batch_place, cuts_of, fit_part, is_distributed
+from relight.training.parameter_groups import (
+    named,
+    names_in_groups,
+    parameters_of,
+    regroup,
+    resting_of,
+    settings_of,
+)
 from relight.training.pipeline_private import Pipelines
 from relight.training.shards import shard_key
 from relight.training.torch_private import reset_scaler, stateful_hooks, wrappers_made
@@ -97,7 +106,9 @@ class TrackedState:
         self._copies = self.zero.copies()  # parameters that another rank updates
         self.gradients_to_none = True  # whether gradients were None, not zeros, when the step under way started
         self.slots = Slots(modules)
-        self._members = {name: self._members_of(optimizer) for name, optimizer in optimizers.items()}  # as built
+        self._built_with = {
+            name: names_in_groups(optimizer, self.slots.by_id) for name, optimizer in optimizers.items()
+        }
         self.attributes = AttributeLog(modules)
         # Buffers known to change in forward, by module and name: rank-private from then on.
         self.private_buffers: set[Key] = set()
@@ -105,6 +116,8 @@ class TrackedState:
         self.with_own_numbers: set[str] = set()
         self.averages = Averages(modules, self.trained_parameters(), self.slots)
         self._trained_owners = self._owners_that_train()
+        self._seen_members = {name: self._ids_in(name) for name in optimizers}
+        self._built_groups = self._describe_groups()
         self.layouts: Layouts | None = None  # of DDP's buckets, which decide in which order gradients are added up
 
     # --- replicated -------------------------------------------------------------------------------------------
@@ -158,8 +171,8 @@ class TrackedState:
                 "modules": {name: self._module_tree(name, module) for name, module in self.modules.items()},
                 "optimizers": {
                     name: {
-                        **_optimizer_tree(optimizer, name in self.with_own_numbers),
-                        **({"members": now} if (now := self._members_of(optimizer)) != self._members[name] else {}),
+                        **_optimizer_tree(optimizer, name in self.with_own_numbers, self.slots.by_id),
+                        **({"members": now} if (now := self._names_in(name)) != self._built_with[name] else {}),
                     }
                     for name, optimizer in self.optimizers.items()
                 },
@@ -228,19 +241,24 @@ class TrackedState:
             flip_bit([buffer for key, buffer in self.slots.buffers.items() if key not in self.private_buffers])
 
     def layout(self) -> str:
-        """Digest of names, shapes and dtypes: equal on ranks that built the same model and optimizer."""
+        """Digest of names, shapes and dtypes: equal on ranks that built the same model and optimizer.
+
+        Of the optimizer as it was built: groups that a script adds later belong to the state.
+        """
         shapes = {
             name: [(n, str(p.dtype), list(p.shape)) for n, p in module.named_parameters()]
             for name, module in self.modules.items()
         }
-        groups = {
+        return digest_of(Flat([shapes, self._built_groups, sorted(self.objects), sorted(self.per_rank)]), [])
+
+    def _describe_groups(self) -> dict[str, Any]:
+        return {
             name: [
                 type(o).__qualname__,
                 [[len(g["params"]), sorted(k for k in g if k != "params")] for g in o.param_groups],
             ]
             for name, o in self.optimizers.items()
         }
-        return digest_of(Flat([shapes, groups, sorted(self.objects), sorted(self.per_rank)]), [])
 
     def destination(self) -> dict[str, torch.Tensor]:
         """The live tensors by path: where a replacement receives."""
@@ -260,9 +278,9 @@ class TrackedState:
                 children = dict(module.named_modules())
                 for child, extra in part["extra"].items():
                     children[child].set_extra_state(extra)
+            self._adopt_groups({n: part.get("members", self._built_with[n]) for n, part in tree["optimizers"].items()})
             for name, part in tree["optimizers"].items():
-                _regroup(self.optimizers[name], part["groups"], self.members(name, part))
-                _adopt_optimizer(self.optimizers[name], part)
+                _adopt_optimizer(self.optimizers[name], part, self.slots)
         for name, part in tree["objects"].items():
             self.objects[name].load_state_dict(part)
         if self.layouts is not None:
@@ -270,21 +288,21 @@ class TrackedState:
         self.private_buffers = {(owner, name) for owner, name, *_ in private_buffers}
         self.averages.copied = {(owner, name) for owner, name, *copied in private_buffers if copied}
 
-    def _members_of(self, optimizer: Optimizer) -> list[list[str]]:
-        """The names of the parameters in each of its groups: a script may add groups while it trains."""
-        names = self.slots.by_id
-        return [["/".join(names.get(id(p), ("", ""))) for p in group["params"]] for group in optimizer.param_groups]
+    def _names_in(self, optimizer: str) -> list[list[str]]:
+        return names_in_groups(self.optimizers[optimizer], self.slots.by_id)
 
-    def members(self, owner: str, part: dict[str, Any]) -> list[list[torch.Tensor]]:
-        """The parameters in each group of an optimizer, of which `part` is the tree."""
-        groups = part.get("members", self._members[owner])
-        if groups == self._members_of(self.optimizers[owner]):
-            return [group["params"] for group in self.optimizers[owner].param_groups]
-        keys = [[tuple(name.split("/", 1)) for name in group] for group in groups]
-        for index, group in enumerate(keys):
-            if any(key not in self.slots.parameters for key in group):
-                raise _foreign_group(index, owner)
-        return [[self.slots.parameters[key] for key in group] for group in keys]
+    def members_of(self, optimizer: str, tree: dict[str, Any]) -> list[torch.Tensor]:
+        """Its parameters where `tree`, a copy of its state, was made."""
+        return named(tree.get("members", self._built_with[optimizer]), self.slots.parameters)
+
+    def _adopt_groups(self, names: dict[str, list[list[str]]]) -> None:
+        """Give optimizers the parameters that they have where the copy was made."""
+        own = {name: self._names_in(name) for name in names}
+        for name, members in names.items():
+            if members != own[name]:
+                regroup(self.optimizers[name], members, self.slots.parameters)
+                state_of(self.optimizers[name]).clear()  # of other parameters, or under other numbers
+                self.see_groups(name)
 
     # --- rank-private -----------------------------------------------------------------------------------------
     def private(self) -> dict[str, Any]:
@@ -315,6 +333,12 @@ class TrackedState:
             "until": until,
             "private_buffers": self.named_private_buffers(),
             "gradients_to_none": self.gradients_to_none,
+            **self.besides(),
+        }
+
+    def besides(self) -> dict[str, Any]:
+        """What every copy of this state has to bring along, as it is in no tensor."""
+        return {
             "modes": self._modes(),
             "attributes": encode_tree(self.attributes.private(), "attributes").hex(),
         }
@@ -365,7 +389,7 @@ class TrackedState:
             self.per_rank[name].load_state_dict(part)
         for name, numbers in tree.get("numbers", {}).items():
             self.with_own_numbers.add(name)
-            parameters = [p for group in self.optimizers[name].param_groups for p in group["params"]]
+            parameters = parameters_of(self.optimizers[name])
             for index, own in numbers.items():
                 state_of(self.optimizers[name])[parameters[index]].update(own)
         self.attributes.adopt(tree.get("attributes", {}))
@@ -404,8 +428,29 @@ class TrackedState:
     def written_by(self, optimizer: str) -> list[Key]:
         """The parameters that an optimizer may write."""
         numbers = self.slots.by_id
-        groups = self.optimizers[optimizer].param_groups
-        return [numbers[id(p)] for group in groups for p in group["params"] if id(p) in numbers]
+        return [numbers[id(p)] for p in parameters_of(self.optimizers[optimizer]) if id(p) in numbers]
+
+    def see_groups(self, optimizer: str) -> None:
+        """An optimizer is about to write: the script may have given it other parameters by now.
+
+        Raises UsageError if a replacement could not be given them.
+        """
+        members = self._ids_in(optimizer)
+        if members == self._seen_members[optimizer]:
+            return
+        if is_zero(self.optimizers[optimizer]):
+            raise UsageError(
+                f"{optimizer}, a ZeroRedundancyOptimizer, was given other parameters after relight.Training(...): its "
+                "ranks divide them anew, and a replacement could not. Give it all of them when it is made, and freeze "
+                "those that are to wait (requires_grad_(False))"
+            )
+        self._check_groups(optimizer)
+        self._seen_members[optimizer] = members
+        self._trained_owners = self._owners_that_train()
+
+    def _ids_in(self, optimizer: str) -> list[int]:
+        """The ids of its parameters."""
+        return [number for group in self.optimizers[optimizer].param_groups for number in map(id, group["params"])]
 
     def trains(self, key: Key) -> bool:
         """Whether a buffer belongs to a module that some optimizer updates, so that forward passes may change it."""
@@ -432,7 +477,7 @@ class TrackedState:
 
     def trained_parameters(self) -> list[torch.Tensor]:
         """Those that an optimizer updates; an averaged model's are not among them."""
-        return [parameter for group in self._groups() for parameter in group["params"]]
+        return [parameter for optimizer in self.optimizers.values() for parameter in parameters_of(optimizer)]
 
     def keeps(self, thing: Any, depth: int = 3) -> bool:
         """Whether an object is part of the state, or a container that holds some of it (`optimizer.param_groups`)."""
@@ -472,12 +517,18 @@ class TrackedState:
                         "without state, such as fp16_compress_hook, or none"
                     )
 
-    def _check_optimizers(self) -> None:
+    def _check_groups(self, name: str) -> None:
         owned = {id(p) for p in self.parameters}
+        for index, group in enumerate(self.optimizers[name].param_groups):
+            if any(id(p) not in owned for p in group["params"]):
+                raise UsageError(
+                    f"parameter group {index} of {name} holds parameters of a module that was not handed over: "
+                    "relight.Training(model={...}) must name every module that trains, also one that joins later"
+                )
+
+    def _check_optimizers(self) -> None:
         for name, optimizer in self.optimizers.items():
-            for index, group in enumerate(optimizer.param_groups):
-                if any(id(p) not in owned for p in group["params"]):
-                    raise _foreign_group(index, name)
+            self._check_groups(name)
             attached = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
             if attached and not any(isinstance(thing, LRScheduler) for thing in self.objects.values()):
                 raise UsageError(
@@ -496,19 +547,18 @@ class TrackedState:
             )
 
     def fingerprint(self) -> tuple[Any, ...]:
-        """Learning rates and places of schedulers: only the block may change them; compared between two steps."""
+        """Sizes of groups, learning rates, places of schedulers: compared between two steps, when none may change."""
+        sizes: list[int] = []
         rates: list[Any] = []
         for optimizer in self.optimizers.values():  # no comprehensions: each is a call, in every step twice
             for group in optimizer.param_groups:
+                sizes.append(len(group["params"]))
                 rate = group.get("lr")
                 rates.append(rate._version if isinstance(rate, torch.Tensor) else rate)
         epochs: list[Any] = []
         for thing in self.objects.values():
             epochs.append(getattr(thing, "last_epoch", None))
-        return tuple(rates), tuple(epochs)
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
+        return tuple(sizes), tuple(rates), tuple(epochs)
 
 
 def parameters_behind(state: TrackedState, tree: Any, count: int) -> dict[int, torch.Tensor]:
@@ -523,9 +573,12 @@ def parameters_behind(state: TrackedState, tree: Any, count: int) -> dict[int, t
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         found |= {number: own[name] for name, number in part["tensors"].items() if name in own}
     for owner, part in numbered["optimizers"].items():
-        parameters = [p for group in state.members(owner, part) for p in group]
+        parameters = state.members_of(owner, part)
         for index, values in part["state"].items():
             found |= {number: parameters[index] for number in values.values() if isinstance(number, _Number)}
+        for name, values in part.get("resting", {}).items():
+            (parameter,) = named([[name]], state.slots.parameters)
+            found |= {number: parameter for number in values.values() if isinstance(number, _Number)}
     return found
 
 
@@ -559,7 +612,7 @@ class _Number(int):
 
 def _own_numbers(optimizer: Optimizer) -> dict[int, dict[str, float]]:
     """Python's floats in an optimizer's state, by the number of the parameter."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = parameters_of(optimizer)
     kept = state_of(optimizer)
     found = {
         i: {k: v for k, v in kept[p].items() if isinstance(v, float)} for i, p in enumerate(parameters) if p in kept
@@ -567,41 +620,24 @@ def _own_numbers(optimizer: Optimizer) -> dict[int, dict[str, float]]:
     return {index: numbers for index, numbers in found.items() if numbers}
 
 
-def _optimizer_tree(optimizer: Optimizer, has_own_numbers: bool) -> dict[str, Any]:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+def _optimizer_tree(optimizer: Optimizer, has_own_numbers: bool, keys: Mapping[int, Key]) -> dict[str, Any]:
     kept = state_of(optimizer)
     if has_own_numbers:
         kept = {p: {k: v for k, v in values.items() if not isinstance(v, float)} for p, values in kept.items()}
+    resting = resting_of(optimizer, kept, keys)
     return {
-        "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
+        "groups": settings_of(optimizer),
         # By number: a tensor's path must not depend on which other parameters have been used so far.
-        "state": {i: dict(kept[p]) for i, p in enumerate(parameters) if p in kept},
+        "state": {i: dict(kept[p]) for i, p in enumerate(parameters_of(optimizer)) if p in kept},
+        **({"resting": {name: dict(kept[p]) for name, p in resting.items()}} if resting else {}),
     }
 
 
-def _foreign_group(index: int, owner: str) -> UsageError:
-    return UsageError(
-        f"parameter group {index} of {owner} holds parameters of a module that was not handed over: "
-        "relight.Training(model={...}) must name every module that trains"
-    )
-
-
-def _regroup(optimizer: Optimizer, saved: list[dict[str, Any]], members: list[list[torch.Tensor]]) -> None:
-    """Have the optimizer's groups hold these parameters, as groups were added or replaced while others trained."""
-    groups = optimizer.param_groups
-    if [[id(p) for p in group["params"]] for group in groups] == [[id(p) for p in group] for group in members]:
-        return
-    del groups[len(members) :]
-    for group, parameters in zip(groups, members, strict=False):
-        group["params"] = parameters
-    groups += [
-        {**group, "params": parameters} for group, parameters in list(zip(saved, members, strict=True))[len(groups) :]
-    ]
-
-
-def _adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+def _adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any], slots: Slots) -> None:
+    parameters = parameters_of(optimizer)
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
+        for key in group.keys() - saved.keys() - {"params"}:
+            del group[key]
         group.update(saved)
     received, kept = tree["state"], state_of(optimizer)
     for index, parameter in enumerate(parameters):
@@ -613,6 +649,11 @@ def _adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any]) -> None:
             del own[key]
         for key, value in received[index].items():
             own[key] = _placed(value, own.get(key), parameter)
+    for parameter in resting_of(optimizer, kept, slots.by_id).values():
+        del kept[parameter]
+    for name, values in tree.get("resting", {}).items():
+        (parameter,) = named([[name]], slots.parameters)
+        kept[parameter] = {key: _placed(value, None, parameter) for key, value in values.items()}
 
 
 def _placed(value: Any, own: Any, parameter: torch.Tensor) -> Any:

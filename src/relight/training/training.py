@@ -791,7 +791,9 @@ class Training:
         names = ["parameters"] if any(key in self._state.slots.parameters for key in changed) else []
         names += [f"buffer {listed(changed)}"] if changed and not names else []
         found = self._state.fingerprint()
-        pairs = zip(("learning rate", "scheduler"), self._fingerprint, found, strict=True)
+        pairs = zip(
+            ("parameters of an optimizer's groups", "learning rate", "scheduler"), self._fingerprint, found, strict=True
+        )
         names += [name for name, before, now in pairs if before != now]
         if names:
             raise UsageError(

@@ -122,9 +122,15 @@ class WriteWatch:
 
 
 def _unknown(thing: Any, role: str) -> UsageError:
+    instead = ""
+    if role == "optimizer":
+        instead = (
+            ". One that is made in the middle of training comes too late for that: change the param_groups of the "
+        )
+        instead += "one that was handed over (add_param_group), inside the block, or hand over both before the loop"
     return UsageError(
         f"this step uses {_named(thing)} that relight.Training does not know: hand it over "
-        f"(relight.Training(..., {role}=...)), or a replacement would train on without its state"
+        f"(relight.Training(..., {role}=...)), or a replacement would train on without its state{instead}"
     )
 
 

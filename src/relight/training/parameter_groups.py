@@ -1,0 +1,53 @@
+"""Which parameters an optimizer's groups hold. A script may add some late (layers that thaw), so a copy names them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+Key = tuple[str, str]  # of a parameter: the module that was handed over, and the name in it
+
+
+def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """In the order by which the optimizer numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def names_in_groups(optimizer: Optimizer, keys: Mapping[int, Key]) -> list[list[str]]:
+    """Those of its parameters, by group. `keys`: of all that were handed over, by their ids."""
+    return [["/".join(keys.get(id(p), ("", "?"))) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What its groups hold besides parameters."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def named(names: list[list[str]], parameters: Mapping[Key, torch.Tensor]) -> list[torch.Tensor]:
+    """The parameters of such names, in the order by which an optimizer with these groups numbers them."""
+    return [parameters[_key(name)] for members in names for name in members]
+
+
+def resting_of(optimizer: Optimizer, kept: Mapping[Any, Any], keys: Mapping[int, Key]) -> dict[str, torch.Tensor]:
+    """Parameters of which it keeps state, and that are in no group now; they may come back. By name."""
+    members = {id(parameter) for parameter in parameters_of(optimizer)}
+    found = {"/".join(keys[id(p)]): p for p in kept if id(p) not in members and id(p) in keys}
+    return dict(sorted(found.items()))
+
+
+def regroup(optimizer: Optimizer, names: list[list[str]], parameters: Mapping[Key, torch.Tensor]) -> None:
+    """Make its groups hold these parameters, with the settings that they have; new groups get theirs afterwards.
+
+    Lists and groups that are there already stay the same objects: an optimizer inside of another may hold them too.
+    """
+    groups = optimizer.param_groups
+    del groups[len(names) :]
+    groups.extend({"params": []} for _ in range(len(names) - len(groups)))
+    for group, members in zip(groups, names, strict=True):
+        group["params"][:] = named([members], parameters)
+
+
+def _key(name: str) -> Key:
+    owner, _, rest = name.partition("/")
+    return owner, rest
