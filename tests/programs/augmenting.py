@@ -42,10 +42,25 @@ class Shifting(DataLoader[Any]):
         yield ahead
 
 
+class Extra:
+    """Reads on in a loader that nobody was told of, now and then."""
+
+    def __init__(self) -> None:
+        self.batches: Iterator[Any] | None = None
+
+    def next(self) -> Any:
+        if self.batches is None:
+            self.batches = iter(DataLoader(Images(), batch_size=8))
+        return next(self.batches)
+
+
+EXTRAS = {"stray": Extra().next}  # found at run time, so that its code says nothing beforehand
+
+
 def make_data(kind: str) -> Any:
     images = Images()
     sampler: DistributedSampler[Any] = DistributedSampler(images, shuffle=True, seed=3)
-    if kind == "own":
+    if kind in ("own", "stray"):
         return Shifting(images, batch_size=8, sampler=sampler)
     if kind == "workers":
         return DataLoader(images, batch_size=8, sampler=sampler, num_workers=2)
@@ -60,7 +75,7 @@ def make_data(kind: str) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--data", choices=["own", "workers", "stateful", "two"], required=True)
+    parser.add_argument("--data", choices=["own", "workers", "stateful", "two", "stray"], required=True)
     options = parser.parse_args()
     relight.init()
     torch.manual_seed(0)
@@ -71,6 +86,8 @@ def main() -> None:
     for step in training.steps(until=options.steps):
         with step as batch:
             (x, y), *others = batch if options.data == "two" else (batch,)
+            if options.data in EXTRAS and step.number % 5 == 4:
+                x = x + EXTRAS[options.data]()[0]
             loss = F.cross_entropy(model(x), y) + sum(model(other).square().mean() for other, _ in others)
             loss.backward()
             optimizer.step()

@@ -55,6 +55,24 @@ def test_a_bit_that_flips_between_two_comparisons_is_found_at_the_next(bench: Be
     assert not check_protocol(outcome), outcome.describe()
 
 
+def test_a_doubt_outlives_the_job(bench: Bench, tmp_path: Path) -> None:
+    """All of the job is killed behind a checkpoint; the one that goes on from it cannot vouch for its bits either."""
+    root = tmp_path / "checkpoints"
+    keeping = ("--checkpoint", str(root), "--checkpoint-every", "2")
+    training = Training(steps=8, arguments=(*keeping, "--hold-at", "6"))
+    faults = ["flip-parameter rank 1 in FORWARD of step 3"]
+    with bench.start(training, faults=faults, flags=(*VERIFY, *PATIENT)) as job:
+        job.wait_until(lambda: published(root)[:1] == [6], "the checkpoint of step 6 was written")
+        job.kill()
+    again = bench.run(Training(steps=8, arguments=keeping), standbys=0)
+    assert (again.status, again.report.error, again.report.failures) == (0, "", ()), again.describe()
+    assert "training goes on from the checkpoint of step 6" in again.stderr, again.describe()
+    assert again.report.bits_as_undisturbed == NOT_KNOWN, again.describe()
+    (doubt,) = {doubt.reason for doubt in again.report.doubts}
+    assert doubt.startswith("the checkpoint that it went on from is of a job that said: "), again.describe()
+    assert f"{doubt}" in again.stderr.replace("\n", " "), again.describe()
+
+
 def test_who_compares_in_each_step_has_lost_nothing(bench: Bench) -> None:
     outcome = bench.run(
         Training(), faults=["flip-parameter rank 1 in FORWARD of step 3"], flags=("--verify-every", "1")

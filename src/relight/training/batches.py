@@ -108,6 +108,11 @@ class Batches:
         return {"data": self._source.state(), "rng": self._at_barrier}
 
     @property
+    def stray(self) -> str:
+        """What the script reads besides, of which no recovery knows the place; empty if nothing was seen."""
+        return watch.seen
+
+    @property
     def derivable(self) -> bool:
         """Whether data position and streams follow from step and rank alone."""
         return not self._preserve and self._source.state() is None

@@ -126,6 +126,7 @@ class Runtime:
         self.doubts: dict[str, BitsDoubted] = {}  # by reason; said again to an agent's successor
         self.doubts_of_job: tuple[str, ...] = ()  # those of all ranks, as of the newest recovery
         self._risk = (-1, "")  # the newest step after which a recovery makes this a doubt
+        self.standing_risk: Callable[[], str] = lambda: ""  # what any recovery makes a doubt
         self._gathering = False
         self._broken = ""  # why a collective broke in this generation, if one did
         self.token, self.tls = read_token(private_dir), Tls.from_environment()  # for connections between hosts
@@ -372,6 +373,8 @@ class Runtime:
 
     def note_recovery(self, version: int) -> None:
         """All ranks go on from `version`."""
+        if reason := self.standing_risk():
+            self.doubt(reason)
         step, reason = self._risk
         if step >= version - 1 >= 0:
             self.doubt(reason)

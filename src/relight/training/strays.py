@@ -21,7 +21,7 @@ class Watch:
         self._last = 0  # turn, counted, up to which it is an error
         self._active = False
         self._births: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.seen = ""  # what was seen too late to refuse it
+        self.seen = ""  # what was seen, perhaps too late to refuse it: then a recovery makes the bits doubtful
 
     def begin(self) -> None:
         """The loop begins."""
@@ -47,8 +47,8 @@ class Watch:
         if not self._active or born == self._turn or threading.current_thread() is not threading.main_thread():
             return
         self.seen = (
-            "the script draws from a DataLoader that relight.Training does not know: its iterator was made before this "
-            "step, and a replacement could not find its place in it"
+            "the script draws from a DataLoader that relight.Training does not know: it reads on in an iterator that "
+            "an earlier step made, and neither a repeated step nor a replacement could find its place in it"
         )
         if self._turn < self._last:
             raise UsageError(

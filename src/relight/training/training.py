@@ -182,6 +182,7 @@ class Training:
         self._state.zero.watch(runtime.gathering)
         runtime.is_optimizer_at_work = lambda: self._writes.is_optimizer_at_work
         runtime.faults.flip = self._state.flip
+        runtime.standing_risk = lambda: self._batches.stray
         runtime.derivable = lambda: (
             self._batches.derivable and self._state.follows_from_rank and not self._carried.decides
         )
@@ -480,6 +481,8 @@ class Training:
         step.committed = True
         runtime.in_step = False
         self._batches.done()
+        if stray := self._batches.stray:
+            runtime.say("stray", f"rank {runtime.rank}: {stray}. Hand the DataLoader over: relight.Training(data=...)")
         self._fingerprint = self._state.fingerprint()
         runtime.page.stamp(Phase.OUTSIDE)
         self._scalars.commit(step.number)
