@@ -101,7 +101,7 @@ class Reach:
 
     def holds(self, thing: Any) -> bool:
         """Whether it is one of these generators, or an object whose attributes were looked at."""
-        if isinstance(thing, _GENERATORS):
+        if isinstance(thing, GENERATORS):
             return any(thing is generator for generator in self.generators.values())
         attributes = getattr(thing, "__dict__", None)
         return attributes is not None and any(attributes is home for home in self._homes.values())
