@@ -227,6 +227,10 @@ SCRIPTS = {
         "  with step as b:",
         "  if step.number % 2:\n   with step as b:\n    h = h * .5 + b\n    step.end()\n   continue\n  with step as b:",
     ),
+    "loop in a generator": function("n, x = 0, 0.0", "x = x + b * n", "x, n")
+    .replace("  with step as b:", "  n = n + 1\n  with step as b:")
+    .replace("in steps():", "in each(steps()):")
+    .replace("def run():", "def each(things):\n for thing in things:\n  yield thing\ndef run():"),
     "asked for in the loop": function("h, n, x = 0.0, 0, 0.0", "x = x + b * h + n\nh = h * .5 + b", "x, h, n").replace(
         " for step in steps():\n",
         " it = steps()\n while n < 100:\n  n += 1\n  step = next(it, None)\n  if step is None:\n   break\n",

@@ -30,10 +30,11 @@ class Loop:
 
     @property
     def ahead(self) -> tuple[FrameType, int] | None:
-        """The frame that asked for the step, and the line of the block that it comes to, if its code shows that."""
-        frame = self._asked[0][0]
-        line = block_ahead(frame)
-        return (frame, line) if line is not None else None
+        """The frame of the loop, and the line of the block that it comes to, if the code at its head shows that."""
+        for frame, _ in self._asked:
+            if (line := block_ahead(frame)) is not None:
+                return frame, line
+        return None
 
     def find(self, frame: FrameType, line: int = 0) -> tuple[Iteration | None, list[FrameType]]:
         """From the frame of `with step`, at `line` if it does not stand there yet: the code of a turn, and its frames.
