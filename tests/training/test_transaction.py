@@ -237,11 +237,12 @@ def test_a_step_that_is_undone_leaves_no_trace(run: Any, body: Body, steps: int)
     script = run(body)
     for _ in range(steps):
         script.step()
-    before = script.bits()
+    before, private = script.bits(), set(script.state.private_buffers)
     with pytest.raises(InterruptedError):
         _body_up_to_the_barrier(script)
     script.undo()
     assert script.bits() == before
+    assert script.state.private_buffers == private  # no other buffer was kept with the version gone back to
     script.step()
     undisturbed = run(body)
     for _ in range(steps + 1):

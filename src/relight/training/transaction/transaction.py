@@ -60,6 +60,7 @@ class Transaction:
         self._versions: list[int] | None = None  # of all tensors, as the last step left them
         self._undo: list[Callable[[], Any]] = []
         self._seen_assignments = 0  # of buffers, when last looked where they are
+        self._private: set[Key] = set()  # buffers known to be rank-private when the step began
         self._trains: list[bool] = []  # `requires_grad` of the parameters when the step began
         self._seen_flags = -1  # how often flags were set before that
         # The step under way.
@@ -159,6 +160,7 @@ class Transaction:
         if self._attributes.assigned_buffers != self._seen_assignments:
             self._look_again()
         learning, learnt = self._learning > 0, self.learner.learnt
+        self._private = set(self._state.private_buffers)
         if self._access.flags_set != self._seen_flags:
             self._trains = list(map(_requires_grad, self._state.parameters))
             self._seen_flags = self._access.flags_set
@@ -365,6 +367,7 @@ class Transaction:
             if parameter.requires_grad != trains:
                 parameter.requires_grad_(trains)
         self._tensors.put_back()
+        self._state.private_buffers = self._private  # of the version gone back to, no rank has kept others
         self._optimizers.put_back()
         self._objects.put_back()
         self.forget()
