@@ -105,6 +105,7 @@ class Script:
             {
                 "state": [p.detach() for p in self.net.parameters()] + [p.detach() for p in self.shadow.parameters()],
                 "buffers": dict(self.net.named_buffers()),
+                "order": [name for name, _ in self.net.named_buffers()],
                 "optimizers": [copy.deepcopy(o.state_dict()) for o in self.optimizers],
                 "scheduler": self.scheduler.state_dict(),
                 "flags": flags,
@@ -155,6 +156,21 @@ def assigns_a_buffer(script: Script) -> None:
     scale = script.net.scale
     assert isinstance(scale, torch.Tensor)
     script.net.scale = 0.9 * scale + 0.1 * script.number
+    plain(script)
+
+
+def assigns_the_first_buffer(script: Script) -> None:
+    """As spectral_norm does: the same tensor again, with other values."""
+    mean = script.net.norm.running_mean
+    assert mean is not None
+    script.net.norm.running_mean = torch.mul(mean, 0.9, out=mean)
+    plain(script)
+
+
+def deletes_a_buffer(script: Script) -> None:
+    mean = script.net.norm.running_mean
+    del script.net.norm.running_mean
+    script.net.norm.register_buffer("running_mean", mean)
     plain(script)
 
 
@@ -209,6 +225,8 @@ BODIES = [
     assigned_data,
     decays_first,
     assigns_a_buffer,
+    assigns_the_first_buffer,
+    deletes_a_buffer,
     sets_rates,
     by_hand,
     evaluates,

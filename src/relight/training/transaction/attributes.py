@@ -45,6 +45,9 @@ class AttributeLog:
         self._change_in_place: set[Key] = set()  # containers that steps change without assigning them
         self._in_place: dict[Key, Any] = {}  # these, as they were when the step began
         self._all_containers: dict[Key, tuple[Any, bytes]] = {}  # while learning: each one, and how it was
+        self._orders: dict[
+            int, tuple[dict[str, Any], list[str]]
+        ] = {}  # of tables from which the step deleted something
         self._recording = False
         self._undo: list[Any] = []
         self.before_mode: Callable[[nn.Module], None] = lambda _: None  # told before train() or eval() of a module
@@ -72,6 +75,7 @@ class AttributeLog:
         def logged_delete(self: nn.Module, name: str) -> None:
             if id(self) in log._paths:
                 log._note(self, name)
+                log._note_order(self, name)
             delete(self, name)
 
         nn.Module.__setattr__, nn.Module.__delattr__ = logged_assign, logged_delete  # type: ignore[method-assign]
@@ -103,6 +107,12 @@ class AttributeLog:
             self._looked_at.discard(key)
             self._before_between(key)
 
+    def _note_order(self, module: nn.Module, name: str) -> None:
+        """An attribute is about to be deleted; if it is assigned again, it comes last."""
+        for holder in (vars(module).get(kind, {}) for kind in _TABLES):
+            if self._recording and name in holder:
+                self._orders.setdefault(id(holder), (holder, list(holder)))
+
     def _before_between(self, key: Key) -> None:
         """Assigned between two steps: not undone, but state from now on if it is plain."""
         self._state.setdefault(self._path(key), key)
@@ -111,6 +121,7 @@ class AttributeLog:
     def begin(self, *, learning: bool) -> None:
         """A step begins. `learning`: find out which containers it changes in place."""
         self._before.clear()
+        self._orders.clear()
         self._recording = True
         self._in_place = {key: copy.deepcopy(self._value(key)) for key in self._change_in_place}
         self._all_containers = {key: (value, seen) for key, value, seen in self._excerpts()} if learning else {}
@@ -121,11 +132,17 @@ class AttributeLog:
         for (module_id, name), (holder, value) in reversed(self._before.items()):
             tables = vars(self._paths[module_id][1])
             for table in (tables, *(tables.get(kind, {}) for kind in _TABLES)):
-                table.pop(name, None)
+                if table is not holder or value is _MISSING:  # in its own it keeps its place among the others
+                    table.pop(name, None)
             if value is not _MISSING:
                 holder[name] = value
             self.assigned_buffers += holder is tables.get("_buffers")
         self._before.clear()
+        for holder, order in self._orders.values():
+            members = {name: holder[name] for name in order if name in holder}
+            holder.clear()
+            holder.update(members)
+        self._orders.clear()
         for key, (value, before) in self._all_containers.items():
             tree = unpack(decode_tree(before))
             vars(self._paths[key[0]][1])[key[1]] = put_back(value, tree) if self._seen(value) != before else value
