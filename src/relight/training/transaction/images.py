@@ -51,6 +51,14 @@ class Slots:
         self.index = {key: place for place, key in enumerate(self.keys)}
         self.buffer_places = [(key, self.index[key]) for key in buffers]
         self.by_id = {id(tensor): key for key, tensor in together.items()}
+        self._memory: set[int] | None = None
+
+    @property
+    def memory(self) -> set[int]:
+        """Where all of them lie."""
+        if self._memory is None:
+            self._memory = {place for tensor in self.tensors if (place := memory_of(tensor))}
+        return self._memory
 
     @property
     def buffers(self) -> dict[Key, torch.Tensor]:
@@ -84,6 +92,17 @@ class Slots:
             table, leaf = self._tables[key]
             table[leaf] = value
             self.refresh()
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """The address of the memory that a tensor has, perhaps together with others; 0 if it has none."""
+    part = local_part(tensor)
+    if part.layout is not torch.strided or part.is_meta:
+        return 0
+    try:
+        return part.untyped_storage().data_ptr()
+    except RuntimeError:  # a tensor that only stands for another one
+        return 0
 
 
 class TensorImages:
