@@ -26,6 +26,16 @@ FEWEST_GATES, MOST_GATES = 4, 32
 _PASSES_TO_SEE = 3  # the first ones allocate, and take longer
 
 
+_installed: list["PhaseHooks"] = []
+
+
+@not_compiled
+def before_forward(module: nn.Module, arguments: Any) -> None:  # noqa: ARG001
+    """A function, since a step may copy a module with its hooks: a method would be copied with all that it holds."""
+    for hooks in _installed:
+        hooks.on_forward()
+
+
 class PhaseHooks:
     """Installed for the duration of the loop."""
 
@@ -43,7 +53,8 @@ class PhaseHooks:
     def install(self) -> None:
         for module in self._state.modules.values():
             if self._trains(module):
-                self._undo.append(module.register_forward_pre_hook(self._on_forward).remove)
+                self._undo.append(module.register_forward_pre_hook(before_forward).remove)
+        _installed.append(self)
         self._undo.append(at_backward(self._on_backward))
         self._gates.place(self._gated())
         trained = [parameter for parameter in self._state.trained_parameters() if parameter.requires_grad]
@@ -54,6 +65,8 @@ class PhaseHooks:
         for undo in self._undo:
             undo()
         self._undo.clear()
+        if self in _installed:
+            _installed.remove(self)
         self._gates.open()
 
     def open_gates(self) -> None:
@@ -81,8 +94,8 @@ class PhaseHooks:
     def _active(self) -> bool:
         return self._runtime.in_step and not self._progress.passed and not self._progress.warming
 
-    @not_compiled
-    def _on_forward(self, module: nn.Module, arguments: Any) -> None:  # noqa: ARG002
+    def on_forward(self) -> None:
+        """A module that was handed over, or a copy of one, is called."""
         if not self._active():
             return
         if self._passes == _PASSES_TO_SEE:
