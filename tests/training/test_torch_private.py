@@ -247,6 +247,26 @@ def trained_before_the_loop(rank: int, directory: str) -> list[list[list[int]]]:
     return found
 
 
+def test_a_reducer_is_made_again_while_its_network_is_frozen() -> None:
+    """A GAN freezes its discriminator for a moment: where a failure strikes, or a replacement's rehearsal ends."""
+    assert run_ranks(frozen_and_reset) == [[False, 1.5]] * WORLD
+
+
+def frozen_and_reset(rank: int, directory: str) -> list[Any]:
+    store = FileStore(str(Path(directory) / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    watch_wrappers()
+    model = DDP(nn.Linear(2, 2))
+    layout = BucketLayout(model)
+    layout.begin_step(0)
+    model.requires_grad_(False)
+    layout.adopt([1, [[1, 0]]])
+    frozen = model.module.weight.requires_grad
+    model.requires_grad_(True)
+    (model(torch.ones(1, 2)).sum() * (rank + 1)).backward()
+    return [frozen, float(model.module.bias.grad[0])]
+
+
 def settled_and_reset(rank: int, directory: str) -> list[list[list[int]]]:
     """Buckets of a wrapper in each of two passes before a reset and after it, and those of one that copies them."""
     store = FileStore(str(Path(directory) / "store"), WORLD)

@@ -162,6 +162,8 @@ def put_hook(parameter: Any, call: Callable[[Any], None]) -> RemovableHandle:
 
 
 _made: list[weakref.ref[Any]] = []
+# Parameters that took gradients as the wrapper was made: of these it reduces the gradients, frozen later or not.
+_reduced: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
 def watch_wrappers() -> None:
@@ -172,6 +174,7 @@ def watch_wrappers() -> None:
     def remember(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         _made.append(weakref.ref(self))
+        _reduced[self] = [parameter for parameter in self._module_parameters if parameter.requires_grad]
 
     DistributedDataParallel.__init__ = remember  # type: ignore[method-assign]
 
@@ -275,10 +278,11 @@ class BucketLayout:
         """A new one, in its first iteration, with the layout that is known: nothing else forgets another."""
         ddp, is_static = self._ddp, self._ddp.static_graph
         ddp.reducer._remove_autograd_hooks()
-        parameters, sparse = ddp._build_params_for_reducer()
-        names = ddp._build_debug_param_to_name_mapping(parameters)
-        with _buckets_given(self._known[1]) if self._known is not None else contextlib.nullcontext():
-            ddp._ddp_init_helper(parameters, sparse, names, is_static)
+        with _taking_gradients_as_made(ddp):
+            parameters, sparse = ddp._build_params_for_reducer()
+            names = ddp._build_debug_param_to_name_mapping(parameters)
+            with _buckets_given(self._known[1]) if self._known is not None else contextlib.nullcontext():
+                ddp._ddp_init_helper(parameters, sparse, names, is_static)
         if is_static:
             ddp.static_graph = False
             ddp._set_static_graph()
@@ -302,6 +306,20 @@ def rebuilt_buckets(ddp: Any) -> Buckets:
     ddp._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)
     told = ddp._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"]
     return [[int(number) for number in bucket.split()] for bucket in told.split(",")]
+
+
+@contextlib.contextmanager
+def _taking_gradients_as_made(ddp: Any) -> Iterator[None]:
+    """The parameters that took gradients when the wrapper was made do so: a step may have frozen some, or all."""
+    reduced = {id(parameter) for parameter in _reduced.get(ddp, ())}
+    before = [(parameter, parameter.requires_grad) for parameter in ddp._module_parameters] if reduced else []
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(id(parameter) in reduced)
+        yield
+    finally:
+        for parameter, took in before:
+            parameter.requires_grad_(took)
 
 
 @contextlib.contextmanager
