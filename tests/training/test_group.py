@@ -217,3 +217,24 @@ def test_launches_are_counted_and_waits_for_exchanges(pair: tuple[Inner, Inner])
     group.detach()
     group.allreduce([torch.ones(3)])
     assert gate.launches == 3
+
+
+class Cut(Open):
+    """Behind a step's write, in a generation that is closed."""
+
+    closed = True
+
+    def is_protected(self) -> bool:
+        return False
+
+    def cut(self, operation: str) -> None:
+        pass
+
+
+def test_an_operation_that_was_cut_has_this_ranks_own_values(pair: tuple[Inner, Inner]) -> None:
+    """DDP's reducer reads its bucket from the future, and would read from nowhere."""
+    group = RelightProcessGroup(Cut(), lambda: 0, (0, 1), torch.device("cpu"))
+    group.attach(pair[0])
+    mine = torch.ones(3)
+    found = group.allreduce([mine]).get_future().value()
+    assert found[0] is mine

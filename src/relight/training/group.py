@@ -633,7 +633,7 @@ class RelightProcessGroup(dist.ProcessGroup):
             if protected:
                 raise StepInterrupted(f"{operation}: the generation was closed by a failure elsewhere")
             gate.cut(operation)
-            return _Done()
+            return _Done(args[0] if args else None)  # DDP's reducer takes its bucket from there
         gate.count_collective()
         gate.launches += 1
         if protected:
@@ -650,7 +650,7 @@ class RelightProcessGroup(dist.ProcessGroup):
             if not gate.await_verdict():
                 raise
             gate.cut(operation)
-            return _Done()
+            return _Done(args[0] if args else None)
         if isinstance(work, _Exchange):
             work.gate = gate
         return _CuttableWork(work, gate, operation)
