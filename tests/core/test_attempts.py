@@ -78,9 +78,24 @@ def test_replacements_that_are_killed_while_they_start() -> None:
     assert pauses(desk, desk.exits, 10) == PAUSES
     desk.exits(next_start(desk))
     said = desk.controller.waiting(desk.now)
-    assert said == "11 attempts in a row have failed; the next one to start a replacement of rank 1 begins in 60 s"
+    assert said.startswith(
+        "11 attempts in a row have failed; the next one to start a replacement of rank 1 begins in 60"
+    )
+    assert "the first failed " in said
+    assert "s ago; the last: standby w" in said
+    assert said.endswith("; --max-failed-attempts N would end that)")
     replace(desk, 4)
     assert desk.controller.waiting(desk.now) == ""
+
+
+def test_a_series_without_end_is_told_again_about_once_an_hour() -> None:
+    desk = Desk().train()
+    desk.exits("w1", step=4)
+    desk.stands("w0", 4)
+    for _ in range(125):
+        desk.exits(next_start(desk))
+    said = [notice for notice in desk.controller.report().notices if "attempts in a row" in notice]
+    assert [notice.split()[0] for notice in said] == ["3", "60", "120"]
 
 
 @pytest.mark.parametrize("kind", ["frozen", "hang"])
@@ -96,7 +111,8 @@ def test_standbys_that_are_killed_while_all_train() -> None:
     assert pauses(desk, desk.exits, 10) == PAUSES
     said = [notice for notice in desk.controller.report().notices if "attempts in a row" in notice]
     assert len(said) == 1, said
-    assert said[0].startswith("3 attempts in a row to start or restore a process have failed (the last: standby w4 was")
+    assert said[0].startswith("3 attempts in a row to start or restore a process have failed within ")
+    assert "(the last: standby w4 was" in said[0]
     assert desk.controller.stage is Stage.TRAINING
 
 

@@ -7,6 +7,7 @@ So a job with an intact replica does not count to three and end: it tries again,
 IMMEDIATE_ATTEMPTS = 2  # failed ones in a row after which the next begins at once
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
+SAID_AGAIN_AFTER = 60  # attempts, some hour
 
 
 def pause_seconds(failed: int) -> float:
@@ -24,15 +25,20 @@ class Backoff:
         self.failed = 0
         self.until = 0.0  # no attempt begins before
         self._failed_at = 0.0
+        # For people:
+        self.since = 0.0  # the first of them failed
+        self.last = ""  # why the last one did
 
-    def fail(self, begun_at: float, now: float) -> bool:
+    def fail(self, begun_at: float, now: float, why: str = "") -> bool:
         """An attempt that began at `begun_at` has failed. Returns whether it counts.
 
         It does not if another one has failed since it began: processes that are lost together are one failure.
         """
         if self.failed and begun_at < self._failed_at:
             return False
+        self.since = self.since if self.failed else now
         self.failed += 1
+        self.last = why
         self._failed_at = now
         self.until = now + pause_seconds(self.failed)
         return True

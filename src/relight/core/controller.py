@@ -214,9 +214,9 @@ class Controller(Agents, Processes, Training, Restoring):
     def waiting(self, now: float) -> str:
         """Whom the job waits for, and why, in words; empty while it trains."""
         members, settings = self.members, self.settings
-        pause = self._backoff.until - now
-        if self.stage is Stage.STOPPING and pause > 0:
-            return waiting.for_next_attempt(members, settings.world_size, self._backoff.failed, pause)
+        if self.stage is Stage.STOPPING and now < self._backoff.until:
+            limit = settings.max_failed_attempts
+            return waiting.for_next_attempt(members, settings.world_size, self._backoff, limit, now)
         match self.stage:
             case Stage.STARTING:
                 return waiting.for_first_step(members, self._entered, len(self.hosts), settings.nodes, now)

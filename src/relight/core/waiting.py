@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from relight.core.backoff import Backoff
 from relight.core.members import Members, Process
 
 _NAMED = 4  # ranks that are named; more are counted
@@ -35,11 +36,15 @@ def to_decide(members: Members, stopped: Collection[str], world_size: int, now: 
     return f"waiting for {_ranks([rank for rank, _ in moving])} to stand still, for {seconds:.1f} s"
 
 
-def for_next_attempt(members: Members, world_size: int, failed: int, seconds: float) -> str:
-    """After several attempts in a row that failed: the next one is put off."""
+def for_next_attempt(members: Members, world_size: int, backoff: Backoff, limit: int | None, now: float) -> str:
+    """After several attempts in a row that failed: the next one is put off. `limit`: so many are made at most."""
     vacant = members.vacant(world_size)
     what = f"start a replacement of {_ranks(vacant)}" if vacant else "restore the replacements"
-    return f"{failed} attempts in a row have failed; the next one to {what} begins in {seconds:.0f} s"
+    ends = "--max-failed-attempts N would end that" if limit is None else f"--max-failed-attempts {limit}"
+    return (
+        f"{backoff.failed} attempts in a row have failed; the next one to {what} begins in {backoff.until - now:.0f} s "
+        f"(the first failed {now - backoff.since:.0f} s ago; the last: {backoff.last}; {ends})"
+    )
 
 
 def _coming(standbys: Sequence[Process], now: float) -> str:

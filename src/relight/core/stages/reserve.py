@@ -1,7 +1,7 @@
 """Standbys and vacant ranks: who is started where, who waits, who takes a rank that nobody holds."""
 
 from relight.core import events as ev
-from relight.core.backoff import LONGEST_PAUSE_SECONDS
+from relight.core.backoff import LONGEST_PAUSE_SECONDS, SAID_AGAIN_AFTER
 from relight.core.commands import Assign, Command, Kill, Notice, Spawn
 from relight.core.members import Process
 from relight.core.stages.state import Stage, State
@@ -104,7 +104,7 @@ class Reserve(State):
 
     def _note_failed_attempt(self, begun_at: float, what: str, now: float) -> list[Command]:
         """A replacement was lost before it was of use, or could not be restored: perhaps the next one waits."""
-        if not self._backoff.fail(begun_at, now):
+        if not self._backoff.fail(begun_at, now, what):
             return []
         seconds = self._backoff.until - now
         if not seconds:
@@ -112,13 +112,13 @@ class Reserve(State):
         limit = self.settings.max_failed_attempts
         until = "as long as an intact replica is left" if limit is None else f"{limit} times at most"
         text = (
-            f"{self._backoff.failed} attempts in a row to start or restore a process have failed (the last: {what}); "
-            f"the next begins in {seconds:g} s, each later one after twice the time, at most "
-            f"{LONGEST_PAUSE_SECONDS:g} s, {until} (--max-failed-attempts)"
+            f"{self._backoff.failed} attempts in a row to start or restore a process have failed within "
+            f"{now - self._backoff.since:.0f} s (the last: {what}); the next begins in {seconds:g} s, each later one "
+            f"after twice the time, at most {LONGEST_PAUSE_SECONDS:g} s, {until} (--max-failed-attempts)"
         )
         said = self._said_of_attempts
         self._said_of_attempts = True
-        if said:
+        if said and self._backoff.failed % SAID_AGAIN_AFTER:
             return []
         self.ledger.notice(text)
         return [Notice(why=text, level="warning")]
