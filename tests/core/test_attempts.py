@@ -88,6 +88,16 @@ def test_replacements_that_are_killed_while_they_start() -> None:
     assert desk.controller.waiting(desk.now) == ""
 
 
+def test_the_out_of_memory_killer_strikes_from_outside() -> None:
+    """In the same step again and again: whoever took the memory may give it back."""
+    desk = Desk().train()
+    for _ in range(4):
+        desk.exits(holder(desk), step=4, evidence="was killed by SIGKILL (the out-of-memory killer struck 1 time(s))")
+        replace(desk, 4, commits=False)
+    assert desk.controller.ended is None
+    assert {failure.kind for failure in desk.controller.report().failures} == {"out of memory"}
+
+
 def test_a_series_without_end_is_told_again_about_once_an_hour() -> None:
     desk = Desk().train()
     desk.exits("w1", step=4)

@@ -60,8 +60,7 @@ class Processes(Starting, Stopping, Finishing):
             self.ledger.failure(process, "slow", evidence, event.position, noticed_ns, self.generation, now)
             return self._fail([process], step, None, now)
         kind = _kind_of_exit(event)
-        known = kind != "killed" and event.exit_status is not None  # else nothing says that two ended alike
-        key = (kind, process.rank, step, event.exit_status) if known else None
+        key = (kind, process.rank, step, event.exit_status) if _ended_by_itself(event) else None
         self.ledger.failure(process, kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
         return self._fail([process], step, key, now)
 
@@ -78,7 +77,7 @@ class Processes(Starting, Stopping, Finishing):
         """A process that was seen dying is dead, and it is known how it ended."""
         failure = self.ledger.amend(process.name, _kind_of_exit(event), event.evidence)
         out: list[Command] = [Notice(why=f"failure {failure.number}: its process {event.evidence}", level="warning")]
-        if failure.kind == "killed" or event.exit_status is None:
+        if not _ended_by_itself(event):
             return out
         step = process.failed_at_step  # not the page's: that of a replacement may say nothing yet, and is always alike
         key = (failure.kind, failure.rank, step, event.exit_status)
@@ -160,6 +159,11 @@ class Processes(Starting, Stopping, Finishing):
                 return out + self._give_up(f"{ending} before one could take rank {ranks}: {what}", now, raised)
         out += self._top_up_standbys(now)
         return out + self._advance(now)
+
+
+def _ended_by_itself(event: ev.ProcessExited) -> bool:
+    """With a code, twice the same of which at one step are a bug. Who is killed, by whatever, says nothing of that."""
+    return event.exit_status is not None and event.exit_status >= 0
 
 
 def _kind_of_exit(event: ev.ProcessExited) -> str:
