@@ -310,22 +310,3 @@ Event = (
     | ControllerRestarted
     | ShutdownRequested
 )
-
-# What a worker may say about itself; anything else from a worker's connection is refused.
-WorkerEvent = (
-    StandbyReady
-    | TrainingEntered
-    | Stopped
-    | Restored
-    | RestoreFailed
-    | StepResumed
-    | WorkerFailed
-    | CollectiveFailed
-    | StateDiffers
-    | Saved
-    | TrainingDone
-    | WorkerReleased
-    | WorkerNotice
-    | BitsDoubted
-    | FaultStruck
-)
