@@ -33,6 +33,15 @@ def test_a_rank_dies_in_a_step_of_any_shape(bench: Bench, shape: str) -> None:
     assert len(outcome.report.failures) == len(deaths), outcome.describe()
 
 
+def test_a_rank_dies_while_others_agree_on_the_buckets_of_the_first_step(bench: Bench) -> None:
+    """The end of the block has collectives of its own, before the barrier: DDP's, of its new gradient buckets."""
+    arguments = ("--shape", "decay")
+    disturbed = Training(ranks=2, steps=3, program="shapes.py", arguments=(*arguments, "--die", "end:0:1"))
+    outcome = bench.run(disturbed, standbys=1)
+    check_survived(outcome, bench.reference(Training(ranks=2, steps=3, program="shapes.py", arguments=arguments)))
+    assert len(outcome.report.failures) == 1, outcome.describe()
+
+
 @pytest.mark.parametrize("shape", ["thawing", pytest.param("assigned", marks=pytest.mark.all)])
 def test_a_job_that_is_started_again_has_what_its_steps_changed(bench: Bench, tmp_path: Path, shape: str) -> None:
     """Groups of its optimizer, what requires gradients, attributes: a script that goes on late does none of it."""

@@ -40,7 +40,7 @@ from relight.training.pipeline_private import Pipelines
 from relight.training.shards import shard_key
 from relight.training.torch_private import reset_scaler, stateful_hooks, wrappers_made
 from relight.training.transaction.attributes import AttributeLog
-from relight.training.transaction.images import Key, Slots, memory_of
+from relight.training.transaction.images import Key, Slots
 from relight.training.zero_private import ZeroOptimizers, is_zero, state_of
 from relight.transfer.codec import Flat, decode_tree, digest_of, encode_tree, local_part, tensor_digests, unflatten
 from relight.transfer.offer import plan_state
@@ -484,9 +484,7 @@ class TrackedState:
         if id(thing) in self._parts or isinstance(thing, (nn.Module, nn.Parameter, Optimizer)):
             return True
         if isinstance(thing, torch.Tensor):
-            return (
-                id(thing) in self.slots.by_id or memory_of(thing) in self.slots.memory
-            )  # a view, or what `.data` gave
+            return self.slots.holds(thing)
         if depth and isinstance(thing, dict):
             return any(self.keeps(member, depth - 1) for member in itertools.islice(thing.values(), _LOOKED_INTO))
         if depth and isinstance(thing, (list, tuple, set, collections.deque)):

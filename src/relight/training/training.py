@@ -422,10 +422,13 @@ class Training:
             if error is None:
                 self._complete(step)
                 return False
+        except Exception as broken:
+            if step.committed or not self._is_interruption(broken):
+                raise
+            error = broken
+        else:
             if not isinstance(error, Exception) or not self._is_interruption(error) or self._progress.warming:
                 return False
-        except StepInterrupted as interruption:
-            error = interruption
         finally:
             self._runtime.in_step = False
         _drop_frames(error)
@@ -458,12 +461,13 @@ class Training:
 
     def _complete(self, step: Step) -> None:
         runtime, progress, transaction = self._runtime, self._progress, self._transaction
-        progress.stepped |= progress.wrote
-        if not progress.wrote and not transaction.wrote_parameters:
-            self._warn_of_pending_gradients()
         if progress.warming:
             self._carried.roll_back()
             return
+        trained = progress.wrote or transaction.wrote_parameters
+        progress.stepped |= trained
+        if not trained:
+            self._warn_of_pending_gradients()
         if not progress.passed and self._is_to_be_repeated():
             return
         if progress.passed:
@@ -772,12 +776,11 @@ class Training:
                 "a step ended with gradients but without optimizer.step(): gradients carried from step to step are "
                 "lost with a failure. Put the whole accumulation into one step: relight.Training(..., accumulate=K)",
             )
-            if not self._progress.warming:
-                self._runtime.doubt_if_lost_after(
-                    self.version,
-                    "a step ended with gradients but without optimizer.step(), and a recovery threw them away. Put the "
-                    "whole accumulation into one step: relight.Training(..., accumulate=K)",
-                )
+            self._runtime.doubt_if_lost_after(
+                self.version,
+                "a step ended with gradients but without optimizer.step(), and a recovery threw them away. Put the "
+                "whole accumulation into one step: relight.Training(..., accumulate=K)",
+            )
 
     def _warn_of_nothing_trained(self) -> None:
         if self._progress.commits and not self._progress.stepped and self._state.has_gradients():

@@ -51,14 +51,17 @@ class Slots:
         self.index = {key: place for place, key in enumerate(self.keys)}
         self.buffer_places = [(key, self.index[key]) for key in buffers]
         self.by_id = {id(tensor): key for key, tensor in together.items()}
-        self._memory: set[int] | None = None
+        self._by_memory: dict[int, torch.Tensor] | None = None
 
-    @property
-    def memory(self) -> set[int]:
-        """Where all of them lie."""
-        if self._memory is None:
-            self._memory = {place for tensor in self.tensors if (place := memory_of(tensor))}
-        return self._memory
+    def holds(self, thing: torch.Tensor) -> bool:
+        """Whether a tensor is one of them, or shares the memory of one: a view, or what `.data` gave."""
+        if id(thing) in self.by_id:
+            return True
+        if self._by_memory is None:
+            self._by_memory = {place: tensor for tensor in self.tensors if (place := memory_of(tensor))}
+        place = memory_of(thing)
+        found = self._by_memory.get(place)
+        return found is not None and memory_of(found) == place  # it may have been given other memory since
 
     @property
     def buffers(self) -> dict[Key, torch.Tensor]:
