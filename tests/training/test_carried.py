@@ -3,112 +3,20 @@
 The replacement is another run of the same script that rehearses a step, and takes over what was kept of the first.
 """
 
-import itertools
 import re
-import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import indent
-from types import TracebackType
 from typing import Any
 
 import pytest
 
 from relight.errors import UsageError
-from relight.training.carried.carried import Carried
-from relight.transfer.codec import decode_tree, encode_tree
-
-_NUMBERS = itertools.count()
-STEPS = 6
-
-
-class Interrupted(Exception):
-    """A failure elsewhere."""
-
-
-class Step:
-    def __init__(self, loop: "Loop", number: int, *, warmup: bool, fails: bool) -> None:
-        self.loop, self.number, self.warmup, self.fails = loop, number, warmup, fails
-        self.committed = False
-
-    def __enter__(self) -> float:
-        self.loop.enter(self, sys._getframe(1))
-        return 1.0 + self.number
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        return self.loop.exit(self, error)
-
-    def end(self) -> None:
-        """Stands at the end of the block, where a failure may strike last."""
-        if self.fails:
-            raise Interrupted
-
-
-class Loop:
-    """Offers steps as `relight.Training.steps` does, and is called `steps` in scripts."""
-
-    def __init__(self, *, fails_at: int = -1, begins_at: int = 0, tree: Any = None) -> None:
-        self.said: list[str] = []
-        self.carried = Carried(self.is_foreign, lambda key, text: self.said.append(text))
-        self.fails_at, self.begins_at, self.tree = fails_at, begins_at, tree
-        self.kept: list[bytes] = []  # of each version, as it was kept last
-        self.doubt: str | None = None
-
-    def is_foreign(self, thing: Any) -> bool:
-        return isinstance(thing, (Step, Loop)) or getattr(thing, "gi_code", None) is Loop.__call__.__code__
-
-    def __call__(self, until: int = STEPS) -> Iterator[Step]:
-        if self.tree is not None:
-            self.turn(-1)
-            yield Step(self, 0, warmup=True, fails=False)
-            self.doubt = self.carried.adopt(self.tree)
-        for number in range(self.begins_at, until):
-            if number == self.fails_at:
-                self.turn(number)
-                yield Step(self, number, warmup=False, fails=True)
-            self.turn(number)
-            yield Step(self, number, warmup=False, fails=False)
-        self.carried.leave()
-
-    def turn(self, number: int) -> None:
-        doubt = self.carried.turn(sys._getframe(2))
-        if number >= 0 and self.carried.needs_keeping:
-            self.keep(number)
-        self.doubt = self.doubt or doubt
-        self.carried.remember()
-
-    def enter(self, step: Step, frame: Any) -> None:
-        self.carried.enter(frame)
-
-    def exit(self, step: Step, error: BaseException | None) -> bool:
-        if step.warmup or isinstance(error, Interrupted):
-            self.carried.roll_back()
-            return error is None or isinstance(error, Interrupted)
-        if error is not None:
-            return False
-        self.keep(step.number + 1)
-        self.carried.commit()
-        step.committed = True
-        return False
-
-    def keep(self, version: int) -> None:
-        del self.kept[version:]
-        missing: list[bytes] = [encode_tree({}, "")] * (version - len(self.kept))
-        self.kept += [*missing, encode_tree(self.carried.capture(), "private")]
+from relight.transfer.codec import decode_tree
+from tests.training.carried_loop import Loop, Step, run_script
 
 
 def run(source: str, loop: Loop) -> Any:
-    """Run a script that leaves its outcome in `result`."""
-    path = _directory / f"script{next(_NUMBERS)}.py"
-    path.write_text(source)
-    made = types.ModuleType("carried_script")
-    vars(made).update({"steps": loop, "carry": loop.carried.declare})
-    sys.modules["carried_script"] = made
-    exec(compile(source, str(path), "exec"), vars(made))
-    return vars(made)["result"]
+    return run_script(source, loop, _directory)
 
 
 @pytest.fixture(autouse=True)

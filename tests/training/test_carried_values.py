@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from relight.training.carried.trees import Unsupported, read_back, write_down
+from relight.training.carried.trees import Homes, Reader, Unsupported, Writer, write_down
 from relight.training.carried.values import changed, put_back, remember
 from relight.transfer.codec import decode_tree, encode_tree
 
@@ -76,6 +76,13 @@ def shown(value: Any) -> Any:
 
 def through_bytes(value: Any) -> Any:
     return decode_tree(encode_tree({"v": write_down(value)}, "value"))["v"]
+
+
+def read_back(tree: Any, old: Any, *, in_place: bool) -> Any:
+    homes = Homes()
+    if in_place:
+        homes.add("v", old)
+    return Reader(homes).read("v", tree)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -202,8 +209,42 @@ def test_what_cannot_be_written_down_is_named(value: Any) -> None:
         write_down(value)
 
 
-def test_what_holds_itself_is_named() -> None:
-    value: list[Any] = []
+def test_what_holds_itself_holds_itself_again() -> None:
+    value: list[Any] = [1]
     value.append(value)
-    with pytest.raises(Unsupported, match="itself"):
-        write_down(value)
+    made = read_back(through_bytes(value), None, in_place=False)
+    assert made[0] == 1
+    assert made[1] is made
+
+
+def test_what_is_shared_is_one_object_again() -> None:
+    inner, origin, other = [1], Meter(1.0), Meter(9.0)
+    values = {"list": [inner, inner, origin], "inner": inner, "meter": origin}
+    writer, reader = Writer(Homes()), Reader(Homes())
+    trees = {name: writer.write(name, value) for name, value in values.items()}
+    made = {name: reader.read(name, decode_tree(encode_tree({"v": tree}, ""))["v"]) for name, tree in trees.items()}
+    assert made["list"][0] is made["list"][1] is made["inner"] == [1]
+    assert made["list"][2] is made["meter"] is not other
+
+
+def test_objects_of_the_beginning_are_the_other_process_s_own() -> None:
+    def begin() -> tuple[list[Any], Any, Homes]:
+        outer, homes = [[0], [1], Meter()], Homes()
+        homes.add("outer", outer)
+        return outer, outer[1], homes
+
+    here, inner, homes = begin()
+    there, same, homes_there = begin()
+    inner.append(2)
+    here[0], here[1] = [7], here[2]  # a new list; and one that was elsewhere
+    here.append(inner)
+    tree = decode_tree(encode_tree({"v": Writer(homes).write("outer", here)}, ""))["v"]
+    meter, first = there[2], there[0]
+    made = Reader(homes_there).read("outer", tree)
+    assert made is there
+    assert made[0] == [7]
+    assert made[0] is not first
+    assert first == [0]
+    assert made[1] is made[2] is meter
+    assert made[3] is same
+    assert same == [1, 2]

@@ -327,7 +327,9 @@ class Training:
                 if self._finish():
                     if self._progress.version < self._progress.until:
                         raise SystemExit(0)  # what the script does after training is not due yet
-                    self._carried.turn(sys._getframe())  # for the code after the loop
+                    doubt = self._carried.turn(sys._getframe())  # for the code after the loop
+                    if doubt := doubt or self._carried.end(computed=self._progress.commits > 0):
+                        self._runtime.doubt(doubt)
                     return
         except GeneratorExit:
             # Either `break` (early stopping; every rank must do so after the same step), or an exception on its way

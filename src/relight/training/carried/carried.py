@@ -5,7 +5,6 @@ belongs to a version is the one with which the loop asks for its step: code abov
 in a replacement.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -25,11 +24,21 @@ from relight.training.carried.places import MISSING, key_of, place_of
 from relight.training.carried.refs import Place, describe, is_iterator
 from relight.training.carried.source import short
 from relight.training.carried.survey import Survey
-from relight.training.carried.trees import Unsupported, leaves_of, name_of, read_back, size_of, write_down
-from relight.training.carried.values import Mark, changed, put_back, remember
+from relight.training.carried.trees import (
+    TAG,
+    Homes,
+    Reader,
+    Unsupported,
+    Writer,
+    leaves_of,
+    name_of,
+    size_of,
+    write_down,
+)
+from relight.training.carried.values import attributes_of, changed, put_back, remember
 
-SURVEYED = 3  # steps after which values are compared
-_MISSING_TREE = {"\x01": "missing"}
+SURVEYED = 3  # first steps, in which all values are compared; later in the 8th, the 16th, the 32nd, ...
+_MISSING_TREE = {TAG: "missing"}
 
 
 class Carried:
@@ -49,6 +58,7 @@ class Carried:
         self._loop = Loop()
         self._spots = self._loop.spots
         self._kept: dict[str, Kept] = {}
+        self._homes = Homes()
         self._left_out: set[str] = set()
         self._dead: set[Place] = set()
         self._declared_names: list[str] = []
@@ -59,6 +69,9 @@ class Carried:
         self._pending: dict[str, Any] | None = None  # to be put in at the next entry
         self._before: Survey | None = None
         self._surveyed = 0
+        self._last: Survey | None = None  # by which changes are seen that come later
+        self._late_doubt: str | None = None
+        self._shown_after: list[str] = []
         self._was_unsettled = False
         self._captures = 0
         self._looks = 0
@@ -96,14 +109,14 @@ class Carried:
                     self._loop.look_for(frame, *self._pending["loop"])
                     self._put_in()
                 return None
-        if not self._kept and self._surveyed >= SURVEYED and self._pending is None:
-            return None
+        doubt, self._late_doubt = self._late_doubt, None
+        if not self._kept and not self._is_surveyed and self._pending is None:
+            return doubt
         self._loop.look_at(frame)
-        doubt = None
         if self._again:
             self._put_back()  # also what code between steps did after a step that does not count
             if self._missed and self._pending is None and self._loop.computes_above and self.decides:
-                doubt = (
+                doubt = doubt or (
                     f"{', '.join(self.names)}: carried by the script from its first step on, and that step was "
                     "interrupted. Put `with step` into the function that has the loop"
                 )
@@ -128,22 +141,23 @@ class Carried:
         if not self._loop.is_found:
             return
         self._in_step = True
-        if not self._kept and self._surveyed >= SURVEYED:
+        if not self._kept and not self._is_surveyed:
             return
         self._spots.frames.forget()
         for one in self._kept.values():
             one.mark = remember(one.spot.get(), grows=not one.feeds)
-        if self._surveyed < SURVEYED:
-            self._before = self._survey()
+        if self._is_surveyed:
+            self._before = Survey(self._spots.frames, self._is_foreign)
+            self._last = Survey(self._spots.frames, self._is_foreign, traces=True)
         self._spots.frames.forget()
 
     def commit(self) -> None:
         """The step counts."""
         self._in_step = False
         self._again = self._missed = False
-        if self._surveyed < SURVEYED:
-            self._surveyed += 1
-        if self._surveyed >= SURVEYED:
+        was_surveyed = self._is_surveyed
+        self._surveyed += 1
+        if was_surveyed and not self._is_surveyed:
             self._before = None
         self._spots.frames.forget()
 
@@ -154,12 +168,25 @@ class Carried:
             self._again = True
             self._spots.frames.forget()
             self._notice(between=False)
+            self._look_for_late_changes()
             self._put_back()
+
+    def end(self, *, computed: bool) -> str | None:
+        """The loop is about to end. `computed`: steps were computed in this process.
+
+        Returns why the code after the loop does not see what it would have.
+        """
+        if computed or not self._shown_after:
+            return None
+        return (
+            f"{', '.join(sorted(self._shown_after))}: set by the last step and used after the loop, and a rank was "
+            "lost after its last step"
+        )
 
     def leave(self) -> None:
         """The loop has ended: no frame is held any more."""
         self._loop.leave()
-        self._before = None
+        self._before = self._last = None
 
     # --- the private state -----------------------------------------------------------------------------------
     def capture(self) -> dict[str, Any]:
@@ -174,25 +201,25 @@ class Carried:
             return {}
         self._captures += 1
         weigh = self._captures <= 2 * SURVEYED or self._captures % 16 == 0
-        names, rebound, total = {}, [], 0
+        names: dict[str, Any] = {}
+        of_calls: dict[str, Any] = {}  # read back later, once the functions run to which they are given
+        writers, total = (Writer(self._homes), Writer(self._homes)), 0
         for one in [one for one in self._kept.values() if one.is_written]:
             value = one.spot.get()
             one.kept = remember(value, grows=not one.feeds)
-            tree = self._written_down(one, value, weigh)
+            tree = self._written_down(one, value, weigh, writers[one.is_of_a_call])
             if tree is None:
                 continue
-            names[one.key] = tree
-            if value is not one.home:
-                rebound.append(one.key)
+            (of_calls if one.is_of_a_call else names)[one.key] = tree
             if weigh and one.feeds:
                 total += size_of(tree)
                 if total > MOST_BYTES:
                     raise one.refusal(f"over {MOST_BYTES >> 20} MiB with what else is carried")
-        if not names:
+        if not names and not of_calls:
             return {}
         self._was_unsettled = self._in_step and any(one.feeds and one.late for one in self._kept.values())
         self._spots.frames.forget()
-        return {"names": names, "rebound": rebound, "settled": not self._was_unsettled, "loop": self._loop.place}
+        return {"names": names, "of_calls": of_calls, "settled": not self._was_unsettled, "loop": self._loop.place}
 
     def look(self) -> int:
         """A number that is another one once something that decides a step has changed."""
@@ -240,7 +267,7 @@ class Carried:
         self._pending = tree or None
         if not tree or tree["settled"]:
             return None
-        names = sorted({describe(place_of(key)) for key in tree["names"]})
+        names = sorted({describe(place_of(key)) for key in (*tree["names"], *tree["of_calls"])})
         return (
             f"{', '.join(names)}: carried by the script, changed after the block, and a rank was lost just there. "
             "Change them inside `with step`"
@@ -249,7 +276,6 @@ class Carried:
     # --- finding -----------------------------------------------------------------------------------------------
     def _find(self, frame: FrameType, line: int = 0) -> None:
         """From the frame that has the block, at `line` if it does not stand there yet."""
-        homes = {key: one.home for key, one in self._kept.items()}
         self._kept.clear()
         loop = self._loop
         iteration, frames = loop.find(frame, line)
@@ -263,13 +289,12 @@ class Carried:
             )
         else:
             names = names_of(iteration, frames, self._is_foreign)
+            self._shown_after = names.shown_after
             self._dead = {place if len(place) == 1 else loop.lasting(place) for place in names.dead}
             for found in names.found.values():
                 self._keep_found(found)
         for text in self._declared_names:
             self._keep_named(text)
-        for one in self._kept.values():
-            one.home = homes.get(one.key, one.spot.get())
         loop.look_at(frame)
 
     def _keep_found(self, found: Found) -> None:
@@ -293,7 +318,10 @@ class Carried:
         if one is None or (one.spot.get() is MISSING and (len(place) > 1 or not self._spots.frames.have(place[0][2]))):
             raise UsageError(f"training.carry({text!r}): the loop of steps sees no such name")
 
-    def _keep(self, place: Place, where: str, feeds: bool, late: bool, *, seen: bool = False) -> Kept | None:
+    def _keep(
+        self, place: Place, where: str, feeds: bool, late: bool, *, seen: bool = False, mark: Any = None
+    ) -> Kept | None:
+        """`mark`: of the value that it began with, if that is not the present one."""
         name, key = describe(place), key_of(place)
         if key in self._kept or key in self._left_out:
             return self._kept.get(key)
@@ -302,7 +330,8 @@ class Carried:
         spot = self._spots.find(place)
         if spot is None or (spot.get() is not MISSING and self._is_foreign(spot.get())):
             return None
-        one = self._kept[key] = Kept(key, name, where, spot, feeds, late, seen=seen, home=spot.get())
+        one = self._kept[key] = Kept(key, name, where, spot, feeds, late, seen=seen)
+        self._homes.add(key, spot.get() if mark is None else mark)
         return one
 
     def _refuse_iterator(self, one: Kept) -> None:
@@ -317,25 +346,59 @@ class Carried:
         self._leave_out(one, f"{name_of(value)} cannot be carried")
 
     # --- by values -----------------------------------------------------------------------------------------
-    def _survey(self) -> Survey:
-        return Survey(self._spots.frames, self._is_foreign)
+    @property
+    def _is_surveyed(self) -> bool:
+        """Whether all values are compared in the step under way, or in the next one."""
+        number = self._surveyed
+        return number < SURVEYED or (number >= 2 * SURVEYED and number & (number - 1) == 0)
+
+    def _look_for_late_changes(self) -> None:
+        """A step is undone: what changed since values were compared last, and is not carried, was not put back."""
+        if self._last is None or self._is_surveyed:
+            return
+        now = Survey(self._spots.frames, self._is_foreign, traces=True)
+        places = [place for place, seen in self._last.found.items() if place in now.found and now.found[place] != seen]
+        places = [place for place in (*places, *self._new_attributes(self._last, now)) if not self._is_covered(place)]
+        names = sorted({describe(place) for place in places} - self._ignored)
+        if names:
+            self._last = None
+            self._late_doubt = (
+                f"{', '.join(names[:5])}: changed by the script for the first time after many steps, in a way that its "
+                "code did not show, and a step was interrupted since then. If a step depends on it: "
+                "training.carry(...); else training.carry(ignore=(...,))"
+            )
+
+    def _new_attributes(self, before: Survey, now: Survey) -> list[Place]:
+        return [
+            (*place, ("attribute", name, ""))
+            for place, names in before.attributes.items()
+            for name in sorted(now.attributes.get(place, names) - names)
+        ]
 
     def _notice(self, *, between: bool) -> None:
         """Carry also what changed although the code did not show it."""
-        if self._before is None or self._surveyed > SURVEYED:
+        before = self._before
+        if before is None:
             return
-        for place, mark in self._before.found.items():
+        for place, mark in before.found.items():
             if self._is_covered(place):
                 continue
             spot = self._spots.find(place)
-            if spot is None or not changed(mark, spot.get()):
-                continue
-            one = self._keep(place, "", True, between, seen=True)
-            if one is not None:
-                one.mark = mark
-                one.home = mark.value if isinstance(mark, Mark) else mark
+            if spot is not None and changed(mark, spot.get()):
+                self._keep_seen(place, mark, late=between)
+        for place, names in before.attributes.items():
+            spot = self._spots.find(place)
+            for name in attributes_of(spot.get()).keys() - names if spot is not None else ():
+                new = (*place, ("attribute", name, ""))
+                if not self._is_covered(new):
+                    self._keep_seen(new, remember(MISSING), late=between)
         if between:
             self._before = None
+
+    def _keep_seen(self, place: Place, mark: Any, *, late: bool) -> None:
+        one = self._keep(place, "", True, late, seen=True, mark=mark)
+        if one is not None:
+            one.mark = mark
 
     def _is_covered(self, place: Place) -> bool:
         """Whether what holds this place is carried as a whole, or is dead."""
@@ -345,7 +408,7 @@ class Carried:
         return key_of(place) in self._left_out
 
     # --- values -----------------------------------------------------------------------------------------------
-    def _written_down(self, one: Kept, value: Any, weigh: bool) -> Any:
+    def _written_down(self, one: Kept, value: Any, weigh: bool, writer: Writer) -> Any:
         if value is MISSING:
             return _MISSING_TREE
         if self._is_foreign(value):
@@ -355,7 +418,7 @@ class Carried:
             self._leave_out(one, f"it has {len(value)} items")
             return None
         try:
-            tree = write_down(value)
+            tree = writer.write(one.key, value)
         except Unsupported as problem:
             if one.feeds and not one.seen:
                 raise one.refusal(f"it holds {problem}") from None
@@ -365,6 +428,7 @@ class Carried:
             size, leaves = size_of(tree), leaves_of(tree)
             few = MOST_LEAVES if one.feeds else MOST_LOG_LEAVES
             if size > (MOST_SEEN_BYTES if one.feeds else MOST_LOG_BYTES) or leaves > few:
+                writer.take_back()
                 self._leave_out(one, f"it has grown to {leaves} values, {size} bytes")
                 return None
         return tree
@@ -393,31 +457,25 @@ class Carried:
         tree, self._pending = self._pending, None
         assert tree is not None
         self._missed = False
-        rebound = set(tree["rebound"])
-        for key, part in tree["names"].items():
-            if key in self._left_out:
-                self._left_out.discard(key)
+        self._put_in_all(tree["names"])
+        if self._loop.is_found:
+            self._put_in_all(tree["of_calls"])
+        elif tree["of_calls"]:
+            self._pending = {**tree, "names": {}}  # once the block is entered
+        self._spots.frames.forget()
+
+    def _put_in_all(self, trees: dict[str, Any]) -> None:
+        reader = Reader(self._homes)
+        for key, part in trees.items():
+            self._left_out.discard(key)
             place = place_of(key)
-            if place[0][0] == "held" and not self._loop.is_found:
-                if self._pending is None:
-                    self._pending = {**tree, "names": {}}
-                self._pending["names"][key] = part  # once the block is entered
-                continue
             one = self._kept.get(key) or self._keep(place, "", True, False, seen=True)
-            if one is None and self._spots.find(place) is not None:
-                continue  # there it is kept otherwise, or left out
-            if one is None:
+            spot = one.spot if one is not None else self._spots.find(place)
+            if spot is None:
                 raise UsageError(
                     f"{describe(place)} is carried from step to step, and this replacement has no such name: make it "
                     "on every rank, before the loop"
                 )
-            old = one.spot.get()
-            if isinstance(part, dict) and part.get("\x01") == "missing":
-                value = MISSING
-            else:
-                value = read_back(part, old, in_place=key not in rebound)
-            if isinstance(value, defaultdict) and isinstance(old, defaultdict):
-                value.default_factory = old.default_factory
-            if value is not old:
-                one.spot.set(value)
-        self._spots.frames.forget()
+            value = MISSING if part == _MISSING_TREE else reader.read(key, part)
+            if one is not None and value is not spot.get():  # else it is kept otherwise there, or left out
+                spot.set(value)

@@ -2,7 +2,8 @@
 
 import ast
 from collections.abc import Callable, Sequence
-from types import CodeType, FunctionType
+from dataclasses import replace
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from relight.training.carried.flow import NOWHERE, Flow, State, Use
@@ -13,10 +14,13 @@ from relight.training.carried.refs import (
     Ref,
     attribute_of,
     callee_of,
+    container_behind,
     has_contents,
     is_generator,
     is_iterator,
     item_of,
+    own_accessor,
+    own_method,
 )
 from relight.training.carried.scope import Scope
 from relight.training.carried.source import node_of
@@ -28,7 +32,9 @@ MUTATORS = frozenset(
     "popitem rotate subtract push fill difference_update intersection_update symmetric_difference_update "
     "move_to_end itemset put resize put_nowait get_nowait".split()
 )
-_MUTATORS_OF_FIRST = frozenset("heappush heappop heapify heappushpop heapreplace shuffle insort next".split())
+_MUTATORS_OF_FIRST = frozenset(
+    "heappush heappop heapify heappushpop heapreplace shuffle insort next setattr delattr iadd setitem delitem".split()
+)
 _SHOWING = frozenset(
     "print info debug warning error log add_scalar add_scalars add_histogram add_image set_postfix set_postfix_str "
     "set_description log_metrics log_dict write report pprint".split()
@@ -58,6 +64,7 @@ class Expressions:
         self._calls = 0
         self._returned: list[State] = []
         self._return_use: Use = None
+        self._results: list[Ref] = []  # of the function that is read
 
     # --- values ------------------------------------------------------------------------------------------------
     def _refer(self, node: ast.expr) -> Ref:
@@ -85,14 +92,21 @@ class Expressions:
                     self._flow.feed(ref.alias.key, use)
                 return ref
             case ast.Attribute():
-                self._value(node.value, use)
-                ref = self._refer(node)
+                base = self._value(node.value, use)
+                if (getter := own_accessor(known(base), node.attr, "fget")) is not None:
+                    return self._run(getter, base, node, use)
+                ref = self._refer(node) if base.key is None else attribute_of(base, node.attr, self._is_foreign)
                 self._flow.read(ref, use)
+                if node.attr in MUTATORS and has_contents(known(base)) and known(base) is not UNKNOWN:
+                    self._flow.mutate(base, self._at(node))  # its method is kept, and called elsewhere
                 return ref
             case ast.Subscript():
-                self._value(node.value, use)
+                base = self._value(node.value, use)
                 self._value(node.slice, use)
-                return self._refer(node)
+                if (method := own_method(known(base), "__getitem__")) is not None:
+                    return self._run(method, base, node, use)
+                index = node.slice.value if isinstance(node.slice, ast.Constant) else UNKNOWN
+                return item_of(base, index)
             case ast.Call():
                 return self._call(node, use, is_statement=False)
             case ast.Lambda():
@@ -111,12 +125,25 @@ class Expressions:
                         self._value(child, use)
                 return Ref()
 
+    def _run(self, function: FunctionType, receiver: Ref, node: ast.expr | ast.stmt, use: Use) -> Ref:
+        """An access, an operator or a statement runs a function of the user's."""
+        name = ast.copy_location(ast.Name(function.__name__, ast.Load()), node)
+        call = ast.copy_location(ast.Call(name, [], []), node)
+        self._flow.read(receiver, use)
+        return self._enter(Callee(function, receiver), Ref(None, function), call, use) or Ref()
+
+    def _iterate(self, ref: Ref, node: ast.expr | ast.stmt, use: Use) -> None:
+        """A loop or a comprehension goes over it."""
+        if is_iterator(ref.value):
+            self._draw(ref, node, use)
+        for name in ("__iter__", "__next__"):
+            if (method := own_method(known(ref), name)) is not None:
+                self._run(method, ref, node, use)
+
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, use: Use) -> None:
         outer = dict(self._scope.bound)
         for part in node.generators:
-            ref = self._value(part.iter, use)
-            if is_iterator(ref.value):
-                self._draw(ref, node, use)
+            self._iterate(self._value(part.iter, use), node, use)
             names = [name.id for name in ast.walk(part.target) if isinstance(name, ast.Name)]
             self._scope.bound.update({name: Ref(_FRESH) for name in names})
             for condition in part.ifs:
@@ -134,9 +161,10 @@ class Expressions:
             use, is_statement = NOWHERE, False
         if isinstance(function, ast.Attribute):
             changes = function.attr in MUTATORS or (function.attr[-1] == "_" and function.attr[:1] != "_")
-            receiver = self._refer(function.value)
-            changes &= has_contents(receiver.value) or receiver.is_part
-            draws = is_generator(receiver.value) or is_iterator(receiver.value)
+            is_made = isinstance(function.value, (ast.Call, ast.Attribute, ast.Subscript))
+            receiver = self._value(function.value, NOWHERE) if is_made else self._refer(function.value)
+            changes &= has_contents(known(receiver)) or receiver.is_part
+            draws = is_generator(known(receiver)) or is_iterator(known(receiver))
             self._value(function.value, NOWHERE if is_statement and (changes or draws) else use)
             if draws:
                 self._draw(receiver, node, use)
@@ -148,45 +176,69 @@ class Expressions:
                 return Ref()
         else:
             self._value(function, NOWHERE)
-        callee = callee_of(self._refer(function), receiver)
-        if callee is not None and self._enter(callee, self._refer(function), node, NOWHERE if is_statement else use):
-            return Ref()
+        target = self._refer(function)
+        if receiver is not None and isinstance(function, ast.Attribute):
+            target = attribute_of(receiver, function.attr, self._is_foreign)
+        held, method = container_behind(known(target))
+        if receiver is None and method in MUTATORS and has_contents(held):
+            self._flow.mutate(self._scope.find(held), self._at(node))
+        callee = self._placed(callee_of(target, receiver))
+        if callee is not None:
+            result = self._enter(callee, target, node, NOWHERE if is_statement else use)
+            if result is not None:
+                return result
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         for index, argument in enumerate(arguments):
             ref = self._value(argument, use)
+            self._pass_on(ref, node, use)
             if is_generator(ref.value) or is_iterator(ref.value):
                 self._draw(ref, node, use)
-            elif index == 0 and name in _MUTATORS_OF_FIRST and has_contents(ref.value) and name != "next":
+            elif index == 0 and name in _MUTATORS_OF_FIRST and name != "next":
                 self._flow.mutate(ref, self._at(node))
         return Ref()
+
+    def _pass_on(self, ref: Ref, node: ast.Call, use: Use) -> None:
+        """A function of the user's is given to one that is not: as if it were called there."""
+        value = known(ref)
+        if isinstance(value, (FunctionType, MethodType)):
+            callee = self._placed(callee_of(Ref(ref.key, value, ref.place), None))
+            if callee is not None:
+                self._enter(callee, ref, ast.copy_location(ast.Call(node.func, [], []), node), use)
+
+    def _placed(self, callee: Callee | None) -> Callee | None:
+        """The object of a bound method has a name somewhere, though not here."""
+        if callee is None or callee.receiver is None or callee.receiver.place is not None:
+            return callee
+        return replace(callee, receiver=self._scope.find(callee.receiver.value))
 
     def _draw(self, ref: Ref, node: ast.AST, use: Use) -> None:
         """A generator or iterator goes on."""
         self._flow.read(ref, use)
         self._flow.mutate(ref, self._at(node))
 
-    def _enter(self, callee: Callee, target: Ref, node: ast.Call, use: Use) -> bool:
-        """Read the body of a function of the user's. False: its arguments are still to be read."""
+    def _enter(self, callee: Callee, target: Ref, node: ast.Call, use: Use) -> Ref | None:
+        """Read a function of the user's, and return what it returns. None: its arguments are still unread."""
         code = callee.function.__code__
         body = node_of(code)
         if code in self._calling or len(self._calling) >= _DEEPEST or self._calls >= _MOST_CALLS or body is None:
-            return False
+            return None
         self._calls += 1
         scope = Scope(code, callee.function.__globals__, len(self._frames) + self._calls)
         scope.function = Ref(target.key, callee.function, target.place)
         scope.frames = self._frames
         self._bind(callee, scope, node, NOWHERE if is_showing(node.func) else None)
-        outer = self._scope, self._returned, self._return_use
-        self._scope, self._returned, self._return_use = scope, [], use
+        outer = self._scope, self._returned, self._return_use, self._results
+        self._scope, self._returned, self._return_use, self._results = scope, [], use, []
         self._calling.append(code)
         if isinstance(body, ast.Lambda):
-            self._value(body.body, use)
+            self._results.append(self._value(body.body, use))
         else:
             self._body(getattr(body, "body", []))
         self._calling.pop()
         self._flow.merge(*self._returned)
-        self._scope, self._returned, self._return_use = outer
-        return True
+        results = self._results
+        self._scope, self._returned, self._return_use, self._results = outer
+        return _lasting(results[0]) if len(results) == 1 else Ref()
 
     def _bind(self, callee: Callee, scope: Scope, node: ast.Call, use: Use) -> None:
         code = callee.function.__code__
@@ -196,6 +248,9 @@ class Expressions:
         positional = names[: code.co_argcount]
         if callee.receiver is not None and positional:
             scope.bound[positional.pop(0)] = callee.receiver
+        for name, value in [*zip(positional, callee.given, strict=False), *callee.named.items()]:
+            scope.bound[name] = self._scope.find(value)
+        positional = [name for name in positional[len(callee.given) :] if name not in callee.named]
         for index, argument in enumerate(node.args):
             if isinstance(argument, ast.Starred) or index >= len(positional):
                 rest.append(argument)
@@ -204,7 +259,8 @@ class Expressions:
         for argument in rest:
             self._value(argument, use)
         for name, value in _defaults(callee.function).items():
-            if name in names and name not in given and value is not None and has_contents(value):
+            is_given = name in given or name in scope.bound
+            if name in names and not is_given and value is not None and has_contents(value):
                 place = (*scope.function.place, ("default", name, "")) if scope.function.place else None
                 scope.bound[name] = Ref(("default", id(callee.function), name), value, place)
         for name, argument in given.items():
@@ -229,6 +285,18 @@ class Expressions:
 
     def _at(self, node: ast.AST) -> tuple[str, int]:
         return self._scope.code.co_filename, getattr(node, "lineno", 0)
+
+
+def known(ref: Ref) -> Any:
+    """The object that an expression names, if that can be told."""
+    return ref.alias.value if ref.value is UNKNOWN and ref.alias is not None else ref.value
+
+
+def _lasting(ref: Ref) -> Ref:
+    """What a function returns, as its caller may name it."""
+    if ref.key is not None and ref.key[0] != "temporary":
+        return ref
+    return ref.alias if ref.alias is not None and ref.alias.key is not None else Ref(None, ref.value)
 
 
 def is_showing(function: ast.expr) -> bool:

@@ -25,10 +25,14 @@ class Kept:
     late: bool  # written after the block
     is_written: bool = True  # with the private state
     seen: bool = False  # known by its values alone
-    home: Any = None  # the object that was there at first
     mark: Any = None  # when the step under way was asked for
     looked: Any = None  # when it was last looked at
     kept: Any = None  # when the private state was kept last
+
+    @property
+    def is_of_a_call(self) -> bool:
+        """Whether it belongs to an object that a function gets which the loop calls anew in each turn."""
+        return self.key.startswith("held")
 
     @property
     def shown(self) -> str:

@@ -36,6 +36,7 @@ class Names:
 
     found: dict[Key, Found] = field(default_factory=dict)
     dead: set[Place] = field(default_factory=set)  # written before they are read: nothing of them is carried
+    shown_after: list[str] = field(default_factory=list)  # those of them that code after the loop reads
 
 
 def is_of_a_call(place: Place, loop: int) -> bool:
@@ -62,6 +63,8 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
             continue
         if key not in flow.exposed:
             names.dead.add(place)
+            if len(place) == 1 and place[0][2] in iteration.read_after:
+                names.shown_after.append(place[0][2])
         else:
             is_counted = len(place) == 1 and place[0][2] in iteration.counted
             names.found[key] = Found(place, file, line, key in feeding, key in flow.written_late, is_counted)

@@ -3,14 +3,15 @@
 import ast
 from collections.abc import Sequence
 
-from relight.training.carried.expressions import MUTATORS, Expressions, is_showing, union
+from relight.training.carried.expressions import MUTATORS, Expressions, is_showing, known, union
 from relight.training.carried.flow import NOWHERE, Use
 from relight.training.carried.refs import (
     UNKNOWN,
     Ref,
     attribute_of,
     has_contents,
-    is_iterator,
+    own_accessor,
+    own_method,
 )
 from relight.training.carried.scope import Scope
 
@@ -62,16 +63,12 @@ class Reader(Expressions):
                 self._loop(node.body)
                 self._body(node.orelse)
             case ast.With() | ast.AsyncWith():
-                for item in node.items:
-                    value = self._value(item.context_expr, None)
-                    if item.optional_vars is not None:
-                        self._assign(item.optional_vars, value)
-                self._with_body(node)
+                self._with(node)
             case ast.Try() | ast.TryStar():
                 self._try(node)
             case ast.Return():
                 if node.value is not None:
-                    self._value(node.value, self._return_use)
+                    self._results.append(self._value(node.value, self._return_use))
                 self._returned.append(self._flow.state)
                 self._flow.state = None
             case ast.Continue() | ast.Break() | ast.Raise():
@@ -105,13 +102,25 @@ class Reader(Expressions):
         self._flow.state, self._flow.late = None, ends_late
         self._flow.merge(*ends)
 
-    def _with_body(self, node: ast.With | ast.AsyncWith) -> None:
-        if not self._enters(node):
+    def _with(self, node: ast.With | ast.AsyncWith) -> None:
+        enters = self._enters(node)
+        managers = []
+        for item in node.items:
+            value = self._value(item.context_expr, None)
+            if not enters and (method := own_method(known(value), "__enter__")) is not None:
+                self._run(method, value, node, None)
+            if item.optional_vars is not None:
+                self._assign(item.optional_vars, value)
+            managers.append(value)
+        if enters:
+            self._flow.late = False
             self._body(node.body)
+            self._flow.late = True
             return
-        self._flow.late = False
         self._body(node.body)
-        self._flow.late = True
+        for value in managers:
+            if (method := own_method(known(value), "__exit__")) is not None:
+                self._run(method, value, node, None)
 
     def _loop(self, body: Sequence[ast.stmt]) -> None:
         """It may run not at all."""
@@ -122,8 +131,7 @@ class Reader(Expressions):
 
     def _for(self, node: ast.For | ast.AsyncFor) -> None:
         ref = self._value(node.iter, self._effect(node.body))
-        if is_iterator(ref.value):
-            self._draw(ref, node, None)
+        self._iterate(ref, node, None)
         start = self._flow.state
         self._flow.state = None if start is None else set(start)
         self._assign(node.target, Ref(ref.key, UNKNOWN, ref.place, is_part=True) if ref.key else Ref())
@@ -179,6 +187,9 @@ class Reader(Expressions):
                 self._flow.write(Ref(ref.key, ref.value, ref.place), where)
             case ast.Attribute():
                 base = self._value(target.value, NOWHERE)
+                if (setter := own_accessor(known(base), target.attr, "fset")) is not None:
+                    self._run(setter, base, target, None)
+                    return
                 ref = attribute_of(base, target.attr, self._is_foreign)
                 if (base.is_part and base.value is UNKNOWN) or (ref.key is None and has_contents(base.value)):
                     self._flow.mutate(base, where)
@@ -187,6 +198,8 @@ class Reader(Expressions):
             case ast.Subscript():
                 base = self._value(target.value, NOWHERE)
                 self._value(target.slice, self._into(target))
+                if (method := own_method(known(base), "__setitem__")) is not None:
+                    self._run(method, base, target, None)
                 self._flow.mutate(base, where)
             case ast.Tuple() | ast.List():
                 for part in target.elts:

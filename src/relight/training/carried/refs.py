@@ -9,7 +9,7 @@ import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -68,9 +68,9 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
         return Ref(("of", base.key, name), UNKNOWN, (*base.place, ("attribute", name, "")) if base.place else None)
     if isinstance(owner, types.ModuleType):
         value = vars(owner).get(name, UNKNOWN)
-        if not is_user_file(getattr(owner, "__file__", None) or ""):
-            return Ref(None, value)
         return Ref(("global", owner.__name__, name), value, (("module", owner.__name__, name),))
+    if name == "__dict__":
+        return Ref(base.key, UNKNOWN, base.place, is_part=True)
     value = static_attribute(owner, name)
     if isinstance(owner, torch.Tensor):
         return Ref(None, value)
@@ -122,17 +122,20 @@ def item_of(base: Ref, index: Any) -> Ref:
 
 @dataclass(frozen=True)
 class Callee:
-    """A function of the user, and what its first parameter is bound to."""
+    """A function of the user, what its first parameter is bound to, and what `functools.partial` gives it then."""
 
     function: types.FunctionType
     receiver: Ref | None
+    given: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
 
 
 def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
     """The function of the user's that a call runs, if that can be told. `receiver`: what stands before the dot."""
     value = target.value if target.value is not UNKNOWN or target.alias is None else target.alias.value
-    while isinstance(value, functools.partial):
-        value = value.func
+    if isinstance(value, functools.partial):
+        partial = callee_of(Ref(None, value.func), None)
+        return partial and replace(partial, given=value.args, named={**value.keywords})
     # Decorators that keep what they wrap run it: torch.no_grad() and the like.
     if isinstance(value, types.FunctionType) and not is_user_file(value.__code__.co_filename):
         value = getattr(value, "__wrapped__", value)
@@ -152,6 +155,34 @@ def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
             value, target = inner, Ref(None, inner)  # a wrapper: DistributedDataParallel
         return _if_user(inspect.getattr_static(type(value), "forward", None), target)
     return _if_user(inspect.getattr_static(type(value), "__call__", None), target)
+
+
+def own_method(owner: Any, name: str) -> types.FunctionType | None:
+    """A method of a class of the user's, which an operator or a statement calls: `__enter__`, `__getitem__`."""
+    if owner is UNKNOWN:
+        return None
+    function = inspect.getattr_static(type(owner), name, None)
+    return (
+        function if isinstance(function, types.FunctionType) and is_user_file(function.__code__.co_filename) else None
+    )
+
+
+def own_accessor(owner: Any, name: str, kind: str) -> types.FunctionType | None:
+    """What reads (`fget`) or sets (`fset`) an attribute that is a property of a class of the user's."""
+    if owner is UNKNOWN or isinstance(owner, types.ModuleType):
+        return None
+    found = inspect.getattr_static(type(owner), name, None)
+    function = getattr(found, kind, None) if isinstance(found, property) else None
+    return (
+        function if isinstance(function, types.FunctionType) and is_user_file(function.__code__.co_filename) else None
+    )
+
+
+def container_behind(value: Any) -> tuple[Any, str]:
+    """The object whose built-in method this is, and that method's name; UNKNOWN if it is none."""
+    if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, (types.ModuleType, type)):
+        return value.__self__, value.__name__
+    return UNKNOWN, ""
 
 
 def _if_user(function: Any, receiver: Ref | None) -> Callee | None:

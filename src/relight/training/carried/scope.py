@@ -53,6 +53,17 @@ class Scope:
         value = self._globals.get(name, UNKNOWN)
         return self._with_alias(Ref(("global", self._module, name), value, (("module", self._module, name),)))
 
+    def find(self, thing: Any) -> Ref:
+        """A name of the loop's functions, or of the module, for an object that the code reaches in another way."""
+        for scope in self.frames:
+            for name, value in scope.values.items():
+                if value is thing:
+                    return scope.lookup(name)
+        for name, value in self._globals.items():
+            if value is thing:
+                return Ref(("global", self._module, name), value, (("module", self._module, name),))
+        return Ref(None, thing)
+
     def _with_alias(self, ref: Ref) -> Ref:
         alias = self.aliases.get(ref.key or ())
         if alias is None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 
+from relight.training.carried.normal import in_usual_words
+
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators
@@ -43,6 +45,7 @@ class Iteration:
     computes_above: bool  # code stands between the loop's head and `with step`
     counted: frozenset[str]  # names that the loop itself sets, beside the step
     frames: int  # how many frames take part: 1 if `with step` stands in the function that holds the loop
+    read_after: frozenset[str] = frozenset()  # names that the function with the loop reads after it
 
     def enters(self, node: ast.With | ast.AsyncWith) -> bool:
         """Whether a statement of the loop is `with step`; there may be several, one in each branch."""
@@ -87,7 +90,7 @@ def frames_outside(frame: FrameType | None) -> list[FrameType]:
 def _parsed(name: str) -> ast.Module | None:
     lines = linecache.getlines(name)
     try:
-        return ast.parse("".join(lines), name) if lines else None
+        return in_usual_words(ast.parse("".join(lines), name)) if lines else None
     except (SyntaxError, ValueError):
         return None
 
@@ -123,6 +126,12 @@ def children_of(node: ast.stmt | ast.AST) -> list[list[ast.stmt]]:
     found += [handler.body for handler in getattr(node, "handlers", [])]
     found += [case.body for case in getattr(node, "cases", [])]
     return found
+
+
+def _body_of(node: ast.AST | None) -> list[ast.stmt]:
+    """The statements of a function or module; a lambda has none."""
+    body = getattr(node, "body", [])
+    return body if isinstance(body, list) else []
 
 
 def _way_to(body: list[ast.stmt], line: int) -> list[tuple[list[ast.stmt], int]]:
@@ -198,7 +207,7 @@ def block_ahead(frame: FrameType) -> int | None:
     The frame is at the head of a `for` over the steps.
     """
     node = node_of(frame.f_code)
-    way = _way_to(getattr(node, "body", []), frame.f_lineno) if node is not None else []
+    way = _way_to(_body_of(node), frame.f_lineno)
     if not way:
         return None
     body, at = way[-1]
@@ -243,7 +252,7 @@ def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, int], line: int =
         if node is None or isinstance(node, ast.Lambda):
             return None
         at_line = line if number == 0 and line else here.f_lineno
-        way = _way_to(getattr(node, "body", []), at_line)
+        way = _way_to(_body_of(node), at_line)
         if number == 0:
             way = _up_to_entered(way, at_line)
         if not way:
@@ -260,7 +269,7 @@ def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, int], line: int =
         if block is None:
             return None  # the block stands in a library
         if loop is not None and number == 0:
-            return _of_loop(way[loop], block, asked)
+            return dataclasses.replace(_of_loop(way[loop], block, asked), read_after=_read_after(way[: loop + 1]))
         after.append(Piece(number, (call,)))  # the block, or the call that leads to it with what follows its return
         for body, at in reversed(inner):
             after.append(Piece(number, tuple(body[at + 1 :])))
@@ -274,7 +283,13 @@ def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, int], line: int =
             first, last = _turn_of(way[loop][0][way[loop][1]], whole.counted)
             pieces = (Piece(number, (*first, *prior)), *before, *after, Piece(number, tuple(last)))
             above = whole.begins_late or bool(prior) or any(piece.statements for piece in before)
-            return dataclasses.replace(whole, pieces=pieces, computes_above=above, frames=number + 1)
+            return dataclasses.replace(
+                whole,
+                pieces=pieces,
+                computes_above=above,
+                frames=number + 1,
+                read_after=_read_after(way[: loop + 1]),
+            )
         before.insert(0, Piece(number, tuple(prior)))
         here = here.f_back
         number += 1
@@ -292,6 +307,17 @@ def _of_loop(place: tuple[list[ast.stmt], int], block: ast.With, asked: int) -> 
     return Iteration(pieces, block, begins_late, begins_late or body[0] is not block, counted, 1)
 
 
+def _read_after(way: list[tuple[list[ast.stmt], int]]) -> frozenset[str]:
+    """Names that are read after the last statement of this way, in the same function."""
+    following = [statement for body, at in way for statement in body[at + 1 :]]
+    return frozenset(
+        node.id
+        for statement in following
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    )
+
+
 def _spans(statement: ast.stmt, line: int) -> bool:
     """Whether a line lies in a statement; also if it is not known."""
     return not line or statement.lineno <= line <= (statement.end_lineno or statement.lineno)
@@ -307,7 +333,7 @@ def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> 
         node = node_of(here.f_code)
         if node is None or isinstance(node, ast.Lambda):
             continue
-        way = _way_to(getattr(node, "body", []), here.f_lineno)
+        way = _way_to(_body_of(node), here.f_lineno)
         loops = [body[at] for body, at in way if isinstance(body[at], _LOOPS)]
         if depth == 0 and loops and way[-1][0][way[-1][1]] is loops[-1]:
             loops = loops[:-1]  # the loop over the steps themselves: this line is its head

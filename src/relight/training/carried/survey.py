@@ -10,20 +10,26 @@ from torch import nn
 from relight.training.carried.places import Frames
 from relight.training.carried.refs import Place, is_user_type
 from relight.training.carried.source import is_user_file
-from relight.training.carried.values import Mark, attributes_of, kind_of, remember
+from relight.training.carried.values import Mark, attributes_of, generator_state, kind_of, remember
 
 _DEEPEST = 4
 _MOST = 5000  # places
+_TRACED = 256  # of those of which no copy is kept
+_TRACED_BYTES = 2**16
 _LONGEST = 5000  # items of one container
 _FEW = 64  # items of a container that is looked into one by one
 _BYTES = 4 * 2**20  # of a larger tensor its version tells
+_MOST_BYTES = 2**28  # copied by one survey
 
 
 class Survey:
-    """What is at each place now, with marks by which changes are seen."""
+    """What is at each place now, with marks by which changes are seen, or traces, which hold no value."""
 
-    def __init__(self, frames: Frames, is_foreign: Callable[[Any], bool]) -> None:
+    def __init__(self, frames: Frames, is_foreign: Callable[[Any], bool], *, traces: bool = False) -> None:
         self._is_foreign = is_foreign
+        self._traces = traces
+        self._left = _MOST_BYTES  # to be copied
+        self.attributes: dict[Place, frozenset[str]] = {}  # of the objects at these places
         self._seen: set[int] = set()
         self.found: dict[Place, Any] = {}
         modules: dict[str, dict[str, Any]] = {}
@@ -52,7 +58,9 @@ class Survey:
         if kind == "object":
             if id(value) not in self._seen:
                 self._seen.add(id(value))
-                for name, one in attributes_of(value).items():
+                attributes = attributes_of(value)
+                self.attributes[place] = frozenset(attributes)
+                for name, one in attributes.items():
                     self._look((*place, ("attribute", name, "")), one, depth + 1)
             return
         if kind in ("list", "tuple", "dict", "deque") and any(_is_object(one) for one in _items(value)):
@@ -65,7 +73,21 @@ class Survey:
                     step = ("item", type(key).__name__, str(key))
                     self._look((*place, step), one, depth + 1)
             return
-        self.found[place] = glance(value)
+        self.found[place] = trace(value) if self._traces else self._glance(value)
+
+    def _glance(self, value: Any) -> Any:
+        """A mark that tells whether the value changes, and puts it back unless it is large."""
+        kind = kind_of(value)
+        if kind in ("tensor", "array"):
+            is_copied = value.nbytes <= min(_BYTES, self._left)
+            if kind == "tensor" and (value.layout is not torch.strided or not is_copied):
+                return Mark("version", value, None if value.is_inference() else value._version)
+            if not is_copied:
+                return Mark("version", value, None)
+            self._left -= value.nbytes
+        if kind in ("list", "tuple", "dict", "set", "deque") and len(value) > _LONGEST:
+            return Mark("length", value, len(value))
+        return remember(value)
 
     def _look_into_opaque(self, place: Place, value: Any, depth: int) -> None:
         if id(value) in self._seen or self._is_foreign(value):
@@ -94,13 +116,22 @@ def _is_object(value: Any) -> bool:
     return kind_of(value) in ("object", "opaque")
 
 
-def glance(value: Any) -> Any:
-    """A mark that tells whether the value changes, and puts it back unless it is large."""
+def trace(value: Any, depth: int = 0) -> Any:
+    """What tells a later look at a value whether it is another one, or holds something else."""
     kind = kind_of(value)
-    if kind == "tensor" and (value.layout is not torch.strided or value.nbytes > _BYTES):
-        return Mark("version", value, None if value.is_inference() else value._version)
-    if kind == "array" and value.nbytes > _BYTES:
-        return Mark("version", value, None)
-    if kind in ("list", "tuple", "dict", "set", "deque") and len(value) > _LONGEST:
-        return Mark("length", value, len(value))
-    return remember(value)
+    if kind in ("plain", "number"):
+        return repr(value) if isinstance(value, (float, complex)) else value
+    if kind == "tensor":
+        return id(value), -1 if value.is_inference() else value._version
+    if kind == "array":
+        return id(value), value.tobytes() if value.nbytes <= _TRACED_BYTES else b""
+    if kind == "bytearray":
+        return id(value), bytes(value)
+    if kind == "generator":
+        return id(value), repr(generator_state(value))
+    if kind == "opaque" or depth > _DEEPEST or (kind != "object" and len(value) > _TRACED):
+        return id(value), len(value) if hasattr(type(value), "__len__") and kind != "opaque" else 0
+    if kind == "set":
+        return id(value), frozenset(trace(one, depth + 1) for one in value)
+    pairs = value.items() if kind == "dict" else attributes_of(value).items() if kind == "object" else enumerate(value)
+    return id(value), [(name, trace(one, depth + 1)) for name, one in pairs]

@@ -1,18 +1,26 @@
-"""Values that are carried, written down as trees of plain values and tensors, and read back in another process."""
+"""Values that are carried, written down as trees of plain values and tensors, and read back in another process.
+
+Objects that several names share, or several places of one value, are one object again there. Those with which the
+script began (its *homes*: the list that was made before the loop, and is filled in it) are the other process's own
+homes, so that names which are not carried see them too.
+"""
 
 import random
 import sys
+import weakref
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from relight.training.carried.constants import read_constant, write_constant
 from relight.training.carried.values import (
     DEEPEST,
-    DICTS,
     PLAIN,
+    Mark,
     attributes_of,
     generator_state,
     kind_of,
@@ -21,79 +29,204 @@ from relight.training.carried.values import (
 )
 
 TAG = "\x01"
+_FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (list, dict, set, int, float, str, bool, tuple, deque)}
+_OBJECTS = frozenset({"list", "dict", "set", "deque", "object", "generator", "array", "bytearray", "tensor"})
+_STEP = "\x1e"  # between the parts of a home's name
 
 
 class Unsupported(Exception):
     """A value of a kind that cannot be written down. The message names the kind."""
 
 
-def write_down(value: Any, depth: int = 0) -> Any:
-    """As a tree for `encode_tree`. Raises Unsupported."""
+def is_one_object(value: Any) -> bool:
+    """Whether it matters that a value is this very object: it can change."""
+    return kind_of(value) in _OBJECTS and not isinstance(value, frozenset)
+
+
+def members_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value holds, with names that are the same in every process."""
     kind = kind_of(value)
-    if kind == "plain":
-        if type(value) in PLAIN:
+    if kind in ("list", "tuple", "deque"):
+        yield from ((str(index), one) for index, one in enumerate(value))
+    elif kind == "dict":
+        yield from ((repr(key), one) for key, one in value.items())
+    elif kind == "object":
+        yield from attributes_of(value).items()
+
+
+def _remembered(mark: Mark) -> Iterator[tuple[str, Any]]:
+    """The same of a value that was remembered, as it was then."""
+    if mark.kind in ("list", "tuple", "deque"):
+        yield from ((str(index), one) for index, one in enumerate(mark.saved))
+    elif mark.kind == "dict":
+        yield from ((repr(key), one) for key, one in mark.saved)
+    elif mark.kind == "object":
+        yield from mark.saved.items()
+
+
+class Homes:
+    """Objects that were at carried places, or in them, when those places were found: each by its name."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._objects: dict[str, Any] = {}  # weak, where that can be: no old value lives on for this
+
+    def add(self, name: str, value: Any, depth: int = 0) -> None:
+        """A value, or the mark of one, and all that it holds. What has a name keeps it."""
+        thing = value.value if isinstance(value, Mark) else value
+        if depth > DEEPEST or name in self._objects:
+            return
+        if is_one_object(thing):
+            if id(thing) in self._names:
+                return
+            self._names[id(thing)] = name
+            self._objects[name] = self._reference(thing)
+        for step, one in _remembered(value) if isinstance(value, Mark) else members_of(thing):
+            if isinstance(one, Mark) or kind_of(one) not in ("plain", "number", "opaque"):
+                self.add(f"{name}{_STEP}{step}", one, depth + 1)
+
+    def name_of(self, value: Any) -> str | None:
+        """None: it is none of them."""
+        return self._names.get(id(value))
+
+    def has(self, name: str) -> bool:
+        """Whether there was one of this name; it may be gone."""
+        return name in self._objects
+
+    def at(self, name: str) -> Any:
+        """None if there is none of this name."""
+        found = self._objects.get(name)
+        return found() if isinstance(found, weakref.ref) else found
+
+    def _reference(self, value: Any) -> Any:
+        number, names = id(value), self._names
+        try:
+            return weakref.ref(value, lambda _: names.pop(number, None))
+        except TypeError:  # lists and dictionaries
             return value
-        return _constant(value)
-    if depth > DEEPEST:
-        raise Unsupported("something that holds itself, or is nested too deep")
-    if kind == "tensor":
-        return _tensor(value)
-    if kind == "list":
-        return [write_down(one, depth + 1) for one in value]
-    if kind == "tuple":
-        parts = [write_down(one, depth + 1) for one in value]
-        return tuple(parts) if type(value) is tuple else {TAG: "record", "c": _class_name(value), "v": parts}
-    if kind == "dict":
-        pairs = [[write_down(key, depth + 1), write_down(one, depth + 1)] for key, one in value.items()]
-        return {TAG: "dict", "c": type(value).__name__, "v": pairs}
-    if kind == "set":
-        kept = [write_down(one, depth + 1) for one in value]
-        return {TAG: "set", "c": type(value).__name__, "v": kept}
-    if kind == "deque":
-        return {TAG: "deque", "n": value.maxlen, "v": [write_down(one, depth + 1) for one in value]}
-    if kind == "object":
-        parts_of = {name: write_down(one, depth + 1) for name, one in attributes_of(value).items()}
-        return {TAG: "object", "c": _class_name(value), "v": list(parts_of.items())}
-    if kind == "generator":
-        return {TAG: "generator", "c": type(value).__name__, "v": _packed(value)}
-    if kind == "number":
-        return {TAG: "number", "v": value}
-    if kind == "array":
-        if value.dtype.kind not in "biufc":
-            raise Unsupported(f"a NumPy array of {value.dtype}")
-        return {TAG: "array", "v": value}
-    if kind == "bytearray":
-        return {TAG: "bytearray", "v": bytes(value)}
-    raise Unsupported(name_of(value))
 
 
-def _tensor(value: torch.Tensor) -> Any:
+# --- writing ---------------------------------------------------------------------------------------------------
+class Writer:
+    """Writes down the values of one moment, which may share objects."""
+
+    def __init__(self, homes: Homes) -> None:
+        self._homes = homes
+        self._numbers: dict[int, int] = {}  # of objects that were written, in that order
+        self._alive: list[Any] = []
+        self._begun = 0
+
+    def write(self, name: str, value: Any) -> Any:
+        """As a tree for `encode_tree`. Raises Unsupported."""
+        self._begun = len(self._alive)
+        try:
+            return self._write(name, value, 0)
+        except Unsupported:
+            self.take_back()
+            raise
+
+    def take_back(self) -> None:
+        """What was written last is not to be read."""
+        for one in self._alive[self._begun :]:
+            del self._numbers[id(one)]
+        del self._alive[self._begun :]
+
+    def _write(self, name: str, value: Any, depth: int) -> Any:
+        kind = kind_of(value)
+        if kind == "plain":
+            return value if type(value) in PLAIN else _constant(value)
+        if kind == "number":
+            return {TAG: "number", "v": value}
+        if depth > DEEPEST:
+            raise Unsupported("something that is nested too deep")
+        if kind == "opaque":
+            raise Unsupported(name_of(value))
+        if not is_one_object(value):
+            return self._contents(kind, name, value, depth)
+        if (number := self._numbers.get(id(value))) is not None:
+            return {TAG: "same", "n": number}
+        self._numbers[id(value)] = len(self._alive)
+        self._alive.append(value)
+        tree = self._contents(kind, name, value, depth)
+        home = self._homes.name_of(value)
+        if home == name or (home is None and not self._homes.has(name)):
+            return tree
+        return {TAG: "new", "v": tree} if home is None else {TAG: "home", "h": home, "v": tree}
+
+    def _contents(self, kind: str, name: str, value: Any, depth: int) -> Any:
+        def each(members: Any) -> list[Any]:
+            return [self._write(f"{name}{_STEP}{index}", one, depth + 1) for index, one in enumerate(members)]
+
+        if kind == "list":
+            return each(value)
+        if kind == "tuple":
+            return (
+                tuple(each(value))
+                if type(value) is tuple
+                else {TAG: "record", "c": _class_name(value), "v": each(value)}
+            )
+        if kind == "deque":
+            return {TAG: "deque", "n": value.maxlen, "v": each(value)}
+        if kind == "set":
+            return {TAG: "set", "c": type(value).__name__, "v": each(value)}
+        if kind == "dict":
+            pairs = [
+                [self._write("", key, depth + 1), self._write(f"{name}{_STEP}{key!r}", one, depth + 1)]
+                for key, one in value.items()
+            ]
+            factory = getattr(getattr(value, "default_factory", None), "__name__", "")
+            return {TAG: "dict", "c": type(value).__name__, "v": pairs, **({"f": factory} if factory else {})}
+        if kind == "object":
+            parts = [[part, self._write(f"{name}{_STEP}{part}", one, depth + 1)] for part, one in members_of(value)]
+            return {TAG: "object", "c": _class_name(value), "v": parts}
+        return _WRITERS[kind](value)
+
+
+def write_down(value: Any) -> Any:
+    """One value by itself, as a tree for `encode_tree`. Raises Unsupported."""
+    return Writer(Homes()).write("", value)
+
+
+def _write_tensor(value: torch.Tensor) -> Any:
     if value.layout is not torch.strided or value.is_quantized or type(value) not in (torch.Tensor, nn.Parameter):
         raise Unsupported(f"a {type(value).__name__} of layout {value.layout}")
     leaf = value.requires_grad and value.is_leaf
     return {TAG: "tensor", "d": value.device.type, "g": leaf, "v": value.detach().clone()}
 
 
+def _write_array(value: Any) -> Any:
+    if value.dtype.kind not in "biufc":
+        raise Unsupported(f"a NumPy array of {value.dtype}")
+    return {TAG: "array", "v": value}
+
+
+def _write_generator(generator: Any) -> Any:
+    state = generator_state(generator)
+    if isinstance(generator, random.Random):  # of hundreds of words
+        version, words, gauss = state
+        state = version, array("I", words).tobytes(), gauss
+    return {TAG: "generator", "c": type(generator).__name__, "v": state}
+
+
+_WRITERS: dict[str, Any] = {
+    "tensor": _write_tensor,
+    "array": _write_array,
+    "generator": _write_generator,
+    "bytearray": lambda value: {TAG: "bytearray", "v": bytes(value)},
+}
+
+
 def _constant(value: Any) -> Any:
-    if isinstance(value, complex):
-        return {TAG: "complex", "v": (value.real, value.imag)}
-    if isinstance(value, torch.Size):
-        return {TAG: "size", "v": list(value)}
-    raise Unsupported(name_of(value))
+    written = write_constant(value)
+    if written is None:
+        raise Unsupported(name_of(value))
+    return {TAG: "constant", "c": written[0], "v": written[1]}
 
 
 def name_of(value: Any) -> str:
     """A value's kind, as a message names it."""
     kind = type(value)
     return f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
-
-
-def _packed(generator: Any) -> Any:
-    state = generator_state(generator)
-    if isinstance(generator, random.Random):  # of hundreds of words
-        version, words, gauss = state
-        return version, array("I", words).tobytes(), gauss
-    return state
 
 
 def _class_name(value: Any) -> str:
@@ -118,27 +251,94 @@ def leaves_of(tree: Any) -> int:
     return sum(map(leaves_of, tree)) if isinstance(tree, (list, tuple)) else 1
 
 
-def read_back(tree: Any, old: Any, *, in_place: bool) -> Any:
-    """The value that a tree tells of. `in_place`: put into `old`, the object that is there now, if that can be done."""
-    if isinstance(tree, list):
-        made = [read_back(one, None, in_place=False) for one in tree]
-        if in_place and type(old) is list:
-            for index, (one, there) in enumerate(zip(tree, old, strict=False)):
-                if _is_kept(one, there):
-                    made[index] = read_back(one, there, in_place=True)
-            old[:] = made
-            return old
+# --- reading ---------------------------------------------------------------------------------------------------
+class Reader:
+    """Reads what one `Writer` wrote, in the same order."""
+
+    def __init__(self, homes: Homes) -> None:
+        self._homes = homes
+        self._made: list[Any] = []  # each object that was read, by its number
+
+    def read(self, name: str, tree: Any) -> Any:
+        """The value that a tree tells of. Raises Unsupported for a class that this process does not have."""
+        return self._read(name, tree)
+
+    def _read(self, name: str, tree: Any, home: Any = None, *, is_placed: bool = False) -> Any:
+        if isinstance(tree, tuple):
+            return tuple(self._each(name, tree))
+        if not isinstance(tree, (dict, list)):
+            return tree
+        node: Any = tree
+        tag = "list" if isinstance(node, list) else node[TAG]
+        if tag == "same":
+            return self._made[node["n"]]
+        if tag in ("new", "home"):
+            return self._read(name, node["v"], None if tag == "new" else self._homes.at(node["h"]), is_placed=True)
+        if tag == "record":
+            return _class_of(node["c"])(*self._each(name, node["v"]))
+        if tag == "number":
+            return node["v"][()]
+        if tag == "constant":
+            return _constant_of(node)
+        if not is_placed:
+            home = self._homes.at(name)
+        if tag in ("tensor", "array", "bytearray", "generator"):
+            self._made.append(_READERS[tag](node, home))
+            return self._made[-1]
+        return self._container(tag, name, node, home)
+
+    def _each(self, name: str, trees: Any) -> list[Any]:
+        return [self._read(f"{name}{_STEP}{index}", one) for index, one in enumerate(trees)]
+
+    def _container(self, tag: str, name: str, tree: Any, home: Any) -> Any:
+        """It may hold itself: it is there before what it holds is read."""
+        if tag == "set" and tree["c"] == "frozenset":
+            return frozenset(self._each(name, tree["v"]))
+        made = home if _is_like(tag, tree, home) else _empty(tag, tree)
+        self._made.append(made)
+        if tag == "list":
+            made[:] = self._each(name, tree)
+        elif tag == "object":
+            values = {part: self._read(f"{name}{_STEP}{part}", one) for part, one in tree["v"]}
+            for part in attributes_of(made).keys() - values.keys():
+                object.__delattr__(made, part)
+            for part, one in values.items():
+                object.__setattr__(made, part, one)
+        elif tag == "dict":
+            items = [(key := self._read("", at), self._read(f"{name}{_STEP}{key!r}", one)) for at, one in tree["v"]]
+            made.clear()
+            for key, one in items:
+                made[key] = one
+        else:
+            values_of = self._each(name, tree["v"])
+            made.clear()
+            (made.update if tag == "set" else made.extend)(values_of)
         return made
-    if isinstance(tree, tuple):
-        return tuple(read_back(one, None, in_place=False) for one in tree)
-    if not isinstance(tree, dict):
-        return tree
-    return _READERS[tree[TAG]](tree, old if in_place else None)
 
 
-def _is_kept(tree: Any, old: Any) -> bool:
-    """Whether an object inside a container keeps its identity."""
-    return isinstance(tree, dict) and tree[TAG] in ("object", "generator") and kind_of(old) == tree[TAG]
+def _is_like(tag: str, tree: Any, home: Any) -> bool:
+    """Whether an object can take on what a tree tells of."""
+    if home is None or kind_of(home) != tag:
+        return False
+    if tag == "object":
+        return _class_name(home) == str(tree["c"])
+    if tag == "deque":
+        return bool(home.maxlen == tree["n"])
+    return tag == "list" or type(home).__name__ == tree["c"]
+
+
+def _empty(tag: str, tree: Any) -> Any:
+    if tag == "list":
+        return []
+    if tag == "deque":
+        return deque(maxlen=tree["n"])
+    if tag == "set":
+        return set()
+    if tag == "object":
+        return object.__new__(_class_of(tree["c"]))
+    if tree["c"] == "defaultdict":
+        return defaultdict(_FACTORIES.get(tree.get("f", "")))
+    return {"OrderedDict": OrderedDict, "Counter": Counter}.get(tree["c"], dict)()
 
 
 def _read_tensor(tree: Any, old: Any) -> torch.Tensor:
@@ -150,56 +350,6 @@ def _read_tensor(tree: Any, old: Any) -> torch.Tensor:
         return old  # type: ignore[no-any-return]
     made = value.to(tree["d"])
     return made.requires_grad_() if tree["g"] else made
-
-
-def _read_dict(tree: Any, old: Any) -> Any:
-    pairs = [(read_back(key, None, in_place=False), one) for key, one in tree["v"]]
-    if type(old) in DICTS:
-        values = {k: read_back(one, old.get(k), in_place=_is_kept(one, old.get(k))) for k, one in pairs}
-        dict.clear(old)
-        dict.update(old, values)
-        if isinstance(old, OrderedDict):
-            old.clear()
-            for key, one in values.items():
-                old[key] = one
-        return old
-    values = {k: read_back(one, None, in_place=False) for k, one in pairs}
-    kind = tree["c"]
-    if kind == "defaultdict":
-        return defaultdict(None, values)
-    return {"OrderedDict": OrderedDict, "Counter": Counter}.get(kind, dict)(values)
-
-
-def _read_set(tree: Any, old: Any) -> Any:
-    values = [read_back(one, None, in_place=False) for one in tree["v"]]
-    if tree["c"] == "frozenset":
-        return frozenset(values)
-    if type(old) is set:
-        old.clear()
-        old.update(values)
-        return old
-    return set(values)
-
-
-def _read_deque(tree: Any, old: Any) -> Any:
-    values = [read_back(one, None, in_place=False) for one in tree["v"]]
-    if type(old) is deque and old.maxlen == tree["n"]:
-        old.clear()
-        old.extend(values)
-        return old
-    return deque(values, tree["n"])
-
-
-def _read_object(tree: Any, old: Any) -> Any:
-    made = old if kind_of(old) == "object" else object.__new__(_class_of(tree["c"]))
-    there = attributes_of(made)
-    values = dict(tree["v"])
-    for name in there.keys() - values.keys():
-        object.__delattr__(made, name)
-    for name, one in values.items():
-        held = there.get(name)
-        object.__setattr__(made, name, read_back(one, held, in_place=_is_kept(one, held)))
-    return made
 
 
 def _read_generator(tree: Any, old: Any) -> Any:
@@ -225,6 +375,27 @@ def _new_generator(kind: str, state: Any) -> Any:
     return random.Random()
 
 
+def _read_array(tree: Any, old: Any) -> Any:
+    value = tree["v"]
+    if old is not None and getattr(old, "shape", None) == value.shape and old.dtype == value.dtype:
+        old[...] = value
+        return old
+    return value
+
+
+def _read_bytes(tree: Any, old: Any) -> bytearray:
+    made = old if isinstance(old, bytearray) else bytearray()
+    made[:] = tree["v"]
+    return made
+
+
+def _constant_of(tree: Any) -> Any:
+    try:
+        return read_constant(tree["c"], tree["v"])
+    except LookupError:
+        raise Unsupported(f"a {tree['c']}, which this process does not have") from None
+
+
 def _class_of(name: str) -> type:
     """A class that this process has already, by its name."""
     module, _, path = name.partition(":")
@@ -238,29 +409,7 @@ def _class_of(name: str) -> type:
 
 _READERS: dict[str, Any] = {
     "tensor": _read_tensor,
-    "dict": _read_dict,
-    "set": _read_set,
-    "deque": _read_deque,
-    "object": _read_object,
+    "array": _read_array,
+    "bytearray": _read_bytes,
     "generator": _read_generator,
-    "record": lambda tree, _: _class_of(tree["c"])(*[read_back(one, None, in_place=False) for one in tree["v"]]),
-    "number": lambda tree, _: tree["v"][()],
-    "array": lambda tree, old: _read_array(tree["v"], old),
-    "bytearray": lambda tree, old: _read_bytes(tree["v"], old),
-    "complex": lambda tree, _: complex(*tree["v"]),
-    "size": lambda tree, _: torch.Size(tree["v"]),
 }
-
-
-def _read_array(value: Any, old: Any) -> Any:
-    if old is not None and getattr(old, "shape", None) == value.shape and old.dtype == value.dtype:
-        old[...] = value
-        return old
-    return value
-
-
-def _read_bytes(value: bytes, old: Any) -> bytearray:
-    if isinstance(old, bytearray):
-        old[:] = value
-        return old
-    return bytearray(value)

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from relight.training.averages import same_bits
+from relight.training.carried.constants import is_constant_type
 from relight.training.carried.refs import is_user_type
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-_CONSTANT = frozenset({complex, range, type(Ellipsis), torch.dtype, torch.device, torch.Size, slice})
 DICTS: tuple[type, ...] = (dict, OrderedDict, defaultdict, Counter)
 DEEPEST = 12
 _LONG = 256
@@ -45,7 +45,7 @@ def kind_of(value: Any) -> str:
 
 
 def kind_of_type(kind: type) -> str:
-    if kind in PLAIN or kind in _CONSTANT:
+    if kind in PLAIN or is_constant_type(kind):
         return "plain"
     if issubclass(kind, torch.Tensor):
         return "tensor"

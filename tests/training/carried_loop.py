@@ -1,0 +1,111 @@
+"""Offers steps as `relight.Training.steps` does, to scripts that need nothing else of a training run."""
+
+import itertools
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from relight.training.carried.carried import Carried
+from relight.transfer.codec import encode_tree
+
+_NUMBERS = itertools.count()
+STEPS = 6
+
+
+class Interrupted(Exception):
+    """A failure elsewhere."""
+
+
+class Step:
+    def __init__(self, loop: "Loop", number: int, *, warmup: bool, fails: bool) -> None:
+        self.loop, self.number, self.warmup, self.fails = loop, number, warmup, fails
+        self.committed = False
+
+    def __enter__(self) -> float:
+        self.loop.enter(self, sys._getframe(1))
+        return 1.0 + self.number
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.loop.exit(self, error)
+
+    def point(self, number: int, *_: Any) -> None:
+        """Stands where a failure may strike; what it is given decides what a step does."""
+        if self.fails and number == self.loop.fails_in:
+            raise Interrupted
+
+    def end(self) -> None:
+        """Stands at the end of the block, where a failure may strike last."""
+        if self.fails:
+            raise Interrupted
+
+
+class Loop:
+    """Offers steps as `relight.Training.steps` does, and is called `steps` in scripts."""
+
+    def __init__(self, *, fails_at: int = -1, fails_in: int = -1, begins_at: int = 0, tree: Any = None) -> None:
+        """`fails_at` is a step, `fails_in` the point of it, -1 for its end. A replacement begins with a `tree`."""
+        self.said: list[str] = []
+        self.carried = Carried(self.is_foreign, lambda key, text: self.said.append(text))
+        self.fails_at, self.fails_in, self.begins_at, self.tree = fails_at, fails_in, begins_at, tree
+        self.kept: list[bytes] = []  # of each version, as it was kept last
+        self.doubt: str | None = None
+
+    def is_foreign(self, thing: Any) -> bool:
+        return isinstance(thing, (Step, Loop)) or getattr(thing, "gi_code", None) is Loop.__call__.__code__
+
+    def __call__(self, until: int = STEPS) -> Iterator[Step]:
+        if self.tree is not None:
+            self.turn(-1)
+            yield Step(self, 0, warmup=True, fails=False)
+            self.doubt = self.carried.adopt(self.tree)
+        for number in range(self.begins_at, until):
+            if number == self.fails_at:
+                self.turn(number)
+                yield Step(self, number, warmup=False, fails=True)
+            self.turn(number)
+            yield Step(self, number, warmup=False, fails=False)
+        doubt = self.carried.turn(sys._getframe(1))  # for the code after the loop
+        self.doubt = self.doubt or doubt or self.carried.end(computed=self.begins_at < until)
+        self.carried.leave()
+
+    def turn(self, number: int) -> None:
+        doubt = self.carried.turn(sys._getframe(2))
+        if number >= 0 and self.carried.needs_keeping:
+            self.keep(number)
+        self.doubt = self.doubt or doubt
+        self.carried.remember()
+
+    def enter(self, step: Step, frame: Any) -> None:
+        self.carried.enter(frame)
+
+    def exit(self, step: Step, error: BaseException | None) -> bool:
+        if step.warmup or isinstance(error, Interrupted):
+            self.carried.roll_back()
+            return error is None or isinstance(error, Interrupted)
+        if error is not None:
+            return False
+        self.keep(step.number + 1)
+        self.carried.commit()
+        step.committed = True
+        return False
+
+    def keep(self, version: int) -> None:
+        del self.kept[version:]
+        missing: list[bytes] = [encode_tree({}, "")] * (version - len(self.kept))
+        self.kept += [*missing, encode_tree(self.carried.capture(), "private")]
+
+
+def run_script(source: str, loop: Loop, directory: Path) -> Any:
+    """Run a script that leaves its outcome in `result`."""
+    path = directory / f"script{next(_NUMBERS)}.py"
+    path.write_text(source)
+    made = types.ModuleType("carried_script")
+    vars(made).update({"steps": loop, "carry": loop.carried.declare})
+    sys.modules["carried_script"] = made
+    exec(compile(source, str(path), "exec"), vars(made))
+    return vars(made)["result"]
