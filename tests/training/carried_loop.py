@@ -56,7 +56,9 @@ class Loop:
         self.doubt: str | None = None
 
     def is_foreign(self, thing: Any) -> bool:
-        return isinstance(thing, (Step, Loop)) or getattr(thing, "gi_code", None) is Loop.__call__.__code__
+        return isinstance(thing, (Step, Loop)) or (
+            isinstance(thing, types.GeneratorType) and thing.gi_code is Loop.__call__.__code__
+        )
 
     def __call__(self, until: int = STEPS) -> Iterator[Step]:
         if self.tree is not None:
@@ -105,7 +107,7 @@ def run_script(source: str, loop: Loop, directory: Path) -> Any:
     path = directory / f"script{next(_NUMBERS)}.py"
     path.write_text(source)
     made = types.ModuleType("carried_script")
-    vars(made).update({"steps": loop, "carry": loop.carried.declare})
+    vars(made).update({"__file__": str(path), "steps": loop, "carry": loop.carried.declare})
     sys.modules["carried_script"] = made
     exec(compile(source, str(path), "exec"), vars(made))
     return vars(made)["result"]

@@ -320,9 +320,339 @@ HOLDERS = {
     ),
 }
 
+HOLDERS |= {
+    "global by its table": Holder(
+        "", "globals()['g{i}']", "globals()['g{i}'] = (g{i} + {v}) % 97", module="g{i} = 0\n"
+    ),
+    "list that is returned": Holder(
+        "", "sum(get{i}()) % 97", "get{i}().append({v})", module="l{i} = []\ndef get{i}():\n return l{i}\n"
+    ),
+    "dictionary that is returned": Holder(
+        "", "get{i}()['n']", "get{i}()['n'] += {v}", module="d{i} = {{'n': 0}}\ndef get{i}():\n return d{i}\n"
+    ),
+    "list of a property": Holder(
+        "c{i} = Cell{i}()",
+        "sum(c{i}.items) % 97",
+        "c{i}.items.append({v})",
+        module=_CELL + " @property\n def items(self):\n  return self.log\n",
+    ),
+    "property that counts": Holder(
+        "c{i} = Cell{i}()",
+        "c{i}.next",
+        "c{i}.next",
+        module=_CELL + " @property\n def next(self):\n  self.n += 1\n  return self.n\n",
+        result="c{i}.n",
+    ),
+    "cached property": Holder(
+        "c{i} = Cell{i}()",
+        "len(c{i}.table) % 7",
+        "c{i}.table[{v}] = 1",
+        module=_CELL + " @functools.cached_property\n def table(self):\n  return {{}}\n",
+        result="sorted(c{i}.table)",
+    ),
+    "class of the object": Holder(
+        "c{i} = Cell{i}()", "type(c{i}).n", "type(c{i}).n += {v}", module="class Cell{i}:\n n = 0\n"
+    ),
+    "class by __class__": Holder(
+        "c{i} = Cell{i}()",
+        "c{i}.get()",
+        "c{i}.add({v})",
+        module="class Cell{i}:\n n = 0\n def get(self):\n  return self.__class__.n\n def add(self, v):\n  self.__class__.n += v\n",
+    ),
+    "list of a class": Holder("", "len(Cell{i}.log)", "Cell{i}.log.append({v})", module="class Cell{i}:\n log = []\n"),
+    "static method": Holder(
+        "",
+        "len(Cell{i}.log)",
+        "Cell{i}.add({v})",
+        module="class Cell{i}:\n log = []\n @staticmethod\n def add(v):\n  Cell{i}.log.append(v)\n",
+    ),
+    "assignment by __setattr__": Holder(
+        "c{i} = Cell{i}()",
+        "c{i}.n",
+        "c{i}.n = c{i}.n + {v}",
+        module="class Cell{i}:\n def __init__(self):\n  self.n = 0\n def __setattr__(self, k, v):\n  object.__setattr__(self, k, v % 97)\n",
+    ),
+    "attribute by __getattr__": Holder(
+        "c{i} = Cell{i}()",
+        "c{i}.n",
+        "c{i}.n = c{i}.n + {v}",
+        module="class Cell{i}:\n def __init__(self):\n  self.__dict__['kept'] = {{'n': 0}}\n def __getattr__(self, k):\n  return self.kept[k]\n"
+        " def __setattr__(self, k, v):\n  self.kept[k] = v % 97\n",
+    ),
+    "attributes in a loop": Holder(
+        "c{i} = Cell{i}()", "c{i}.n", "for k in ('n', 'm'):\n setattr(c{i}, k, getattr(c{i}, k, 0) + {v})", module=_CELL
+    ),
+    "updated table of attributes": Holder(
+        "c{i} = Cell{i}()", "c{i}.n", "c{i}.__dict__.update(n=(c{i}.n + {v}) % 97)", module=_CELL
+    ),
+    "descriptor": Holder(
+        "c{i} = Cell{i}()",
+        "c{i}.v",
+        "c{i}.v = c{i}.v + {v}",
+        module="class D{i}:\n def __get__(self, o, t=None):\n  return o.kept\n def __set__(self, o, v):\n  o.kept = v % 97\n"
+        "class Cell{i}:\n v = D{i}()\n def __init__(self):\n  self.kept = 0\n",
+        result="c{i}.kept",
+    ),
+    "subclass of dict": Holder(
+        "d{i} = D{i}()",
+        "d{i}.get('n', 0)",
+        "d{i}['n'] = d{i}.get('n', 0) + {v}",
+        module="class D{i}(dict):\n pass\n",
+        result="dict(d{i})",
+    ),
+    "subclass of list": Holder(
+        "d{i} = D{i}()", "len(d{i})", "d{i}.append({v})", module="class D{i}(list):\n pass\n", result="list(d{i})"
+    ),
+    "user dictionary": Holder(
+        "d{i} = D{i}()",
+        "d{i}.get('n', 0)",
+        "d{i}['n'] = d{i}.get('n', 0) + {v}",
+        module="class D{i}(collections.UserDict):\n pass\n",
+        result="d{i}.data",
+    ),
+    "ordered dictionary": Holder(
+        "d{i} = collections.OrderedDict(a=1, b=2)",
+        "next(iter(d{i}.values()))",
+        "d{i}.move_to_end(next(iter(d{i})))",
+        result="list(d{i}.items())",
+    ),
+    "chain map": Holder(
+        "d{i} = collections.ChainMap({{}}, {{'n': 1}})", "d{i}['n']", "d{i}['n'] = d{i}['n'] + {v}", result="dict(d{i})"
+    ),
+    "queue": Holder("q{i} = queue.Queue()\nq{i}.put(1)", "q{i}.qsize()", "q{i}.put({v})", result="list(q{i}.queue)"),
+    "mapped": Holder("l{i} = []", "len(l{i})", "list(map(l{i}.append, [{v}]))", result="l{i}"),
+    "mapped by the user's": Holder(
+        "", "len(l{i})", "list(map(up{i}, [{v}]))", module="l{i} = []\ndef up{i}(v):\n l{i}.append(v)\n", result="l{i}"
+    ),
+    "sorted in place": Holder("l{i} = [3, 1, 2]", "l{i}[0]", "l{i}.sort(key=lambda e: (e * {v}) % 4)", result="l{i}"),
+    "in a condition": Holder("l{i} = []", "len(l{i})", "({v}) and l{i}.append({v})", result="l{i}"),
+    "in a comprehension": Holder("l{i} = []", "len(l{i})", "[l{i}.append(e) for e in ({v}, 1)]", result="l{i}"),
+    "in a formatted string": Holder(
+        "",
+        "g{i}[0]",
+        "text{i} = f'{{up{i}({v})}}'",
+        module="g{i} = [0]\ndef up{i}(v):\n g{i}[0] += v\n return v\n",
+        result="g{i}",
+    ),
+    "returned and kept": Holder(
+        "n{i} = 0", "n{i}", "n{i} = up{i}(n{i}, {v})", module="def up{i}(n, v):\n return (n + v) % 97\n"
+    ),
+    "recursive": Holder(
+        "l{i} = []",
+        "len(l{i})",
+        "up{i}(l{i}, 2)",
+        module="def up{i}(to, n):\n to.append(n)\n if n > 0:\n  up{i}(to, n - 1)\n",
+        result="l{i}",
+    ),
+    "defined in the step": Holder(
+        "l{i} = []", "len(l{i})", "def add{i}(v):\n l{i}.append(v)\nadd{i}({v})", result="l{i}"
+    ),
+    "given back to a name": Holder(
+        "c{i} = Cell{i}()",
+        "c{i}.n",
+        "c{i} = c{i}.plus({v})",
+        module=_CELL + " def plus(self, v):\n  made = Cell{i}()\n  made.n = (self.n + v) % 97\n  return made\n",
+    ),
+    "chained calls": Holder(
+        "c{i} = Cell{i}()",
+        "c{i}.n",
+        "c{i}.plus({v}).plus(1)",
+        module=_CELL + " def plus(self, v):\n  self.n = (self.n + v) % 97\n  return self\n",
+    ),
+    "alias in the step": Holder(
+        "d{i} = {{'l': []}}", "len(d{i}['l'])", "to{i} = d{i}['l']\nto{i}.append({v})", result="d{i}"
+    ),
+    "alias of an attribute": Holder(
+        "c{i} = Cell{i}()", "len(c{i}.log)", "to{i} = c{i}.log\nto{i}.append({v})", module=_CELL, result="c{i}.log"
+    ),
+    "unpacked alias": Holder(
+        "l{i}, m{i} = [], []", "len(l{i})", "for to{i} in (l{i}, m{i}):\n to{i}.append({v})", result="l{i}, m{i}"
+    ),
+    "chosen by a key": Holder(
+        "d{i} = {{'a': Cell{i}(), 'b': Cell{i}()}}",
+        "d{i}['a'].n",
+        "d{i}['ab'[step.number % 2]].n += {v}",
+        module=_CELL,
+        result="[c.n for c in d{i}.values()]",
+    ),
+    "parent and child": Holder(
+        "c{i} = Cell{i}()\nc{i}.child = Cell{i}()\nc{i}.child.parent = c{i}",
+        "c{i}.child.parent.n",
+        "c{i}.child.parent.n = (c{i}.n + {v}) % 97",
+        module=_CELL,
+        result="c{i}.n, c{i}.child.parent is c{i}",
+    ),
+    "two that share one": Holder(
+        "s{i} = Cell{i}()\na{i}, b{i} = [s{i}], [s{i}]",
+        "b{i}[0].n",
+        "a{i}[0].n = (a{i}[0].n + {v}) % 97",
+        module=_CELL,
+        result="b{i}[0].n, a{i}[0] is b{i}[0]",
+    ),
+    "moved between two": Holder(
+        "a{i}, b{i} = [[1], [2]], [[3]]",
+        "b{i}[0][0]",
+        "a{i}.append(b{i}.pop(0))\nb{i}.append(a{i}.pop(0))\nb{i}[0].append({v})",
+        result="a{i}, b{i}",
+    ),
+    "swapped objects": Holder(
+        "a{i}, b{i} = Cell{i}(), Cell{i}()\nf{i} = a{i}",
+        "f{i}.n + 2 * a{i}.n",
+        "a{i}, b{i} = b{i}, a{i}\na{i}.n += {v}",
+        module=_CELL,
+        result="a{i}.n, b{i}.n, f{i}.n",
+    ),
+    "best so far": Holder("best{i} = None", "(best{i} or 0)", "if best{i} is None or x > best{i}:\n best{i} = x"),
+    "copy of the best": Holder(
+        "l{i}, best{i} = [], []",
+        "len(best{i})",
+        "l{i}.append({v})\nif x % 2:\n best{i} = copy.deepcopy(l{i})",
+        result="l{i}, best{i}",
+    ),
+    "patience": Holder("w{i} = 0", "w{i}", "w{i} = 0 if x % 4 == 0 else w{i} + 1"),
+    "generator of the user's that is made anew": Holder(
+        "l{i} = []",
+        "len(l{i})",
+        "for e{i} in gen{i}():\n l{i}.append(e{i})",
+        module="def gen{i}():\n yield 1\n yield 2\n",
+        result="l{i}",
+    ),
+    "yielded and counted": Holder(
+        "",
+        "g{i}[0]",
+        "for e{i} in gen{i}():\n pass",
+        module="g{i} = [0]\ndef gen{i}():\n g{i}[0] += 1\n yield 2\n",
+        result="g{i}",
+    ),
+    "iterated object": Holder(
+        "c{i} = Cell{i}()",
+        "c{i}.n",
+        "for e{i} in c{i}:\n pass",
+        module=_CELL + " def __iter__(self):\n  self.n += 1\n  return iter(())\n",
+    ),
+    "context of a generator": Holder(
+        "c{i} = Cell{i}()",
+        "c{i}.n",
+        "with c{i}.timed({v}):\n pass",
+        module=_CELL + " @contextlib.contextmanager\n def timed(self, v):\n  yield\n  self.n = (self.n + v) % 97\n",
+    ),
+    "decorator with a count": Holder(
+        "",
+        "up{i}.calls",
+        "up{i}({v})",
+        module="def counted{i}(f):\n @functools.wraps(f)\n def call(*a):\n  call.calls += 1\n  return f(*a)\n call.calls = 0\n return call\n@counted{i}\ndef up{i}(v):\n return v\n",
+    ),
+    "decorator with a variable": Holder(
+        "",
+        "up{i}(0)",
+        "up{i}({v})",
+        module="def adding{i}(f):\n total = 0\n def call(v):\n  nonlocal total\n  total += f(v)\n  return total % 97\n return call\n@adding{i}\ndef up{i}(v):\n return v\n",
+    ),
+    "class as a decorator": Holder(
+        "",
+        "up{i}.n",
+        "up{i}({v})",
+        module="class Counted{i}:\n def __init__(self, f):\n  self.f, self.n = f, 0\n def __call__(self, v):\n  self.n += 1\n  return self.f(v)\n@Counted{i}\ndef up{i}(v):\n return v\n",
+    ),
+    "memory of a function": Holder(
+        "",
+        "len(memo{i})",
+        "up{i}({v})",
+        module="memo{i} = {{}}\ndef up{i}(v):\n if v not in memo{i}:\n  memo{i}[v] = v\n return memo{i}[v]\n",
+        result="memo{i}",
+    ),
+    "metric": Holder(
+        "m{i} = Metric{i}()",
+        "int(m{i}.compute())",
+        "m{i}.update(torch.tensor(float({v})))",
+        module="class Metric{i}:\n def __init__(self):\n  self.reset()\n def reset(self):\n  self.total, self.count = torch.zeros(()), 0\n"
+        " def update(self, v):\n  self.total += v\n  self.count += 1\n def compute(self):\n  return self.total / max(self.count, 1)\n",
+    ),
+    "metric that is reset": Holder(
+        "m{i} = Metric{i}()",
+        "m{i}.total",
+        "m{i}.total += {v}\nif step.number % 3 == 2:\n m{i}.reset()",
+        module="class Metric{i}:\n def __init__(self):\n  self.reset()\n def reset(self):\n  self.total = 0\n",
+    ),
+    "history by name": Holder(
+        "h{i} = collections.defaultdict(lambda: collections.deque(maxlen=2))",
+        "len(h{i}['a'])",
+        "h{i}['ab'[({v}) % 2]].append({v})",
+        result="sorted((k, list(v)) for k, v in h{i}.items())",
+    ),
+    "replay buffer": Holder(
+        "p{i}, at{i} = [None] * 4, 0",
+        "(p{i}[0] or (0, 0))[1]",
+        "p{i}[at{i}] = (torch.ones(1), {v})\nat{i} = (at{i} + 1) % 4",
+        result="[e and e[1] for e in p{i}], at{i}",
+    ),
+    "nested dataclasses": Holder(
+        "s{i} = State{i}()",
+        "s{i}.meter.n",
+        "s{i}.meter.n += {v}\ns{i}.step += 1",
+        module="@dataclasses.dataclass\nclass Meter{i}:\n n: int = 0\n@dataclasses.dataclass\nclass State{i}:\n meter: Meter{i} = dataclasses.field(default_factory=Meter{i})\n step: int = 0\n",
+        result="s{i}.meter.n, s{i}.step",
+    ),
+    "frozen dataclass": Holder(
+        "s{i} = State{i}()",
+        "s{i}.n",
+        "s{i} = dataclasses.replace(s{i}, n=(s{i}.n + {v}) % 97)",
+        module="@dataclasses.dataclass(frozen=True)\nclass State{i}:\n n: int = 0\n",
+    ),
+    "callbacks": Holder(
+        "c{i} = Cell{i}()\ncalls{i} = [c{i}.add]",
+        "c{i}.n",
+        "for call{i} in calls{i}:\n call{i}({v})",
+        module=_CELL + " def add(self, v):\n  self.n = (self.n + v) % 97\n",
+    ),
+    "callbacks by name": Holder(
+        "c{i} = Cell{i}()",
+        "c{i}.n",
+        "getattr(c{i}, 'a' + 'dd')({v})",
+        module=_CELL + " def add(self, v):\n  self.n = (self.n + v) % 97\n",
+    ),
+    "argument with stars": Holder(
+        "l{i} = []", "len(l{i})", "up{i}(*(l{i}, {v}))", module="def up{i}(to, v):\n to.append(v)\n", result="l{i}"
+    ),
+    "arguments in a dictionary": Holder(
+        "l{i} = []",
+        "len(l{i})",
+        "up{i}(**{{'to': l{i}, 'v': {v}}})",
+        module="def up{i}(to, v):\n to.append(v)\n",
+        result="l{i}",
+    ),
+    "array grown": Holder("y{i} = np.zeros(0)", "len(y{i})", "y{i} = np.append(y{i}, {v})", result="y{i}.tolist()"),
+    "tensor grown": Holder(
+        "t{i} = torch.zeros(0)", "len(t{i})", "t{i} = torch.cat([t{i}, torch.ones(1)])[-4:]", result="t{i}.tolist()"
+    ),
+    "tensor by index": Holder(
+        "t{i} = torch.zeros(4)", "int(t{i}.sum())", "t{i}[step.number % 4] = {v}", result="t{i}.tolist()"
+    ),
+    "tensor by its data": Holder(
+        "t{i} = torch.zeros(2)", "int(t{i}[0])", "t{i}.data.add_({v})", result="t{i}.tolist()"
+    ),
+    "tensor by out": Holder(
+        "t{i} = torch.zeros(2)", "int(t{i}[0])", "torch.add(t{i}, {v}, out=t{i})", result="t{i}.tolist()"
+    ),
+    "array by out": Holder("y{i} = np.zeros(2)", "int(y{i}[0])", "np.add(y{i}, {v}, out=y{i})", result="y{i}.tolist()"),
+    "lists of operator": Holder("l{i} = [0]", "l{i}[0]", "operator.setitem(l{i}, 0, {v})", result="l{i}"),
+    "module's own buffer": Holder(
+        "m{i} = M{i}()",
+        "int(m{i}.seen)",
+        "m{i}.seen += {v}",
+        module="class M{i}(torch.nn.Module):\n def __init__(self):\n  super().__init__()\n  self.register_buffer('seen', torch.zeros(()))\n",
+    ),
+    "module's own count": Holder(
+        "m{i} = M{i}()",
+        "m{i}.n",
+        "m{i}(torch.ones(1))",
+        module="class M{i}(torch.nn.Module):\n def __init__(self):\n  super().__init__()\n  self.n = 0\n def forward(self, t):\n  self.n += 1\n  return t\n",
+    ),
+}
+
 IMPORTS = (
     "import collections, contextlib, dataclasses, datetime, enum, fractions, functools, heapq, itertools\n"
-    "import math, random, torch, types\nimport numpy as np\n"
+    "import copy, math, operator, queue, random, torch, types\nimport numpy as np\n"
 )
 # Where an update stands: `{}` is the statement.
 WRAPPED = (

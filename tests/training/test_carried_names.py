@@ -248,7 +248,7 @@ SHAPES = {
     ),
     "callback of a list": (
         fn("for t in ts:\n t.baseline += b #w\nf(ts[0].baseline)", before="ts = [Trainer()]; f = 0", setup=TRAINER),
-        "ts",
+        "ts[0].baseline",
     ),
     "attribute of a class": (
         fn("Trainer.count += 1 #w\nf(Trainer.count)", before="f = 0", setup=TRAINER + " count = 0"),

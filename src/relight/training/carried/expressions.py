@@ -14,13 +14,16 @@ from relight.training.carried.refs import (
     Ref,
     attribute_of,
     callee_of,
+    class_of,
     container_behind,
     has_contents,
     is_generator,
     is_iterator,
+    is_of_a_library,
     item_of,
     own_accessor,
     own_method,
+    part_of,
 )
 from relight.training.carried.scope import Scope
 from relight.training.carried.source import node_of
@@ -39,6 +42,12 @@ _SHOWING = frozenset(
     "print info debug warning error log add_scalar add_scalars add_histogram add_image set_postfix set_postfix_str "
     "set_description log_metrics log_dict write report pprint".split()
 )
+_VIEWS = frozenset(  # methods of tensors and arrays whose result shares their memory
+    "view reshape flatten ravel squeeze unsqueeze t transpose permute narrow select detach expand diagonal unbind "
+    "chunk split numpy view_as unflatten swapaxes".split()
+)
+_NO_NAME = ast.Name("", ast.Load())
+MOST_MEMBERS = 8  # of a container whose members are told from each other
 _FRESH: Key = ("temporary", -1, "")
 
 
@@ -136,6 +145,13 @@ class Expressions:
         """A loop or a comprehension goes over it."""
         if is_iterator(ref.value):
             self._draw(ref, node, use)
+        held = known(ref)
+        if isinstance(held, (list, tuple, dict)) and len(held) <= MOST_MEMBERS:
+            for one in held.values() if isinstance(held, dict) else held:
+                if isinstance(one, (FunctionType, MethodType)):
+                    self._pass_on(
+                        Ref(ref.key, one, ref.place), ast.copy_location(ast.Call(_NO_NAME, [], []), node), use
+                    )
         for name in ("__iter__", "__next__"):
             if (method := own_method(known(ref), name)) is not None:
                 self._run(method, ref, node, use)
@@ -163,7 +179,7 @@ class Expressions:
             changes = function.attr in MUTATORS or (function.attr[-1] == "_" and function.attr[:1] != "_")
             is_made = isinstance(function.value, (ast.Call, ast.Attribute, ast.Subscript))
             receiver = self._value(function.value, NOWHERE) if is_made else self._refer(function.value)
-            changes &= has_contents(known(receiver)) or receiver.is_part
+            changes &= has_contents(known(receiver)) or receiver.is_part or is_of_a_library(known(receiver))
             draws = is_generator(known(receiver)) or is_iterator(known(receiver))
             self._value(function.value, NOWHERE if is_statement and (changes or draws) else use)
             if draws:
@@ -188,6 +204,8 @@ class Expressions:
             if result is not None:
                 return result
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        if name == "type" and known(target) is type and len(arguments) == 1:
+            return class_of(self._value(arguments[0], use))
         for index, argument in enumerate(arguments):
             ref = self._value(argument, use)
             self._pass_on(ref, node, use)
@@ -195,6 +213,11 @@ class Expressions:
                 self._draw(ref, node, use)
             elif index == 0 and name in _MUTATORS_OF_FIRST and name != "next":
                 self._flow.mutate(ref, self._at(node))
+        for keyword in node.keywords:
+            if keyword.arg == "out":
+                self._flow.mutate(self._refer(keyword.value), self._at(node))
+        if receiver is not None and name in _VIEWS and has_contents(known(receiver)):
+            return part_of(receiver)
         return Ref()
 
     def _pass_on(self, ref: Ref, node: ast.Call, use: Use) -> None:
@@ -243,16 +266,22 @@ class Expressions:
     def _bind(self, callee: Callee, scope: Scope, node: ast.Call, use: Use) -> None:
         code = callee.function.__code__
         names = list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-        given: dict[str, ast.expr] = {k.arg: k.value for k in node.keywords if k.arg in names and k.arg is not None}
-        rest = [k.value for k in node.keywords if k.arg not in names]
+        keywords = _spread_keywords(node.keywords)
+        given: dict[str, ast.expr] = {k.arg: k.value for k in keywords if k.arg in names and k.arg is not None}
+        rest = [k.value for k in keywords if k.arg not in names]
         positional = names[: code.co_argcount]
         if callee.receiver is not None and positional:
             scope.bound[positional.pop(0)] = callee.receiver
         for name, value in [*zip(positional, callee.given, strict=False), *callee.named.items()]:
             scope.bound[name] = self._scope.find(value)
         positional = [name for name in positional[len(callee.given) :] if name not in callee.named]
-        for index, argument in enumerate(node.args):
-            if isinstance(argument, ast.Starred) or index >= len(positional):
+        for index, argument in enumerate(_spread(node.args)):
+            if isinstance(argument, ast.Starred):
+                rest.append(argument)
+                for name in positional[index:]:
+                    scope.bound[name] = part_of(self._refer(argument.value))
+                break
+            if index >= len(positional):
                 rest.append(argument)
             else:
                 given[positional[index]] = argument
@@ -285,6 +314,27 @@ class Expressions:
 
     def _at(self, node: ast.AST) -> tuple[str, int]:
         return self._scope.code.co_filename, getattr(node, "lineno", 0)
+
+
+def _spread(arguments: Sequence[ast.expr]) -> list[ast.expr]:
+    """Arguments, with those of `*(a, b)` one by one."""
+    found: list[ast.expr] = []
+    for one in arguments:
+        inner = one.value if isinstance(one, ast.Starred) else None
+        found += inner.elts if isinstance(inner, (ast.Tuple, ast.List)) else [one]
+    return found
+
+
+def _spread_keywords(keywords: Sequence[ast.keyword]) -> list[ast.keyword]:
+    """Keywords, with those of `**{"a": b}` one by one."""
+    found: list[ast.keyword] = []
+    for one in keywords:
+        if one.arg is None and isinstance(one.value, ast.Dict):
+            pairs = zip(one.value.keys, one.value.values, strict=True)
+            found += [ast.keyword(str(k.value) if isinstance(k, ast.Constant) else None, value) for k, value in pairs]
+        else:
+            found.append(one)
+    return found
 
 
 def known(ref: Ref) -> Any:

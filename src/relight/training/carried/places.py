@@ -1,11 +1,14 @@
 """The places where a script keeps values: reading and setting them in the frames of the running loop."""
 
 import ctypes
+import inspect
 import sys
 import types
 from collections.abc import Sequence
 from types import CellType, CodeType, FrameType
 from typing import Any
+
+from torch import nn
 
 from relight.training.carried.refs import Place
 from relight.training.carried.values import attributes_of
@@ -178,20 +181,32 @@ class AttributeSpot(Spot):
         self._owner, self._name = owner, name
 
     def get(self) -> Any:
-        own = getattr(self._owner, "__dict__", None)
-        if own is not None and self._name in own:
-            return own[self._name]
-        if isinstance(self._owner, type):
-            return getattr(self._owner, self._name, MISSING)
-        return attributes_of(self._owner).get(self._name, getattr(type(self._owner), self._name, MISSING))
+        owner, name = self._owner, self._name
+        if name == "__class__":
+            return type(owner)
+        own = getattr(owner, "__dict__", None)
+        if own is not None and name in own:
+            return own[name]
+        if isinstance(owner, type):
+            return getattr(owner, name, MISSING)
+        if isinstance(owner, nn.Module):
+            for table in (owner._buffers, owner._parameters, owner._modules):
+                if name in table:
+                    return table[name]
+        found = attributes_of(owner).get(name, MISSING)
+        if found is MISSING:
+            found = inspect.getattr_static(type(owner), name, MISSING)
+            return MISSING if hasattr(type(found), "__get__") else found
+        return found
 
     def set(self, value: Any) -> None:
-        if isinstance(self._owner, type):
-            setattr(self._owner, self._name, value)
+        owner, name = self._owner, self._name
+        if isinstance(owner, type) or (isinstance(owner, nn.Module) and value is not MISSING):
+            setattr(owner, name, value)
         elif value is MISSING:
-            self._owner.__dict__.pop(self._name, None)
+            owner.__dict__.pop(name, None)
         else:
-            object.__setattr__(self._owner, self._name, value)
+            object.__setattr__(owner, name, value)
 
 
 class CellSpot(Spot):

@@ -3,21 +3,37 @@
 import ast
 from collections.abc import Sequence
 
-from relight.training.carried.expressions import MUTATORS, Expressions, is_showing, known, union
+from relight.training.carried.expressions import MOST_MEMBERS, MUTATORS, Expressions, is_showing, known, union
 from relight.training.carried.flow import NOWHERE, Use
 from relight.training.carried.refs import (
     UNKNOWN,
     Ref,
     attribute_of,
     has_contents,
+    item_of,
     own_accessor,
     own_method,
+    part_of,
+    sets_otherwise,
 )
 from relight.training.carried.scope import Scope
+
+_DEEPEST_LOOPS = 2  # in which members are told from each other
+
+
+def _member(base: Ref, index: int) -> Ref:
+    """A member of a container, by its number."""
+    held = known(base)
+    if isinstance(held, dict):
+        keys = list(held)
+        return item_of(base, keys[index]) if index < len(keys) else Ref()
+    return item_of(base, index) if isinstance(held, (list, tuple)) and index < len(held) else part_of(base)
 
 
 class Reader(Expressions):
     """Reads what one iteration executes."""
+
+    _loops = 0  # around what is read
 
     def read(self, scope: Scope, statements: Sequence[ast.stmt], *, returns: bool) -> None:
         """Statements of one of the loop's frames. `returns`: what follows is run after a `return` too."""
@@ -126,7 +142,9 @@ class Reader(Expressions):
         """It may run not at all."""
         start = self._flow.state
         self._flow.state = None if start is None else set(start)
+        self._loops += 1
         self._body(body)
+        self._loops -= 1
         self._flow.state = start
 
     def _for(self, node: ast.For | ast.AsyncFor) -> None:
@@ -134,10 +152,37 @@ class Reader(Expressions):
         self._iterate(ref, node, None)
         start = self._flow.state
         self._flow.state = None if start is None else set(start)
-        self._assign(node.target, Ref(ref.key, UNKNOWN, ref.place, is_part=True) if ref.key else Ref())
-        self._loop(node.body)
+        for members in self._turns(node.iter, ref):
+            self._assign(node.target, Ref())
+            self._bind_members(node.target, members)
+            self._loop(node.body)
         self._flow.state = start
         self._body(node.orelse)
+
+    def _turns(self, over: ast.expr, ref: Ref) -> list[list[Ref]]:
+        """What a loop's targets stand for, in turns that differ: one for each member, if these are told apart."""
+        if isinstance(over, (ast.Tuple, ast.List)) and 0 < len(over.elts) <= MOST_MEMBERS:
+            return [[self._refer(one)] for one in over.elts]
+        bases = [ref]
+        if isinstance(over, ast.Call):
+            name = over.func.id if isinstance(over.func, ast.Name) else getattr(over.func, "attr", "")
+            if name in ("items", "values") and isinstance(over.func, ast.Attribute):
+                bases = [Ref()] * (name == "items") + [self._refer(over.func.value)]
+            elif name in ("enumerate", "zip", "reversed", "sorted", "list", "tuple", "iter"):
+                bases = [Ref()] * (name == "enumerate") + [self._refer(one) for one in over.args]
+        held = [known(base) for base in bases]
+        longest = max((len(one) for one in held if isinstance(one, (list, tuple, dict))), default=0)
+        is_told = 0 < longest <= MOST_MEMBERS and self._loops < _DEEPEST_LOOPS
+        if not is_told:
+            return [[part_of(base) for base in bases]]
+        return [[_member(base, index) for base in bases] for index in range(longest)]
+
+    def _bind_members(self, target: ast.expr, members: Sequence[Ref]) -> None:
+        names = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+        if len(names) == len(members):
+            for name, member in zip(names, members, strict=True):
+                if isinstance(name, ast.Name) and member.key is not None:
+                    self._assign(name, member)
 
     def _try(self, node: ast.Try | ast.TryStar) -> None:
         start = self._flow.state
@@ -189,6 +234,9 @@ class Reader(Expressions):
                 base = self._value(target.value, NOWHERE)
                 if (setter := own_accessor(known(base), target.attr, "fset")) is not None:
                     self._run(setter, base, target, None)
+                    return
+                if sets_otherwise(known(base), target.attr):
+                    self._flow.mutate(base, where)
                     return
                 ref = attribute_of(base, target.attr, self._is_foreign)
                 if (base.is_part and base.value is UNKNOWN) or (ref.key is None and has_contents(base.value)):

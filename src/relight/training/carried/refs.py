@@ -57,10 +57,15 @@ class Ref:
     is_part: bool = False  # some item of what is in this place
 
 
+def _as_set(base: Ref) -> Ref:
+    """A name that was set in this iteration stands for what it was set to: that has a place in every process."""
+    alias = base.alias
+    return alias if alias is not None and (base.value is UNKNOWN or alias.value is base.value) else base
+
+
 def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref:
     """What `base.name` refers to."""
-    if base.alias is not None and base.value is UNKNOWN:
-        base = base.alias
+    base = _as_set(base)
     owner = base.value
     if owner is UNKNOWN:
         if base.key is None or base.is_part:
@@ -71,13 +76,23 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
         return Ref(("global", owner.__name__, name), value, (("module", owner.__name__, name),))
     if name == "__dict__":
         return Ref(base.key, UNKNOWN, base.place, is_part=True)
+    if name == "__class__":
+        return class_of(base)
     value = static_attribute(owner, name)
     if isinstance(owner, torch.Tensor):
-        return Ref(None, value)
+        return part_of(base) if name in ("data", "T", "mT", "real", "imag") else Ref(None, value)
     if isinstance(value, property) or is_foreign(owner):
         return Ref(None, UNKNOWN if isinstance(value, property) else value)
     place = (*base.place, ("attribute", name, "")) if base.place else None
     return Ref(("attribute", id(owner), name), value, place)
+
+
+def class_of(base: Ref) -> Ref:
+    """What `type(base)` refers to."""
+    if base.value is UNKNOWN:
+        return Ref()
+    place = (*base.place, ("attribute", "__class__", "")) if base.place else None
+    return Ref(("class", id(type(base.value))), type(base.value), place)
 
 
 def static_attribute(owner: Any, name: str) -> Any:
@@ -97,6 +112,8 @@ def static_attribute(owner: Any, name: str) -> Any:
     if isinstance(value, types.FunctionType) and not isinstance(owner, type):
         in_instance = name in getattr(owner, "__dict__", {})
         return value if in_instance else types.MethodType(value, owner)
+    if isinstance(value, functools.cached_property):
+        return UNKNOWN
     if isinstance(value, types.MemberDescriptorType):  # of __slots__
         try:
             return value.__get__(owner)
@@ -105,10 +122,15 @@ def static_attribute(owner: Any, name: str) -> Any:
     return value
 
 
+def part_of(base: Ref) -> Ref:
+    """Something that is in what `base` names, or shares its memory."""
+    return Ref(base.key, UNKNOWN, base.place, is_part=True)
+
+
 def item_of(base: Ref, index: Any) -> Ref:
     """What `base[index]` refers to; `index` is UNKNOWN if it is no constant."""
-    value, place = UNKNOWN, base.place
-    container = base.value if base.alias is None or base.value is not UNKNOWN else base.alias.value
+    base = _as_set(base)
+    value, place, container = UNKNOWN, base.place, base.value
     if type(container) in (list, tuple, dict) and isinstance(index, (int, str)):
         try:
             value = container[index]
@@ -175,6 +197,26 @@ def own_accessor(owner: Any, name: str, kind: str) -> types.FunctionType | None:
     function = getattr(found, kind, None) if isinstance(found, property) else None
     return (
         function if isinstance(function, types.FunctionType) and is_user_file(function.__code__.co_filename) else None
+    )
+
+
+def sets_otherwise(owner: Any, name: str) -> bool:
+    """Whether a class of the user's sets this attribute by code of its own: a descriptor, or `__setattr__`."""
+    if owner is UNKNOWN or isinstance(owner, (types.ModuleType, type)) or not is_user_type(type(owner)):
+        return False
+    found = inspect.getattr_static(type(owner), name, None)
+    is_own = isinstance(inspect.getattr_static(type(found), "__set__", None), types.FunctionType)
+    return is_own or own_method(owner, "__setattr__") is not None
+
+
+def is_of_a_library(value: Any) -> bool:
+    """Whether it is an object of a library's class, whose methods may change it: a queue, a metric."""
+    if value is UNKNOWN or isinstance(value, (types.ModuleType, type, type(None), bool, int, float, str, bytes, tuple)):
+        return False
+    kind = type(value)
+    is_shown = kind.__module__.partition(".")[0] in ("tqdm", "logging", "_io", "rich", "wandb", "tensorboard")
+    return not (
+        callable(value) or is_shown or is_user_type(kind) or kind.__module__.startswith("torch.utils.tensorboard")
     )
 
 
