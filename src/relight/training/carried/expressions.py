@@ -84,37 +84,40 @@ class Expressions:
             case ast.Attribute():
                 return attribute_of(self._refer(node.value), node.attr, self._is_foreign)
             case ast.Subscript():
-                index = node.slice.value if isinstance(node.slice, ast.Constant) else UNKNOWN
-                return item_of(self._refer(node.value), index)
+                return item_of(self._refer(node.value), constant_of(node.slice))
             case ast.Constant():
                 return Ref(None, node.value)
             case _:
                 return Ref()
 
-    def _value(self, node: ast.expr, use: Use) -> Ref:
-        """Evaluate: everything in it is read. Returns what it names."""
+    def _value(self, node: ast.expr, use: Use, *, whole: bool = True) -> Ref:
+        """Evaluate: everything in it is read. Returns what it names.
+
+        `whole`: with all that the value holds; False: on the way to a member of it.
+        """
         match node:
             case ast.Name():
                 ref = self._refer(node)
-                self._flow.read(ref, use)
+                self._flow.read(ref, use, whole=whole)
                 if ref.alias is not None and ref.alias.key is not None:
                     self._flow.feed(ref.alias.key, use)
                 return ref
             case ast.Attribute():
-                base = self._value(node.value, use)
+                base = self._value(node.value, use, whole=False)
                 if (getter := own_accessor(known(base), node.attr, "fget")) is not None:
                     return self._run(getter, base, node, use)
                 ref = self._refer(node) if base.key is None else attribute_of(base, node.attr, self._is_foreign)
-                self._flow.read(ref, use)
+                self._flow.hold(base, ref)
+                self._flow.read(ref, use, whole=whole)
                 if node.attr in MUTATORS and has_contents(known(base)) and known(base) is not UNKNOWN:
                     self._flow.mutate(base, self._at(node))  # its method is kept, and called elsewhere
                 return ref
             case ast.Subscript():
-                base = self._value(node.value, use)
+                index = constant_of(node.slice)
+                base = self._value(node.value, use, whole=whole and index is UNKNOWN)
                 self._value(node.slice, use)
                 if (method := own_method(known(base), "__getitem__")) is not None:
                     return self._run(method, base, node, use)
-                index = node.slice.value if isinstance(node.slice, ast.Constant) else UNKNOWN
                 return item_of(base, index)
             case ast.Call():
                 return self._call(node, use, is_statement=False)
@@ -175,13 +178,15 @@ class Expressions:
         receiver: Ref | None = None
         if is_showing(function):
             use, is_statement = NOWHERE, False
-        if isinstance(function, ast.Attribute):
+        inherited = self._inherited(function)
+        if isinstance(function, ast.Attribute) and inherited is None:
             changes = function.attr in MUTATORS or (function.attr[-1] == "_" and function.attr[:1] != "_")
             is_made = isinstance(function.value, (ast.Call, ast.Attribute, ast.Subscript))
-            receiver = self._value(function.value, NOWHERE) if is_made else self._refer(function.value)
+            receiver = self._value(function.value, NOWHERE, whole=False) if is_made else self._refer(function.value)
             changes &= has_contents(known(receiver)) or receiver.is_part or is_of_a_library(known(receiver))
             draws = is_generator(known(receiver)) or is_iterator(known(receiver))
-            self._value(function.value, NOWHERE if is_statement and (changes or draws) else use)
+            is_own = own_method(known(receiver), function.attr) is not None
+            self._value(function.value, NOWHERE if is_statement and (changes or draws) else use, whole=not is_own)
             if draws:
                 self._draw(receiver, node, use)
             elif changes:
@@ -192,13 +197,15 @@ class Expressions:
                 return Ref()
         else:
             self._value(function, NOWHERE)
+        if isinstance(function, ast.Call) and getattr(function.func, "id", "") == "getattr" and function.args:
+            self._flow.mutate(self._refer(function.args[0]), self._at(node))  # some method of it
         target = self._refer(function)
         if receiver is not None and isinstance(function, ast.Attribute):
             target = attribute_of(receiver, function.attr, self._is_foreign)
         held, method = container_behind(known(target))
         if receiver is None and method in MUTATORS and has_contents(held):
             self._flow.mutate(self._scope.find(held), self._at(node))
-        callee = self._placed(callee_of(target, receiver))
+        callee = inherited or self._placed(callee_of(target, receiver))
         if callee is not None:
             result = self._enter(callee, target, node, NOWHERE if is_statement else use)
             if result is not None:
@@ -227,6 +234,19 @@ class Expressions:
             callee = self._placed(callee_of(Ref(ref.key, value, ref.place), None))
             if callee is not None:
                 self._enter(callee, ref, ast.copy_location(ast.Call(node.func, [], []), node), use)
+
+    def _inherited(self, function: ast.expr) -> Callee | None:
+        """The method that `super().name(...)` calls."""
+        match function:
+            case ast.Attribute(ast.Call(ast.Name("super"), [], []), name):
+                code = self._scope.code
+                own = self._scope.lookup(code.co_varnames[0]) if code.co_varnames else Ref()
+                kinds = type(known(own)).__mro__
+                methods = [getattr(vars(kind).get(code.co_name), "__code__", None) for kind in kinds]
+                after = kinds[methods.index(code) + 1 :] if code in methods else ()
+                found = [vars(kind)[name] for kind in after if name in vars(kind)]
+                return callee_of(Ref(None, found[0].__get__(known(own))), own) if found else None
+        return None
 
     def _placed(self, callee: Callee | None) -> Callee | None:
         """The object of a bound method has a name somewhere, though not here."""
@@ -294,7 +314,7 @@ class Expressions:
                 scope.bound[name] = Ref(("default", id(callee.function), name), value, place)
         for name, argument in given.items():
             own: Key = ("temporary", scope.number, name)
-            ref = self._value(argument, frozenset({own}))
+            ref = self._value(argument, frozenset({own}), whole=False)
             if isinstance(argument, (ast.Name, ast.Attribute, ast.Subscript)) and ref.key is not None:
                 scope.aliases[own] = ref
                 scope.values[name] = ref.value
@@ -335,6 +355,13 @@ def _spread_keywords(keywords: Sequence[ast.keyword]) -> list[ast.keyword]:
         else:
             found.append(one)
     return found
+
+
+def constant_of(node: ast.expr) -> Any:
+    """The number or text that an index says. UNKNOWN if it is no constant."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return -node.operand.value if isinstance(node.operand.value, int) else UNKNOWN
+    return node.value if isinstance(node, ast.Constant) else UNKNOWN
 
 
 def known(ref: Ref) -> Any:

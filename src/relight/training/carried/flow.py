@@ -1,11 +1,13 @@
 """What is known while an iteration is read: places written so far, places read before that, and what each feeds."""
 
+from collections.abc import Iterator
 from typing import Any
 
-from relight.training.carried.refs import Key, Place, Ref
+from relight.training.carried.refs import UNKNOWN, Key, Place, Ref, has_contents
 
 Use = frozenset[Key] | None  # what a value that is read goes into; None: something that has an effect
 NOWHERE: Use = frozenset()  # it is only shown, or thrown away
+_DEEPEST, _MOST = 3, 64  # of containers that are looked into
 State = set[Key] | None  # what was written on every way that leads here; None: no way does
 
 
@@ -20,13 +22,18 @@ class Flow:
         self.exposed: set[Key] = set()  # read before they are written
         self.writes: dict[Key, tuple[str, int]] = {}
         self.written_late: set[Key] = set()
+        self._members: dict[Key, set[Key]] = {}  # places in what other places hold
+        self._read_whole: set[Key] = set()
         self._edges: dict[Key, set[Key]] = {}
         self._sinks: set[Key] = set()
 
-    def read(self, ref: Ref, use: Use) -> None:
+    def read(self, ref: Ref, use: Use, *, whole: bool = True) -> None:
+        """A value is read. `whole`: with all that it holds; False: on the way to a member, which is read by itself."""
         key = self._key(ref)
         if key is None:
             return
+        if whole:
+            self._read_whole |= {key, *([ref.alias.key] if ref.alias is not None and ref.alias.key else [])}
         if self.state is not None and not self._is_written(key):
             self.exposed.add(key)
         self.feed(key, use)
@@ -59,6 +66,34 @@ class Flow:
             if state is not None:
                 self.state = set(state) if self.state is None else self.state & state
 
+    def hold(self, base: Ref, member: Ref) -> None:
+        """What is at `member` is part of what is at `base`."""
+        for one in (base, base.alias):
+            if one is not None and None not in (one.key, member.key) and one.key != member.key:
+                self._members.setdefault(one.key, set()).add(member.key)  # type: ignore[arg-type]
+                self.feed(member.key, frozenset({one.key}))  # type: ignore[arg-type]
+
+    def hold_the_same(self) -> None:
+        """One object in several places before the first step: what is in one of these is in the others."""
+        keys: dict[int, list[Key]] = {}
+        for key, value in self.values.items():
+            if value is not UNKNOWN and has_contents(value):
+                keys.setdefault(id(value), []).append(key)
+        for key, value in list(self.values.items()):
+            for number in _ids_in(value, _DEEPEST):
+                for other in keys.get(number, ()):
+                    self.hold(Ref(key), Ref(other))
+
+    def expose_members(self) -> None:
+        """All of a value was read: each place in it may have been read before it was written."""
+        left = list(self._read_whole)
+        seen: set[Key] = set()
+        while left:
+            for member in self._members.get(left.pop(), set()) - seen:
+                seen.add(member)
+                left.append(member)
+        self.exposed |= seen
+
     def feeding(self) -> set[Key]:
         """Places whose value reaches something that has an effect."""
         sources: dict[Key, set[Key]] = {}
@@ -90,3 +125,13 @@ class Flow:
         self.writes.setdefault(key, where)
         if self.late:
             self.written_late.add(key)
+
+
+def _ids_in(value: Any, depth: int) -> Iterator[int]:
+    """The ids of a container and of the containers in it."""
+    if value is UNKNOWN or not has_contents(value):
+        return
+    yield id(value)
+    if depth and isinstance(value, (list, dict)) and len(value) <= _MOST:
+        for one in list(value.values() if isinstance(value, dict) else value):
+            yield from _ids_in(one, depth - 1)

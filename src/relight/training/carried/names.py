@@ -53,6 +53,8 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     flow.late = iteration.begins_late
     for index, piece in enumerate(iteration.pieces):
         reader.read(scopes[piece.frame], piece.statements, returns=index + 1 < len(iteration.pieces))
+    flow.hold_the_same()
+    flow.expose_members()
     feeding = flow.feeding()
     names = Names()
     for key, (file, line) in flow.writes.items():

@@ -231,7 +231,7 @@ class Reader(Expressions):
                         self._scope.aliases[ref.key] = value
                 self._flow.write(Ref(ref.key, ref.value, ref.place), where)
             case ast.Attribute():
-                base = self._value(target.value, NOWHERE)
+                base = self._value(target.value, NOWHERE, whole=False)
                 if (setter := own_accessor(known(base), target.attr, "fset")) is not None:
                     self._run(setter, base, target, None)
                     return
@@ -242,9 +242,10 @@ class Reader(Expressions):
                 if (base.is_part and base.value is UNKNOWN) or (ref.key is None and has_contents(base.value)):
                     self._flow.mutate(base, where)
                 else:
+                    self._flow.hold(base, ref)
                     self._flow.write(ref, where)
             case ast.Subscript():
-                base = self._value(target.value, NOWHERE)
+                base = self._value(target.value, NOWHERE, whole=False)
                 self._value(target.slice, self._into(target))
                 if (method := own_method(known(base), "__setitem__")) is not None:
                     self._run(method, base, target, None)
