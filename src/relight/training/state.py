@@ -481,7 +481,7 @@ class TrackedState:
 
     def keeps(self, thing: Any, depth: int = 3) -> bool:
         """Whether an object is part of the state, or a container that holds some of it (`optimizer.param_groups`)."""
-        if id(thing) in self._parts or isinstance(thing, (nn.Module, nn.Parameter, Optimizer)):
+        if id(thing) in self._parts or isinstance(thing, Optimizer):
             return True
         if isinstance(thing, torch.Tensor):
             return self.slots.holds(thing)
@@ -493,10 +493,12 @@ class TrackedState:
 
     def _own_parts(self) -> set[int]:
         """The ids of what was handed over, with the modules inside."""
-        parts = {id(part) for module in self.modules.values() for part in module.modules()}
-        others = (self.modules, self.optimizers, self.objects, self.per_rank)
-        states = {id(state_of(optimizer)) for optimizer in self.optimizers.values()}
-        return parts | states | {id(thing) for things in others for thing in things.values()}
+        things = [thing for kind in (self.modules, self.objects, self.per_rank) for thing in kind.values()]
+        inside = [part for thing in things for part in getattr(thing, "__dict__", {}).values()]
+        modules = [thing for thing in (*things, *inside) if isinstance(thing, nn.Module)]
+        states = [state_of(optimizer) for optimizer in self.optimizers.values()]
+        parts = (part for module in modules for part in module.modules())
+        return {id(thing) for thing in (*things, *self.optimizers.values(), *states, *parts)}
 
     def name_of(self, thing: Any) -> str | None:
         """Under which name this very object was handed over; None if it was not."""

@@ -182,7 +182,7 @@ class Training:
         self._state.zero.watch(runtime.gathering)
         runtime.is_optimizer_at_work = lambda: self._writes.is_optimizer_at_work
         runtime.faults.flip = self._state.flip
-        runtime.standing_risk = lambda: self._batches.stray
+        runtime.standing_risk = lambda: self._batches.stray or self._carried.risk
         runtime.derivable = lambda: (
             self._batches.derivable and self._state.follows_from_rank and not self._carried.decides
         )

@@ -9,12 +9,16 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from torch import nn
+
 from relight.errors import UsageError
 from relight.training.carried.kept import (
+    CHANGES,
     MOST_BYTES,
     MOST_LEAVES,
     MOST_LOG_BYTES,
     MOST_LOG_LEAVES,
+    MOST_MODULE_BYTES,
     MOST_SEEN_BYTES,
     Kept,
 )
@@ -38,6 +42,7 @@ from relight.training.carried.trees import (
 from relight.training.carried.values import attributes_of, changed, put_back, remember
 
 SURVEYED = 3  # first steps, in which all values are compared; later in the 8th, the 16th, the 32nd, ...
+_HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'
 _MISSING_TREE = {TAG: "missing"}
 
 
@@ -71,6 +76,7 @@ class Carried:
         self._surveyed = 0
         self._last: Survey | None = None  # by which changes are seen that come later
         self._late_doubt: str | None = None
+        self.risk = ""  # why equal bits cannot be vouched for once a rank has been lost
         self._shown_after: list[str] = []
         self._was_unsettled = False
         self._captures = 0
@@ -304,6 +310,11 @@ class Carried:
             return
         if not found.is_counted:
             self._refuse_iterator(one)
+            if isinstance(module := one.spot.get(), nn.Module):
+                raise UsageError(
+                    f"{where}: {one.name}, {name_of(module)}, changes from step to step, and was not handed over: "
+                    f"relight.Training({_HAND_OVER.format(one.name)}"
+                )
         elif one.feeds:
             raise UsageError(
                 f"{where}: {one.name} is counted beside training.steps(), and a replacement would begin to count anew: "
@@ -384,8 +395,15 @@ class Carried:
             if self._is_covered(place):
                 continue
             spot = self._spots.find(place)
-            if spot is not None and changed(mark, spot.get()):
-                self._keep_seen(place, mark, late=between)
+            if spot is None or not changed(mark, value := spot.get()):
+                continue
+            if place in before.modules and value.nbytes > MOST_MODULE_BYTES:
+                module = describe(before.modules[place])
+                raise UsageError(
+                    f"{module} changes from step to step ({place[-1][1]}), and was not handed over: "
+                    f"relight.Training({_HAND_OVER.format(module)}"
+                )
+            self._keep_seen(place, mark, late=between)
         for place, names in before.attributes.items():
             spot = self._spots.find(place)
             for name in attributes_of(spot.get()).keys() - names if spot is not None else ():
@@ -437,6 +455,8 @@ class Carried:
         if one.seen or one.feeds or is_iterator(one.spot.get()):
             self._forget(one)
         one.is_written = False  # but it is undone with its step
+        if one.feeds:
+            self.risk = f"{one.shown} {CHANGES}, and is not carried: {why}"
         self._say(f"carried {one.name}", one.left_out(why))
 
     def _forget(self, one: Kept) -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+from torch import nn
+
 from relight.training.carried.flow import NOWHERE, Flow, State, Use
 from relight.training.carried.refs import (
     UNKNOWN,
@@ -33,7 +35,7 @@ _MOST_CALLS = 300
 MUTATORS = frozenset(
     "append extend insert pop popleft appendleft extendleft remove clear update setdefault add discard sort reverse "
     "popitem rotate subtract push fill difference_update intersection_update symmetric_difference_update "
-    "move_to_end itemset put resize put_nowait get_nowait".split()
+    "move_to_end itemset put resize put_nowait get_nowait load_state_dict".split()
 )
 _MUTATORS_OF_FIRST = frozenset(
     "heappush heappop heapify heappushpop heapreplace shuffle insort next setattr delattr iadd setitem delitem".split()
@@ -46,6 +48,8 @@ _VIEWS = frozenset(  # methods of tensors and arrays whose result shares their m
     "view reshape flatten ravel squeeze unsqueeze t transpose permute narrow select detach expand diagonal unbind "
     "chunk split numpy view_as unflatten swapaxes".split()
 )
+_SAME = frozenset({"list", "tuple", "iter", "reversed", "sorted"})  # of the same members
+_OF_MODULES = frozenset("parameters named_parameters buffers named_buffers state_dict modules children".split())
 _NO_NAME = ast.Name("", ast.Load())
 MOST_MEMBERS = 8  # of a container whose members are told from each other
 _FRESH: Key = ("temporary", -1, "")
@@ -180,10 +184,12 @@ class Expressions:
             use, is_statement = NOWHERE, False
         inherited = self._inherited(function)
         if isinstance(function, ast.Attribute) and inherited is None:
-            changes = function.attr in MUTATORS or (function.attr[-1] == "_" and function.attr[:1] != "_")
+            is_named_so = function.attr in MUTATORS
+            is_in_place = function.attr[-1] == "_" and function.attr[:1] != "_"
             is_made = isinstance(function.value, (ast.Call, ast.Attribute, ast.Subscript))
             receiver = self._value(function.value, NOWHERE, whole=False) if is_made else self._refer(function.value)
-            changes &= has_contents(known(receiver)) or receiver.is_part or is_of_a_library(known(receiver))
+            changes = (is_named_so or is_in_place) and (has_contents(known(receiver)) or receiver.is_part)
+            changes |= is_named_so and is_of_a_library(known(receiver))
             draws = is_generator(known(receiver)) or is_iterator(known(receiver))
             is_own = own_method(known(receiver), function.attr) is not None
             self._value(function.value, NOWHERE if is_statement and (changes or draws) else use, whole=not is_own)
@@ -213,18 +219,23 @@ class Expressions:
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         if name == "type" and known(target) is type and len(arguments) == 1:
             return class_of(self._value(arguments[0], use))
+        last = Ref()
         for index, argument in enumerate(arguments):
-            ref = self._value(argument, use)
+            last = ref = self._value(argument, use)
             self._pass_on(ref, node, use)
             if is_generator(ref.value) or is_iterator(ref.value):
                 self._draw(ref, node, use)
-            elif index == 0 and name in _MUTATORS_OF_FIRST and name != "next":
+            elif index == 0 and name != "next" and (name in _MUTATORS_OF_FIRST or _is_in_place(name)):
                 self._flow.mutate(ref, self._at(node))
         for keyword in node.keywords:
             if keyword.arg == "out":
                 self._flow.mutate(self._refer(keyword.value), self._at(node))
         if receiver is not None and name in _VIEWS and has_contents(known(receiver)):
             return part_of(receiver)
+        if receiver is not None and name in _OF_MODULES and isinstance(known(receiver), nn.Module):
+            return part_of(receiver)
+        if name in _SAME and len(arguments) == 1:
+            return self._refer(arguments[0]) if not isinstance(arguments[0], ast.Call) else last
         return Ref()
 
     def _pass_on(self, ref: Ref, node: ast.Call, use: Use) -> None:
@@ -355,6 +366,11 @@ def _spread_keywords(keywords: Sequence[ast.keyword]) -> list[ast.keyword]:
         else:
             found.append(one)
     return found
+
+
+def _is_in_place(name: str) -> bool:
+    """Whether a function changes its first argument, by its name; gradients are not carried."""
+    return name[-1:] == "_" and not name.startswith("clip_grad")
 
 
 def constant_of(node: ast.expr) -> Any:

@@ -9,8 +9,10 @@ from relight.training.carried.places import Spot
 MOST_BYTES = 32 * 2**20  # of what decides a step; half of the room for rank-private state
 MOST_LOG_BYTES = 64 * 1024  # of each value that is only accumulated or shown
 MOST_SEEN_BYTES = 2**20  # of each value that is known by its changes alone
+MOST_MODULE_BYTES = 64 * 1024  # of a tensor of a module that was not handed over
 MOST_LEAVES = 2000  # of each of these: each costs about a microsecond in every step
 MOST_LOG_LEAVES = 128  # of each value that is only accumulated or shown
+CHANGES = "changes from step to step"
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Kept:
 
     def left_out(self, why: str) -> str:
         """It is not carried, and the job goes on."""
-        text = "changes from step to step" if self.feeds else "is only accumulated or shown"
+        text = CHANGES if self.feeds else "is only accumulated or shown"
         return (
             f"{self.shown} {text}, and a replacement begins without it: {why}. step.report(...) and "
             f"training.log_to(...) show values that survive; training.carry(ignore=({self.name!r},)) says that this is "

@@ -169,7 +169,7 @@ class Reader(Expressions):
             if name in ("items", "values") and isinstance(over.func, ast.Attribute):
                 bases = [Ref()] * (name == "items") + [self._refer(over.func.value)]
             elif name in ("enumerate", "zip", "reversed", "sorted", "list", "tuple", "iter"):
-                bases = [Ref()] * (name == "enumerate") + [self._refer(one) for one in over.args]
+                bases = [Ref()] * (name == "enumerate") + [self._value(one, NOWHERE, whole=False) for one in over.args]
         held = [known(base) for base in bases]
         longest = max((len(one) for one in held if isinstance(one, (list, tuple, dict))), default=0)
         is_told = 0 < longest <= MOST_MEMBERS and self._loops < _DEEPEST_LOOPS

@@ -30,6 +30,7 @@ class Survey:
         self._traces = traces
         self._left = _MOST_BYTES  # to be copied
         self.attributes: dict[Place, frozenset[str]] = {}  # of the objects at these places
+        self.modules: dict[Place, Place] = {}  # of their tensors
         self._seen: set[int] = set()
         self.found: dict[Place, Any] = {}
         modules: dict[str, dict[str, Any]] = {}
@@ -102,10 +103,25 @@ class Survey:
                     self._look((*place, ("cell", name, "")), cell.cell_contents, depth + 1)
                 except ValueError:
                     continue
-        elif isinstance(value, nn.Module) and is_user_type(type(value)):
-            for name, one in vars(value).items():
-                if not name.startswith("_"):
-                    self._look((*place, ("attribute", name, "")), one, depth + 1)
+        elif isinstance(value, nn.Module):
+            if is_user_type(type(value)):
+                for name, one in vars(value).items():
+                    if not name.startswith("_"):
+                        self._look((*place, ("attribute", name, "")), one, depth + 1)
+            self._look_into_module(place, value)
+
+    def _look_into_module(self, place: Place, module: nn.Module) -> None:
+        """Its tensors, also those of the modules in it that were not handed over."""
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and id(tensor) not in self._seen and not self._is_foreign(tensor):
+                self._seen.add(id(tensor))
+                there = (*place, ("attribute", name, ""))
+                self.found[there] = trace(tensor) if self._traces else self._glance(tensor)
+                self.modules[there] = place
+        for name, inner in module._modules.items():
+            if inner is not None and id(inner) not in self._seen and not self._is_foreign(inner):
+                self._seen.add(id(inner))
+                self._look_into_module((*place, ("attribute", name, "")), inner)
 
 
 def _items(value: Any) -> Iterator[Any]:
