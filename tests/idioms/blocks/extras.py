@@ -154,11 +154,11 @@ SCHEDULES = {
 }
 
 COLLECTIVES = {
-    "all-reduce": ("seen = x.abs().mean()", "dist.all_reduce(seen)", "step.report(seen=seen)"),
+    "all-reduce": ("size = x.abs().mean()", "dist.all_reduce(size)", "step.report(size=size)"),
     "all-gather": (
-        "seen = [torch.zeros(()) for _ in range(job.world_size)]",
-        "dist.all_gather(seen, x.abs().mean())",
-        "step.report(largest=max(seen))",
+        "sizes = [torch.zeros(()) for _ in range(job.world_size)]",
+        "dist.all_gather(sizes, x.abs().mean())",
+        "step.report(largest=max(sizes))",
     ),
     "broadcast": ("first = x[0].clone()", "dist.broadcast(first, 0)", "step.report(first=first.mean())"),
 }

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from relight.training.carried.refs import UNKNOWN, Key, Place, Ref, has_contents
 
 Use = frozenset[Key] | None  # what a value that is read goes into; None: something that has an effect
@@ -77,8 +79,8 @@ class Flow:
         """One object in several places before the first step: what is in one of these is in the others."""
         keys: dict[int, list[Key]] = {}
         for key, value in self.values.items():
-            if value is not UNKNOWN and has_contents(value):
-                keys.setdefault(id(value), []).append(key)
+            for number in _ids_in(value, 0):
+                keys.setdefault(number, []).append(key)
         for key, value in list(self.values.items()):
             for number in _ids_in(value, _DEEPEST):
                 for other in keys.get(number, ()):
@@ -128,10 +130,10 @@ class Flow:
 
 
 def _ids_in(value: Any, depth: int) -> Iterator[int]:
-    """The ids of a container and of the containers in it."""
+    """The ids of a container and of the containers in it; of tensors where they lie, since they may be views."""
     if value is UNKNOWN or not has_contents(value):
         return
-    yield id(value)
+    yield value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else id(value)
     if depth and isinstance(value, (list, dict)) and len(value) <= _MOST:
         for one in list(value.values() if isinstance(value, dict) else value):
             yield from _ids_in(one, depth - 1)
