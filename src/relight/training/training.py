@@ -373,7 +373,7 @@ class Training:
         if self._carried.computes_above:
             self._batches.begin_turn(progress.version, self._place)
         if progress.warming:
-            self._state.attributes.begin(learning=False)
+            self._state.attributes.begin(learning=True)  # also what is changed in place is undone
         else:
             self._state.see_gradients()
             self._transaction.begin()
@@ -519,7 +519,7 @@ class Training:
         runtime.say(
             "surprise",
             f"rank {runtime.rank}: in step {number}, {surprise} came after the last write, where none had come before. "
-            "From now on such steps are protected to their end",
+            f"From step {number + 2} on such steps are protected to their end",
         )
         reason = f"a failure struck in step {number}, in which {surprise} came unexpectedly after the last write"
         if runtime.closed or self._progress.restore is not None:
