@@ -78,7 +78,33 @@ SCRIPTS = {
     ),
     "Python's generator": function("g, x = random.Random(1), 0", "x = x + g.random() * b", "x, g.random()"),
     "array": function("h = np.zeros(2)", "h += b\nh[0] *= .5\nx = h.sum()", "h.tolist()"),
+    "member of an enumeration": function(
+        "t, x = Trainer(), 0\nt.inner = Phase.WARM",
+        "x = x + b * (1 if t.inner is Phase.WARM else 2)\nif x > 5:\n t.inner = Phase.MAIN",
+        "x, t.inner.name",
+        setup=f"import enum\nclass Phase(enum.Enum):\n WARM = 'w'\n MAIN = 'm'\n{TRAINER}",
+    ),
+    "object made anew, seen by its values": function(
+        "t, x = Trainer(), 0\nt.inner = Trainer()",
+        "made = Trainer()\nmade.mean = .9 * t.inner.mean + b\nsetattr(t, 'inn' + 'er', made)\nx = x + b - made.mean",
+        "x, t.inner.mean",
+        setup=TRAINER,
+    ),
+    "attributes of an optimizer of one's own": function(
+        "t, x = Slow(), 0",
+        "t.step()\nx = x + b - t.mean",
+        "x, t.mean, t.seen",
+        setup="class Slow(torch.optim.SGD):\n def __init__(self):\n  super().__init__([torch.zeros(1)], lr=.1)\n"
+        "  self.mean, self.seen = 0.0, []\n def step(self, closure=None):\n  super().step(closure)\n"
+        "  self.seen.append(len(self.seen))\n  self.mean = self.mean * .5 + len(self.seen)\n",
+    ),
     "closure": function("x = 0", "x = x + b * count()", "x, count()", setup=CLOSURE),
+    "closure that is decorated": function(
+        "x = 0",
+        "x = x + b * count()",
+        "x, count()",
+        setup=CLOSURE.replace(" def count", " @torch.no_grad()\n def count"),
+    ),
     "function inside": function(
         "n, x = 0, 0\ndef count():\n nonlocal n\n n += 1\n return n", "x = x + b * count()", "x, n"
     ),
@@ -211,6 +237,12 @@ REFUSED = {
         function("h = torch.zeros(2)", "if h.sum() > 1e9:\n raise ValueError\nh = torch.zeros(10_000_000)", "0"),
         "over 32 MiB",
     ),
+    "keyed by parameters": (
+        function(
+            "d, p = {}, torch.nn.Parameter(torch.zeros(2))", "d[p] = d.get(p, 0) + b\nif d[p] > 1e9:\n 1 / 0", "0"
+        ),
+        "as a key",
+    ),
     "declared name": (function("carry('other')", "x = b", "0"), "sees no such name"),
     "declared attribute": (
         function("t = Trainer()\ncarry('t.other')", "x = b", "0", setup=TRAINER),
@@ -276,6 +308,66 @@ def test_a_rank_lost_between_two_steps_leaves_a_doubt() -> None:
     run(source, again)
     assert again.doubt is not None
     assert "best" in again.doubt
+
+
+def test_only_what_changes_after_the_block_is_doubted() -> None:
+    source = SCRIPTS["between steps"].replace("best * .5 + b", "best * .5 + b\n   if best < 0:\n    break")
+    source = source.replace("with step as b:\n", "with step as b:\n   mean = .9 * mean + b\n   b += mean\n")
+    loop = Loop()
+    kept: list[Any] = []
+    loop.keep = lambda version: kept.append(loop.carried.capture())  # type: ignore[method-assign]
+    run(source.replace(" for step in", " mean = 0\n for step in"), loop)
+    unsettled = [tree for tree in kept if tree and tree["unsettled"]]
+    assert unsettled
+    for tree in unsettled:
+        doubt = Loop().carried.adopt(tree) or ""
+        assert "best" in doubt
+        assert "mean" not in doubt
+
+
+def test_says_what_a_replacement_may_lack() -> None:
+    source = function("seen, x = [], 0", "x = x + b", "x, seen", after="if step.committed:\n seen.append(x)")
+    loop = Loop()
+    kept: list[Any] = []
+    loop.keep = lambda version: kept.append(loop.carried.capture())  # type: ignore[method-assign]
+    run(source, loop)
+    lacking, *_ = [tree for tree in kept if tree and tree["lacking"]]
+    again = Loop()
+    assert again.carried.adopt(lacking) is None
+    assert len(again.said) == 1
+    assert again.said[0].startswith("seen: only accumulated or shown, and changed after the last write")
+
+
+LATE = function(
+    "t, x = Trainer(), 0",
+    "x = x + b - t.mean\nlen(str(x)) and eval('t.note')(step.number)",
+    "x, t.mean",
+    setup=TRAINER + " def note(self, n):\n  if n >= 3:\n   self.mean = .9 * self.mean + 1\n",
+)
+
+
+def test_doubts_what_changes_late_and_out_of_sight() -> None:
+    class Watched(Loop):
+        def turn(self, number: int) -> None:
+            self.strays.append(self.carried.risk())
+            super().turn(number)
+
+        strays: list[str] = []  # noqa: RUF012
+
+    run(LATE, Watched())
+    assert not any(Watched.strays[:4])
+    assert any(
+        "t.mean: changed by the script for the first time after its first steps" in stray
+        for stray in Watched.strays[4:]
+    )
+
+
+def test_carries_what_changes_late_and_out_of_sight_in_the_end() -> None:
+    source = LATE.replace("steps()", "steps(20)")
+    first = Loop()
+    expected = run(source, first)
+    assert run(source, Loop(fails_at=15)) == expected
+    assert run(source, Loop(begins_at=15, tree=decode_tree(first.kept[15]))) == expected
 
 
 def test_holds_no_old_values_alive() -> None:

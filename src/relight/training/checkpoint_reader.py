@@ -31,11 +31,11 @@ class CheckpointReader:
         batches: Batches,
         shard: Callable[[], str],
         place: Callable[[], int],
-        adopt_carried: Callable[[dict[str, Any]], None],
+        adopt_carried: Callable[[dict[str, Any], int], None],
     ) -> None:
         """`shard`: which part of the state this rank holds. `place`: which of a step's batches is its own.
 
-        `adopt_carried` takes what the script carries by itself out of a rank's private state.
+        `adopt_carried` takes what the script carries by itself out of a rank's private state of a version.
         """
         self._runtime = runtime
         self._state = state
@@ -125,7 +125,7 @@ class CheckpointReader:
         runtime.page.write_private(version, payload)
         private = decode_tree(payload)
         self._state.adopt_private(private)
-        self._adopt_carried(private)
+        self._adopt_carried(private, version)
         self._batches.restore(version, place)
 
 

@@ -44,7 +44,7 @@ class Lower:
     checkpointing: Checkpointing
     publishing: Publishing
     keep_private: Callable[[int], None]  # this rank's own, as it is now, for that version
-    adopt_carried: Callable[[dict[str, Any]], None]  # what its script carries, out of a tree of private state
+    adopt_carried: Callable[[dict[str, Any], int], None]  # what its script carries, of a version's private state
 
 
 class Recovery:
@@ -261,7 +261,7 @@ class Recovery:
             runtime.page.write_private(restore.target, NO_PRIVATE)
         private = self._await_private(restore)
         self._state.adopt_private(private)
-        self._lower.adopt_carried(private)
+        self._lower.adopt_carried(private, restore.target)
         self._batches.take_over(private, restore.target, self._place())
         self._stand_at(restore.target, meta)
         # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state.
@@ -306,7 +306,7 @@ class Recovery:
         runtime.page.write_private(restore.target, private)
         private_tree = decode_tree(private)
         state.adopt_private(private_tree)
-        self._lower.adopt_carried(private_tree)
+        self._lower.adopt_carried(private_tree, restore.target)
         self._batches.take_over(private_tree, restore.target, self._place())
         self._stand_at(restore.target, meta)
         if (found := state.digest()) != meta["digest"]:

@@ -356,14 +356,14 @@ class Runtime:
             self._said.add(key)
             self.link.send(WorkerNotice(process=self.process, rank=self.rank, text=text))
 
-    def doubt(self, reason: str) -> None:
+    def doubt(self, reason: str, step: int | None = None) -> None:
         """Say, once for each reason, that relight cannot vouch for the bits of an undisturbed run from here on.
 
         To be called where a failure has struck, and on every rank that knows of it: one may be lost.
         """
         if reason in self.doubts:
             return
-        step = max(0, self.faults.step)
+        step = max(0, self.faults.step if step is None else step)
         doubt = self.doubts[reason] = BitsDoubted(process=self.process, rank=self.rank, step=step, reason=reason)
         self.link.send(doubt)
 

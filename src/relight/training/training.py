@@ -150,7 +150,7 @@ class Training:
             lambda: self._place,
             self._adopt_carried,
         )
-        self._carried = Carried(self._is_kept_otherwise, runtime.say)
+        self._carried = Carried(self._is_kept_otherwise, runtime.say, lambda number: number in self._state.slots.by_id)
         self._checkpointing = Checkpointing(runtime, self._state, self._progress, reader, lambda: self._shard)
         self._snapshots = Snapshots(runtime, self._state, self._progress, lambda: self._shard)
         self._transaction = Transaction(self._state, lambda: runtime.launches, self._carried.look)
@@ -182,7 +182,7 @@ class Training:
         self._state.zero.watch(runtime.gathering)
         runtime.is_optimizer_at_work = lambda: self._writes.is_optimizer_at_work
         runtime.faults.flip = self._state.flip
-        runtime.standing_risk = lambda: self._batches.stray or self._carried.risk
+        runtime.standing_risk = lambda: self._batches.stray or self._carried.risk()
         runtime.derivable = lambda: (
             self._batches.derivable and self._state.follows_from_rank and not self._carried.decides
         )
@@ -587,10 +587,10 @@ class Training:
             return False
         return home.startswith("relight.") or self._state.keeps(thing) or self._batches.holds(thing)
 
-    def _adopt_carried(self, tree: dict[str, Any]) -> None:
+    def _adopt_carried(self, tree: dict[str, Any], version: int) -> None:
         doubt = self._carried.adopt(tree.get("carried"))
         if doubt is not None:
-            self._runtime.doubt(doubt)
+            self._runtime.doubt(doubt, step=version - 1)
 
     def _keep_private(self, version: int) -> None:
         carried = self._carried.capture()

@@ -34,6 +34,7 @@ from relight.training.carried.trees import (
     Reader,
     Unsupported,
     Writer,
+    keys_of,
     leaves_of,
     name_of,
     size_of,
@@ -43,6 +44,7 @@ from relight.training.carried.values import attributes_of, changed, put_back, re
 
 SURVEYED = 3  # first steps, in which all values are compared; later in the 8th, the 16th, the 32nd, ...
 _HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'
+_NAMED = 5  # places in a message
 _MISSING_TREE = {TAG: "missing"}
 
 
@@ -53,12 +55,14 @@ class Carried:
         self,
         is_foreign: Callable[[Any], bool],
         say: Callable[[str, str], None],
+        is_id: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """`is_foreign`: of an object whose attributes are kept otherwise: what was handed over, and relight's own.
 
-        `say` tells the user something once, by a key.
+        `say` tells the user something once, by a key. `is_id`: of a number that is the `id` of a tensor handed over.
         """
         self._is_foreign = is_foreign
+        self._is_id = is_id
         self._say = say
         self._loop = Loop()
         self._spots = self._loop.spots
@@ -75,8 +79,7 @@ class Carried:
         self._before: Survey | None = None
         self._surveyed = 0
         self._last: Survey | None = None  # by which changes are seen that come later
-        self._late_doubt: str | None = None
-        self.risk = ""  # why equal bits cannot be vouched for once a rank has been lost
+        self._left_out_why = ""  # of what decides a step, perhaps
         self._shown_after: list[str] = []
         self._was_unsettled = False
         self._captures = 0
@@ -115,14 +118,14 @@ class Carried:
                     self._loop.look_for(frame, *self._pending["loop"])
                     self._put_in()
                 return None
-        doubt, self._late_doubt = self._late_doubt, None
         if not self._kept and not self._is_surveyed and self._pending is None:
-            return doubt
+            return None
         self._loop.look_at(frame)
+        doubt = None
         if self._again:
             self._put_back()  # also what code between steps did after a step that does not count
             if self._missed and self._pending is None and self._loop.computes_above and self.decides:
-                doubt = doubt or (
+                doubt = (
                     f"{', '.join(self.names)}: carried by the script from its first step on, and that step was "
                     "interrupted. Put `with step` into the function that has the loop"
                 )
@@ -174,7 +177,6 @@ class Carried:
             self._again = True
             self._spots.frames.forget()
             self._notice(between=False)
-            self._look_for_late_changes()
             self._put_back()
 
     def end(self, *, computed: bool) -> str | None:
@@ -187,6 +189,26 @@ class Carried:
         return (
             f"{', '.join(sorted(self._shown_after))}: set by the last step and used after the loop, and a rank was "
             "lost after its last step"
+        )
+
+    def risk(self) -> str:
+        """In a recovery: why equal bits cannot be vouched for, if something changes and is not carried."""
+        if self._left_out_why:
+            return self._left_out_why
+        if self._last is None or self._is_surveyed:
+            return ""
+        self._spots.frames.forget()
+        now = Survey(self._spots.frames, self._is_foreign, traces=True)
+        self._spots.frames.forget()
+        places = [place for place, seen in self._last.found.items() if place in now.found and now.found[place] != seen]
+        places = [place for place in (*places, *self._new_attributes(self._last, now)) if not self._is_covered(place)]
+        names = sorted({describe(place) for place in places} - self._ignored)
+        if not names:
+            return ""
+        return (
+            f"{', '.join(names[:_NAMED])}: changed by the script for the first time after its first steps, in a way "
+            "that its code does not show, and so neither undone with a step nor carried to a replacement. If a step "
+            "depends on it: training.carry(...); else training.carry(ignore=(...,))"
         )
 
     def leave(self) -> None:
@@ -223,9 +245,12 @@ class Carried:
                     raise one.refusal(f"over {MOST_BYTES >> 20} MiB with what else is carried")
         if not names and not of_calls:
             return {}
-        self._was_unsettled = self._in_step and any(one.feeds and one.late for one in self._kept.values())
+        unsettled = [one.key for one in self._kept.values() if one.feeds and one.late] if self._in_step else []
+        lacking = [key for key in (*names, *of_calls) if self._in_step and self._kept[key].moves_on]
+        self._was_unsettled = bool(unsettled)
         self._spots.frames.forget()
-        return {"names": names, "of_calls": of_calls, "settled": not self._was_unsettled, "loop": self._loop.place}
+        found = {"unsettled": unsettled, "lacking": lacking}  # what a step may change after this
+        return {"names": names, "of_calls": of_calls, **found, "loop": self._loop.place}
 
     def look(self) -> int:
         """A number that is another one once something that decides a step has changed."""
@@ -245,12 +270,14 @@ class Carried:
         """At a turn of the loop: whether code between steps changed what was kept at the barrier, or may have."""
         if not self._kept:
             return False
-        if self._was_unsettled or not self._captures:
+        if not self._captures:
             return True
         self._spots.frames.forget()
-        found = any(one.is_written and changed(one.kept, one.spot.get()) for one in self._kept.values())
+        found = [one for one in self._kept.values() if one.is_written and changed(one.kept, one.spot.get())]
+        for one in found:
+            one.moves_on = not one.feeds
         self._spots.frames.forget()
-        return found
+        return self._was_unsettled or bool(found)
 
     @property
     def computes_above(self) -> bool:
@@ -271,12 +298,20 @@ class Carried:
         """Values of another process, to be put in at the next turn. Returns why equal bits cannot be vouched for."""
         self._in_step = False
         self._pending = tree or None
-        if not tree or tree["settled"]:
+        if not tree:
             return None
-        names = sorted({describe(place_of(key)) for key in (*tree["names"], *tree["of_calls"])})
+        if tree["lacking"]:
+            self._say(
+                "lacking",
+                f"{_described(tree['lacking'])}: only accumulated or shown, and changed after the last write of a "
+                "step. A rank was lost just there, and its replacement may lack what that step added. Change them "
+                "before the write, or use step.report(...) and training.log_to(...)",
+            )
+        if not tree["unsettled"]:
+            return None
         return (
-            f"{', '.join(names)}: carried by the script, changed after the block, and a rank was lost just there. "
-            "Change them inside `with step`"
+            f"{_described(tree['unsettled'])}: carried by the script, changed after the block, and a rank was lost "
+            "before that was kept. Change them inside `with step`"
         )
 
     # --- finding -----------------------------------------------------------------------------------------------
@@ -363,22 +398,6 @@ class Carried:
         number = self._surveyed
         return number < SURVEYED or (number >= 2 * SURVEYED and number & (number - 1) == 0)
 
-    def _look_for_late_changes(self) -> None:
-        """A step is undone: what changed since values were compared last, and is not carried, was not put back."""
-        if self._last is None or self._is_surveyed:
-            return
-        now = Survey(self._spots.frames, self._is_foreign, traces=True)
-        places = [place for place, seen in self._last.found.items() if place in now.found and now.found[place] != seen]
-        places = [place for place in (*places, *self._new_attributes(self._last, now)) if not self._is_covered(place)]
-        names = sorted({describe(place) for place in places} - self._ignored)
-        if names:
-            self._last = None
-            self._late_doubt = (
-                f"{', '.join(names[:5])}: changed by the script for the first time after many steps, in a way that its "
-                "code did not show, and a step was interrupted since then. If a step depends on it: "
-                "training.carry(...); else training.carry(ignore=(...,))"
-            )
-
     def _new_attributes(self, before: Survey, now: Survey) -> list[Place]:
         return [
             (*place, ("attribute", name, ""))
@@ -437,6 +456,9 @@ class Carried:
             return None
         try:
             tree = writer.write(one.key, value)
+            if weigh and any(map(self._is_id, keys_of(tree))):
+                writer.take_back()
+                raise Unsupported("the id() of a parameter as a key, which is another in each process (use its name)")
         except Unsupported as problem:
             if one.feeds and not one.seen:
                 raise one.refusal(f"it holds {problem}") from None
@@ -456,7 +478,7 @@ class Carried:
             self._forget(one)
         one.is_written = False  # but it is undone with its step
         if one.feeds:
-            self.risk = f"{one.shown} {CHANGES}, and is not carried: {why}"
+            self._left_out_why = f"{one.shown} {CHANGES}, and is not carried: {why}"
         self._say(f"carried {one.name}", one.left_out(why))
 
     def _forget(self, one: Kept) -> None:
@@ -499,3 +521,7 @@ class Carried:
             value = MISSING if part == _MISSING_TREE else reader.read(key, part)
             if one is not None and value is not spot.get():  # else it is kept otherwise there, or left out
                 spot.set(value)
+
+
+def _described(keys: Sequence[str]) -> str:
+    return ", ".join(sorted({describe(place_of(key)) for key in keys}))

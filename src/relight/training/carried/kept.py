@@ -27,6 +27,7 @@ class Kept:
     late: bool  # written after the block
     is_written: bool = True  # with the private state
     seen: bool = False  # known by its values alone
+    moves_on: bool = False  # only shown, and known to change after it was kept at a barrier
     mark: Any = None  # when the step under way was asked for
     looked: Any = None  # when it was last looked at
     kept: Any = None  # when the private state was kept last

@@ -285,6 +285,10 @@ def _next(value: Any, kind: str, first: str, second: str) -> Spot | None:
         function = function.__func__
     if not isinstance(function, types.FunctionType):
         return None
+    while first not in function.__code__.co_freevars and isinstance(
+        inner := getattr(function, "__wrapped__", None), types.FunctionType
+    ):
+        function = inner  # what a decorator wraps: torch.no_grad()
     if kind == "cell":
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         return CellSpot(cells[first]) if first in cells else None

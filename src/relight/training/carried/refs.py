@@ -81,10 +81,25 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
     value = static_attribute(owner, name)
     if isinstance(owner, torch.Tensor):
         return part_of(base) if name in ("data", "T", "mT", "real", "imag") else Ref(None, value)
-    if isinstance(value, property) or is_foreign(owner):
+    if isinstance(value, property) or (is_foreign(owner) and not (is_own_optimizer(owner) and is_added(name))):
         return Ref(None, UNKNOWN if isinstance(value, property) else value)
     place = (*base.place, ("attribute", name, "")) if base.place else None
     return Ref(("attribute", id(owner), name), value, place)
+
+
+def is_own_optimizer(value: Any) -> bool:
+    """Whether it is an optimizer of a class that is not torch's, which may keep more than its `state_dict()` tells."""
+    return isinstance(value, torch.optim.Optimizer) and not type(value).__module__.startswith("torch.")
+
+
+def is_added(name: str) -> bool:
+    """Whether an attribute of an optimizer is none that all optimizers have."""
+    return name not in _of_every_optimizer() and name not in dir(torch.optim.Optimizer)
+
+
+@functools.cache
+def _of_every_optimizer() -> frozenset[str]:
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.0)))
 
 
 def class_of(base: Ref) -> Ref:

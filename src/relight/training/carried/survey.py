@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from relight.training.carried.places import Frames
-from relight.training.carried.refs import Place, is_user_type
+from relight.training.carried.refs import Place, is_added, is_own_optimizer, is_user_type
 from relight.training.carried.source import is_user_file
 from relight.training.carried.values import Mark, attributes_of, generator_state, kind_of, remember
 
@@ -57,6 +57,7 @@ class Survey:
         if self._is_foreign(value):
             return
         if kind == "object":
+            self.found[place] = id(value) if self._traces else Mark("opaque", value, None)  # another may take its place
             if id(value) not in self._seen:
                 self._seen.add(id(value))
                 attributes = attributes_of(value)
@@ -91,7 +92,15 @@ class Survey:
         return remember(value)
 
     def _look_into_opaque(self, place: Place, value: Any, depth: int) -> None:
-        if id(value) in self._seen or self._is_foreign(value):
+        if id(value) in self._seen:
+            return
+        if is_own_optimizer(value):
+            self._seen.add(id(value))
+            for name, one in vars(value).items():
+                if not name.startswith("_") and is_added(name):
+                    self._look((*place, ("attribute", name, "")), one, depth + 1)
+            return
+        if self._is_foreign(value):
             return
         self._seen.add(id(value))
         if isinstance(value, types.MethodType):

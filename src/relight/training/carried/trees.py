@@ -168,8 +168,12 @@ class Writer:
         if kind == "deque":
             return {TAG: "deque", "n": value.maxlen, "v": each(value)}
         if kind == "set":
+            for one in value:
+                _refuse_key(one)
             return {TAG: "set", "c": type(value).__name__, "v": each(value)}
         if kind == "dict":
+            for key in value:
+                _refuse_key(key)
             pairs = [
                 [self._write("", key, depth + 1), self._write(f"{name}{_STEP}{key!r}", one, depth + 1)]
                 for key, one in value.items()
@@ -180,6 +184,24 @@ class Writer:
             parts = [[part, self._write(f"{name}{_STEP}{part}", one, depth + 1)] for part, one in members_of(value)]
             return {TAG: "object", "c": _class_name(value), "v": parts}
         return _WRITERS[kind](value)
+
+
+def _refuse_key(value: Any) -> None:
+    if isinstance(value, (torch.Tensor, nn.Module)):  # found by its identity
+        raise Unsupported(f"{name_of(value)} as a key, which another process does not have (use its name)")
+
+
+def keys_of(tree: Any) -> Iterator[int]:
+    """The numbers by which dictionaries and sets in a tree find what they hold."""
+    if isinstance(tree, dict):
+        parts = tree.get("v")
+        if tree.get(TAG) in ("dict", "set") and isinstance(parts, list):
+            keys = [one[0] for one in parts] if tree[TAG] == "dict" else parts
+            yield from (key for key in keys if type(key) is int)
+        yield from keys_of(parts)
+    elif isinstance(tree, (list, tuple)):
+        for one in tree:
+            yield from keys_of(one)
 
 
 def write_down(value: Any) -> Any:

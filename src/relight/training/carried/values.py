@@ -146,7 +146,7 @@ def changed(mark: Any, value: Any) -> bool:
         return bool(len(value) != len(saved) or any(map(changed, saved, value)))
     if kind == "dict":
         return len(value) != len(saved) or any(
-            key != other or changed(before, now)
+            (key is not other and (isinstance(key, torch.Tensor) or key != other)) or changed(before, now)
             for (key, before), (other, now) in zip(saved, value.items(), strict=True)
         )
     if kind == "object":
