@@ -120,7 +120,7 @@ def test_groups_that_were_added_travel() -> None:
 def test_views_of_parameters_belong_to_the_state() -> None:
     """A script that holds them in a variable of its own carries nothing of its own."""
     net, _, state = make(1)
-    for view in (net.linear.weight.data, net.linear.weight.detach()[1:], {"mask": net.mask.view(2, 2)}):
+    for view in (net.linear.weight.data, net.linear.weight.detach()[1:], {"mask": net.get_buffer("mask").view(2, 2)}):
         assert state.keeps(view)
     assert not state.keeps({"weight": net.linear.weight.detach().clone()})
     assert not state.keeps(torch.empty(0))

@@ -321,14 +321,32 @@ def test_a_collective_after_an_early_barrier_is_a_surprise_once(run: Any) -> Non
     assert script.barriers[7:] == ["end", "end"]
 
 
-def test_what_changes_for_the_first_time_makes_one_step_unrepeatable(run: Any) -> None:
-    def late(script: Script) -> None:
-        if script.number >= LEARNING_STEPS + 3:
-            with torch.no_grad():
-                script.shadow.weight.mul_(0.9)
-        plain(script)
+def _late(script: Script) -> None:
+    if script.number >= LEARNING_STEPS + 3:
+        with torch.no_grad():
+            script.shadow.weight.mul_(0.9)
+    plain(script)
 
-    script = run(late)
+
+def test_the_first_change_of_a_small_tensor_is_undone(run: Any) -> None:
+    """Of a target network, which is set to the trained one after a hundred steps."""
+    script = run(_late)
+    for _ in range(LEARNING_STEPS + 3):
+        script.step()
+    before = script.bits()
+    for _ in range(2):  # and the second one, after this step was repeated
+        with pytest.raises(InterruptedError):
+            _body_up_to_the_barrier(script)
+        assert not script.transaction.unimaged_changes()
+        script.undo()
+        assert script.bits() == before
+        script.step()
+        before = script.bits()
+
+
+def test_what_changes_for_the_first_time_makes_one_step_unrepeatable(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relight.training.transaction.transaction._STILL_BYTES", 0)
+    script = run(_late)
     for _ in range(LEARNING_STEPS + 3):
         script.step()
         assert not script.transaction.unimaged_changes()

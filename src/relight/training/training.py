@@ -34,7 +34,7 @@ from relight.errors import StepInterrupted, UsageError
 from relight.training.barrier import Barrier
 from relight.training.batches import Batches
 from relight.training.carried.carried import Carried
-from relight.training.carried.source import accumulates_by_hand, lines_of, loops_around
+from relight.training.carried.source import accumulates_by_hand, lines_of, loops_around, yields_inside
 from relight.training.checkpoint_reader import CheckpointReader
 from relight.training.checkpointing import Checkpointing
 from relight.training.evidence import begin_evidence
@@ -43,6 +43,7 @@ from relight.training.page import NO_PRIVATE
 from relight.training.phases import PhaseHooks
 from relight.training.progress import Progress
 from relight.training.publishing import Publishing
+from relight.training.reach import GENERATORS
 from relight.training.recovery import Lower, Recovery
 from relight.training.repeat import RepeatCheck
 from relight.training.scalars import Scalars
@@ -150,7 +151,12 @@ class Training:
             lambda: self._place,
             self._adopt_carried,
         )
-        self._carried = Carried(self._is_kept_otherwise, runtime.say, lambda number: number in self._state.slots.by_id)
+        self._carried = Carried(
+            self._is_kept_otherwise,
+            runtime.say,
+            is_id=lambda number: number in self._state.slots.by_id,
+            is_of_data=self._batches.holds,
+        )
         self._checkpointing = Checkpointing(runtime, self._state, self._progress, reader, lambda: self._shard)
         self._snapshots = Snapshots(runtime, self._state, self._progress, lambda: self._shard)
         self._transaction = Transaction(self._state, lambda: runtime.launches, self._carried.look)
@@ -403,6 +409,11 @@ class Training:
     def _look_at_block(self, frame: FrameType) -> None:
         """Before anything is computed: refuse what the code of the block shows to be wrong."""
         self._looked_at_block = True
+        if place := yields_inside(frame):
+            raise UsageError(
+                f"{place}: `with step` in a generator, around a `yield`. A failure that strikes while the code that "
+                "iterates over the generator runs does not reach the block: put `with step` into that code"
+            )
 
         def is_optimizer(expression: ast.expr) -> bool:
             name = expression.id if isinstance(expression, ast.Name) else ""
@@ -585,7 +596,8 @@ class Training:
         home = type(thing).__module__
         if home.startswith("relight.training.carried."):  # what stands for the value of a name that has none
             return False
-        return home.startswith("relight.") or self._state.keeps(thing) or self._batches.holds(thing)
+        is_drawn_from = isinstance(thing, GENERATORS) and self._batches.holds(thing)
+        return home.startswith("relight.") or self._state.keeps(thing) or is_drawn_from
 
     def _adopt_carried(self, tree: dict[str, Any], version: int) -> None:
         doubt = self._carried.adopt(tree.get("carried"))

@@ -55,12 +55,16 @@ class Carried:
         self,
         is_foreign: Callable[[Any], bool],
         say: Callable[[str, str], None],
+        *,
         is_id: Callable[[int], bool] = lambda _: False,
+        is_of_data: Callable[[Any], bool] = lambda _: False,
     ) -> None:
         """`is_foreign`: of an object whose attributes are kept otherwise: what was handed over, and relight's own.
 
         `say` tells the user something once, by a key. `is_id`: of a number that is the `id` of a tensor handed over.
+        `is_of_data`: of an object that dataset, sampler or `collate_fn` holds, or is.
         """
+        self._is_of_data = is_of_data
         self._is_foreign = is_foreign
         self._is_id = is_id
         self._say = say
@@ -156,8 +160,8 @@ class Carried:
         for one in self._kept.values():
             one.mark = remember(one.spot.get(), grows=not one.feeds)
         if self._is_surveyed:
-            self._before = Survey(self._spots.frames, self._is_foreign)
-            self._last = Survey(self._spots.frames, self._is_foreign, traces=True)
+            self._before = Survey(self._spots.frames, self._is_elsewhere)
+            self._last = Survey(self._spots.frames, self._is_elsewhere, traces=True)
         self._spots.frames.forget()
 
     def commit(self) -> None:
@@ -198,7 +202,7 @@ class Carried:
         if self._last is None or self._is_surveyed:
             return ""
         self._spots.frames.forget()
-        now = Survey(self._spots.frames, self._is_foreign, traces=True)
+        now = Survey(self._spots.frames, self._is_elsewhere, traces=True)
         self._spots.frames.forget()
         places = [place for place, seen in self._last.found.items() if place in now.found and now.found[place] != seen]
         places = [place for place in (*places, *self._new_attributes(self._last, now)) if not self._is_covered(place)]
@@ -340,6 +344,14 @@ class Carried:
 
     def _keep_found(self, found: Found) -> None:
         where = f"{short(found.file)}:{found.line}"
+        if holder := self._of_data(found.place):
+            if found.feeds:
+                raise UsageError(
+                    f"{where}: {describe(found.place)} is changed by steps, and belongs to {holder}, which the data "
+                    "holds (as dataset, sampler, collate_fn or in one of them): what was read before cannot be read "
+                    "again alike. Keep it in a variable, or in an object that the data does not hold"
+                )
+            return  # what changes there is kept with the place in the data, if it is plain
         one = self._keep(self._loop.lasting(found.place), where, found.feeds, found.late)
         if one is None:
             return
@@ -358,6 +370,17 @@ class Carried:
         else:
             self._leave_out(one, "it is counted beside training.steps(): use step.number")
 
+    def _is_elsewhere(self, thing: Any) -> bool:
+        return self._is_foreign(thing) or self._is_of_data(thing)
+
+    def _of_data(self, place: Place) -> str:
+        """The first object on the way to a place that the data holds, if there is one."""
+        for length in range(1, len(place)):
+            spot = self._spots.find(place[:length])
+            if spot is not None and spot.get() is not MISSING and self._is_of_data(spot.get()):
+                return describe(place[:length])
+        return ""
+
     def _keep_named(self, text: str) -> None:
         place = self._spots.frames.place_of_name(text)
         one = self._keep(place, "", True, False)
@@ -374,7 +397,7 @@ class Carried:
         if name in self._ignored or name.rpartition(".")[2] in self._ignored:
             return None
         spot = self._spots.find(place)
-        if spot is None or (spot.get() is not MISSING and self._is_foreign(spot.get())):
+        if spot is None or (spot.get() is not MISSING and self._is_elsewhere(spot.get())):
             return None
         one = self._kept[key] = Kept(key, name, where, spot, feeds, late, seen=seen)
         self._homes.add(key, spot.get() if mark is None else mark)

@@ -5,6 +5,7 @@ compiler) has no answer: None.
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import linecache
@@ -381,6 +382,22 @@ def accumulates_by_hand(frame: FrameType, is_optimizer: Callable[[ast.expr], boo
         others = [other for other in block if other is not statement]
         if _calls(others, "backward") and not _calls(others, "zero_grad"):
             return f"{short(frame.f_code.co_filename)}:{statement.lineno}"
+    return None
+
+
+def yields_inside(frame: FrameType) -> str | None:
+    """FILE:LINE of a `yield` in the block of the `with step` in this frame, or None; context managers may have one."""
+    node = node_of(frame.f_code)
+    way = _up_to_entered(_way_to(_body_of(node), frame.f_lineno), frame.f_lineno)
+    caller = frame.f_back
+    if not way or (caller is not None and caller.f_code.co_filename == contextlib.__file__):
+        return None
+    block = way[-1][0][way[-1][1]]
+    for statement in _statements(getattr(block, "body", [])):
+        for part in [statement] if not children_of(statement) else _heads(statement):
+            for inner in ast.walk(part):
+                if isinstance(inner, (ast.Yield, ast.YieldFrom)):
+                    return f"{short(frame.f_code.co_filename)}:{inner.lineno}"
     return None
 
 

@@ -1,6 +1,7 @@
 """A look at everything that a running script can reach, to see by values what its code did not show."""
 
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,6 +52,9 @@ class Survey:
         if len(self.found) >= _MOST or depth > _DEEPEST:
             return
         kind = kind_of(value)
+        if kind == "opaque" and self._traces and isinstance(value, (dict, list, set, deque)):
+            self.found[place] = trace(value)  # of a class of its own: it cannot be carried, but its changes are seen
+            return
         if kind == "opaque":
             self._look_into_opaque(place, value, depth)
             return
@@ -154,6 +158,8 @@ def trace(value: Any, depth: int = 0) -> Any:
         return id(value), bytes(value)
     if kind == "generator":
         return id(value), repr(generator_state(value))
+    if kind == "opaque" and isinstance(value, (dict, list, set, deque)):
+        kind = "dict" if isinstance(value, dict) else "set" if isinstance(value, set) else "list"
     if kind == "opaque" or depth > _DEEPEST or (kind != "object" and len(value) > _TRACED):
         return id(value), len(value) if hasattr(type(value), "__len__") and kind != "opaque" else 0
     if kind == "set":

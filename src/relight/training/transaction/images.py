@@ -124,6 +124,10 @@ class TensorImages:
         """What is held now, in use or not."""
         return sum(tensor.nbytes for tensor in (*self._taken.values(), *self._kept.values()))
 
+    def adopt(self, key: Key, copied: torch.Tensor) -> None:
+        """A copy from before the step, made by somebody else."""
+        self._taken[key] = copied
+
     def take(self, keys: Iterable[Key]) -> None:
         """Copy these, unless that was done in this step."""
         with torch.no_grad():

@@ -12,13 +12,14 @@ from relight.training.torch_private import around_buffer_sync
 from relight.training.transaction.data_access import DataAccess
 from relight.training.transaction.images import Key, ObjectImages, OptimizerImages, TensorImages
 from relight.training.transaction.pattern import Learner, Pattern, observed
-from relight.transfer.codec import encode_tree
+from relight.transfer.codec import encode_tree, local_part
 
 if TYPE_CHECKING:
     from relight.training.state import TrackedState
 
 # In so many steps everything is copied, and compared bit by bit, to learn what changes when.
 LEARNING_STEPS = 3
+_STILL_BYTES = 64 * 2**20  # of tensors that no step has changed so far
 _NAMED = 3  # tensors in a message
 
 _version = attrgetter("_version")
@@ -57,6 +58,7 @@ class Transaction:
         self._suspects: set[Key] = set()  # reached for through `.data`; it is not known yet whether they change
         self._to_check: set[Key] = set()  # those of the step before, of which this step has copies
         self._only_read: set[Key] = set()
+        self._still: dict[Key, torch.Tensor] = {}  # copies of small tensors that no step has changed so far
         self._versions: list[int] | None = None  # of all tensors, as the last step left them
         self._undo: list[Callable[[], Any]] = []
         self._seen_assignments = 0  # of buffers, when last looked where they are
@@ -103,6 +105,7 @@ class Transaction:
         self.learner.reset()
         self._learning = LEARNING_STEPS
         self._versions = None
+        self._still = {}
 
     # --- before a step ------------------------------------------------------------------------------------------
     def changed_between_steps(self) -> list[Key]:
@@ -289,7 +292,29 @@ class Transaction:
         """Tensors that this step has changed so far, or may have, and of which there is no copy."""
         written = [*self._written_since(now), *self._keys_of(self._access.written)]
         reached = [key for key in self._reached() if key not in self._only_read]
-        return dict.fromkeys(key for key in (*written, *reached) if key not in self._tensors)
+        found = dict.fromkeys(key for key in (*written, *reached) if key not in self._tensors)
+        for key in [key for key in found if key in self._still]:
+            if key in written:
+                self._tensors.adopt(key, self._still.pop(key))
+            else:
+                self._tensors.adopt(key, self._still[key].clone())
+                self._suspects.add(key)
+            self._early[key] = None
+            del found[key]
+        return found
+
+    def _copy_what_is_still(self) -> None:
+        """Of a target network, say, which is set to the trained one now and then: its first change can be undone."""
+        state, left = self._state, _STILL_BYTES
+        changing = {*self._early, *self._late, *state.private_buffers}
+        for name in state.optimizers:
+            changing.update(state.written_by(name))
+        self._still = {}
+        for key, tensor in zip(self._slots.keys, self._slots.tensors, strict=True):
+            part = local_part(tensor)
+            if key not in changing and part.layout is torch.strided and part.nbytes <= left:
+                left -= part.nbytes
+                self._still[key] = part.detach().clone()
 
     def _reached(self) -> list[Key]:
         return self._keys_of(self._access.reached)
@@ -343,6 +368,8 @@ class Transaction:
         self._tensors.drop(keep=not self._learning)
         self._optimizers.drop()
         self._objects.drop()
+        if self._learning == 1:
+            self._copy_what_is_still()
         self._learning = max(0, self._learning - 1)
         if self._attributes.assigned_buffers != self._seen_assignments:
             self._look_again()
