@@ -8,7 +8,7 @@ CODE := $(wildcard src tests benchmarks examples)
 JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms bench docs clean
+.PHONY: help setup check format test test-all demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ idioms: setup ## scripts in the shapes that people publish, with kills in phases
 
 fuzz-idioms: setup ## ten minutes of scripts composed at random, each disturbed and compared
 	$(BIN)/python -m tests.idioms.compose --minutes 10
+
+fuzz-carried: setup ## ten minutes of loops that hold state in any way, interrupted in one process, and compared
+	$(BIN)/python -m tests.training.carried_scripts --minutes 10
 
 bench: $(VENV)/.bench ## measure, beside torchft
 	$(BIN)/python -m benchmarks

@@ -11,6 +11,8 @@ import random
 import re
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
@@ -178,15 +180,23 @@ def judge(script: Script, seed: int, directory: Path) -> str:
     return f"doubted: {doubts[0]}" if doubts else "equal"
 
 
+def _seeds(minutes: float) -> Iterator[int]:
+    end, first = time.monotonic() + 60 * minutes, time.time_ns() // 1000
+    while time.monotonic() < end:
+        yield first
+        first += 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0..999", help="A..B, both included, or one")
+    parser.add_argument("--minutes", type=float, help="seeds that nobody has seen yet, for so long")
     parser.add_argument("--show", action="store_true", help="the scripts")
     options = parser.parse_args()
     low, _, high = options.seeds.partition("..")
     counts: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as directory:
-        for seed in range(int(low), int(high or low) + 1):
+        for seed in _seeds(options.minutes) if options.minutes else range(int(low), int(high or low) + 1):
             script = compose(seed)
             if options.show:
                 print(script.source)
