@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from relight.errors import UsageError
 from relight.training.carried.kept import (
@@ -344,14 +345,9 @@ class Carried:
 
     def _keep_found(self, found: Found) -> None:
         where = f"{short(found.file)}:{found.line}"
-        if holder := self._of_data(found.place):
-            if found.feeds:
-                raise UsageError(
-                    f"{where}: {describe(found.place)} is changed by steps, and belongs to {holder}, which the data "
-                    "holds (as dataset, sampler, collate_fn or in one of them): what was read before cannot be read "
-                    "again alike. Keep it in a variable, or in an object that the data does not hold"
-                )
-            return  # what changes there is kept with the place in the data, if it is plain
+        if (holder := self._of_data(found.place)) is not None:
+            self._refuse_of_data(found, where, holder)
+            return
         one = self._keep(self._loop.lasting(found.place), where, found.feeds, found.late)
         if one is None:
             return
@@ -373,13 +369,25 @@ class Carried:
     def _is_elsewhere(self, thing: Any) -> bool:
         return self._is_foreign(thing) or self._is_of_data(thing)
 
-    def _of_data(self, place: Place) -> str:
+    def _of_data(self, place: Place) -> Place | None:
         """The first object on the way to a place that the data holds, if there is one."""
         for length in range(1, len(place)):
             spot = self._spots.find(place[:length])
             if spot is not None and spot.get() is not MISSING and self._is_of_data(spot.get()):
-                return describe(place[:length])
-        return ""
+                return place[:length]
+        return None
+
+    def _refuse_of_data(self, found: Found, where: str, holder: Place) -> None:
+        """What was read before cannot be read again alike, if it depends on this. Plain values are kept by the data."""
+        name, owner = describe(found.place), self._spots.find(holder)
+        reads = isinstance(owner.get() if owner is not None else None, (Dataset, Sampler, DataLoader))
+        because = f"{where}: {name} is changed by steps, and belongs to {describe(holder)}, which the data holds"
+        if reads or found.feeds:
+            raise UsageError(
+                f"{because} (as dataset, sampler, collate_fn, or in one of them), so that what was read before cannot "
+                "be read again alike. Keep it in a variable, or in an object that the data does not hold"
+            )
+        self._say(f"carried {name}", f"{because}: a replacement may begin without it")
 
     def _keep_named(self, text: str) -> None:
         place = self._spots.frames.place_of_name(text)

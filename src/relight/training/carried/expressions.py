@@ -50,6 +50,7 @@ _VIEWS = frozenset(  # methods of tensors and arrays whose result shares their m
 )
 _SAME = frozenset({"list", "tuple", "iter", "reversed", "sorted"})  # of the same members
 _OF_MODULES = frozenset("parameters named_parameters buffers named_buffers state_dict modules children".split())
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _NO_NAME = ast.Name("", ast.Load())
 MOST_MEMBERS = 8  # of a container whose members are told from each other
 _FRESH: Key = ("temporary", -1, "")
@@ -211,6 +212,8 @@ class Expressions:
         held, method = container_behind(known(target))
         if receiver is None and method in MUTATORS and has_contents(held):
             self._flow.mutate(self._scope.find(held), self._at(node))
+        if isinstance(known(target), nn.Module):
+            self._run_hooks(target, node)
         callee = inherited or self._placed(callee_of(target, receiver))
         if callee is not None:
             result = self._enter(callee, target, node, NOWHERE if is_statement else use)
@@ -245,6 +248,17 @@ class Expressions:
             callee = self._placed(callee_of(Ref(ref.key, value, ref.place), None))
             if callee is not None:
                 self._enter(callee, ref, ast.copy_location(ast.Call(node.func, [], []), node), use)
+
+    def _run_hooks(self, target: Ref, node: ast.Call) -> None:
+        """Functions of the user's that calling a module runs, or the backward pass of what it returns."""
+        for path, module in known(target).named_modules():
+            steps = tuple(("attribute", name, "") for name in path.split(".") if name)
+            for kind in _HOOKS:
+                for number, hook in enumerate(list(getattr(module, kind, {}).values())):
+                    way = (*steps, ("attribute", kind, ""), ("member", str(number), ""))
+                    place = (*target.place, *way) if target.place else None
+                    call = ast.copy_location(ast.Call(_NO_NAME, [], []), node)
+                    self._pass_on(Ref(("hook", id(hook)), hook, place), call, None)
 
     def _inherited(self, function: ast.expr) -> Callee | None:
         """The method that `super().name(...)` calls."""

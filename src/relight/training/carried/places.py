@@ -278,6 +278,9 @@ def _next(value: Any, kind: str, first: str, second: str) -> Spot | None:
         return AttributeSpot(value, first)
     if kind == "item":
         return DictSpot(value, int(second) if first == "int" else second)
+    if kind == "member":  # of a dictionary whose keys are others in each process
+        members = list(value.values())
+        return FixedSpot(members[int(first)]) if int(first) < len(members) else None
     function = value
     while hasattr(function, "func") and not isinstance(function, types.FunctionType):
         function = function.func  # functools.partial

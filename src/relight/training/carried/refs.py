@@ -31,6 +31,8 @@ def describe(place: Place) -> str:
             text += f".{first}"
         elif kind == "item":
             text += f"[{second!r}]" if first == "str" else f"[{second}]"
+        elif kind == "member":
+            text += f"[{first}]"
         elif kind == "default":
             text += f"({first}=...)"
         else:

@@ -83,6 +83,8 @@ class Scope:
             value = cells[name].cell_contents
         except (KeyError, ValueError):
             value = UNKNOWN
+        if place is None and value is not UNKNOWN and (found := self.find(value)).place is not None:
+            return found
         return Ref(("variable", id(cells.get(name)), name), value, place)
 
 
