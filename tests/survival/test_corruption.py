@@ -55,6 +55,7 @@ def test_a_bit_that_flips_between_two_comparisons_is_found_at_the_next(bench: Be
     assert not check_protocol(outcome), outcome.describe()
 
 
+@pytest.mark.all
 def test_a_doubt_outlives_the_job(bench: Bench, tmp_path: Path) -> None:
     """All of the job is killed behind a checkpoint; the one that goes on from it cannot vouch for its bits either."""
     root = tmp_path / "checkpoints"

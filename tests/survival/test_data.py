@@ -15,6 +15,7 @@ def test_the_replacement_draws_the_same_data(bench: Bench, kind: str) -> None:
     check_survived(bench.run(training, faults=FAULTS, standbys=2), bench.reference(training))
 
 
+@pytest.mark.all
 def test_a_loader_that_was_not_handed_over_makes_the_bits_doubtful(bench: Bench) -> None:
     """It is read too rarely to be refused in the first steps; a replacement begins it anew."""
     training = Training(ranks=2, steps=20, program="augmenting.py", arguments=("--data", "stray"))

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from relight.errors import UsageError
+from relight.training.carried.compare import FIRST_STEPS, Comparison
 from relight.training.carried.kept import (
     CHANGES,
     MOST_BYTES,
@@ -28,7 +29,6 @@ from relight.training.carried.names import Found, names_of
 from relight.training.carried.places import MISSING, key_of, place_of
 from relight.training.carried.refs import Place, describe, is_iterator
 from relight.training.carried.source import short
-from relight.training.carried.survey import Survey
 from relight.training.carried.trees import (
     TAG,
     Homes,
@@ -41,9 +41,8 @@ from relight.training.carried.trees import (
     size_of,
     write_down,
 )
-from relight.training.carried.values import attributes_of, changed, put_back, remember
+from relight.training.carried.values import changed, put_back, remember
 
-SURVEYED = 3  # first steps, in which all values are compared; later in the 8th, the 16th, the 32nd, ...
 _HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'
 _NAMED = 5  # places in a message
 _MISSING_TREE = {TAG: "missing"}
@@ -81,9 +80,7 @@ class Carried:
         self._in_step = False
         self._again = False  # the last step was rolled back
         self._pending: dict[str, Any] | None = None  # to be put in at the next entry
-        self._before: Survey | None = None
-        self._surveyed = 0
-        self._last: Survey | None = None  # by which changes are seen that come later
+        self._comparison = Comparison(self._spots, self._is_elsewhere)
         self._left_out_why = ""  # of what decides a step, perhaps
         self._shown_after: list[str] = []
         self._was_unsettled = False
@@ -123,7 +120,7 @@ class Carried:
                     self._loop.look_for(frame, *self._pending["loop"])
                     self._put_in()
                 return None
-        if not self._kept and not self._is_surveyed and self._pending is None:
+        if not self._kept and not self._comparison.is_due and self._pending is None:
             return None
         self._loop.look_at(frame)
         doubt = None
@@ -155,24 +152,20 @@ class Carried:
         if not self._loop.is_found:
             return
         self._in_step = True
-        if not self._kept and not self._is_surveyed:
+        if not self._kept and not self._comparison.is_due:
             return
         self._spots.frames.forget()
         for one in self._kept.values():
             one.mark = remember(one.spot.get(), grows=not one.feeds)
-        if self._is_surveyed:
-            self._before = Survey(self._spots.frames, self._is_elsewhere)
-            self._last = Survey(self._spots.frames, self._is_elsewhere, traces=True)
+        if self._comparison.is_due:
+            self._comparison.begin()
         self._spots.frames.forget()
 
     def commit(self) -> None:
         """The step counts."""
         self._in_step = False
         self._again = self._missed = False
-        was_surveyed = self._is_surveyed
-        self._surveyed += 1
-        if was_surveyed and not self._is_surveyed:
-            self._before = None
+        self._comparison.commit()
         self._spots.frames.forget()
 
     def roll_back(self) -> None:
@@ -200,13 +193,9 @@ class Carried:
         """In a recovery: why equal bits cannot be vouched for, if something changes and is not carried."""
         if self._left_out_why:
             return self._left_out_why
-        if self._last is None or self._is_surveyed:
-            return ""
         self._spots.frames.forget()
-        now = Survey(self._spots.frames, self._is_elsewhere, traces=True)
+        places = [place for place in self._comparison.changed_since() if not self._is_covered(place)]
         self._spots.frames.forget()
-        places = [place for place, seen in self._last.found.items() if place in now.found and now.found[place] != seen]
-        places = [place for place in (*places, *self._new_attributes(self._last, now)) if not self._is_covered(place)]
         names = sorted({describe(place) for place in places} - self._ignored)
         if not names:
             return ""
@@ -219,7 +208,7 @@ class Carried:
     def leave(self) -> None:
         """The loop has ended: no frame is held any more."""
         self._loop.leave()
-        self._before = self._last = None
+        self._comparison.leave()
 
     # --- the private state -----------------------------------------------------------------------------------
     def capture(self) -> dict[str, Any]:
@@ -233,7 +222,7 @@ class Carried:
         if not self._kept:
             return {}
         self._captures += 1
-        weigh = self._captures <= 2 * SURVEYED or self._captures % 16 == 0
+        weigh = self._captures <= 2 * FIRST_STEPS or self._captures % 16 == 0
         names: dict[str, Any] = {}
         of_calls: dict[str, Any] = {}  # read back later, once the functions run to which they are given
         writers, total = (Writer(self._homes), Writer(self._homes)), 0
@@ -423,50 +412,20 @@ class Carried:
         self._leave_out(one, f"{name_of(value)} cannot be carried")
 
     # --- by values -----------------------------------------------------------------------------------------
-    @property
-    def _is_surveyed(self) -> bool:
-        """Whether all values are compared in the step under way, or in the next one."""
-        number = self._surveyed
-        return number < SURVEYED or (number >= 2 * SURVEYED and number & (number - 1) == 0)
-
-    def _new_attributes(self, before: Survey, now: Survey) -> list[Place]:
-        return [
-            (*place, ("attribute", name, ""))
-            for place, names in before.attributes.items()
-            for name in sorted(now.attributes.get(place, names) - names)
-        ]
-
     def _notice(self, *, between: bool) -> None:
         """Carry also what changed although the code did not show it."""
-        before = self._before
-        if before is None:
-            return
-        for place, mark in before.found.items():
-            if self._is_covered(place):
-                continue
-            spot = self._spots.find(place)
-            if spot is None or not changed(mark, value := spot.get()):
-                continue
-            if place in before.modules and value.nbytes > MOST_MODULE_BYTES:
-                module = describe(before.modules[place])
+        for change in self._comparison.changes(self._is_covered):
+            if change.module is not None and change.nbytes > MOST_MODULE_BYTES:
+                module = describe(change.module)
                 raise UsageError(
-                    f"{module} changes from step to step ({place[-1][1]}), and was not handed over: "
+                    f"{module} changes from step to step ({change.place[-1][1]}), and was not handed over: "
                     f"relight.Training({_HAND_OVER.format(module)}"
                 )
-            self._keep_seen(place, mark, late=between)
-        for place, names in before.attributes.items():
-            spot = self._spots.find(place)
-            for name in attributes_of(spot.get()).keys() - names if spot is not None else ():
-                new = (*place, ("attribute", name, ""))
-                if not self._is_covered(new):
-                    self._keep_seen(new, remember(MISSING), late=between)
+            one = self._keep(change.place, "", True, between, seen=True, mark=change.mark)
+            if one is not None:
+                one.mark = change.mark
         if between:
-            self._before = None
-
-    def _keep_seen(self, place: Place, mark: Any, *, late: bool) -> None:
-        one = self._keep(place, "", True, late, seen=True, mark=mark)
-        if one is not None:
-            one.mark = mark
+            self._comparison.end()
 
     def _is_covered(self, place: Place) -> bool:
         """Whether what holds this place is carried as a whole, or is dead."""

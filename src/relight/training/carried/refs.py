@@ -75,6 +75,9 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
         return Ref(("of", base.key, name), UNKNOWN, (*base.place, ("attribute", name, "")) if base.place else None)
     if isinstance(owner, types.ModuleType):
         value = vars(owner).get(name, UNKNOWN)
+        is_own = is_user_file(getattr(owner, "__file__", None) or "")
+        if not is_own and not isinstance(value, (_Unknown, int, float, str, type(None))):
+            return Ref(None, value)  # a library's: os.environ, sys.path
         return Ref(("global", owner.__name__, name), value, (("module", owner.__name__, name),))
     if name == "__dict__":
         return Ref(base.key, UNKNOWN, base.place, is_part=True)
@@ -226,15 +229,20 @@ def sets_otherwise(owner: Any, name: str) -> bool:
     return is_own or own_method(owner, "__setattr__") is not None
 
 
+_SHOWN_BY = ("tqdm", "logging", "_io", "rich", "wandb", "tensorboard", "os")  # the environment is not carried
+
+
 def is_of_a_library(value: Any) -> bool:
-    """Whether it is an object of a library's class, whose methods may change it: a queue, a metric."""
+    """Whether it is an object of a library's class, whose methods may change it: a queue, a metric.
+
+    Schedulers, scalers and the like of torch are watched where they are used.
+    """
     if value is UNKNOWN or isinstance(value, (types.ModuleType, type, type(None), bool, int, float, str, bytes, tuple)):
         return False
-    kind = type(value)
-    is_shown = kind.__module__.partition(".")[0] in ("tqdm", "logging", "_io", "rich", "wandb", "tensorboard")
-    return not (
-        callable(value) or is_shown or is_user_type(kind) or kind.__module__.startswith("torch.utils.tensorboard")
-    )
+    if isinstance(value, nn.Module):
+        return not is_user_type(type(value))
+    home = type(value).__module__.partition(".")[0]
+    return not (callable(value) or home in (*_SHOWN_BY, "torch") or is_user_type(type(value)))
 
 
 def container_behind(value: Any) -> tuple[Any, str]:
