@@ -109,7 +109,6 @@ TOGETHER: dict[str, tuple[str, str]] = {
 
 IN_CI = (
     "static_graph_ema_clip",
-    "adam_autocast_ema_preserve_evaluate",
     "foreach_overflow_stateful",
 )
 
