@@ -294,19 +294,18 @@ class Carried:
         self._pending = tree or None
         if not tree:
             return None
-        if tree["lacking"]:
-            self._say(
-                "lacking",
-                f"{_described(tree['lacking'])}: only accumulated or shown, and changed after the last write of a "
-                "step. A rank was lost just there, and its replacement may lack what that step added. Change them "
-                "before the write, or use step.report(...) and training.log_to(...)",
+        if tree["unsettled"]:
+            return (
+                f"{_described(tree['unsettled'])}: carried by the script, changed after the block, and a rank was lost "
+                "before that was kept. Change them inside `with step`"
             )
-        if not tree["unsettled"]:
-            return None
-        return (
-            f"{_described(tree['unsettled'])}: carried by the script, changed after the block, and a rank was lost "
-            "before that was kept. Change them inside `with step`"
-        )
+        if tree["lacking"]:
+            return (
+                f"{_described(tree['lacking'])}: only accumulated or shown, changed after the last write of a step, and "
+                "a rank was lost just there: its replacement lacks what that step added. Change them before the write, "
+                "or use step.report(...) and training.log_to(...)"
+            )
+        return None
 
     # --- finding -----------------------------------------------------------------------------------------------
     def _find(self, frame: FrameType, line: int = 0) -> None:
