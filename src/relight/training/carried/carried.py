@@ -301,9 +301,9 @@ class Carried:
             )
         if tree["lacking"]:
             return (
-                f"{_described(tree['lacking'])}: only accumulated or shown, changed after the last write of a step, and "
-                "a rank was lost just there: its replacement lacks what that step added. Change them before the write, "
-                "or use step.report(...) and training.log_to(...)"
+                f"{_described(tree['lacking'])}: only accumulated or shown, changed after the last write of a step, "
+                "and a rank was lost just there: its replacement lacks what that step added. Change them before the "
+                "write, or use step.report(...) and training.log_to(...)"
             )
         return None
 
