@@ -240,6 +240,7 @@ def test_a_cut_collective(bench: Bench) -> None:
     assert not any(recovery.replaced for recovery in outcome.report.recoveries), outcome.describe()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.all), pytest.param(3, marks=pytest.mark.all)])
 def test_a_cut_and_a_kill_in_one_barrier(bench: Bench, victim: int) -> None:
     """One survivor loses its side of the barrier while another rank dies in it: the others may have passed."""

@@ -115,6 +115,7 @@ def check_fell(outcome: Outcome, reference: Outcome, rung: str, target: int, com
     assert not check_protocol(outcome), outcome.describe()
 
 
+@pytest.mark.all
 # A moment's lowest bit may be rounded away again in the next steps.
 @pytest.mark.parametrize(
     ("what", "step", "arguments"),

@@ -39,6 +39,7 @@ def check_came_back(outcome: Outcome, reference: Outcome, rungs: tuple[str, ...]
             assert f"back to version {recovery.target_version} from version" in outcome.stderr, outcome.describe()
 
 
+@pytest.mark.all
 def test_fsdp_without_replicas_survives_the_loss_of_a_rank(bench: Bench) -> None:
     training = divided(12)
     outcome = bench.run(training, faults=["kill rank 2 in FORWARD of step 7"])

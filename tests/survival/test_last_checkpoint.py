@@ -151,6 +151,7 @@ def restarts(places: str) -> int:
     return sum(place not in ("event Saved 1", "orders EndJob 1") for place in places.split("; "))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "places",
     [

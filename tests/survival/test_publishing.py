@@ -76,6 +76,7 @@ def test_the_last_version_waits_for_the_place_of_a_dead_predecessor(bench: Bench
             assert receiver.digest() == outcome.finals[0]["weights"]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "faults",
     [pytest.param((), marks=pytest.mark.all), ("kill rank 0 in BACKWARD of step 6",)],

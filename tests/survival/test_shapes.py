@@ -42,7 +42,8 @@ def test_a_rank_dies_while_others_agree_on_the_buckets_of_the_first_step(bench: 
     assert len(outcome.report.failures) == 1, outcome.describe()
 
 
-@pytest.mark.parametrize("shape", ["thawing", pytest.param("assigned", marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("shape", ["thawing", "assigned"])
 def test_a_job_that_is_started_again_has_what_its_steps_changed(bench: Bench, tmp_path: Path, shape: str) -> None:
     """Groups of its optimizer, what requires gradients, attributes: a script that goes on late does none of it."""
     arguments = ("--shape", shape, "--checkpoints", str(tmp_path / "checkpoints"))

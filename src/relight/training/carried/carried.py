@@ -341,7 +341,7 @@ class Carried:
             return
         if not found.is_counted:
             self._refuse_iterator(one)
-            if isinstance(module := one.spot.get(), nn.Module):
+            if one.feeds and isinstance(module := one.spot.get(), nn.Module):
                 raise UsageError(
                     f"{where}: {one.name}, {name_of(module)}, changes from step to step, and was not handed over: "
                     f"relight.Training({_HAND_OVER.format(one.name)}"

@@ -213,6 +213,7 @@ class Expressions:
         if receiver is None and method in MUTATORS and has_contents(held):
             self._flow.mutate(self._scope.find(held), self._at(node))
         if isinstance(known(target), nn.Module):
+            self._flow.read(target, use)  # what it returns depends on all that it holds
             self._run_hooks(target, node)
         callee = inherited or self._placed(callee_of(target, receiver))
         if callee is not None:
