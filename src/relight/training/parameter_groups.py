@@ -14,6 +14,11 @@ def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def members_of_groups(optimizer: Optimizer) -> list[list[torch.Tensor]]:
+    """The parameters of each group, in lists of its own."""
+    return [[*group["params"]] for group in optimizer.param_groups]
+
+
 def names_in_groups(optimizer: Optimizer, keys: Mapping[int, Key]) -> list[list[str]]:
     """Those of its parameters, by group. `keys`: of all that were handed over, by their ids."""
     return [["/".join(keys.get(id(p), ("", "?"))) for p in group["params"]] for group in optimizer.param_groups]

@@ -7,6 +7,7 @@ position page, where it outlives the process.
 
 import collections
 import itertools
+import operator
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
@@ -29,6 +30,7 @@ from relight.training.fsdp_private import ShardedModules
 from relight.training.layouts import Layouts
 from relight.training.mesh_private import as_part_like, batch_place, cuts_of, fit_part, is_distributed
 from relight.training.parameter_groups import (
+    members_of_groups,
     named,
     names_in_groups,
     parameters_of,
@@ -116,7 +118,7 @@ class TrackedState:
         self.with_own_numbers: set[str] = set()
         self.averages = Averages(modules, self.trained_parameters(), self.slots)
         self._trained_owners = self._owners_that_train()
-        self._seen_members = {name: self._ids_in(name) for name in optimizers}
+        self._seen_members = {name: members_of_groups(optimizer) for name, optimizer in optimizers.items()}
         self._built_groups = self._describe_groups()
         self.layouts: Layouts | None = None  # of DDP's buckets, which decide in which order gradients are added up
 
@@ -435,8 +437,11 @@ class TrackedState:
 
         Raises UsageError if a replacement could not be given them.
         """
-        members = self._ids_in(optimizer)
-        if members == self._seen_members[optimizer]:
+        groups, seen = self.optimizers[optimizer].param_groups, self._seen_members[optimizer]
+        if len(groups) == len(seen) and all(
+            len(group["params"]) == len(members) and all(map(operator.is_, group["params"], members))
+            for group, members in zip(groups, seen, strict=True)
+        ):
             return
         if is_zero(self.optimizers[optimizer]):
             raise UsageError(
@@ -445,12 +450,8 @@ class TrackedState:
                 "those that are to wait (requires_grad_(False))"
             )
         self._check_groups(optimizer)
-        self._seen_members[optimizer] = members
+        self._seen_members[optimizer] = members_of_groups(self.optimizers[optimizer])
         self._trained_owners = self._owners_that_train()
-
-    def _ids_in(self, optimizer: str) -> list[int]:
-        """The ids of its parameters."""
-        return [number for group in self.optimizers[optimizer].param_groups for number in map(id, group["params"])]
 
     def trains(self, key: Key) -> bool:
         """Whether a buffer belongs to a module that some optimizer updates, so that forward passes may change it."""

@@ -807,7 +807,7 @@ class Training:
     def _refuse_changes_between_steps(self) -> None:
         if self._fingerprint is None:
             return
-        changed = self._transaction.changed_between_steps()
+        changed = self._transaction.changed_between_steps() if self._carried.computes_outside else []
         names = ["parameters"] if any(key in self._state.slots.parameters for key in changed) else []
         names += [f"buffer {listed(changed)}"] if changed and not names else []
         found = self._state.fingerprint()

@@ -279,6 +279,11 @@ class Carried:
         return self._loop.computes_above
 
     @property
+    def computes_outside(self) -> bool:
+        """Whether the script's code may run between two steps; also if that is not known."""
+        return self._loop.computes_outside
+
+    @property
     def decides(self) -> bool:
         """Whether anything that is carried decides what a step computes."""
         return any(one.feeds for one in self._kept.values())

@@ -18,6 +18,7 @@ class Loop:
         self.spots = Spots()
         self.declared: list[Any] = []  # objects that the user named
         self.is_found = False
+        self.computes_outside = True  # the script's code may run after `with step`, before the next one is entered
         self._held: list[Any] = []  # objects that functions with the block get in each turn
         self._iteration: Iteration | None = None
         self._code: CodeType | None = None  # of the function that holds the loop
@@ -44,6 +45,7 @@ class Loop:
         self.is_found = True
         self._iteration = iteration_of(frame, {here.f_code: at for here, at in self._asked}, line)
         asked = {id(here) for here, _ in self._asked}
+        asks_itself = bool(self._asked) and self._asked[0][0] is frame
         self._asked = []
         frames = [frame]
         while frames[-1].f_back is not None and (
@@ -51,6 +53,7 @@ class Loop:
         ):
             frames.append(frames[-1].f_back)
         self._code, self._depth = frames[-1].f_code, len(frames) - 1
+        self.computes_outside = not (asks_itself and self._iteration is not None and self._iteration.is_only_block)
         self._show(frames)
         return self._iteration, frames
 

@@ -44,6 +44,7 @@ class Iteration:
     block: ast.With
     begins_late: bool  # the turn's first statements run before the loop asks for a step
     computes_above: bool  # code stands between the loop's head and `with step`
+    is_only_block: bool  # the loop's body is `with step` and nothing else
     counted: frozenset[str]  # names that the loop itself sets, beside the step
     frames: int  # how many frames take part: 1 if `with step` stands in the function that holds the loop
     read_after: frozenset[str] = frozenset()  # names that the function with the loop reads after it
@@ -288,6 +289,7 @@ def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, int], line: int =
                 whole,
                 pieces=pieces,
                 computes_above=above,
+                is_only_block=False,
                 frames=number + 1,
                 read_after=_read_after(way[: loop + 1]),
             )
@@ -305,7 +307,9 @@ def _of_loop(place: tuple[list[ast.stmt], int], block: ast.With, asked: int) -> 
     body = getattr(loop, "body", [])
     begins_late = bool(asked) and not _is_head(loop, asked)
     pieces = (Piece(0, (*first, *body, *last)),)
-    return Iteration(pieces, block, begins_late, begins_late or body[0] is not block, counted, 1)
+    above = begins_late or body[0] is not block
+    is_only_block = isinstance(loop, ast.For) and not above and len(body) == 1
+    return Iteration(pieces, block, begins_late, above, is_only_block, counted, 1)
 
 
 def _read_after(way: list[tuple[list[ast.stmt], int]]) -> frozenset[str]:

@@ -130,10 +130,11 @@ class TensorImages:
 
     def take(self, keys: Iterable[Key]) -> None:
         """Copy these, unless that was done in this step."""
+        missing = [key for key in keys if key not in self._taken]
+        if not missing:
+            return
         with torch.no_grad():
-            for key in keys:
-                if key in self._taken:
-                    continue
+            for key in dict.fromkeys(missing):
                 live, kept = local_part(self._slots.get(key)), self._kept.pop(key, None)
                 if kept is not None and kept.shape == live.shape and kept.dtype == live.dtype:
                     self._taken[key] = kept.copy_(live)
@@ -229,8 +230,13 @@ class ObjectImages:
         self._taken = {}
 
 
+_PLAIN = frozenset((float, int, bool, type(None), str))  # values that are not copied
+
+
 def _copied(value: Any) -> Any:
     """A copy of an optimizer's value, however deep tensors lie in it."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):

@@ -206,7 +206,7 @@ class Transaction:
             self._changed_at.append(changed)
             self._only_read |= {key for key in self._reached() if key not in changed}
         else:
-            self._note_newcomers(self._scan())
+            self._note_newcomers(self._written_since(self._scan()))
         keys = self._state.written_by(optimizer) if optimizer is not None else []
         if optimizer is not None:
             self._tensors.take(keys)
@@ -238,8 +238,9 @@ class Transaction:
         if self._learning:
             self._learn()
         else:
-            self._note_newcomers(now)
-            self._note_private_buffers(now)
+            written = self._written_since(now)
+            self._note_newcomers(written)
+            self._note_private_buffers(written)
         state = self._state
         if state.averages:
             state.private_buffers |= state.averages.like(state.private_buffers)
@@ -268,7 +269,7 @@ class Transaction:
             written |= self._written_at[index] if index < len(self._written_at) else set()
         self._only_read |= {key for key in self._reached() if key not in at_end}
 
-    def _note_newcomers(self, now: list[int]) -> None:
+    def _note_newcomers(self, written: list[Key]) -> None:
         """Tensors that changed and were not copied: this step cannot be repeated, later ones can."""
         if self._to_check:
             only_read = self._to_check - set(self._tensors.changed(sorted(self._to_check)))
@@ -277,20 +278,21 @@ class Transaction:
             for key in only_read:
                 self._early.pop(key, None)
             self._to_check = set()
-        newcomers = self._without_copy(now)
+        newcomers = self._without_copy(written)
         self._early.update(newcomers)
         self._uncopied.update(newcomers)
-        self._suspects |= newcomers.keys() - {*self._written_since(now), *self._keys_of(self._access.written)}
+        if newcomers:
+            self._suspects |= newcomers.keys() - {*written, *self._keys_of(self._access.written)}
 
-    def _note_private_buffers(self, now: list[int]) -> None:
-        """Those that this step has written."""
-        buffers = [key for key in self._written_since(now) if key not in self._slots.parameters]
+    def _note_private_buffers(self, written: list[Key]) -> None:
+        """The buffers among what this step has written."""
+        buffers = [key for key in written if key not in self._slots.parameters]
         # At the end of the block an average has been moved already, alike on all ranks.
         self._state.private_buffers |= {key for key in buffers if self._is_early or self._state.trains(key)}
 
-    def _without_copy(self, now: list[int]) -> dict[Key, None]:
-        """Tensors that this step has changed so far, or may have, and of which there is no copy."""
-        written = [*self._written_since(now), *self._keys_of(self._access.written)]
+    def _without_copy(self, counted: list[Key]) -> dict[Key, None]:
+        """Tensors that this step has changed (`counted` by versions) or may have changed, and that have no copy."""
+        written = [*counted, *self._keys_of(self._access.written)]
         reached = [key for key in self._reached() if key not in self._only_read]
         found = dict.fromkeys(key for key in (*written, *reached) if key not in self._tensors)
         for key in [key for key in found if key in self._still]:
@@ -328,7 +330,7 @@ class Transaction:
             return []
         if self._attributes.assigned_buffers != self._seen_assignments:
             self._see_assigned_buffers()
-        return list(self._uncopied | self._without_copy(self._scan()))
+        return list(self._uncopied | self._without_copy(self._written_since(self._scan())))
 
     @property
     def wrote_parameters(self) -> bool:
