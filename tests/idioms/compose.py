@@ -37,7 +37,7 @@ def main() -> None:
     options = _parse()
     directory = scratch()
     trials = Trials(directory, options.lock)
-    tally = Tally()
+    tally = Tally(options.results)
     try:
         for seed in _seeds(options):
             plan = plan_of(seed)
@@ -57,7 +57,7 @@ def main() -> None:
             shutil.rmtree(directory, ignore_errors=True)
     print(f"\n{tally.table()}")
     if options.record:
-        record(tally, trials.jobs)
+        record(tally)
     sys.exit(1 if tally.failed else 0)
 
 
@@ -71,6 +71,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--found", type=Path, default=FOUND, help="where scripts that failed are written")
     parser.add_argument(
         "--lock", type=Path, action="append", default=[], help="hold one of these files during each job"
+    )
+    parser.add_argument(
+        "--results", type=Path, help="append each verdict here; the table and --record are of all that it holds"
     )
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/composed.{md,json}")
     options = parser.parse_args()

@@ -146,7 +146,8 @@ DRAWS = {
 SCHEDULES = {
     "step": "StepLR(optimizer, 3, gamma=0.5)",
     "cosine": "CosineAnnealingLR(optimizer, 12)",
-    "one-cycle": "OneCycleLR(optimizer, max_lr=0.1, total_steps=14)",
+    "one-cycle": "OneCycleLR(optimizer, max_lr=0.1, total_steps=14, "
+    "cycle_momentum=bool(optimizer.defaults.keys() & {'momentum', 'betas'}))",
     "plateau": "ReduceLROnPlateau(optimizer, factor=0.7, patience=0, threshold=0.1)",
     "sequential": "SequentialLR(optimizer, [LinearLR(optimizer, 0.1, total_iters=3), "
     "ExponentialLR(optimizer, 0.9)], milestones=[3])",

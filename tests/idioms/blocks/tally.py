@@ -1,7 +1,9 @@
 """Counts verdicts, by block too, as a table and as files of `benchmarks/results`."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
 
 from benchmarks.documents import RESULTS, Document, start_document, write_document
 from benchmarks.figures import markdown_table
@@ -9,37 +11,54 @@ from tests.idioms.blocks.plan import Plan
 from tests.idioms.blocks.trial import EQUAL, FAILURES, VERDICTS, Verdict
 
 
-@dataclass
+class Result(msgspec.Struct, frozen=True):
+    """What came of one plan."""
+
+    seed: int
+    verdict: str
+    doubted: bool  # relight said that the bits are not known
+    blocks: tuple[str, ...]
+    faults: tuple[str, ...]
+
+
 class Tally:
     """What came of all plans so far."""
 
-    results: list[tuple[Plan, Verdict]] = field(default_factory=list)
+    def __init__(self, file: Path | None = None) -> None:
+        """`file` is one of lines: what it holds is taken over, and every further result is appended to it."""
+        self._file = file
+        lines = file.read_bytes().splitlines() if file is not None and file.exists() else []
+        self.results = [msgspec.json.decode(line, type=Result) for line in lines]
 
     def add(self, plan: Plan, verdict: Verdict) -> None:
         """One more."""
-        self.results.append((plan, verdict))
+        result = Result(plan.seed, verdict.word, bool(verdict.why), tuple(plan.blocks()), tuple(plan.faults))
+        self.results.append(result)
+        if self._file is not None:
+            with self._file.open("ab") as file:
+                file.write(msgspec.json.encode(result) + b"\n")
 
     @property
     def failed(self) -> int:
         """How many must not have ended so."""
-        return sum(verdict.failed for _, verdict in self.results)
+        return sum(result.verdict in FAILURES for result in self.results)
 
     @property
     def doubted(self) -> int:
         """How many ended equal although relight would not vouch for it."""
-        return sum(verdict.word == EQUAL and bool(verdict.why) for _, verdict in self.results)
+        return sum(result.verdict == EQUAL and result.doubted for result in self.results)
 
     def verdicts(self) -> dict[str, int]:
         """How many of each."""
-        counts = Counter(verdict.word for _, verdict in self.results)
+        counts = Counter(result.verdict for result in self.results)
         return {word: counts[word] for word in VERDICTS if counts[word]}
 
     def blocks(self) -> dict[str, dict[str, int]]:
         """Verdicts of the scripts in which each block stands."""
         found: dict[str, Counter[str]] = {}
-        for plan, verdict in self.results:
-            for block in plan.blocks():
-                found.setdefault(block, Counter())[verdict.word] += 1
+        for result in self.results:
+            for block in result.blocks:
+                found.setdefault(block, Counter())[result.verdict] += 1
         return {block: dict(found[block]) for block in sorted(found)}
 
     def table(self) -> str:
@@ -57,21 +76,19 @@ class Tally:
         return "\n".join(lines)
 
 
-def record(tally: Tally, jobs: int) -> None:
+def record(tally: Tally) -> None:
     """Write `benchmarks/results/composed.{json,md}`."""
-    seeds = [plan.seed for plan, _ in tally.results]
-    document = start_document(
-        "composed", first_seed=min(seeds, default=-1), last_seed=max(seeds, default=-1), jobs=jobs
-    )
+    seeds = [result.seed for result in tally.results]
+    document = start_document("composed", first_seed=min(seeds, default=-1), last_seed=max(seeds, default=-1))
     document["scripts"] = len(seeds)
-    document["faults"] = sum(len(plan.faults) for plan, _ in tally.results)
+    document["faults"] = sum(len(result.faults) for result in tally.results)
     document["verdicts_by_word"] = tally.verdicts()
     document["doubted"] = tally.doubted
     document["blocks"] = tally.blocks()
     document["failures"] = [
-        {"seed": plan.seed, "verdict": verdict.word, "blocks": plan.blocks(), "faults": list(plan.faults)}
-        for plan, verdict in tally.results
-        if verdict.word != EQUAL
+        {"seed": result.seed, "verdict": result.verdict, "blocks": result.blocks, "faults": result.faults}
+        for result in tally.results
+        if result.verdict != EQUAL
     ]
     write_document(document, _render, RESULTS / "composed.json")
 
@@ -80,7 +97,7 @@ def _render(document: Document) -> str:
     settings, counts = document["settings"], document["verdicts_by_word"]
     head = (
         f"{document['scripts']} scripts composed at random (seeds {settings['first_seed']} to "
-        f"{settings['last_seed']}), {document['faults']} faults, {settings['jobs']} jobs. Each script ran undisturbed "
+        f"{settings['last_seed']}), {document['faults']} faults. Each script ran undisturbed "
         "and disturbed; *equal*: every rank ended with the same parameters, buffers, optimizer and carried values. "
         f"Of {document['doubted']} of these relight said that their bits are not known."
     )

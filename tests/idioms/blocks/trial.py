@@ -116,7 +116,6 @@ class Trials:
         self._standbys = standbys
         self._undisturbed: dict[tuple[str, int], Run] = {}
         self._number = 0
-        self.jobs = 0
 
     def judge(self, plan: Plan) -> Verdict:
         """Run the plan undisturbed, if it was not yet, and disturbed."""
@@ -151,7 +150,6 @@ class Trials:
         planned = [fault for fault in faults if not is_in_script(fault)]
         training = Training(ranks=plan.ranks, steps=plan.steps, program=str(script))
         with self._one_of_the_locks():
-            self.jobs += 1
             began = time.monotonic()
             job = _Composed(
                 directory,
