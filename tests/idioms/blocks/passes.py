@@ -48,7 +48,7 @@ def _supervised(plan: Plan) -> list[str]:
     shape = plan["shape"]
     if shape == "maml":
         lines = [
-            "weights = dict(net.named_parameters())",
+            "weights = {name: p for name, p in net.named_parameters() if p.requires_grad}",
             "inner = F.cross_entropy(torch.func.functional_call(net, weights, (x[:4],)), y[:4])",
             "slopes = torch.autograd.grad(inner, list(weights.values()), create_graph=True)",
             "fast = {name: p - 0.1 * slope for (name, p), slope in zip(weights.items(), slopes)}",
