@@ -25,16 +25,16 @@ from torch import nn
 
 from benchmarks.recovery.workload import Shape, build_model, build_optimizer, loss_of
 from relight.core.position import Phase
-from relight.training import rng
-from relight.training.batches import Batches
-from relight.training.fence import LocalFence
-from relight.training.group import Inner
-from relight.training.page import PositionPage
-from relight.training.phases import Gates, gates_for
-from relight.training.progress import Progress
-from relight.training.state import TrackedState
-from relight.training.torch_private import make_inner_group
+from relight.training.collectives.fence import LocalFence
+from relight.training.collectives.group import Inner
+from relight.training.connection.page import PositionPage
+from relight.training.data import rng
+from relight.training.data.batches import Batches
+from relight.training.process.progress import Progress
+from relight.training.state.tracked import TrackedState
+from relight.training.torch_private.groups import make_inner_group
 from relight.training.transaction.transaction import LEARNING_STEPS, Transaction
+from relight.training.worker.phases import Gates, gates_for
 from relight.transfer.codec import encode_tree
 from relight.wire.board import Board
 

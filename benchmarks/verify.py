@@ -36,7 +36,7 @@ from benchmarks.figures import Series, markdown_table, milliseconds, plot
 from benchmarks.overhead import relight
 from benchmarks.recovery.peers import JobFailed
 from benchmarks.turns import count_of, launches_cell, overhead_cell
-from relight.training.state import TrackedState
+from relight.training.state.tracked import TrackedState
 
 STATE_MIB = (16, 64, 256, 1024)
 ROUNDS = 7

@@ -54,7 +54,7 @@ def tidy_up_for(parent: int, private_dir: Path) -> None:
 def remove_private_dir(private_dir: Path) -> None:
     """And the semaphores that workers of the job, or processes that they started, had no time to remove.
 
-    Workers name theirs after the directory (`relight.training.leftovers`).
+    Workers name theirs after the directory (`relight.training.process.leftovers`).
     """
     for semaphore in _SHARED_MEMORY.glob(f"sem.{private_dir.name}-*"):
         with contextlib.suppress(OSError):

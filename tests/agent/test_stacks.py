@@ -17,7 +17,7 @@ from relight.core.stack import describe_place, main_frames
 from relight.wire.stacks import ALL_STACKS, MAIN_STACK, stack_path
 
 PATIENCE_SECONDS = 30.0
-READY = "import sys; from pathlib import Path; from relight.training.stacks import answer_for_stacks\n"
+READY = "import sys; from pathlib import Path; from relight.training.process.stacks import answer_for_stacks\n"
 ANSWERS = READY + "answer_for_stacks(Path(sys.argv[1]), 'w0')\n"
 SAYS = "print('here', flush=True)\n"
 BUSY = "def busy():\n    print('here', flush=True)\n    while True: pass\n"

@@ -8,7 +8,7 @@ Thread 0x00007f7d7f1ff6c0 (most recent call first):
 
 Current thread 0x00007fd0786b7b80 (most recent call first):
   File "/venv/lib/python3.11/site-packages/torch/distributed/c10d.py", line 12 in all_reduce
-  File "/home/me/src/relight/training/group.py", line 90 in allreduce
+  File "/home/me/src/relight/training/collectives/group.py", line 90 in allreduce
   File "/job/my train.py", line 88 in <lambda>
   File "/job/my train.py", line 7 in <module>
   File "<frozen runpy>", line 88 in _run_code

@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.nn.parallel
 from torch.utils.data import DataLoader
 
-from relight.training.rng import seed_everything, streams_kept
+from relight.training.data.rng import seed_everything, streams_kept
 from tests.idioms.library import names, path_of, ranks_of
 
 DEADLINE_SECONDS = 60.0

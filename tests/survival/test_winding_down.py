@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.training.checkpoint_files import published
+from relight.training.checkpoint.files import published
 from tests.survival.harness import Bench, Job, Training
 from tests.survival.judge import check_protocol
 

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from relight.training.group import Inner
-from relight.training.sockets import GroupSockets
-from relight.training.torch_private import make_inner_group
+from relight.training.collectives.group import Inner
+from relight.training.collectives.sockets import GroupSockets
+from relight.training.torch_private.groups import make_inner_group
 
 
 class DeafSockets(GroupSockets):

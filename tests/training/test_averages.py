@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from relight.errors import UsageError
-from relight.training.state import TrackedState
+from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
 from relight.transfer.codec import decode_tree, encode_tree, unflatten
 

@@ -14,8 +14,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from relight.errors import StepInterrupted
-from relight.training.group import Inner
-from relight.training.phases import FEWEST_GATES, MOST_GATES, Gates, gates_for, spread
+from relight.training.collectives.group import Inner
+from relight.training.worker.phases import FEWEST_GATES, MOST_GATES, Gates, gates_for, spread
 from tests.training.test_group import DEADLINE_SECONDS, idle
 
 Pair = tuple[Inner, Inner]

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from relight.training.corruption import Ballot, differ, differing_tensors
+from relight.training.state.corruption import Ballot, differ, differing_tensors
 
 Rank = tuple[str, str]  # the digest of its state, and which part of the state that is
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from relight.training import checkpoint_files as files
-from relight.training.checkpoint_files import Meta, Part
-from relight.training.dcp import Piece
+from relight.training.checkpoint import files
+from relight.training.checkpoint.dcp import Piece
+from relight.training.checkpoint.files import Meta, Part
 from relight.transfer.codec import spec_of
 
 WEIGHT = torch.arange(4.0)

@@ -9,9 +9,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from relight.core.position import BATCH_MARK, INHERITED_MARK_OFFSET
 from relight.errors import UsageError
-from relight.training.batches import Batches
-from relight.training.digest import batch_digest
-from relight.training.page import PositionPage
+from relight.training.connection.page import PositionPage
+from relight.training.data.batches import Batches
+from relight.training.state.digest import batch_digest
 from relight.transfer.codec import decode_tree, encode_tree
 
 DATA = TensorDataset(torch.arange(40.0))

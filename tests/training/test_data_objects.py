@@ -20,8 +20,8 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from relight.training.batches import Batches
-from relight.training.page import PositionPage
+from relight.training.connection.page import PositionPage
+from relight.training.data.batches import Batches
 from relight.transfer.codec import decode_tree, encode_tree
 
 ITEMS = TensorDataset(torch.arange(40.0))

@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from relight.errors import UsageError
-from relight.training.batches import Batches
-from relight.training.page import PositionPage
-from relight.training.strays import watch
+from relight.training.connection.page import PositionPage
+from relight.training.data.batches import Batches
+from relight.training.data.strays import watch
 
 ITEMS = TensorDataset(torch.arange(40.0))
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from relight.errors import CheckpointError
-from relight.training import dcp
-from relight.training.dcp import Piece
+from relight.training.checkpoint import dcp
+from relight.training.checkpoint.dcp import Piece
 from relight.transfer.codec import spec_of
 
 WHOLE = {

@@ -10,9 +10,9 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from relight.errors import StepInterrupted
-from relight.training.fence import Fence, LocalFence
-from relight.training.group import Inner
-from relight.training.torch_private import make_inner_group
+from relight.training.collectives.fence import Fence, LocalFence
+from relight.training.collectives.group import Inner
+from relight.training.torch_private.groups import make_inner_group
 from relight.wire.board import MAX_NUMBERS, Board
 
 RANKS = 3

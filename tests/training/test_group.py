@@ -11,8 +11,8 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from relight.errors import StepInterrupted
-from relight.training.group import Inner, RelightProcessGroup
-from relight.training.torch_private import make_inner_group
+from relight.training.collectives.group import Inner, RelightProcessGroup
+from relight.training.torch_private.groups import make_inner_group
 
 DEADLINE_SECONDS = 20.0
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.training.groups import GroupTable, group_name
+from relight.training.collectives.groups import GroupTable, group_name
 from relight.training.shards import Cut, batch_groups, shard_key
 
 

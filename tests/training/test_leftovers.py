@@ -15,7 +15,7 @@ ENDING = """
 import multiprocessing, os, sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from relight.training.leftovers import end_children
+from relight.training.process.leftovers import end_children
 
 loader = DataLoader(TensorDataset(torch.zeros(64)), num_workers=2)
 iterator = iter(loader)
@@ -37,7 +37,7 @@ import os, sys
 from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from relight.training.leftovers import keep_together
+from relight.training.process.leftovers import keep_together
 
 keep_together(Path(sys.argv[1]), "w0")
 if __name__ == "__main__":

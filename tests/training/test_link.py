@@ -10,7 +10,7 @@ import pytest
 
 from relight.core.commands import Audience, Stop
 from relight.core.events import WorkerNotice
-from relight.training.link import AgentLink
+from relight.training.connection.link import AgentLink
 from relight.wire.framing import decode, encode_frame, make_decoder, receive_payload
 from relight.wire.messages import WorkerHello
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relight.errors import UsageError
-from relight.training.loggers import Feed, Kind, check_logger
+from relight.training.metrics.loggers import Feed, Kind, check_logger
 from relight.wire.settings import JobSettings
 
 SECONDS = 30.0

@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes the backend "fake" known
 
 from relight.errors import UsageError
-from relight.training.mesh_private import (
+from relight.training.shards import Cut, shard_key
+from relight.training.torch_private.mesh import (
     as_part_like,
     batch_place,
     cuts_of,
@@ -24,7 +25,6 @@ from relight.training.mesh_private import (
     regroup,
     watch_groups,
 )
-from relight.training.shards import Cut, shard_key
 
 PROVISIONAL = 3
 

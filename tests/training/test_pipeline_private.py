@@ -15,9 +15,9 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleI
 from torch.nn.parallel import DistributedDataParallel
 
 from relight.errors import UsageError
-from relight.training.pipeline_private import Pipelines
 from relight.training.shards import Cut
-from relight.training.torch_private import BucketLayout
+from relight.training.torch_private.ddp import BucketLayout
+from relight.training.torch_private.pipeline import Pipelines
 
 WIDTH = 5
 DEVICE = torch.device("cpu")

@@ -1,6 +1,6 @@
 """What a trainer says, and what not, when it cannot publish."""
 
-from relight.training.publishing import TAKEN_SECONDS, Taken
+from relight.training.publish.publishing import TAKEN_SECONDS, Taken
 
 
 def test_a_place_that_is_taken_for_a_moment_is_not_told() -> None:

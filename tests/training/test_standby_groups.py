@@ -11,10 +11,10 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from relight.errors import UsageError
-from relight.training.c10d_private import REFUSED_STORE, adapt
-from relight.training.groups import GroupTable
-from relight.training.job import _create_group, _make_group
-from relight.training.mesh_private import follow_rank, regroup, watch_groups, watch_skips
+from relight.training.collectives.groups import GroupTable
+from relight.training.job import _create_group, _is_detached, _is_own, _make_group
+from relight.training.torch_private.c10d import REFUSED_STORE, adapt
+from relight.training.torch_private.mesh import follow_rank, regroup, watch_groups, watch_skips
 
 BUILT_AS = 3
 REPLACED = "_process_group_name _warn_not_in_group broadcast_object_list scatter_object_list recv_object_list"
@@ -59,7 +59,7 @@ def standby(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standby]:
 
     dist.Backend.register_backend("relighttest", create, extended_api=True, devices=["cpu"])
     dist.init_process_group("relighttest", store=REFUSED_STORE, rank=BUILT_AS, world_size=4)
-    adapt()
+    adapt(_is_own, _is_detached)
     watch_groups(lambda ranks, members_only: runtime.table.add(ranks, members_only=members_only))
     watch_skips(runtime.note_skip)
     follow_rank(BUILT_AS)

@@ -13,8 +13,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from relight.errors import UsageError
-from relight.training.state import TrackedState
-from relight.training.torch_private import stateful_hooks
+from relight.training.state.tracked import TrackedState
+from relight.training.torch_private.ddp import stateful_hooks
 from relight.training.transaction.transaction import Transaction
 from relight.transfer.codec import Flat, decode_tree, encode_tree, unflatten
 

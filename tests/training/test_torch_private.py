@@ -15,19 +15,10 @@ from torch import nn
 from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from relight.training.group import RelightProcessGroup
-from relight.training.torch_private import (
-    OPERATIONS,
-    RUN_BACKWARD,
-    BucketLayout,
-    at_backward,
-    make_detached_group,
-    make_inner_group,
-    not_compiled,
-    reset_scaler,
-    watch_wrappers,
-    wrappers_made,
-)
+from relight.training.collectives.group import RelightProcessGroup
+from relight.training.torch_private.autograd import RUN_BACKWARD, at_backward, not_compiled, reset_scaler
+from relight.training.torch_private.ddp import BucketLayout, watch_wrappers, wrappers_made
+from relight.training.torch_private.groups import OPERATIONS, make_detached_group, make_inner_group
 
 WORLD = 2
 DEADLINE_SECONDS = 60

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from relight.training.state import TrackedState
+from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import LEARNING_STEPS, Transaction
 from relight.transfer.codec import decode_tree, encode_tree
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from relight.training.waits import Waiters, Waits
+from relight.training.collectives.waits import Waiters, Waits
 
 DEADLINE_SECONDS = 20.0
 

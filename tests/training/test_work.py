@@ -2,7 +2,7 @@
 
 import pytest
 
-from relight.training.work import WorkClock
+from relight.training.connection.work import WorkClock
 
 
 def begun(now_ns: int) -> WorkClock:

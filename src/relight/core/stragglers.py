@@ -1,8 +1,8 @@
 """Which rank, or host, has long been slower than its peers. Not a failure: nothing is lost but everybody's time.
 
 In a synchronous step all ranks take the time of the slowest, so whole steps blame nobody. What is compared is each
-rank's own work in each phase, without its waiting (training/work.py), as means over windows of many steps: against the
-median rank, with the median absolute deviation as the measure of what is usual among the ranks of this job.
+rank's own work in each phase, without its waiting (training/connection/work.py), as means over windows of many steps:
+against the median rank, with the median absolute deviation as the measure of what is usual among the ranks of this job.
 """
 
 import statistics

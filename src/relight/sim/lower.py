@@ -1,4 +1,4 @@
-"""The rungs below replicas, as simulated ranks keep them: training/snapshots.py and checkpointing.py, without torch.
+"""The rungs below replicas, as simulated ranks keep them: snapshots.py and checkpointing.py of training/checkpoint.
 
 What goes on beside the main thread (a copy is made, a ward's snapshot is fetched, a checkpoint is written) is one
 action of the world each: ("background", process, what, version, generation).

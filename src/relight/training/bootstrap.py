@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from relight.training import job
+from relight.training.data.rng import seed_everything
 from relight.training.ending import leave, raised, say_goodbye
-from relight.training.leftovers import keep_together
-from relight.training.rng import seed_everything
-from relight.training.stacks import answer_for_stacks
+from relight.training.process.leftovers import keep_together
+from relight.training.process.stacks import answer_for_stacks
 from relight.wire.settings import JobSettings, read_settings
 
 

@@ -17,8 +17,8 @@ from typing import NoReturn
 
 from relight.core.events import WorkerFailed, WorkerReleased
 from relight.errors import RelightError, UsageError
-from relight.training.leftovers import end_children, expect_ends_of_children, keep_together
-from relight.training.runtime import Runtime
+from relight.training.process.leftovers import end_children, expect_ends_of_children, keep_together
+from relight.training.process.runtime import Runtime
 
 FILE_ONLY = "\x1e"  # agent.output writes such lines to the log file, not to the terminal
 _STARTER = Path(__file__).with_name("bootstrap.py")

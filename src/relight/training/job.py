@@ -13,14 +13,14 @@ import torch.distributed as dist
 from relight.core.commands import Assign
 from relight.core.position import Phase
 from relight.errors import UsageError
-from relight.training.c10d_private import REFUSED_STORE, adapt
+from relight.training.collectives.group import RelightProcessGroup
+from relight.training.collectives.groups import Ranks
 from relight.training.ending import hook
-from relight.training.group import RelightProcessGroup
-from relight.training.groups import Ranks
-from relight.training.mesh_private import follow_rank, watch_groups, watch_skips
-from relight.training.runtime import Runtime, connect
-from relight.training.stacks import answer_for_stacks
-from relight.training.torch_private import watch_wrappers
+from relight.training.process.runtime import Runtime, connect
+from relight.training.process.stacks import answer_for_stacks
+from relight.training.torch_private.c10d import REFUSED_STORE, adapt
+from relight.training.torch_private.ddp import watch_wrappers
+from relight.training.torch_private.mesh import follow_rank, watch_groups, watch_skips
 
 _runtime: Runtime | None = None
 
@@ -122,7 +122,7 @@ def init(*, late_standby: bool | None = None) -> Job:
     if runtime.device.type == "cuda":
         torch.cuda.set_device(runtime.device)
     dist.init_process_group("relight", store=REFUSED_STORE, rank=runtime.rank, world_size=runtime.world_size)
-    adapt()
+    adapt(_is_own, _is_detached)
     watch_wrappers()
     watch_groups(lambda ranks, members_only: runtime.table.add(ranks, members_only=members_only))
     if runtime.is_standby and not runtime.builds_late:
@@ -136,6 +136,14 @@ def _look_after_itself(runtime: Runtime) -> None:
     """What relight's own start of a script does, for one that was started by another program."""
     hook(runtime)
     answer_for_stacks(Path(os.environ["RELIGHT_PRIVATE_DIR"]), runtime.process)
+
+
+def _is_own(group: Any) -> bool:
+    return isinstance(group, RelightProcessGroup)
+
+
+def _is_detached(group: Any) -> bool:
+    return isinstance(group, RelightProcessGroup) and group.inner is not None and group.inner.is_detached
 
 
 def _create_group(runtime: Runtime, ranks: Ranks, place: int) -> RelightProcessGroup:

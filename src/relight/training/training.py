@@ -31,27 +31,27 @@ from relight.core.events import StepResumed, TrainingDone, TrainingEntered
 from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
-from relight.training.barrier import Barrier
-from relight.training.batches import Batches
 from relight.training.carried.carried import Carried
 from relight.training.carried.source import accumulates_by_hand, lines_of, loops_around, yields_inside
-from relight.training.checkpoint_reader import CheckpointReader
-from relight.training.checkpointing import Checkpointing
-from relight.training.evidence import begin_evidence
+from relight.training.checkpoint.checkpointing import Checkpointing
+from relight.training.checkpoint.reader import CheckpointReader
+from relight.training.checkpoint.snapshots import Snapshots
+from relight.training.connection.page import NO_PRIVATE
+from relight.training.data.batches import Batches
+from relight.training.data.reach import GENERATORS
 from relight.training.job import current_runtime
-from relight.training.page import NO_PRIVATE
-from relight.training.phases import PhaseHooks
-from relight.training.progress import Progress
-from relight.training.publishing import Publishing
-from relight.training.reach import GENERATORS
-from relight.training.recovery import Lower, Recovery
-from relight.training.repeat import RepeatCheck
-from relight.training.scalars import Scalars
-from relight.training.snapshots import Snapshots
-from relight.training.state import TrackedState
+from relight.training.metrics.scalars import Scalars
+from relight.training.process.progress import Progress
+from relight.training.publish.publishing import Publishing
+from relight.training.state.tracked import TrackedState
 from relight.training.step import Step
 from relight.training.transaction.transaction import Transaction, listed
-from relight.training.writes import WriteWatch
+from relight.training.worker.barrier import Barrier
+from relight.training.worker.evidence import begin_evidence
+from relight.training.worker.phases import PhaseHooks
+from relight.training.worker.recovery import Lower, Recovery
+from relight.training.worker.repeat import RepeatCheck
+from relight.training.worker.writes import WriteWatch
 from relight.transfer.codec import encode_tree
 
 LOGGERS_SECONDS = 60.0  # to take what is left before the job ends

@@ -1,4 +1,4 @@
-"""training/recovery.py: what a process does with the orders of a recovery."""
+"""training/worker/recovery.py: what a process does with the orders of a recovery."""
 
 from relight.core import events as ev
 from relight.core.commands import Restore, Resume, Rung, Save

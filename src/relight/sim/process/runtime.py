@@ -1,4 +1,4 @@
-"""training/runtime.py: the thread that hears orders, standing still, and what a fault does to a process."""
+"""training/process/runtime.py: the thread that hears orders, standing still, and what a fault does to a process."""
 
 from relight.core import events as ev
 from relight.core.commands import Assign, Stop, WorkerCommand

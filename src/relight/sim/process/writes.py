@@ -1,4 +1,4 @@
-"""training/barrier.py, writes.py and publishing.py: a step's collectives, its writes, and the barrier among them.
+"""Barrier, writes and publishing of the worker: a step's collectives, its writes, and the barrier among them.
 
 The barrier stands before the last write, or at the end of the step. Writes before it can be undone, from pre-images of
 what they write; the one after it is finished by each rank alone. See sim/shapes.py.
@@ -258,7 +258,7 @@ class Writes(Runtime):
         else:
             self._go_to("AFTER_WRITE")
 
-    # --- publishing (training/publishing.py) --------------------------------------------------------------------
+    # --- publishing (training/publish/publishing.py) ------------------------------------------------------------
     def _publish(self) -> None:
         # After a fall engines may have newer versions: they keep them.
         is_new = self.lower is None or self.world.shown() <= self.state.version

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.averages import same_bits
 from relight.training.carried.constants import is_constant_type
 from relight.training.carried.refs import is_user_type
+from relight.training.state.averages import same_bits
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 DICTS: tuple[type, ...] = (dict, OrderedDict, defaultdict, Counter)

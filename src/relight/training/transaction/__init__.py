@@ -2,7 +2,6 @@
 
 pattern      learns where in a step the barrier may stand (pure)
 images       copies of tensors, optimizers and objects, from before they change
-attributes   the log of what is assigned to modules, and what of it is state
 data_access  notices changes through `Tensor.data`, which no version counter shows
 transaction  puts these together for one step
 """

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from relight.training.torch_private import not_compiled
+from relight.training.torch_private.autograd import not_compiled
 
 _DATA: Any = vars(torch._C.TensorBase)["data"]
 _FLAG: Any = vars(torch._C.TensorBase)["requires_grad"]

@@ -8,104 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
-from relight.training.averages import same_bits
-from relight.training.zero_private import state_of
+from relight.training.state.averages import same_bits
+from relight.training.state.slots import Key, Slots
+from relight.training.torch_private.zero import state_of
 from relight.transfer.codec import local_part
-
-Key = tuple[str, str]  # of a parameter or buffer: the module that was handed over, and the name in it
-
-
-class Slots:
-    """Where the parameters and buffers of the modules are: a buffer may be assigned anew at any time."""
-
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self._modules = dict(modules)
-        self.parameters: dict[Key, torch.Tensor] = {}
-        self._tables: dict[Key, tuple[dict[str, Any], str]] = {}
-        self.tensors: list[torch.Tensor] = []  # in the order of `keys`
-        self.keys: list[Key] = []
-        self.index: dict[Key, int] = {}  # the place of each key
-        self.buffer_places: list[tuple[Key, int]] = []
-        self.by_id: dict[int, Key] = {}
-        for owner, module in modules.items():
-            self.parameters |= {(owner, name): parameter for name, parameter in module.named_parameters()}
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Look where the buffers are now."""
-        self._tables = {}
-        seen: set[int] = set()
-        for owner, module in self._modules.items():
-            for path, child in module.named_modules():
-                table = child._buffers
-                for leaf, buffer in table.items():
-                    if buffer is not None and id(buffer) not in seen:
-                        seen.add(id(buffer))
-                        self._tables[owner, f"{path}.{leaf}" if path else leaf] = (table, leaf)
-        buffers = {key: table[leaf] for key, (table, leaf) in self._tables.items()}
-        together = {**self.parameters, **buffers}
-        self.keys, self.tensors = list(together), list(together.values())
-        self.index = {key: place for place, key in enumerate(self.keys)}
-        self.buffer_places = [(key, self.index[key]) for key in buffers]
-        self.by_id = {id(tensor): key for key, tensor in together.items()}
-        self._by_memory: dict[int, torch.Tensor] | None = None
-
-    def holds(self, thing: torch.Tensor) -> bool:
-        """Whether a tensor is one of them, or shares the memory of one: a view, or what `.data` gave."""
-        if id(thing) in self.by_id:
-            return True
-        if self._by_memory is None:
-            self._by_memory = {place: tensor for tensor in self.tensors if (place := memory_of(tensor))}
-        place = memory_of(thing)
-        found = self._by_memory.get(place)
-        return found is not None and memory_of(found) == place  # it may have been given other memory since
-
-    @property
-    def buffers(self) -> dict[Key, torch.Tensor]:
-        """The buffers as they are now."""
-        return {key: table[leaf] for key, (table, leaf) in self._tables.items()}
-
-    def get(self, key: Key) -> torch.Tensor:
-        found = self.parameters.get(key)
-        if found is not None:
-            return found
-        table, leaf = self._tables[key]
-        buffer: torch.Tensor = table[leaf]
-        return buffer
-
-    def siblings(self, key: Key) -> list[Key]:
-        """All buffers of the module that a buffer belongs to: BatchNorm's kernel counts no versions of its own."""
-        if key not in self._tables:
-            return [key]
-        table = self._tables[key][0]
-        return [other for other, (where, _) in self._tables.items() if where is table]
-
-    def of_module(self, module: nn.Module) -> list[Key]:
-        """The buffers of a module itself."""
-        return [key for key, (where, _) in self._tables.items() if where is module._buffers] if module._buffers else []
-
-    def replace(self, key: Key, value: torch.Tensor) -> None:
-        """Put a tensor of another shape where this one was."""
-        if key in self.parameters:
-            self.parameters[key].data = value
-        else:
-            table, leaf = self._tables[key]
-            table[leaf] = value
-            self.refresh()
-
-
-def memory_of(tensor: torch.Tensor) -> int:
-    """The address of the memory that a tensor has, perhaps together with others; 0 if it has none."""
-    part = local_part(tensor)
-    if part.layout is not torch.strided or part.is_meta:
-        return 0
-    try:
-        return part.untyped_storage().data_ptr()
-    except RuntimeError:  # a tensor that only stands for another one
-        return 0
 
 
 class TensorImages:

@@ -8,14 +8,15 @@ import torch
 import xxhash
 from torch.optim.lr_scheduler import LRScheduler
 
-from relight.training.torch_private import around_buffer_sync
+from relight.training.state.slots import Key
+from relight.training.torch_private.ddp import around_buffer_sync
 from relight.training.transaction.data_access import DataAccess
-from relight.training.transaction.images import Key, ObjectImages, OptimizerImages, TensorImages
+from relight.training.transaction.images import ObjectImages, OptimizerImages, TensorImages
 from relight.training.transaction.pattern import Learner, Pattern, observed
 from relight.transfer.codec import encode_tree, local_part
 
 if TYPE_CHECKING:
-    from relight.training.state import TrackedState
+    from relight.training.state.tracked import TrackedState
 
 # In so many steps everything is copied, and compared bit by bit, to learn what changes when.
 LEARNING_STEPS = 3

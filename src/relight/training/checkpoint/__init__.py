@@ -1,0 +1,1 @@
+"""Versions of the state outside of this process: buddy memory, and checkpoints on a disk."""

@@ -1,0 +1,239 @@
+"""A checkpoint on disk: what lies where, and how it appears all at once.
+
+    checkpoints/
+        step-0000000500/
+            .metadata, __0_0.distcp   tensors, as torch.distributed.checkpoint (DCP) writes and reads them: of a state
+            __1_0.distcp, ...         that is divided, a file of each part, by the first rank that holds it
+            part-0.msgpack, ...       what else there is to say of these parts
+            rank-0.msgpack, ...       what only that rank has: statistics of BatchNorm, the place in the data, streams
+            relight.msgpack           everything else; the last file written
+        step-0000001000.4f1c90d2-0.incomplete/   not yet
+
+Every rank writes its own files, and rank 0 the rest. The directory gets its name, by a rename, when all of it is on the
+disk; a job that dies in the middle leaves one that is called incomplete. Its name has the history that it is of: which
+run, and since when nothing of it was undone. So what another run left behind, of the same step and perhaps with another
+learning rate, is never taken for a part of this one.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from relight.errors import CheckpointError
+from relight.training.checkpoint import dcp
+from relight.training.checkpoint.dcp import Piece, Stored
+
+FORMAT = 2
+_META = "relight.msgpack"
+_NAME = re.compile(r"step-(\d{10})(\..*incomplete)?")
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds besides its parts."""
+
+    format: int = FORMAT
+    version: int  # optimizer steps applied
+    lineage: str
+    world_size: int
+    derivable: bool  # nothing belongs to one rank alone: any number of ranks may go on from here
+    gradients_to_none: bool
+    parts: dict[str, int]  # the key of each part of the state, and the rank that wrote it
+    doubts: tuple[str, ...] = ()  # why its bits may not be those of a run that was never disturbed
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of the state; all of it, if it is not divided."""
+
+    key: str
+    layout: str  # digest of names, shapes and dtypes of the whole
+    digest: str  # of this part, bit for bit
+    private_buffers: list[list[str]]
+    besides: dict[str, Any] = {}  # see TrackedState.besides
+    tree: Any
+    pieces: list[Piece]  # its tensors, in the order in which the tree numbers them
+    stored: list[Stored]  # and where they lie
+
+
+def place_of(root: Path, version: int) -> Path:
+    """Where the checkpoint of that version is once it is complete."""
+    return root / f"step-{version:010d}"
+
+
+def _building_site(root: Path, version: int, history: str) -> Path:
+    return root / f"step-{version:010d}.{history}.incomplete"
+
+
+def prepare(root: Path) -> None:
+    """Find out now, not after many steps, that nothing can be written there. Raises OSError."""
+    root.mkdir(parents=True, exist_ok=True)
+    probe = root / f".probe-{os.getpid()}"
+    _write(probe, b"")
+    probe.unlink()
+
+
+def published(root: Path) -> list[int]:
+    """Versions of complete checkpoints, newest first."""
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return []
+    found = [match for name in names if (match := _NAME.fullmatch(name)) and not match[2]]
+    return sorted((int(m[1]) for m in found if (root / m[0] / _META).exists()), reverse=True)
+
+
+def write_private(root: Path, version: int, history: str, rank: int, payload: bytes) -> None:
+    """One rank's own part. It has the same content whoever writes it, so one that is there stays. Raises OSError."""
+    if place_of(root, version).exists() or has_private(root, version, history, rank):
+        return
+    place = _building_site(root, version, history)
+    place.mkdir(parents=True, exist_ok=True)
+    _write(place / _private_name(rank), payload)
+
+
+def has_private(root: Path, version: int, history: str, rank: int) -> bool:
+    """Whether that rank's part of a checkpoint that is not complete is there."""
+    return (_building_site(root, version, history) / _private_name(rank)).exists()
+
+
+def read_private(root: Path, version: int, rank: int) -> bytes:
+    """Raises CheckpointError."""
+    path = place_of(root, version) / _private_name(rank)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def write_part(root: Path, version: int, history: str, rank: int, part: Part, tensors: Sequence[torch.Tensor]) -> None:
+    """A part of the state, `tensors` in host memory. Raises OSError or CheckpointError."""
+    if place_of(root, version).exists():
+        return
+    place = _building_site(root, version, history)
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        stored = dcp.write(place, rank, part.pieces, tensors)
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(_summary(error)) from error
+    _write(place / _part_name(rank), msgspec.msgpack.encode(msgspec.structs.replace(part, stored=stored)))
+
+
+def has_part(root: Path, version: int, history: str, rank: int) -> bool:
+    """Whether the part of a checkpoint that this rank writes is there; the checkpoint is not complete."""
+    return (_building_site(root, version, history) / _part_name(rank)).exists()
+
+
+def read_part(root: Path, version: int, rank: int) -> Part:
+    """Of a complete checkpoint. Raises CheckpointError."""
+    return _read_part(place_of(root, version), rank)
+
+
+def _read_part(place: Path, rank: int) -> Part:
+    path = place / _part_name(rank)
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=Part)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def read_tensors(root: Path, version: int, pieces: Sequence[Piece], into: Sequence[torch.Tensor]) -> None:
+    """Fill these tensors, each with a piece, however the whole was divided. Raises CheckpointError."""
+    place = place_of(root, version)
+    try:
+        dcp.read(place, pieces, into)
+    except (Exception, CheckpointException) as error:  # whatever DCP met in damaged files
+        raise CheckpointError(f"the tensors in {place} cannot be read: {_summary(error)}") from error
+
+
+def publish(root: Path, history: str, meta: Meta) -> None:
+    """All parts are there: give the checkpoint its name. Raises OSError or CheckpointError."""
+    place, whole = _building_site(root, meta.version, history), place_of(root, meta.version)
+    if not whole.exists():
+        parts = [_read_part(place, rank) for rank in meta.parts.values()]
+        try:
+            dcp.describe(place, [(part.pieces, part.stored) for part in parts])
+        except (Exception, CheckpointException) as error:
+            raise CheckpointError(_summary(error)) from error
+        _write(place / _META, msgspec.msgpack.encode(meta))
+        os.rename(place, whole)
+        _sync(root)
+
+
+def read_meta(root: Path, version: int) -> Meta:
+    """Raises CheckpointError."""
+    path = place_of(root, version) / _META
+    try:
+        meta = msgspec.msgpack.decode(path.read_bytes(), type=Meta)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if meta.format != FORMAT:
+        raise CheckpointError(f"{path} is of format {meta.format}; this relight reads format {FORMAT}")
+    return meta
+
+
+def prune(root: Path, keep: int, trusted: int | None = None) -> None:
+    """Remove all but the newest `keep`, and what was left incomplete before them. Never raises.
+
+    `trusted`: a version that was compared; the newest one up to it stays as well, should later ones prove corrupted.
+    """
+    versions = published(root)
+    if not versions:
+        return
+    kept = {*versions[:keep], *[version for version in versions if trusted is not None and version <= trusted][:1]}
+    for name in os.listdir(root):
+        match = _NAME.fullmatch(name)
+        if match is None or (int(match[1]) > versions[0] if match[2] else int(match[1]) in kept):
+            continue
+        with contextlib.suppress(OSError):  # first what makes it one: half of a checkpoint is none
+            (root / name / _META).unlink(missing_ok=True)
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def discard(root: Path, version: int) -> None:
+    """Remove those of `version` and later, whole ones and others. Raises OSError."""
+    for name in os.listdir(root):
+        match = _NAME.fullmatch(name)
+        if match is not None and int(match[1]) >= version:
+            (root / name / _META).unlink(missing_ok=True)
+            shutil.rmtree(root / name)
+
+
+def _summary(error: BaseException) -> str:
+    """What DCP met, in a line: its own exception, which is no Exception, holds one for each rank."""
+    if isinstance(error, CheckpointException):
+        error = next((cause for cause, _ in error.failures.values()), error)
+    return (str(error).splitlines() or [""])[0] or type(error).__name__
+
+
+def _part_name(rank: int) -> str:
+    return f"part-{rank}.msgpack"
+
+
+def _private_name(rank: int) -> str:
+    return f"rank-{rank}.msgpack"
+
+
+def _write(path: Path, payload: bytes) -> None:
+    """All of it or nothing, and on the disk when this returns."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

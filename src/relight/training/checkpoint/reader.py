@@ -1,0 +1,135 @@
+"""A checkpoint becomes this rank's state: its part from the disk, whoever wrote it, verified."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight.errors import CheckpointError, RestoreError
+from relight.training.checkpoint import files
+from relight.training.checkpoint.dcp import Piece
+from relight.training.data.batches import Batches
+from relight.training.process.progress import Progress
+from relight.training.process.runtime import Runtime
+from relight.training.state.tracked import TrackedState, parameters_behind
+from relight.training.torch_private.mesh import place_in_whole
+from relight.transfer.codec import decode_tree, local_part, unflatten
+from relight.transfer.restore import destination_for
+
+_INHERITED = "the checkpoint that it went on from is of a job that said: "
+
+
+class CheckpointReader:
+    """Reads complete checkpoints into the state that was handed over."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: TrackedState,
+        progress: Progress,
+        batches: Batches,
+        shard: Callable[[], str],
+        place: Callable[[], int],
+        adopt_carried: Callable[[dict[str, Any], int], None],
+    ) -> None:
+        """`shard`: which part of the state this rank holds. `place`: which of a step's batches is its own.
+
+        `adopt_carried` takes what the script carries by itself out of a rank's private state of a version.
+        """
+        self._runtime = runtime
+        self._state = state
+        self._progress = progress
+        self._batches = batches
+        self._shard = shard
+        self._place = place
+        self._adopt_carried = adopt_carried
+
+    def read(self, root: Path, version: int) -> dict[str, Any]:
+        """This rank's part, from the disk. Returns what a copy of it needs to know. Raises CheckpointError.
+
+        If the state was divided in the same way its digest is verified; else its pieces are put together from those
+        that were written, each of which the file format guards.
+        """
+        state, runtime, prefix = self._state, self._runtime, prefix_of(self._state)
+        meta = files.read_meta(root, version)
+        if meta.world_size != runtime.world_size and not meta.derivable:
+            raise CheckpointError(
+                f"it was written by {meta.world_size} ranks, each with something of its own (statistics of BatchNorm, "
+                f"the place in the data, random streams), and cannot be divided among {runtime.world_size}"
+            )
+        writer = meta.parts.get(self._shard())
+        if writer is None and prefix:
+            raise CheckpointError(
+                f"its state is divided into {', '.join(meta.parts)}, and this rank holds {self._shard()}: stages of a "
+                "pipeline and parts of ZeRO can only go on divided as they were"
+            )
+        part = files.read_part(root, version, min(meta.parts.values()) if writer is None else writer)
+        if part.layout != state.layout():
+            raise CheckpointError("it is of another model or optimizer (names, shapes or settings differ)")
+        own = state.destination()
+        pieces = part.pieces if writer is not None else self._own_pieces(part)
+        try:
+            tensors = [destination_for(own.get(piece.path.removeprefix(prefix)), piece.spec) for piece in pieces]
+        except RestoreError as error:
+            raise CheckpointError(str(error)) from error
+        files.read_tensors(root, version, pieces, tensors)
+        state.adopt(unflatten(part.tree, tensors), part.private_buffers)
+        described = {
+            "lineage": meta.lineage,
+            "until": self._progress.until,
+            "private_buffers": part.private_buffers,
+            "gradients_to_none": meta.gradients_to_none,
+            **part.besides,
+        }
+        self.adopt(meta.version, described)
+        if writer is not None and (found := state.digest()) != part.digest:
+            raise CheckpointError(f"its digest is {found}, and was {part.digest} when it was written")
+        for reason in () if runtime.started else meta.doubts:  # one of this job says nothing new
+            runtime.doubt(reason if reason.startswith(_INHERITED) else f"{_INHERITED}{reason}")
+        if writer is None or meta.world_size != runtime.world_size:
+            runtime.doubt(
+                f"the checkpoint of step {meta.version} was written by {meta.world_size} ranks, divided in another way "
+                "than here: no undisturbed run adds up in this order"
+            )
+        return described
+
+    def _own_pieces(self, part: files.Part) -> list[Piece]:
+        """Of a checkpoint that was divided in another way: which block of each tensor is this rank's."""
+        like = parameters_behind(self._state, part.tree, len(part.pieces))
+        pieces = []
+        for number, piece in enumerate(part.pieces):
+            parameter = like.get(number)
+            if parameter is None or tuple(parameter.shape) != piece.whole:
+                offset, shape = (0,) * len(piece.whole), piece.whole
+            else:
+                (_, offset), shape = place_in_whole(parameter), tuple(local_part(parameter).shape)
+            spec = msgspec.structs.replace(piece.spec, shape=shape)
+            pieces.append(Piece(piece.path, spec, piece.whole, offset))
+        return pieces
+
+    def adopt(self, version: int, meta: dict[str, Any]) -> None:
+        """The state is that of this version; how it came about, and what it is like besides."""
+        self._progress.version, self._progress.lineage = version, meta["lineage"]
+        self._state.gradients_to_none = meta["gradients_to_none"]
+        self._state.adopt_modes(meta.get("modes", {}))
+        self._state.adopt_attributes(meta)
+
+    def take_private(self, root: Path, version: int) -> None:
+        """What only this rank has; nothing, if ranks have nothing of their own and may be more than there were."""
+        runtime, place = self._runtime, self._place()
+        self._batches.start(version, place)
+        if runtime.derivable() and not self._state.private_buffers:
+            return
+        payload = files.read_private(root, version, runtime.rank)
+        runtime.page.write_private(version, payload)
+        private = decode_tree(payload)
+        self._state.adopt_private(private)
+        self._adopt_carried(private, version)
+        self._batches.restore(version, place)
+
+
+def prefix_of(state: TrackedState) -> str:
+    """Of the names of tensors in files: stages of a pipeline and parts of ZeRO would have the same names."""
+    namesakes = state.namesakes()
+    return f"{namesakes}: " if namesakes else ""

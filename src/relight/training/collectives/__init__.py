@@ -1,0 +1,1 @@
+"""Process groups whose collectives end at once when a peer fails, and the all-reduce of the barrier."""

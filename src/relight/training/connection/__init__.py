@@ -1,0 +1,1 @@
+"""Joins a worker process to its agent: messages, the shared page, the store of a generation."""

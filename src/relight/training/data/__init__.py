@@ -1,0 +1,1 @@
+"""Batches: the same ones again for a repeated step, and for a replacement."""

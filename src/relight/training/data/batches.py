@@ -1,0 +1,161 @@
+"""One rank's batches and random streams, step by step: drawn once, kept for a redo, found again by a replacement."""
+
+from typing import Any
+
+import torch
+
+from relight.errors import UsageError
+from relight.training.connection.page import PositionPage
+from relight.training.data import rng
+from relight.training.data.feed import install
+from relight.training.data.reach import Reach
+from relight.training.data.sources import FunctionSource, NoSource, make_source
+from relight.training.data.strays import watch
+from relight.training.state.digest import batch_digest
+
+
+class Batches:
+    """Draws `accumulate` batches a step, and sets the random streams before and after the draw.
+
+    With streams "step" they are a function of (seed, step, rank). With "preserve" they run on from barrier to
+    barrier: what is drawn between two steps is drawn by no replacement, so it does not count.
+
+    `rank` is everywhere the place among those who have batches of their own: the rank itself, but ranks that compute on
+    one batch together (tensor parallelism) have one place, and the same random streams.
+    """
+
+    def __init__(
+        self, data: Any, accumulate: int, seed: int, streams: str, page: PositionPage, *, stage: str = ""
+    ) -> None:
+        """`stage`: of a pipeline. Its ranks draw the same batch, but their forward passes have different streams."""
+        if streams not in ("step", "preserve"):
+            raise UsageError(f'rng={streams!r}: choose "step" or "preserve"')
+        if accumulate < 1:
+            raise UsageError(f"accumulate={accumulate}: at least one batch per step")
+        install()
+        self._source = make_source(data, seed, preserve=streams == "preserve")
+        self._draws = data is not None
+        self._reach = None if isinstance(self._source, (NoSource, FunctionSource)) else Reach({"data": data})
+        self._accumulate = accumulate
+        self._seed = seed
+        self._preserve = streams == "preserve"
+        self._page = page
+        self._forward = f"forward {stage}" if stage else "forward"
+        self._batch: Any = None
+        self._batch_of = -1  # the step whose batch is in hand
+        self._held: Any = None  # of the data's own generators, after that draw
+        self._edits: list[int] = []  # version counters of the batch's tensors when it was drawn
+        self._at_barrier: Any = None  # with "preserve": the streams at the last barrier, and after the last draw
+        self._after_draw: Any = None
+        self._predecessor = (-1, 0)  # step and digest of the batch that the replaced process drew last
+
+    def start(self, step: int, rank: int) -> None:
+        """Make the batch of `step` the next one, as its number says."""
+        self._source.position(step * self._accumulate, rank)
+        self._batch, self._batch_of = None, -1
+        watch.begin()
+
+    def holds(self, thing: Any) -> bool:
+        """Whether it belongs to the data: a generator of a DataLoader, a sampler of the script's own."""
+        return self._reach is not None and self._reach.holds(thing)
+
+    def rehearse(self, rank: int) -> Any:
+        """A batch for a standby's warm-up."""
+        self._source.position(0, rank)
+        watch.begin()
+        self._seed_streams("step", 0, rank)
+        return self._draw()
+
+    def begin_turn(self, step: int, rank: int) -> None:
+        """Set the streams for code between the head of the loop and `with step`: a repeated step runs it again."""
+        rng.seed_everything(self._seed, "turn", step, rank)
+
+    def get(self, step: int, rank: int) -> Any:
+        """The batch of `step`, with the streams set for its forward. The same one again in a redo."""
+        if self._preserve and self._at_barrier is not None:
+            rng.put_back(self._at_barrier)
+        if self._draws:
+            self._seed_streams("step", step, rank)
+        if self._draws and self._batch_of == step and _edits(self._batch) != self._edits:
+            self.restore(step, rank)  # the script changed it in place: draw it again
+        if self._batch_of != step:
+            self._batch, self._batch_of = self._draw(), step
+            self._held = self._source.hold()
+            if self._draws:
+                self._edits = _edits(self._batch)
+                self._compare_with_predecessor(step, rank)
+            self._after_draw = rng.capture() if self._preserve else None
+        else:
+            self._source.put_back(self._held)
+        # Drawing may have used the streams; a redo draws nothing.
+        self._seed_streams(self._forward, step, rank)
+        if self._after_draw is not None:
+            rng.put_back(self._after_draw)
+        return self._batch
+
+    def done(self) -> None:
+        """The step is committed; its batch is of no more use."""
+        self._batch, self._batch_of = None, -1
+        watch.turn()
+
+    def close(self) -> None:
+        """The loop has ended: the script may read whichever data it likes."""
+        watch.end()
+
+    def private(self) -> dict[str, Any]:
+        """The rank-private part: data position and streams with which the next step starts."""
+        self._at_barrier = rng.capture() if self._preserve else None
+        return {"data": self._source.state(), "rng": self._at_barrier}
+
+    @property
+    def stray(self) -> str:
+        """What the script reads besides, of which no recovery knows the place; empty if nothing was seen."""
+        return watch.seen
+
+    @property
+    def derivable(self) -> bool:
+        """Whether data position and streams follow from step and rank alone."""
+        return not self._preserve and self._source.state() is None
+
+    def take_over(self, tree: dict[str, Any], step: int, rank: int) -> None:
+        """Continue where the replaced process stood at the start of `step`."""
+        self._predecessor = self._page.inherited_batch()
+        self._adopt(tree, step, rank)
+
+    def restore(self, step: int, rank: int) -> None:
+        """Back to the start of `step`, from this rank's own private state."""
+        self._adopt(self._page.read_private_tree(step), step, rank)
+
+    def epoch(self, step: int) -> int:
+        return self._source.epoch(step * self._accumulate)
+
+    def _adopt(self, tree: dict[str, Any], step: int, rank: int) -> None:
+        self.start(step, rank)
+        if tree["data"] is not None:
+            self._source.restore(tree["data"])
+        self._at_barrier = tree["rng"]
+        if self._at_barrier is not None:
+            rng.put_back(self._at_barrier)
+
+    def _draw(self) -> Any:
+        batches = [self._source.next() for _ in range(self._accumulate)]
+        return batches[0] if self._accumulate == 1 else batches
+
+    def _seed_streams(self, purpose: str, step: int, rank: int) -> None:
+        if not self._preserve:
+            rng.seed_everything(self._seed, purpose, step, rank)
+
+    def _compare_with_predecessor(self, step: int, rank: int) -> None:
+        digest = batch_digest(self._batch)
+        if self._predecessor[0] == step and self._predecessor[1] != digest:
+            raise UsageError(
+                f"the replacement of rank {rank} drew another batch for step {step} than the process it replaced: the "
+                "data was made at random without a seed, or depends on something that was fixed before the rank was "
+                "known. Seed what makes it; read job.rank when it is needed (torch's DistributedSampler is corrected "
+                "by itself), or hand over a function: relight.Training(data=lambda number: ...)"
+            )
+        self._page.mark_batch(step, digest)
+
+
+def _edits(batch: Any) -> list[int]:
+    return [leaf._version for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,130 @@
+"""State of the data's own objects: the generators that they hold, and plain values that change while data is read."""
+
+import array
+import random
+from typing import Any
+
+import torch
+import xxhash
+
+from relight.training.data.reach import ABSENT, GENERATORS, Generator, Reach, numpy
+
+State = dict[str, Any]
+
+
+class Held:
+    """Generators and plain values of some objects, to be kept and put back. Values count once they have changed."""
+
+    def __init__(self, roots: dict[str, Any], without: tuple[Any, ...] = ()) -> None:
+        """What is `without` is not entered."""
+        self._roots = roots
+        self._without = without
+        self._reach = Reach(roots, without)
+        self._first = {path: place.get() for path, place in self._reach.values.items()}
+        self._births = {path: state_of(generator) for path, generator in self._reach.generators.items()}
+        self._late: set[str] = set()  # generators that were made since
+
+    def look_again(self) -> None:
+        """Find what came to be since: a generator made when the first item was read, say."""
+        if not self._roots:
+            return
+        self._reach = Reach(self._roots, self._without)
+        self._late |= self._reach.generators.keys() - self._births.keys()
+        for path in self._reach.values:
+            self._first.setdefault(path, ABSENT)
+
+    def shares_with(self, other: "Held") -> bool:
+        """Whether some generator is reached from both."""
+        own = {id(generator) for generator in self._reach.generators.values()}
+        return any(id(generator) in own for generator in other._reach.generators.values())
+
+    def first(self) -> State:
+        """What it was when this object was made."""
+        return {"generators": dict(self._births), "values": {}}
+
+    def capture(self) -> State:
+        """As it is now, as a tree."""
+        reach, first = self._reach, self._first
+        found = {path: place.get() for path, place in reach.values.items()}
+        return {
+            "generators": {path: state_of(generator) for path, generator in reach.generators.items()},
+            "values": {path: value for path, value in found.items() if not _same(value, first[path])},
+        }
+
+    def put_back(self, state: State) -> None:
+        """The inverse of `capture`, also in another process that has made the same objects."""
+        reach, values = self._reach, state["values"]
+        for path in self._late - state["generators"].keys():
+            reach.generators.pop(path, None)
+            if (place := reach.place(path)) is not None:
+                place.set(None if path in self._first else ABSENT)
+        for path, place in {**{path: reach.place(path) for path in values}, **reach.values}.items():
+            value = values.get(path, self._first.get(path, ABSENT))
+            if place is not None and not _same(value, place.get()):
+                place.set(value)
+        for path, kept in state["generators"].items():
+            generator = reach.generators.get(path)
+            if generator is None and (place := reach.place(path)) is not None:  # this process has not made it yet,
+                found = place.get()  # or somebody else did, who keeps the same object
+                generator = reach.generators[path] = found if isinstance(found, GENERATORS) else _make(kept)
+                place.set(generator)
+            if generator is not None:
+                set_state(generator, kept)
+
+
+def state_of(generator: Generator) -> tuple[str, Any]:
+    """The kind of a generator, and its state as a tree of plain values."""
+    if isinstance(generator, torch.Generator):
+        return "torch", generator.get_state().numpy().tobytes()
+    if _is_numpy(generator, "Generator"):
+        return "numpy", generator.bit_generator.state
+    if _is_numpy(generator, "RandomState"):
+        return "numpy legacy", generator.get_state(legacy=False)
+    version, words, gauss = generator.getstate()
+    return "python", (version, array.array("Q", words).tobytes(), gauss)
+
+
+def set_state(generator: Generator, kept: tuple[str, Any]) -> None:
+    """The inverse of `state_of`."""
+    state = kept[1]
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    elif _is_numpy(generator, "Generator"):
+        generator.bit_generator.state = state
+    elif _is_numpy(generator, "RandomState"):
+        generator.set_state(state)
+    else:
+        words = array.array("Q")
+        words.frombytes(state[1])
+        generator.setstate((state[0], tuple(words), state[2]))
+
+
+def reseed(generators: dict[str, Generator], seed: int) -> None:
+    """Seed each generator from `seed` and the path where it is kept."""
+    for path, generator in generators.items():
+        value = xxhash.xxh3_64_intdigest(f"{seed}/{path}".encode())
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(value & (2**63 - 1))
+        elif _is_numpy(generator, "Generator"):
+            generator.bit_generator.state = type(generator.bit_generator)(value).state
+        elif _is_numpy(generator, "RandomState"):
+            generator.seed(value & 0xFFFFFFFF)
+        else:
+            generator.seed(value)
+
+
+def _is_numpy(generator: Generator, name: str) -> bool:
+    return bool(numpy) and isinstance(generator, getattr(numpy.random, name))
+
+
+def _make(kept: tuple[str, Any]) -> Generator:
+    kind, state = kept
+    if kind == "torch":
+        return torch.Generator()
+    if kind == "numpy":
+        return numpy.random.Generator(getattr(numpy.random, state["bit_generator"])())
+    return numpy.random.RandomState() if kind == "numpy legacy" else random.Random()
+
+
+def _same(left: Any, right: Any) -> bool:
+    return left is right or (type(left) is type(right) and (left == right or repr(left) == repr(right)))

@@ -1,0 +1,1 @@
+"""Numbers that a step reports, and the loggers that get each of them once."""

@@ -1,0 +1,594 @@
+"""One worker's part in a job: it hears the controller's orders and brings the main thread to obey them.
+
+Two threads meet here. The *link* thread receives orders and does only what must happen at once: close the
+generation, break its connections, wake whoever waits. The *main* thread runs the script; where it may stand still
+it calls `stand_still`, and everything a recovery does to the state is done there, by the thread that owns it.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+from torch.nn.modules import module as torch_module
+
+from relight.core.commands import Assign, Begin, Release, Restore, Resume, Save, Stop, WindDown
+from relight.core.events import (
+    BitsDoubted,
+    CollectiveFailed,
+    FaultStruck,
+    RestoreFailed,
+    Snapshot,
+    StandbyReady,
+    StateDiffers,
+    Stopped,
+    WorkerNotice,
+)
+from relight.core.fault import Fault, Point
+from relight.core.position import Phase
+from relight.errors import RestoreError, StepInterrupted
+from relight.training.collectives.group import Forming, Inner, Inners, RelightProcessGroup
+from relight.training.collectives.groups import GroupTable, Ranks
+from relight.training.collectives.waits import Waits
+from relight.training.connection.link import AgentLink
+from relight.training.connection.page import PositionPage
+from relight.training.connection.store import StoreClient
+from relight.training.process.faults import Faults
+from relight.training.torch_private.autograd import not_compiled
+from relight.training.torch_private.mesh import regroup
+from relight.transfer.restore import RestoreClient, RestoreServer
+from relight.transfer.shared_fabric import SpareBuffer
+from relight.wire.board import Board
+from relight.wire.handshake import read_token
+from relight.wire.messages import StoreLost, StoreReply
+from relight.wire.settings import JobSettings, host_address, read_settings
+from relight.wire.status import RestoreStatus
+from relight.wire.tls import Tls
+
+# An error in a collective nearly always precedes the Stop that explains it by milliseconds. Without a controller, it
+# may take as long as the controller has to come back.
+VERDICT_SECONDS = 30.0
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker that stands still has in hand."""
+
+    step: int
+    version: int
+    lineage: str
+    prepared: int = -1
+    torn: bool = False
+    blank: bool = False
+    agreed: int = -1
+    wrote: bool = False
+
+
+class Superseded(Exception):
+    """A newer Stop arrived while the main thread obeyed an older generation's orders."""
+
+
+class Runtime:
+    """See the module's docstring. Attributes without an underscore belong to the main thread unless noted."""
+
+    def __init__(self, settings: JobSettings, private_dir: Path) -> None:
+        environment = os.environ
+        self.settings = settings
+        self.process = environment["RELIGHT_PROCESS"]
+        self.is_standby = environment["RELIGHT_ROLE"] == "standby"
+        self.slot = int(environment["RELIGHT_SLOT"])
+        self.world_size = settings.world_size
+        self.rank = settings.world_size - 1 if self.is_standby else int(environment["RANK"])
+        self.page = PositionPage(int(environment["RELIGHT_PAGE_FD"]), int(environment["RELIGHT_PAGE_OFFSET"]))
+        self.board = _open_board(environment.get("RELIGHT_BOARD_FD", ""), settings.world_size)
+        self.device = _choose_device(self.slot)
+        self._on_gpu = self.device.type == "cuda"
+        self.generation = 0  # the one the main thread works in
+        self.closed = False  # set by the link thread: a newer generation was opened
+        self.in_step = False  # inside `with step`
+        self.has_begun = False  # a loop of steps was begun: a process can have one
+        self.started = False  # the first step was offered; before that nothing is protected
+        self.builds_late = False  # a standby of this job builds nothing before it knows which rank it takes
+        self.guessed = False  # nobody said so
+        self.waits = Waits()  # whether this rank waits for others, where ranks run different modules
+        self.count_collective: Callable[[], None] = self.page.count_collective  # as its process groups ask (Gate)
+        self.cut_collectives = 0
+        # Operations that the script launched, buckets of DDP included, and sends and receives that it began to wait
+        # for. To wait for a collective counts for nothing: `await_launched` has done so before the write.
+        self.launches = 0
+        self.derivable: Callable[[], bool] = lambda: False  # whether a rank's private state follows from rank and step
+        self.snapshots: Callable[[], tuple[Snapshot, ...]] = tuple  # complete ones in this process's memory
+        self.checkpoints: Callable[[], tuple[int, ...]] = tuple  # versions of complete ones on disk, newest first
+        self.at_close: list[Callable[[], None]] = []  # to be called by the link's thread when a generation is closed
+        self.stay: Callable[[], None] | None = None  # once training began: stay, for a last checkpoint
+        self.at_end: Callable[[], None] | None = None  # what is left to do when the script has run to its end
+        self.groups: list[RelightProcessGroup] = []  # the default group is the first
+        self.table = GroupTable(settings.world_size)
+        # Processes are named in the order in which they are started, the initial ranks first.
+        standby_index = int(self.process.removeprefix("w")) - settings.world_size if self.is_standby else None
+        self.faults = Faults(settings.plan, self.page, standby_index, self.break_connections, self._announce)
+        self.store = StoreClient()
+        self._condition = threading.Condition()
+        self._newest = 0  # generation of the newest Stop or Assign
+        self._stop_arrived_ns = 0
+        self._orders: dict[type, Any] = {}
+        self._client: RestoreClient | None = None
+        self._interrupt: Any = None
+        self.is_optimizer_at_work: Callable[[], bool] = lambda: False  # inside optimizer.step()
+        self.torn = False  # a collective in there was cut short: what was written is worth nothing
+        self.winding_down = False  # the job is to end; all ranks agree at the next barrier on when
+        self._said: set[str] = set()
+        self.doubts: dict[str, BitsDoubted] = {}  # by reason; said again to an agent's successor
+        self.doubts_of_job: tuple[str, ...] = ()  # those of all ranks, as of the newest recovery
+        self._risk = (-1, "")  # the newest step after which a recovery makes this a doubt
+        self.standing_risk: Callable[[], str] = lambda: ""  # what any recovery makes a doubt
+        self._gathering = False
+        self._broken = ""  # why a collective broke in this generation, if one did
+        self.token, self.tls = read_token(private_dir), Tls.from_environment()  # for connections between hosts
+        self.server = RestoreServer(
+            private_dir / f"restore-{self.process}.sock",
+            lambda: self.faults.strike(Point.RESTORE_SEND),
+            host_address=host_address(),
+            token=self.token,
+            tls=self.tls,
+        )
+        self.link = AgentLink(
+            environment["RELIGHT_AGENT_SOCKET"], self.process, settings.agent_timeout_seconds, self._receive
+        )
+        self.store.link = self.link
+        self.link.on_reconnected = self._say_again
+        self.link.start()
+
+    def _say_again(self) -> None:
+        """An agent that died may not have passed on what was said last; its last report the link repeats itself."""
+        self.store.say_again(lost=False)
+        for doubt in list(self.doubts.values()):
+            self.link.send(doubt)
+        if self._broken and not self.closed:
+            self.report_broken_collective(self._broken)
+
+    # --- the link thread --------------------------------------------------------------------------------------
+    def _receive(self, message: msgspec.Struct) -> None:
+        if isinstance(message, StoreReply):
+            self.store.reply(message)
+            return
+        if isinstance(message, StoreLost):
+            self.store.say_again(lost=True)
+            return
+        with self._condition:
+            if isinstance(message, Stop):
+                if message.generation <= self._newest:
+                    return
+                self._newest = message.generation
+                self._stop_arrived_ns = time.monotonic_ns()
+                self._close()
+            elif isinstance(message, Assign):
+                self._newest = max(self._newest, message.generation)
+                self._orders[Assign] = message
+            elif isinstance(message, (Begin, Restore, Resume, Save, Release)) and message.generation >= self._newest:
+                self._orders[type(message)] = message
+            elif isinstance(message, WindDown):
+                self.winding_down = True
+            self._condition.notify_all()
+
+    def _close(self) -> None:
+        """Stop: nothing of the older generation goes on. Holds the condition."""
+        self.closed = True
+        if self._interrupt is None:
+            # Registered only now, so that an undisturbed forward pays nothing for it.
+            self._interrupt = torch_module.register_module_forward_pre_hook(self._interrupt_forward)
+        cancel = [] if self._client is None else [self._client.cancel]
+        for call in (
+            lambda: self.store.close_below(self._newest),
+            self.break_connections,
+            *cancel,
+            *self.at_close,
+            lambda: self.server.withdraw(self._newest),
+        ):
+            self._contained(call)
+
+    def _contained(self, call: Callable[[], None]) -> None:
+        """What goes wrong in there is told: without its link thread a worker obeys no order, and the job is lost."""
+        try:
+            call()
+        except Exception as error:
+            name = getattr(call, "__qualname__", repr(call))
+            self.say(
+                f"at close {name}",
+                f"rank {self.rank}: {name} failed when a generation was closed ({type(error).__name__}: {error}). The "
+                "recovery goes on; it may take longer. This is a bug in relight: please report it",
+            )
+
+    def break_connections(self) -> None:
+        """Make collectives in flight fail at once."""
+        for inner in self._inners():
+            inner.break_connections()
+
+    def await_launched(self) -> None:
+        """Returns once every collective that the script has launched, on any group, has its result.
+
+        Whoever holds the work of one and waits for it later has it at once, also after a recovery. Sends and receives
+        are not waited for. Raises RuntimeError or StepInterrupted as waiting for the operation would.
+        """
+        for inner in self._inners():
+            inner.await_launched()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Collectives complete at once, in this process alone; then they are what they were."""
+        kept = [(group, group.inner) for group in self.groups]
+        for group, _ in kept:
+            group.inner = None
+            group.detach()
+        try:
+            yield
+        finally:
+            for group, inner in kept:
+                group.inner = inner
+
+    def _inners(self) -> list[Inner]:
+        """Each formed group once, however many of the script's groups share it."""
+        return list({id(group.inner): group.inner for group in self.groups if group.inner is not None}.values())
+
+    @not_compiled
+    def _interrupt_forward(self, module: torch.nn.Module, arguments: Any) -> None:  # noqa: ARG002
+        if not self.started:  # a replacement that builds its modules after it was given its rank
+            return
+        if self.closed and self.is_protected() and threading.current_thread() is threading.main_thread():
+            raise StepInterrupted("the generation was closed by a failure elsewhere")
+
+    # --- what the process group asks (Gate) -------------------------------------------------------------------
+    def is_protected(self) -> bool:
+        return not self.started or (self.in_step and self.page.phase is not Phase.OPTIMIZER)
+
+    def waited(self, nanoseconds: int) -> None:
+        self.page.waited(nanoseconds)
+
+    def synchronize(self) -> None:
+        """Returns once the device has done all that was launched."""
+        if self._on_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def runs_other_modules(self) -> None:
+        """Ranks run different modules, so the number of their collectives says nothing about who is behind whom."""
+        self.waits.show = self.page.show_waiting
+        self.count_collective = self.page.note_operation
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Collectives in here follow the write, and are repeated after a recovery: nothing is lost if one is cut."""
+        self._gathering = True
+        try:
+            yield
+        finally:
+            self._gathering = False
+
+    def cut(self, operation: str) -> None:
+        if self._gathering:
+            return
+        self.cut_collectives += 1
+        where = "after the write" if self.in_step else "between two steps"
+        if self.in_step:  # the step goes on with this value; a rank that has the right one may still be there
+            self.torn = True
+        text = (
+            f"{operation} {where} was cut short by a recovery; its result is this rank's own value. Put collectives "
+            "inside `with step`, before optimizer.step(), where they are repeated"
+        )
+        if self.torn:  # what was written is thrown away
+            self.say("cut", f"rank {self.rank}: {text}")
+        else:
+            self.doubt(text)
+
+    def unprotected(self, operation: str) -> None:
+        if self.rank != 0 or self.is_standby or self._gathering:
+            return
+        if self.in_step and self.is_optimizer_at_work():
+            self.say(
+                "communicating optimizer",
+                f"the optimizer calls {operation} in its step, behind the first write, where a recovery cannot repeat "
+                "it: should a failure strike just there, what was written is worth nothing on any rank, and the job "
+                "ends, or goes back to buddy memory or a checkpoint. Have it communicate before optimizer.step(), or "
+                "take one that needs no other rank",
+            )
+        else:
+            where = "after optimizer.step()" if self.in_step else "between two steps"
+            self.say(
+                "unprotected",
+                f"the script calls {operation} {where}, where a recovery cannot repeat it: should a failure strike "
+                "just there, each rank keeps its own value. Move it inside `with step`, before optimizer.step()",
+            )
+
+    def await_verdict(self, summary: str = "the connection to a peer was lost") -> bool:
+        """A collective broke: wait for the Stop that explains it. False if the group is sound and none comes."""
+        return self.closed or (self.is_broken() and self.await_stop(summary))
+
+    def is_broken(self) -> bool:
+        """Whether some peer's connection has ended."""
+        return any(inner.is_broken() for inner in self._inners())
+
+    def await_stop(self, summary: str) -> bool:
+        """Report a broken collective and wait for Stop. False if none comes."""
+        self.report_broken_collective(summary)
+        with self._condition:
+            patience_seconds = VERDICT_SECONDS + self.settings.controller_timeout_seconds
+            return self._condition.wait_for(lambda: self.closed, patience_seconds)
+
+    def report_broken_collective(self, summary: str) -> None:
+        self._broken = summary
+        self.link.send(
+            CollectiveFailed(
+                process=self.process,
+                rank=self.rank,
+                generation=self.generation,
+                step=self.faults.step,
+                summary=summary,
+                noticed_ns=time.monotonic_ns(),
+            )
+        )
+
+    def await_replacement(self, version: int, digests: Sequence[int], tensors: Sequence[str]) -> None:
+        """The ranks' states differ: say so, and wait until the controller has decided who is wrong."""
+        self.link.send(
+            StateDiffers(
+                process=self.process,
+                rank=self.rank,
+                generation=self.generation,
+                step=version,
+                digests=tuple(digests),
+                tensors=tuple(tensors),
+                noticed_ns=time.monotonic_ns(),
+            )
+        )
+        with self._condition:
+            self._condition.wait_for(lambda: self.closed)
+
+    def _announce(self, fault: Fault) -> None:
+        self.link.send(FaultStruck(process=self.process, fault=fault))
+
+    def say(self, key: str, text: str) -> None:
+        """Tell the user once."""
+        if key not in self._said:
+            self._said.add(key)
+            self.link.send(WorkerNotice(process=self.process, rank=self.rank, text=text))
+
+    def doubt(self, reason: str, step: int | None = None) -> None:
+        """Say, once for each reason, that relight cannot vouch for the bits of an undisturbed run from here on.
+
+        To be called where a failure has struck, and on every rank that knows of it: one may be lost.
+        """
+        if reason in self.doubts:
+            return
+        step = max(0, self.faults.step if step is None else step)
+        doubt = self.doubts[reason] = BitsDoubted(process=self.process, rank=self.rank, step=step, reason=reason)
+        self.link.send(doubt)
+
+    def doubt_if_lost_after(self, step: int, reason: str) -> None:
+        """The same, if a recovery goes back to where this step has just ended, or before that."""
+        self._risk = step, reason
+
+    def note_recovery(self, version: int) -> None:
+        """All ranks go on from `version`."""
+        if reason := self.standing_risk():
+            self.doubt(reason)
+        step, reason = self._risk
+        if step >= version - 1 >= 0:
+            self.doubt(reason)
+
+    def leave(self) -> NoReturn:
+        """Asked to, between two steps: another process takes this rank, and finds its private state beside the page."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    # --- orders, on the main thread ---------------------------------------------------------------------------
+    def await_order(self, *kinds: type, generation: int | None = None) -> Any:
+        """Wait for an order of these kinds (and generation). Raises Superseded if a newer Stop comes first."""
+        with self._condition:
+            while True:
+                for order in filter(None, map(self._orders.get, kinds)):
+                    if generation is None or order.generation == generation:
+                        return order
+                if generation is not None and self._newest > generation:
+                    raise Superseded
+                self._condition.wait()
+
+    def stand_by(self, layout_digest: str) -> int:
+        """A standby: say that it is warm, and wait for a rank. Returns that rank, which this process has from now on.
+
+        `layout_digest` is of what it has built; empty if it builds nothing before.
+        """
+        self.page.stamp(Phase.STANDBY)
+        self.link.send(StandbyReady(process=self.process, layout_digest=layout_digest), report=True)
+        self.faults.strike(Point.IDLE)
+        order = self.await_order(Assign)
+        self.take_assignment(order.generation, order.rank)
+        self.faults.recovery = order.generation - 1
+        return int(order.rank)
+
+    def await_begin(self) -> Begin | None:
+        """Before the first step: until it may begin, or until a recovery needs this rank. Begin may have been lost."""
+        with self._condition:
+            self._condition.wait_for(lambda: Begin in self._orders or self.closed)
+            return self._orders.get(Begin)
+
+    def await_release(self) -> bool:
+        """After the last step: True once everyone may leave, False if a recovery needs this rank first."""
+        with self._condition:
+            self._condition.wait_for(lambda: Release in self._orders or self.closed)
+            return Release in self._orders and not self.closed
+
+    def take_assignment(self, generation: int, rank: int) -> None:
+        self.rank = rank
+        for group in self.groups:
+            group.ranks = self.table.acting(group.place, group.built_as, rank)
+            regroup(group, group.ranks)
+        self.generation = generation
+        self.page.put("rank", rank)
+        self.page.put("generation", generation)
+        os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank), str(self.local_rank)
+        self.faults.rank = rank
+
+    def note_skip(self) -> None:
+        """An operation was skipped on a group that this process is no member of."""
+        if self.is_standby:
+            self.table.skips = True
+
+    @property
+    def local_rank(self) -> int:
+        """The rank on its node, as ranks are laid out at the start."""
+        return self.rank % max(1, self.world_size // self.settings.nodes)
+
+    def report_standing(self, standing: Standing) -> Restore | Save:
+        """Stand still: say what is in hand, wait for the decision. Repeats itself whenever a newer Stop arrives."""
+        self.page.stamp(Phase.PARKED)
+        while True:
+            with self._condition:
+                generation = self._newest
+                arrived = self._stop_arrived_ns
+            self.faults.recovery = generation - 1
+            self.faults.strike(Point.STOP)
+            self.page.put("generation", generation)
+            self.page.put("collectives", 0)
+            waited = (time.monotonic_ns() - arrived) / 1e9 if arrived else 0.0
+            self.link.send(
+                Stopped(
+                    process=self.process,
+                    rank=self.rank,
+                    generation=generation,
+                    step=standing.step,
+                    version=standing.version,
+                    lineage=standing.lineage,
+                    prepared=standing.prepared,
+                    torn=standing.torn or self.torn,
+                    blank=standing.blank,
+                    stop_seconds=waited,
+                    derivable=self.derivable(),
+                    restore_address=self.server.address.path,
+                    restore_endpoint=self.server.address.endpoint,
+                    snapshots=self.snapshots(),
+                    checkpoints=self.checkpoints(),
+                    agreed=standing.agreed,
+                    wrote=standing.wrote,
+                ),
+                report=True,
+            )
+            try:
+                return self.await_order(Restore, Save, generation=generation)  # type: ignore[no-any-return]
+            except Superseded:
+                continue
+
+    def begin_forming(self, generation: int, groups: Sequence[Ranks]) -> Forming:
+        """Form groups of a generation, on a thread of its own."""
+        self.faults.strike(Point.REFORM)
+        cuda = self.device if self.device.type == "cuda" and _one_gpu_per_rank(self.world_size) else None
+        return Forming(self.store, generation, groups, self.rank, cuda, self.waits, self.board)
+
+    def await_formed(self, forming: Forming, generation: int) -> Inners:
+        """The formed groups. Raises Superseded if the generation is closed first, RestoreError if forming failed."""
+        forming.result.add_done_callback(lambda _: self._notify())
+        with self._condition:
+            self._condition.wait_for(lambda: forming.result.done() or self._newest > generation)
+            if self._newest > generation:
+                raise Superseded
+        try:
+            return forming.result.result()
+        except Exception as error:
+            raise RestoreError(f"the new process groups could not be formed: {error}") from error
+
+    def is_current(self, generation: int) -> bool:
+        """Whether no newer Stop has arrived."""
+        with self._condition:
+            return self._newest <= generation
+
+    def _notify(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+    def fetcher(self, generation: int) -> RestoreClient:
+        """A client that is cancelled when the generation is closed."""
+
+        def tell(copied_bytes: int, total_bytes: int, seconds: float) -> None:
+            self.link.send(
+                RestoreStatus(
+                    process=self.process,
+                    rank=self.rank,
+                    generation=generation,
+                    copied_bytes=copied_bytes,
+                    total_bytes=total_bytes,
+                    seconds=seconds,
+                )
+            )
+
+        client = RestoreClient(
+            lambda: self.faults.strike(Point.RESTORE_RECEIVE),
+            self.settings.restore_timeout_seconds,
+            self.token,
+            tell,
+            self.tls,
+        )
+        with self._condition:
+            self._client = client
+            if self._newest > generation:
+                client.cancel()
+        return client
+
+    def background_fetcher(self, spare: SpareBuffer) -> RestoreClient:
+        """A client for what is no part of a recovery. Whoever asks for it must cancel it (`at_close`)."""
+        seconds = self.settings.restore_timeout_seconds
+        return RestoreClient(lambda: None, seconds, self.token, tls=self.tls, spare=spare)
+
+    def report_restore_failure(self, generation: int, error: Exception) -> None:
+        failed = RestoreFailed(process=self.process, generation=generation, evidence=str(error), culprit="")
+        self.link.send(failed, report=True)
+
+    def await_newer(self, generation: int) -> None:
+        """After a failed restore: the controller will open another generation."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._newest > generation)
+
+    def open_generation(self, generation: int, inners: Inners) -> None:
+        """Resume: collectives go through the new groups. Raises Superseded if it is closed already."""
+        with self._condition:
+            if self._newest > generation:
+                raise Superseded
+            for group in self.groups:
+                if group.has_member:
+                    group.attach(inners[group.ranks])
+            self.generation = generation
+            self.waits.forget()
+            self.closed = False
+            self._broken = ""
+            self._client = None
+            if self._interrupt is not None:
+                self._interrupt.remove()
+                self._interrupt = None
+
+
+def _choose_device(slot: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", slot % torch.cuda.device_count())
+
+
+def _open_board(descriptor: str, world_size: int) -> Board | None:
+    """What this process shares with the other workers of its host; None: gloo does without."""
+    try:
+        return Board(int(descriptor), world_size)
+    except (ValueError, OSError):
+        return None
+
+
+def _one_gpu_per_rank(world_size: int) -> bool:
+    """NCCL refuses two ranks on one device; then gloo carries CUDA tensors through host memory."""
+    return torch.cuda.device_count() >= world_size
+
+
+def connect() -> Runtime:
+    """The runtime of this process, from the environment that the agent set."""
+    private_dir = Path(os.environ["RELIGHT_PRIVATE_DIR"])
+    return Runtime(read_settings(private_dir), private_dir)

@@ -1,0 +1,358 @@
+"""Publishing from a training job: the weights of a version go out while the next step computes.
+
+Between two writes parameters do not change, so buckets are read where the parameters lie, beside forward and
+backward, and no copy of the model is made. The next write waits until the last bucket has been read.
+
+Rank 0 publishes. If the weights are divided over ranks (FSDP2, tensor parallelism, a pipeline), every rank lends it the
+parts that it holds (`lending`), and no rank ever holds the whole. An engine may answer with a version only once every
+rank is known to hold it: the barrier of the next step proves that, and so does a recovery that resumes at it. Until
+then the engines keep it staged.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from relight.errors import PlaceTakenError, RelightError, StepInterrupted, UsageError
+from relight.training.process.progress import Progress
+from relight.training.process.runtime import Runtime
+from relight.training.publish.lending import Lending
+from relight.training.publish.weights import Rename, Weights
+from relight.training.state.tracked import TrackedState
+from relight.transfer.far_source import SourceGate
+from relight.transfer.handle import Handle
+from relight.transfer.published import Published, UpdateProgress
+from relight.transfer.publisher import Publisher
+from relight.transfer.source import Source
+from relight.transfer.weights import PartSource
+from relight.wire.settings import host_address
+from relight.wire.status import EngineVersion, PublishStatus
+
+JOIN_SECONDS = 0.01  # between two looks at whether a recovery has begun meanwhile
+LAST_SECONDS = 60.0  # for engines to take the final version before the job ends
+STATUS_SECONDS = 0.5  # between two looks at what has changed, for people
+TAKEN_SECONDS = 10.0  # for rank 0's predecessor, whose memory is being freed, to let go of the socket
+GATE_SECONDS = 1.0  # for rank 0 to say where sources of other hosts are let in
+GATE_KEY = "publish/gate"  # of the rendezvous store
+COMING_SECONDS = 2.0  # for engines to find a publisher that was opened just now, in place of one that died
+
+
+class Taken:
+    """How long the place of the socket has been taken by another: rank 0's predecessor lets go of it by itself."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def lasts(self, now: float) -> bool:
+        """It is taken, at this time in seconds. Whether that has lasted for so long that people should hear of it."""
+        self._since = now if self._since is None else self._since
+        return now - self._since > TAKEN_SECONDS
+
+    def is_over(self) -> None:
+        """It is not taken."""
+        self._since = None
+
+
+class Publishing:
+    """What `Training.publish` asked for. Nothing here can fail the training; what goes wrong is told."""
+
+    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._progress = progress
+        self._every = 0
+        self._requested = False
+        # modules, and what engines call their tensors
+        self._chosen: tuple[tuple[str, ...], Rename | None] | None = None
+        self._weights: Weights | None = None
+        self._parts: PartSource | None = None  # of divided weights: what this rank holds
+        self._lending: Lending | None = None  # on other ranks than 0
+        self._stall_timeout_seconds = 0.0
+        self._publisher: Publisher | None = None
+        self._gate: SourceGate | None = None  # for ranks on other hosts
+        self._gate_told_in = 0  # the generation in which those were told where it is
+        self._opened = 0.0
+        self._taken = Taken()
+        self._handle: Handle | None = None
+        self._version = -1  # of the update under way, or the last one
+        self._offered: set[str] = set()  # engines that were asked to take it
+        self._begun = 0.0
+        self._result = Published(version=-1, generation=0)  # of the last update that is over
+        self._updates, self._updates_bytes, self._updates_seconds = 0, 0, 0.0
+        self._told_status: PublishStatus | None = None
+        self._closing = threading.Event()
+        self._telling = threading.Thread(target=self._keep_telling, name="relight-publishing", daemon=True)
+
+    def ask(self, every: int | None, model: str | None, rename: Rename | None, stall_timeout_seconds: float) -> None:
+        """See `Training.publish`."""
+        if every is not None and every < 1:
+            raise UsageError(f"publish(every={every}): at least 1, or leave it out to publish once")
+        names = list(self._state.modules)
+        if model is None and len(names) > 1 and not self._state.pipelines:
+            raise UsageError(f"there are several models ({', '.join(names)}): say publish(model=...)")
+        if model is not None and model not in names:
+            raise UsageError(f"publish(model={model!r}): relight.Training was given {', '.join(names)}")
+        if model is None and self._state.pipelines:
+            names = [name for name in names if self._state.pipelines.stages_in([self._state.modules[name]])]
+        self._choose(tuple(names) if model is None else (model,), rename)
+        self._stall_timeout_seconds = stall_timeout_seconds
+        if every is None:
+            self._requested = True
+        else:
+            self._every = every
+
+    def _choose(self, names: tuple[str, ...], rename: Rename | None) -> None:
+        """These modules are to be published from now on."""
+        if self._chosen == (names, rename):
+            return
+        self._chosen = (names, rename)
+        self._weights, self._parts = Weights(self._state, names, rename), None
+        if self._weights.is_divided and not self._runtime.is_standby:
+            self._weights.parts(self._runtime.rank)  # complains now, not in the middle of training
+        if self._lending is not None:  # of what was published before
+            self._lending.stop()
+            self._lending = None
+
+    def between_steps(self) -> None:
+        """The state is that of a finished version, and nobody writes: publish it if it is due."""
+        if not (self._every or self._requested) or self._runtime.is_standby:
+            return
+        if self._runtime.rank != 0:
+            self._lend()
+            return
+        with self._told():
+            publisher = self._open()
+            if self._is_under_way(0.0):
+                return
+            engines = {engine.name: engine.version for engine in publisher.engines()}
+            due = self._requested or (self._every and self._progress.version % self._every == 0)
+            # After a recovery that went back over versions, engines may have newer ones than the ranks: they keep them.
+            newer = {name for name, version in engines.items() if version > self._progress.version}
+            if due and engines.keys() - newer and self._version != self._progress.version:
+                if self._is_lacking(publisher, 0.0):
+                    self._requested = True  # at the next boundary, if they have come
+                    return
+                self._offered = set(engines)
+                self._begin(publisher, self._offered - newer if newer else None)
+                self._requested = False
+                return
+            # Who came late, or fell out, gets the newest weights by itself.
+            late = {name for name, version in engines.items() if version < self._version} - self._offered
+            if late and not self._is_lacking(publisher, 0.0):
+                self._offered |= late
+                self._begin(publisher, late)
+
+    def confirm(self, version: int) -> None:
+        """Every rank is known to hold `version`."""
+        if self._handle is not None and version >= self._version:
+            self._handle.confirm()
+
+    def before_barrier(self) -> None:
+        """Rank 0 holds up the barrier until the other ranks know of the update: behind it they write."""
+        handle = self._handle
+        if handle is None or not self._is_divided:
+            return
+        end = time.monotonic() + self._stall_timeout_seconds
+        while not handle.wait_until_joined(JOIN_SECONDS) and not self._runtime.closed and time.monotonic() < end:
+            pass
+
+    def before_write(self) -> None:
+        """Parameters are about to change: wait until the last bucket has been read, but not for a slow engine."""
+        if self._lending is not None:
+            self._lending.before_write()
+        handle, patience = self._handle, self._stall_timeout_seconds
+        if handle is not None and not handle.wait_until_read(patience):
+            handle.cancel(f"it kept the training waiting for {patience:g} s (stall_timeout_seconds)")
+
+    def fall(self) -> None:
+        """Versions are undone, the one that is on its way perhaps among them: it is given up."""
+        if self._handle is not None:
+            self._handle.cancel("a recovery went back behind this version")
+        if self._lending is not None:
+            self._lending.fall()
+
+    def finish(self) -> None:
+        """All ranks hold the final version: every engine gets it before the job ends."""
+        if self._lending is not None:
+            self._lending.hold(self._progress.version)
+            self._lending.finish(LAST_SECONDS)
+        if self._every and self._runtime.rank == 0 and self._runtime.generation > 1:
+            self._await_place()
+        publisher = self._publisher
+        if publisher is None:
+            return
+        with self._told():
+            if self._handle is not None:
+                self._handle.confirm()
+            self._is_under_way(LAST_SECONDS)
+            if self._runtime.generation > 1:  # the publisher before may have died with its engines connected
+                publisher.wait_for_engines(1, max(0.0, self._opened + COMING_SECONDS - time.monotonic()))
+            behind = [engine.name for engine in publisher.engines() if engine.version != self._progress.version]
+            if behind and self._every and not self._is_lacking(publisher, COMING_SECONDS):
+                self._begin(publisher, behind).confirm()
+                self._is_under_way(LAST_SECONDS)
+        self._closing.set()
+        self._telling.join()
+        self._tell_status()  # what the engines have when the job ends
+        publisher.close()
+        if self._gate is not None:
+            self._gate.close()
+
+    def _await_place(self) -> None:
+        """Rank 0's predecessor keeps the socket's place until its memory is freed, maybe for longer than all steps."""
+        end = time.monotonic() + TAKEN_SECONDS
+        with self._told():
+            while self._publisher is None:
+                try:
+                    self._open()
+                except PlaceTakenError:
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(JOIN_SECONDS)
+
+    def _open(self) -> Publisher:
+        if self._publisher is None:
+            self._opened = time.monotonic()
+            self._publisher = Publisher(
+                self._runtime.settings.run_dir,
+                stall_timeout_seconds=self._stall_timeout_seconds,
+            )
+            self._telling.start()
+            if self._is_divided and host_address():
+                runtime = self._runtime
+                self._gate = SourceGate(
+                    runtime.settings.run_dir, host_address(), token=runtime.token, tls=runtime.tls, on_notice=self._say
+                )
+        if self._is_divided and self._gate_told_in != self._runtime.generation:
+            self._gate_told_in = self._runtime.generation
+            endpoint = "" if self._gate is None else self._gate.endpoint
+            self._runtime.store.set(self._gate_told_in, GATE_KEY, endpoint.encode())
+        return self._publisher
+
+    def _find_gate(self) -> str:
+        """On another rank than 0, from any thread: where rank 0 lets in sources of other hosts, if this is one."""
+        try:
+            (endpoint,) = self._runtime.store.wait(self._runtime.generation, (GATE_KEY,), GATE_SECONDS)
+        except (StepInterrupted, TimeoutError):
+            return ""
+        found = endpoint.decode()
+        return "" if found.rpartition(":")[0] == host_address() else found
+
+    def _lend(self) -> None:
+        """On another rank than 0: it may have the parts that this one holds."""
+        if not self._is_divided:
+            return
+        if self._lending is None:
+            self._lending = Lending(
+                Path(self._runtime.settings.run_dir),
+                self._find_gate,
+                f"rank-{self._runtime.rank}",
+                self._own_parts(),
+                self._stall_timeout_seconds,
+                token=self._runtime.token,
+                tls=self._runtime.tls,
+            )
+        self._lending.hold(self._progress.version)
+
+    def _is_lacking(self, publisher: Publisher, patience_seconds: float) -> bool:
+        """Whether some part of the weights is held by nobody who can be reached: by ranks that have yet to come."""
+        if not self._is_divided:
+            return False
+        why = publisher.lacking(self._own_parts().held, patience_seconds)
+        if why and time.monotonic() > self._opened + COMING_SECONDS:
+            self._say(f"nothing is published: {why}; ranks on other hosts need RELIGHT_HOST_ADDRESS on rank 0's")
+        return bool(why)
+
+    def _own_parts(self) -> PartSource:
+        """What this rank holds of divided weights."""
+        if self._parts is None:
+            assert self._weights is not None
+            self._parts = self._weights.parts(self._runtime.rank)
+        return self._parts
+
+    @property
+    def _is_divided(self) -> bool:
+        return self._weights is not None and self._weights.is_divided
+
+    def _begin(self, publisher: Publisher, only: Iterable[str] | None) -> Handle:
+        assert self._weights is not None
+        own = self._own_parts().frozen() if self._is_divided else None
+        source: Source = own or self._weights.whole()
+        handle = self._handle = publisher.begin(
+            source,
+            version=self._progress.version,
+            generation=self._runtime.generation,
+            confirmed=False,
+            only=only,
+            held=None if own is None else own.held,
+        )
+        self._version, self._begun = self._progress.version, time.monotonic()
+        return handle
+
+    def _is_under_way(self, patience_seconds: float) -> bool:
+        """Whether the last update is still not over after so long; if it is, tell how it went."""
+        result = None if self._handle is None else self._handle.wait(patience_seconds)
+        if result is not None:
+            self._tell(result)
+            self._handle = None
+        return self._handle is not None
+
+    def _tell(self, result: Published) -> None:
+        """Whom the version did not reach, and why."""
+        self._result = result
+        if not result.error:
+            self._updates += 1
+            self._updates_bytes += result.total_bytes
+            self._updates_seconds += result.seconds
+        for name, why in sorted(result.dropped.items()):
+            self._say(f"version {result.version} did not reach {name}: {why}")
+        if result.error:
+            self._say(f"version {result.version} was not published: {result.error}")
+
+    def _say(self, text: str) -> None:
+        self._runtime.say(f"publish {text}", f"publishing: {text}")
+
+    # --- for people, on a thread of its own: an update goes on while the main thread computes --------------------
+    def _keep_telling(self) -> None:
+        while not self._closing.wait(STATUS_SECONDS):
+            self._tell_status()
+
+    def _tell_status(self) -> None:
+        status = self._status()
+        if status != self._told_status:
+            self._told_status = status
+            self._runtime.link.send(status)
+
+    def _status(self) -> PublishStatus:
+        handle, publisher = self._handle, self._publisher
+        engines = () if publisher is None else publisher.engines()
+        over = None if handle is None else handle.wait(0.0)  # the main thread may not have seen it yet
+        under_way = handle is not None and over is None
+        progress = handle.progress() if handle is not None and under_way else UpdateProgress()
+        result = over or self._result
+        return PublishStatus(
+            process=self._runtime.process,
+            engines=tuple(EngineVersion(name=e.name, pid=e.pid, version=e.version) for e in engines),
+            version=self._version,
+            moved_bytes=progress.held_bytes,
+            total_bytes=progress.total_bytes,
+            update_seconds=time.monotonic() - self._begun if under_way else result.seconds,
+            updates=self._updates,
+            updates_bytes=self._updates_bytes,
+            updates_seconds=self._updates_seconds,
+            dropped={} if under_way else result.dropped,
+            error="" if under_way else result.error,
+        )
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+            self._taken.is_over()
+        except PlaceTakenError as error:
+            if self._taken.lasts(time.monotonic()):
+                self._say(str(error))
+        except (RelightError, OSError) as error:
+            self._say(str(error))

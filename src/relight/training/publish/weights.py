@@ -1,0 +1,103 @@
+"""The weights that a training job publishes: their names, and what of them this rank holds."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from relight.errors import UsageError
+from relight.training.state.tracked import TrackedState
+from relight.training.torch_private.mesh import is_distributed, is_of_first_copy, place_in_whole
+from relight.training.torch_private.pipeline import ranks_along
+from relight.transfer.codec import local_part
+from relight.transfer.division import Held, parts_of
+from relight.transfer.manifest import Entry, Part, make_manifest
+from relight.transfer.weights import PartSource, TensorSource, own_tensors
+
+Rename = Callable[[str, str], str]
+
+
+class Weights:
+    """The parameters and persistent buffers of some of the modules that were handed over."""
+
+    def __init__(self, state: TrackedState, names: Sequence[str], rename: Rename | None) -> None:
+        """`names`: of the modules. `rename(module, tensor)`: what engines call a tensor. Raises UsageError."""
+        self._state = state
+        self._names = names
+        self._rename = rename or (lambda _, name: name)
+        modules = [state.modules[name] for name in names]
+        self._parameters = {id(parameter) for module in modules for parameter in module.parameters()}
+        self._stages = state.pipelines.stages_in(modules)
+        counts = {stage.num_stages for stage in self._stages}
+        if len(counts) > 1:
+            raise UsageError("publish(): the models are stages of different pipelines: say publish(model=...)")
+        self._all_stages = max(counts, default=0)
+        state.sharded.reshard()
+        self._has_dtensors = any(is_distributed(parameter) for module in modules for parameter in module.parameters())
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether ranks hold different parts of them."""
+        return self._has_dtensors or bool(self._stages)
+
+    def whole(self) -> TensorSource:
+        """All of them as they are now: parameters, which change in writes only, where they lie; buffers copied."""
+        named = self._tensors().items()
+        return TensorSource({n: t.detach() if id(t) in self._parameters else t.detach().clone() for n, t in named})
+
+    def parts(self, rank: int) -> PartSource:
+        """What this rank holds of divided ones.
+
+        Raises UsageError for a tensor that cannot be moved, or whose part is no box of the whole.
+        """
+        self._state.sharded.reshard()
+        entries: list[Entry] = []
+        parts: list[Part] = []
+        boxes: dict[int, torch.Tensor] = {}
+        names: dict[int, str] = {}
+        buffers = set()
+        pipeline = ranks_along(self._stages[0]) if self._stages else (rank,)
+        for index, (name, tensor) in enumerate(self._tensors().items()):
+            whole, offset = place_in_whole(tensor)
+            first = names.setdefault(id(tensor), name)  # tied parameters are one object
+            entry = Entry(name, str(tensor.dtype).removeprefix("torch."), whole, "" if first == name else first)
+            entries.append(entry)
+            if not entry.nbytes or not self._is_held(tensor, pipeline, name):
+                continue
+            box = local_part(tensor)
+            if box.layout is not torch.strided or box.is_quantized:
+                raise UsageError(f"publish(): {name} is a {box.layout} tensor; relight moves dense ones")
+            if any(first + size > limit for first, size, limit in zip(offset, box.shape, whole, strict=True)):
+                raise UsageError(f"publish(): what this rank holds of {name} is no box of the whole tensor")
+            found = parts_of(index, whole, offset, tuple(box.shape), tensor.element_size())
+            if found:
+                parts += found
+                boxes[index] = box
+                if id(tensor) not in self._parameters:
+                    buffers.add(index)
+        manifest = make_manifest(entries, parts)
+        stages = tuple(sorted(stage.stage_index for stage in self._stages))
+        return PartSource(Held(manifest, stages, self._all_stages), boxes, buffers)
+
+    def _is_held(self, tensor: torch.Tensor, pipeline: Sequence[int], name: str) -> bool:
+        """Whether this rank has a part of it that is the one to publish.
+
+        Replicas hold parameters with the same bits, so any of them may write these. Buffers that forward changes
+        differ between replicas (BatchNorm): there is one of whom engines get them, as if rank 0 had gathered a state
+        dict. The same goes for parameters that are no DTensors where others are: nothing says how they are kept equal.
+        """
+        if id(tensor) in self._parameters and (is_distributed(tensor) or not self._has_dtensors):
+            return True
+        return is_of_first_copy(tensor, pipeline, name)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for module in self._names:
+            for own, tensor in own_tensors(self._state.modules[module]).items():
+                name = self._rename(module, own)
+                if name in found:
+                    raise UsageError(
+                        f"publish(): engines would get two tensors named {name!r}: name them apart, "
+                        "training.publish(rename=lambda module, name: ...)"
+                    )
+                found[name] = tensor
+        return found

@@ -1,0 +1,263 @@
+"""What a step assigns to the modules that were handed over: undone with the step, and carried to a replacement.
+
+A counter (`self.updates += 1`), a temperature, `train()` and `eval()`, a buffer that is assigned anew: all of these go
+through `nn.Module.__setattr__`, which is wrapped while a loop of steps runs, and writes a log of the values before.
+Containers that are changed in place (`self.history.append(...)`) do not; they are compared in the first steps, and
+those that change are copied at the start of every step from then on.
+
+Attributes that change and hold plain values are state of this rank alone, like buffers that change in forward.
+"""
+
+import collections
+import copy
+import dis
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+
+from relight.training.state.plain_values import EXCERPT_BYTES, is_mutable, pack, plain_bytes, put_back, unpack
+from relight.training.torch_private.autograd import not_compiled
+from relight.transfer.codec import decode_tree, encode_tree
+
+_MISSING = object()
+# Made by torch itself, which keeps what a step needs there; `BucketLayout` and `ShardedModules` look after it.
+_WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
+_OWN = frozenset(vars(nn.Module()))  # attributes of every module: tables of parameters, buffers, hooks
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+Key = tuple[int, str]  # `id` of a module, and the attribute's name
+
+
+class AttributeLog:
+    """The attributes of some modules, in the step under way and since the loop began."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = dict(modules)
+        self._paths: dict[int, tuple[str, nn.Module]] = {}
+        self._before: dict[Key, tuple[dict[str, Any], Any]] = {}  # in the step under way: where it stood, and the value
+        self._state: dict[str, Key] = {}  # attributes that are state, by their paths
+        self._looked_at: set[Key] = set()
+        self._change_in_place: set[Key] = set()  # containers that steps change without assigning them
+        self._in_place: dict[Key, Any] = {}  # these, as they were when the step began
+        self._all_containers: dict[Key, tuple[Any, bytes]] = {}  # while learning: each one, and how it was
+        self._orders: dict[
+            int, tuple[dict[str, Any], list[str]]
+        ] = {}  # of tables from which the step deleted something
+        self._recording = False
+        self._undo: list[Any] = []
+        self.before_mode: Callable[[nn.Module], None] = lambda _: None  # told before train() or eval() of a module
+        self.differ = False  # between ranks, once seen
+        self.assigned_buffers = 0  # how often a buffer was assigned
+
+    def install(self) -> None:
+        """Log what is assigned to these modules from now on."""
+        for owner, module in self._modules.items():
+            for path, child in module.named_modules():
+                if not type(child).__module__.startswith(_WRAPPERS):
+                    self._paths.setdefault(id(child), (f"{owner}/{path}", child))
+        log = self
+        assign, delete = nn.Module.__setattr__, nn.Module.__delattr__
+
+        @not_compiled
+        @functools.wraps(assign)
+        def logged_assign(self: nn.Module, name: str, value: Any) -> None:
+            if id(self) in log._paths:
+                log._note(self, name)
+            assign(self, name, value)
+
+        @not_compiled
+        @functools.wraps(delete)
+        def logged_delete(self: nn.Module, name: str) -> None:
+            if id(self) in log._paths:
+                log._note(self, name)
+                log._note_order(self, name)
+            delete(self, name)
+
+        nn.Module.__setattr__, nn.Module.__delattr__ = logged_assign, logged_delete  # type: ignore[method-assign]
+
+        def undo() -> None:
+            nn.Module.__setattr__, nn.Module.__delattr__ = assign, delete  # type: ignore[method-assign]
+
+        self._undo.append(undo)
+
+    def remove(self) -> None:
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def _note(self, module: nn.Module, name: str) -> None:
+        """An attribute is about to change."""
+        key = (id(module), name)
+        if key in self._before:
+            return
+        tables = vars(module)
+        holder = next((t for t in (tables, *(tables.get(kind, {}) for kind in _TABLES)) if name in t), None)
+        if holder is tables.get("_buffers"):
+            self.assigned_buffers += 1
+        if name == "training" and self._recording:
+            self.before_mode(module)
+        if self._recording:
+            self._before[key] = (holder if holder is not None else {}, _MISSING if holder is None else holder[name])
+        elif name not in _OWN:
+            self._looked_at.discard(key)
+            self._before_between(key)
+
+    def _note_order(self, module: nn.Module, name: str) -> None:
+        """An attribute is about to be deleted; if it is assigned again, it comes last."""
+        for holder in (vars(module).get(kind, {}) for kind in _TABLES):
+            if self._recording and name in holder:
+                self._orders.setdefault(id(holder), (holder, list(holder)))
+
+    def _before_between(self, key: Key) -> None:
+        """Assigned between two steps: not undone, but state from now on if it is plain."""
+        self._state.setdefault(self._path(key), key)
+
+    # --- the step under way -------------------------------------------------------------------------------------
+    def begin(self, *, learning: bool) -> None:
+        """A step begins. `learning`: find out which containers it changes in place."""
+        self._before.clear()
+        self._orders.clear()
+        self._recording = True
+        self._in_place = {key: copy.deepcopy(self._value(key)) for key in self._change_in_place}
+        self._all_containers = {key: (value, seen) for key, value, seen in self._excerpts()} if learning else {}
+
+    def roll_back(self) -> None:
+        """Every attribute is what it was when the step began."""
+        self._recording = False
+        for (module_id, name), (holder, value) in reversed(self._before.items()):
+            tables = vars(self._paths[module_id][1])
+            for table in (tables, *(tables.get(kind, {}) for kind in _TABLES)):
+                if table is not holder or value is _MISSING:  # in its own it keeps its place among the others
+                    table.pop(name, None)
+            if value is not _MISSING:
+                holder[name] = value
+            self.assigned_buffers += holder is tables.get("_buffers")
+        self._before.clear()
+        for holder, order in self._orders.values():
+            members = {name: holder[name] for name in order if name in holder}
+            holder.clear()
+            holder.update(members)
+        self._orders.clear()
+        for key, (value, before) in self._all_containers.items():
+            tree = unpack(decode_tree(before))
+            vars(self._paths[key[0]][1])[key[1]] = put_back(value, tree) if self._seen(value) != before else value
+        self._all_containers = {}
+        for (module_id, name), value in self._in_place.items():
+            tables = vars(self._paths[module_id][1])
+            if name in tables:
+                tables[name] = put_back(tables[name], copy.deepcopy(value))
+
+    def notice(self) -> None:
+        """In front of the barrier: which of the changed attributes are state."""
+        for key in [key for key in self._before if key not in self._looked_at]:
+            self._looked_at.add(key)
+            module, name = self._paths[key[0]][1], key[1]
+            if name in _OWN or name not in vars(module):
+                continue
+            if self._is_state(module, name, vars(module)[name]):
+                self._state[self._path(key)] = key
+        if self._all_containers:
+            for key, value, now in self._excerpts():
+                if self._all_containers.get(key, (value, now))[1] != now:
+                    self._change_in_place.add(key)
+                    self._state[self._path(key)] = key
+
+    def commit(self) -> None:
+        """What the step assigned stays."""
+        self._before.clear()
+        self._all_containers = {}
+        self._recording = False
+
+    def __len__(self) -> int:
+        """How many attributes the step under way has assigned."""
+        return len(self._before)
+
+    # --- state of this rank alone -------------------------------------------------------------------------------
+    @property
+    def has_state(self) -> bool:
+        return bool(self._state)
+
+    def private(self) -> dict[str, Any]:
+        """The values of all attributes that are state, by their paths; those that are no plain values are left out."""
+        values = {path: self._value(key) for path, key in sorted(self._state.items())}
+        return {path: pack(value) for path, value in values.items() if plain_bytes(value) is not None}
+
+    def number(self) -> int:
+        """What stands for these values in an all-reduce; 0 if there are none."""
+        return xxhash.xxh3_64_intdigest(encode_tree(self.private(), "attributes")) >> 20 | 1 if self._state else 0
+
+    def compare(self, own: int, total: int, ranks: int) -> None:
+        """All ranks' numbers at a barrier, added up: whether the values are the same everywhere."""
+        if total != ranks * own:
+            self.differ = True
+
+    def adopt(self, tree: Mapping[str, Any]) -> None:
+        """Make what `private` gave on this rank the values of the attributes here."""
+        modules = dict(self._paths.values())
+        for path, packed in tree.items():
+            owner, name = path.rsplit("/", 1)
+            module = modules.get(owner)
+            if module is not None:
+                self._state[path] = (id(module), name)
+                value = unpack(packed)
+                mine = vars(module).get(name)
+                vars(module)[name] = put_back(mine, value) if is_mutable(mine) else value
+
+    def _value(self, key: Key) -> Any:
+        return vars(self._paths[key[0]][1]).get(key[1])
+
+    def _path(self, key: Key) -> str:
+        return f"{self._paths[key[0]][0]}/{key[1]}"
+
+    def _excerpts(self) -> Iterator[tuple[Key, Any, bytes]]:
+        """Small containers among the attributes, and what is in them."""
+        for module_id, (_, module) in self._paths.items():
+            for name, value in vars(module).items():
+                if name not in _OWN and is_mutable(value):
+                    size = plain_bytes(value)
+                    if size is not None and size <= EXCERPT_BYTES:
+                        yield (module_id, name), value, self._seen(value)
+
+    @staticmethod
+    def _seen(value: Any) -> bytes:
+        return encode_tree(pack(value), "attribute")
+
+    @staticmethod
+    def _is_state(module: nn.Module, name: str, value: Any) -> bool:
+        """Whether an attribute that a step assigned is of use to the next one.
+
+        A tensor that no method reads before it assigns it is a result that is left for others to look at.
+        """
+        if plain_bytes(value) is None:
+            return False
+        if isinstance(value, (torch.Tensor, list, dict, tuple, set, collections.deque)):
+            return any(reads_first(method, name) for method in _methods(type(module)))  # type: ignore[arg-type] # a class can be hashed
+        return True
+
+
+def reads_first(method: FunctionType, attribute: str) -> bool:
+    """Whether a function reads an attribute of this name, and does not assign it before, in the order of its code."""
+    for instruction in dis.get_instructions(method):
+        if instruction.argval == attribute:
+            if instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+                return True
+            if instruction.opname.startswith("STORE_ATTR"):
+                return False
+    return False
+
+
+@functools.cache
+def _methods(kind: type) -> tuple[FunctionType, ...]:
+    """The methods of a class, less those of torch."""
+    return tuple(
+        value
+        for base in kind.__mro__
+        if not base.__module__.startswith("torch.") and base is not object
+        for value in vars(base).values()
+        if isinstance(value, FunctionType) and value.__name__ not in ("__init__", "extra_repr", "__repr__")
+    )

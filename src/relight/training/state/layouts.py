@@ -1,0 +1,53 @@
+"""The layouts of gradient buckets of all DDP wrappers of a script: part of the state that replicas have in common."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from relight.training.collectives.group import RelightProcessGroup
+from relight.training.torch_private.ddp import BucketLayout
+
+
+class Layouts:
+    """Of the wrappers that a script has handed over, in their order. `version` is that of this process's state."""
+
+    def __init__(self, wrappers: Iterable[DistributedDataParallel], version: Callable[[], int], *, fixed: bool) -> None:
+        """If `fixed`, all keep their initial layouts."""
+        self._version = version
+        self._layouts = []
+        for wrapper in wrappers:
+            self._layouts.append(BucketLayout(wrapper, fixed=fixed))
+            if isinstance(wrapper.process_group, RelightProcessGroup):
+                wrapper.process_group.serves_reducer = True
+
+    def describe(self) -> list[Any]:
+        """For `adopt`: what is not initial. Empty if all is."""
+        version = self._version()
+        described = [layout.describe(version) for layout in self._layouts]
+        return described if any(described) else []
+
+    def adopt(self, described: list[Any]) -> None:
+        """Take on the layouts of the version that this process has copied, or gone back to."""
+        if len(described) not in (0, len(self._layouts)):
+            return  # of a script with other wrappers, perhaps, that continues from the same checkpoint
+        for index, layout in enumerate(self._layouts):
+            layout.adopt(described[index] if described else None)
+
+    def begin_step(self) -> None:
+        """Every attempt of a step begins with the same reducers, whatever came before."""
+        version = self._version()
+        for layout in self._layouts:
+            layout.begin_step(version)
+
+    def settle(self) -> None:
+        """In front of the barrier: layouts that the step has found out."""
+        version = self._version()
+        for layout in self._layouts:
+            layout.settle(version)
+
+    def reset(self) -> None:
+        """After a step that ended in its middle."""
+        version = self._version()
+        for layout in self._layouts:
+            layout.reset(version)

@@ -1,0 +1,88 @@
+"""Functions of c10d that do not come to a process group by its operations alone. Checked on torch 2.13.0."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
+
+from relight.errors import UsageError
+
+_REFUSED = (
+    "the default store of torch.distributed cannot be used in a relight job: what a rank puts there is not there for "
+    "the process that replaces it. Exchange values with dist.all_gather_object or dist.broadcast_object_list, inside "
+    "`with step` or before the loop, or through files"
+)
+
+
+class RefusedStore(Store):
+    """What c10d believes to be the default store; groups have stores of their own."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise UsageError(_REFUSED)
+
+    set = get = wait = add = check = compare_set = delete_key = num_keys = append = multi_get = multi_set = _refuse
+
+
+# Python's own half of it must live as long as C++ asks the other half.
+REFUSED_STORE = RefusedStore()
+
+
+def adapt(is_own: Callable[[Any], bool], is_detached: Callable[[Any], bool]) -> None:
+    """Have c10d's functions do with a relight group what they do with one of gloo, alone where it is detached.
+
+    `is_own`: whether a group is one of relight's; `is_detached`: whether it has no peers at present.
+    """
+    alone = {
+        "broadcast_object_list": lambda *_, **__: None,  # what the lists hold is this process's own
+        "scatter_object_list": lambda *_, **__: None,
+        "recv_object_list": lambda *_, **__: 0,
+        "gather_object": _gather_alone,
+    }
+    for name, replacement in alone.items():
+        _replace(name, functools.partial(_when, is_detached, replacement))
+    _replace("monitored_barrier", functools.partial(_monitored_barrier, is_own))
+
+
+def _replace(name: str, wrap: Callable[[Any], Any]) -> None:
+    replaced = wrap(getattr(distributed_c10d, name))
+    setattr(distributed_c10d, name, replaced)
+    setattr(dist, name, replaced)
+
+
+def _when(is_detached: Callable[[Any], bool], alone: Callable[..., Any], original: Any) -> Any:
+    """These receive sizes first: alone there are none, and what is in the memory for them would be taken for sizes."""
+
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        group = signature.bind(*args, **kwargs).arguments.get("group")
+        return (alone if is_detached(_default(group)) else original)(*args, **kwargs)
+
+    return call
+
+
+def _default(group: Any) -> Any:
+    return dist.GroupMember.WORLD if group is None else group
+
+
+def _gather_alone(thing: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
+    if object_gather_list is not None:
+        object_gather_list[:] = [thing] * len(object_gather_list)
+
+
+def _monitored_barrier(is_own: Callable[[Any], bool], original: Any) -> Any:
+    """A plain one: whoever does not come is found and replaced."""
+
+    @functools.wraps(original)
+    def call(group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> Any:
+        if is_own(_default(group)):
+            return dist.barrier(group)
+        return original(group, timeout, wait_all_ranks)
+
+    return call

@@ -1,0 +1,226 @@
+"""DistributedDataParallel: its wrappers, the layout of its buckets, and the buffers that it sends."""
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import _register_comm_hook as register_comm_hook
+from torch.nn.parallel import DistributedDataParallel
+
+_made: list[weakref.ref[Any]] = []
+# Parameters that took gradients as the wrapper was made: of these it reduces the gradients, frozen later or not.
+_reduced: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def watch_wrappers() -> None:
+    """Remember every DDP wrapper that is made from now on."""
+    original: Any = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def remember(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _made.append(weakref.ref(self))
+        _reduced[self] = [parameter for parameter in self._module_parameters if parameter.requires_grad]
+
+    DistributedDataParallel.__init__ = remember  # type: ignore[method-assign]
+
+
+def wrappers_made() -> list[Any]:
+    """Those that there still are, in the order of their making, which is the same on all ranks."""
+    return [wrapper for made in _made if (wrapper := made()) is not None]
+
+
+Buckets = list[list[int]]  # numbers of the parameters in each, in the order of their reduction
+
+
+class BucketLayout:
+    """Keeps a DDP's gradient buckets the same on every rank, through aborted steps and replacements.
+
+    DDP starts with buckets in parameter order, and rebuilds them once, in the order in which gradients became ready in
+    its first backward pass. Another layout is another summation order, so it must never depend on who failed when. The
+    layout is therefore part of the state: `settle` makes it known in front of the barrier of the step in which the
+    wrapper was first used, whichever that is, and a step that is undone undoes it.
+    """
+
+    def __init__(self, ddp: Any, *, fixed: bool = False) -> None:
+        """`ddp` is a DistributedDataParallel; if `fixed`, the initial layout is kept for the whole job.
+
+        With `find_unused_parameters` DDP itself rebuilds nothing. With `static_graph` it does so at another time. A
+        stage of a pipeline keeps its own.
+        """
+        self._ddp = ddp
+        self._fixed = fixed or ddp.find_unused_parameters or ddp.static_graph
+        self._known: tuple[int, Buckets] | None = None  # the version that has the rebuilt layout first, and the layout
+        if self._fixed:
+            self._ddp.reducer = _FixedReducer(ddp.reducer)
+        elif ddp._has_rebuilt_buckets:  # the script has trained before the loop
+            self._known = (0, rebuilt_buckets(ddp))
+
+    def describe(self, version: int) -> list[Any] | None:
+        """The layout of that version, for `adopt`; None if it is the initial one."""
+        return list(self._known) if self._known is not None and self._known[0] <= version else None
+
+    def adopt(self, described: list[Any] | None) -> None:
+        """Take on the layout that another rank has described."""
+        known = None if described is None else (int(described[0]), [list(bucket) for bucket in described[1]])
+        if known == self._known or self._fixed:
+            return
+        self._known = known
+        self._make_reducer()
+
+    def begin_step(self, version: int) -> None:
+        """Every attempt of the step that changes `version` begins with the same reducer.
+
+        Its first forward pass broadcasts buffers from rank 0, on every rank or on none. DDP decides it by the forward
+        pass before: after one inside `no_sync`, or without gradients, the next one does not. That pass may be one of an
+        aborted attempt, which other ranks never came to, or one that a replacement has not seen; ranks that decide
+        differently wait for each other for ever.
+        """
+        vars(self._ddp)["require_forward_param_sync"] = True  # a module's own way to set an attribute takes 30 us
+        if self._known is None or self._known[0] > version:
+            self._back_to_initial()
+        elif isinstance(self._ddp.reducer, _FixedReducer):
+            self._ddp.reducer._reset_state()  # it has noted the order of the last step, and would go on and on
+
+    def settle(self, version: int) -> None:
+        """All gradients of the step that changes `version` are reduced: if they were the first ones, rebuild.
+
+        DDP would do so in its next forward pass, which is of a later step. The ranks take rank 0's order.
+        """
+        if self._fixed or self._known is not None:
+            return
+        try:
+            rebuilt = self._ddp.reducer._rebuild_buckets()
+        except RuntimeError as error:
+            if not str(error).startswith(_UNFINISHED):  # some parameter had no part in the loss: DDP will say so itself
+                raise
+            return
+        if rebuilt or self._ddp._has_rebuilt_buckets:
+            self._known = (version + 1, rebuilt_buckets(self._ddp))
+
+    def reset(self, version: int) -> None:
+        """Make the reducer ready for the step that changes `version`, after one that ended in its middle."""
+        if self._known is not None and self._known[0] > version:
+            self._known = None
+            self._make_reducer()
+        elif self._ddp.static_graph:  # nothing else forgets how often an aborted iteration saw each parameter
+            self._make_reducer()
+        elif self._known is None:
+            self._back_to_initial()
+        else:
+            if not isinstance(self._ddp.reducer, _FixedReducer):  # or it would rebuild once more
+                self._ddp.reducer = _FixedReducer(self._ddp.reducer)
+            self._ddp.reducer._reset_state()
+
+    def _back_to_initial(self) -> None:
+        """Whatever an attempt of a step has made of it."""
+        if self._known is not None or self._ddp._has_rebuilt_buckets:
+            self._known = None
+            self._make_reducer()
+        else:
+            self._ddp.reducer._reset_state()
+
+    def _make_reducer(self) -> None:
+        """A new one, in its first iteration, with the layout that is known: nothing else forgets another."""
+        ddp, is_static = self._ddp, self._ddp.static_graph
+        ddp.reducer._remove_autograd_hooks()
+        with _taking_gradients_as_made(ddp):
+            parameters, sparse = ddp._build_params_for_reducer()
+            names = ddp._build_debug_param_to_name_mapping(parameters)
+            with _buckets_given(self._known[1]) if self._known is not None else contextlib.nullcontext():
+                ddp._ddp_init_helper(parameters, sparse, names, is_static)
+        if is_static:
+            ddp.static_graph = False
+            ddp._set_static_graph()
+        if ddp.mixed_precision is not None:
+            ddp.reducer._set_mixed_precision_param_dtype(ddp.mixed_precision.param_dtype)
+        for hook, state in ddp._comm_hooks:
+            register_comm_hook(ddp.reducer, state, hook)
+        ddp._has_rebuilt_buckets = False
+        if self._fixed or self._known is not None:
+            ddp.reducer = _FixedReducer(ddp.reducer)
+
+
+_USUAL_SAMPLE_RATE = 100
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"
+
+
+def rebuilt_buckets(ddp: Any) -> Buckets:
+    """What the reducer has just rebuilt; it tells its logger alone."""
+    ddp._set_ddp_runtime_logging_sample_rate(1)  # it tells so only in some iterations
+    ddp.logger.set_runtime_stats_and_log()
+    ddp._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)
+    told = ddp._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"]
+    return [[int(number) for number in bucket.split()] for bucket in told.split(",")]
+
+
+@contextlib.contextmanager
+def _taking_gradients_as_made(ddp: Any) -> Iterator[None]:
+    """The parameters that took gradients when the wrapper was made do so: a step may have frozen some, or all."""
+    reduced = {id(parameter) for parameter in _reduced.get(ddp, ())}
+    before = [(parameter, parameter.requires_grad) for parameter in ddp._module_parameters] if reduced else []
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(id(parameter) in reduced)
+        yield
+    finally:
+        for parameter, took in before:
+            parameter.requires_grad_(took)
+
+
+@contextlib.contextmanager
+def _buckets_given(buckets: Buckets) -> Iterator[None]:
+    """Have DDP make a reducer with these buckets instead of computing some."""
+    module: Any = dist
+    compute = module._compute_bucket_assignment_by_size
+
+    def given(parameters: Any, limits: Any, *_: Any) -> Any:
+        del parameters
+        return buckets[::-1], [limits[-1]] * len(buckets)  # DDP turns them round; limits are only logged
+
+    module._compute_bucket_assignment_by_size = given
+    try:
+        yield
+    finally:
+        module._compute_bucket_assignment_by_size = compute
+
+
+def around_buffer_sync(ddp: Any, before: Callable[[], Any], after: Callable[[Any], None]) -> Callable[[], None]:
+    """Have a DDP call these around its broadcast of buffers; `after` gets the result of `before`. Returns an undo."""
+    sync = ddp._sync_buffers
+
+    def synced() -> None:
+        seen = before()
+        sync()
+        after(seen)
+
+    vars(ddp)["_sync_buffers"] = synced
+    return lambda: vars(ddp).pop("_sync_buffers", None)
+
+
+def stateful_hooks(module: Any) -> list[Any]:
+    """States of DDP's communication hooks that change from step to step (PowerSGD's error, a local optimizer's)."""
+    hooks = getattr(module, "_comm_hooks", [])
+    return [state for _, state in hooks if type(state).__module__.startswith(_HOOKS_WITH_STATE)]
+
+
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+_HOOKS_WITH_STATE = (f"{_HOOKS}.powerSGD_hook", f"{_HOOKS}.post_localSGD_hook")
+
+
+class _FixedReducer:
+    """DDP's reducer, but for the rebuilding of its buckets."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+        self.prepare_for_forward = reducer.prepare_for_forward  # called in every step
+        self.prepare_for_backward = reducer.prepare_for_backward
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)

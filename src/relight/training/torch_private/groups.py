@@ -1,0 +1,81 @@
+"""Process groups of torch: what they can do, and how gloo's, NCCL's and detached ones are made."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed import ProcessGroup
+
+from relight.wire.loopback import IPV4, handed_down
+from relight.wire.settings import host_address
+
+# The operations of a process group, by the names of 2.13 and of older versions; those that exist are delegated.
+_OPERATIONS = (
+    "allreduce allreduce_coalesced broadcast reduce allgather _allgather_base all_gather_single allgather_coalesced "
+    "allgather_into_tensor_coalesced all_gather_single_coalesced gather scatter reduce_scatter _reduce_scatter_base "
+    "reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced all_to_all_single "
+    "alltoall_base alltoall send recv recv_anysource barrier"
+).split()
+REDUCE_SCATTERS = frozenset(
+    "_reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced".split()
+)
+POINT_TO_POINT = frozenset(("send", "recv", "recv_anysource"))
+# A hung peer is the controller's business: it knows who hangs, and Stop ends the wait. Collectives never time out.
+_COLLECTIVE_TIMEOUT = timedelta(days=7)
+_FORMING_TIMEOUT = timedelta(seconds=60)
+OPERATIONS = tuple(name for name in _OPERATIONS if hasattr(ProcessGroup, name))
+
+
+def make_inner_group(store: Store, rank: int, size: int, name: str, cuda: torch.device | None) -> ProcessGroup:
+    """A real process group: gloo for CPU tensors, NCCL too where a CUDA device is given. Blocks until formed."""
+    group = ProcessGroup(store, rank, size)
+    gloo = _make_gloo(store, rank, size)
+    gloo._set_default_timeout(_COLLECTIVE_TIMEOUT)
+    kind = ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    group._register_backend(torch.device("cpu"), kind, gloo)
+    if cuda is not None:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _COLLECTIVE_TIMEOUT
+        nccl = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
+        group._set_default_backend(ProcessGroup.BackendType.NCCL)
+        group._register_backend(cuda, ProcessGroup.BackendType.NCCL, nccl)
+    group._set_group_name(name)  # type: ignore[arg-type]
+    return group
+
+
+def cpu_backend(group: ProcessGroup) -> Any:
+    """What reduces CPU tensors in there. It takes the group's calls, without torch's dispatcher in between."""
+    return group._get_backend(torch.device("cpu"))
+
+
+def _make_gloo(store: Store, rank: int, size: int) -> dist.ProcessGroupGloo:
+    """Listens at this host's address if it has one, so that other hosts reach it; else where torch chooses."""
+    address = host_address() or (handed_down() if handed_down() != IPV4 else "")
+    gloo_group: Any = dist.ProcessGroupGloo
+    if not address:
+        return dist.ProcessGroupGloo(store, rank, size, _FORMING_TIMEOUT)
+    options = gloo_group._Options()
+    options._timeout = _FORMING_TIMEOUT
+    options._devices = [gloo_group.create_device(hostname=address)]
+    group: dist.ProcessGroupGloo = gloo_group(store, rank, size, options)
+    return group
+
+
+def make_detached_group(rank: int, size: int, device: torch.device) -> ProcessGroup:
+    """A group of `size` whose operations complete at once without a peer: what a standby builds and warms up on."""
+    fake = torch._C._distributed_c10d.FakeProcessGroup._create_internal(rank, size)
+    group = ProcessGroup(HashStore(), rank, size)
+    group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, fake)
+    if device.type != "cpu":
+        group._register_backend(device, ProcessGroup.BackendType.CUSTOM, fake)
+    group._set_group_name("relight-detached")  # type: ignore[arg-type]
+    return group
+
+
+def abort_nccl(group: ProcessGroup, device: torch.device) -> None:
+    """Make NCCL operations of this group fail at once. Not run on this project's CI, which has no GPU."""
+    group._get_backend(device).abort()

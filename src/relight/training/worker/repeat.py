@@ -1,0 +1,89 @@
+"""Computes one early step of a job twice from the same start, and compares the bits.
+
+What a recovery does to a survivor is to undo a step and have the script compute it again. If the script keeps something
+that relight does not know of, which the step reads and changes, the second attempt ends differently. So that is tried
+once, in a job's second step, while nothing has failed yet and little is lost.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+
+from relight.errors import UsageError
+from relight.training.process.progress import Progress
+from relight.training.process.runtime import Runtime
+from relight.training.state.tracked import TrackedState
+from relight.transfer.codec import Flat, local_part, tensor_digests
+
+_NAMED = 3  # tensors, in the message
+
+
+class RepeatCheck:
+    """For the main thread. All ranks take the step twice, without having to agree on it."""
+
+    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._progress = progress
+        self._is_over = (
+            not runtime.settings.repeat_check or runtime.settings.evidence
+        )  # `relight prove` sees for itself
+        self._first: dict[str, int] | None = None
+
+    def wants_another(self) -> bool:
+        """At the end of a block, in front of its barrier: whether this attempt is to be undone and made again.
+
+        Raises UsageError if it was, and this one ended with other bits.
+        """
+        progress, runtime = self._progress, self._runtime
+        if self._is_over:
+            return False
+        if runtime.generation != 1 or runtime.closed or progress.version > progress.began + 1:
+            self._is_over = True  # a failure came first: then a step is repeated anyway
+            return False
+        if progress.version != progress.began + 1:
+            return False
+        if self._first is None:
+            self._first = self._digests()
+            return True
+        self._is_over = True
+        self._compare(self._first, self._digests())
+        self._first = None
+        return False
+
+    def _digests(self) -> dict[str, int]:
+        """Of each tensor and object after the step, by its path."""
+        state = self._state
+        own = Flat({"buffers": state.private()["buffers"], "per_rank": state.private()["per_rank"]})
+        found = {**state.digests_by_tensor()}
+        found |= {path: _digest(tensor) for path, tensor in zip(own.paths, own.tensors, strict=True)}
+        if not self._progress.wrote:
+            for (owner, name), parameter in state.slots.parameters.items():
+                if parameter.grad is not None:
+                    found[f"the gradient of {owner}.{name}"] = _digest(local_part(parameter.grad))
+        return found
+
+    def _compare(self, first: Mapping[str, int], second: Mapping[str, int]) -> None:
+        different = [path for path in second if first.get(path) != second[path]]
+        different += [path for path in first if path not in second]
+        if not different:
+            return
+        more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
+        raise UsageError(
+            f"step {self._progress.version} was computed twice from the same start, and ended with other bits in "
+            f"{', '.join(different[:_NAMED])}{more}. So a recovery could not repeat a step: the block reads something "
+            "that its own first attempt has changed, and that relight does not put back. Often this is a generator of "
+            "random numbers without a seed, a file, a clock, or an object that was not handed over: hand it over, "
+            "declare it (training.carry(...)), or compute it from step.number (docs/TRAINING.md). If operations of the "
+            "device are not deterministic, `relight run --no-repeat-check` goes on, and the bits after a failure may "
+            "differ from those of an undisturbed run"
+        )
+
+
+def _digest(tensor: Any) -> int:
+    if not isinstance(tensor, torch.Tensor):
+        return 0
+    return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(tensor_digests(tensor)))
