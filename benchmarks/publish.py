@@ -27,10 +27,10 @@ from benchmarks.documents import (
     write_document,
 )
 from benchmarks.figures import markdown_table, ways_table
-from relight.transfer.cost import Costs, predict
-from relight.transfer.manifest import Entry, make_manifest
-from relight.transfer.plan import plan_buckets
-from relight.transfer.schedule import Form, make_schedule
+from relight.transfer.plan.cost import Costs, predict
+from relight.transfer.plan.manifest import Entry, make_manifest
+from relight.transfer.plan.plan import plan_buckets
+from relight.transfer.plan.schedule import Form, make_schedule
 
 MODULE = "weights.publishing"
 MIB = 2**20

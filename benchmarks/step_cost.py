@@ -35,7 +35,7 @@ from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.groups import make_inner_group
 from relight.training.transaction.transaction import LEARNING_STEPS, Transaction
 from relight.training.worker.phases import Gates, gates_for
-from relight.transfer.codec import encode_tree
+from relight.transfer.io.codec import encode_tree
 from relight.wire.board import Board
 
 CALLS = 400

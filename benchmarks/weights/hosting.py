@@ -21,11 +21,11 @@ import torch.distributed as dist
 from benchmarks.namespaces import INTERFACE, enter
 from benchmarks.weights.restoring import DEADLINE_S, SOURCES, Replica, _bytes, _connect, _nothing, measure
 from benchmarks.weights.shapes import MIB
-from relight.transfer.codec import Flat
-from relight.transfer.fabric import Address
-from relight.transfer.offer import BUCKET_BYTES, Offer
-from relight.transfer.restore import RestoreClient, RestoreServer
-from relight.transfer.weights import TensorReader
+from relight.transfer.io.codec import Flat
+from relight.transfer.restore.fabric import Address
+from relight.transfer.restore.offer import BUCKET_BYTES, Offer
+from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.tensors.weights import TensorReader
 
 WAYS = (
     *("relight", "relight-two-sources", "torchft-http", "torchft-pg", "gloo-same-buckets", "gloo"),

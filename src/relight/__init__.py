@@ -13,11 +13,11 @@ _HOMES = {
     "Job": "relight.training.job",
     "Training": "relight.training.training",
     "Step": "relight.training.step",
-    "Publisher": "relight.transfer.publisher",
-    "Receiver": "relight.transfer.receiver",
-    "TensorSource": "relight.transfer.weights",
-    "digest_weights": "relight.transfer.weights",
-    "weights_of": "relight.transfer.weights",
+    "Publisher": "relight.transfer.publish.publisher",
+    "Receiver": "relight.transfer.publish.receiver",
+    "TensorSource": "relight.transfer.tensors.weights",
+    "digest_weights": "relight.transfer.tensors.weights",
+    "weights_of": "relight.transfer.tensors.weights",
 }
 __all__ = [
     "Job",

@@ -33,7 +33,7 @@ from relight.parent import remove_private_dir
 from relight.server.claim import remove_unused
 from relight.server.journal import read_header
 from relight.terminal import Screen
-from relight.transfer.channel import SOCKET_NAME
+from relight.transfer.io.channel import SOCKET_NAME
 from relight.wire.address import Address, find_address, read_address
 from relight.wire.framing import encode_frame, make_decoder
 from relight.wire.loopback import is_default

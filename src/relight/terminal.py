@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from relight.transfer.progress import describe_publishing, describe_restores
+from relight.transfer.plan.progress import describe_publishing, describe_restores
 from relight.wire.messages import StatusUpdate
 
 PLAIN_SECONDS = 10.0  # between two progress lines where there is no live one

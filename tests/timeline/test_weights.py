@@ -9,9 +9,9 @@ from rich.console import Console
 
 from relight.timeline.terminal import ASCII, UNICODE, Glyphs
 from relight.timeline.weights import MAX_DEVICES, Doing, Figure, Use, draw_update, legend_of_update
-from relight.transfer.cost import Costs, simulate
-from relight.transfer.plan import Bucket
-from relight.transfer.schedule import Form, make_schedule
+from relight.transfer.plan.cost import Costs, simulate
+from relight.transfer.plan.plan import Bucket
+from relight.transfer.plan.schedule import Form, make_schedule
 from relight.weights.figure import drawn_buckets, figure_of
 from tests.timeline.test_terminal import same_as_file
 

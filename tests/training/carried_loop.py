@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from relight.training.carried.carried import Carried
-from relight.transfer.codec import encode_tree
+from relight.transfer.io.codec import encode_tree
 
 _NUMBERS = itertools.count()
 STEPS = 6

@@ -18,7 +18,7 @@ from pathlib import Path
 from textwrap import indent
 
 from relight.errors import UsageError
-from relight.transfer.codec import decode_tree
+from relight.transfer.io.codec import decode_tree
 from tests.training.carried_loop import STEPS, Loop, run_script
 
 

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from relight.errors import UsageError
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
-from relight.transfer.codec import decode_tree, encode_tree, unflatten
+from relight.transfer.io.codec import decode_tree, encode_tree, unflatten
 
 Move = Callable[[nn.Module, nn.Module], None]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from relight.errors import UsageError
-from relight.transfer.codec import decode_tree
+from relight.transfer.io.codec import decode_tree
 from tests.training.carried_loop import Loop, Step, run_script
 
 

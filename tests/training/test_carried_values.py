@@ -12,7 +12,7 @@ import torch
 
 from relight.training.carried.trees import Homes, Reader, Unsupported, Writer, write_down
 from relight.training.carried.values import changed, put_back, remember
-from relight.transfer.codec import decode_tree, encode_tree
+from relight.transfer.io.codec import decode_tree, encode_tree
 
 Pair = namedtuple("Pair", "left right")
 

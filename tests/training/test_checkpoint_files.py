@@ -8,7 +8,7 @@ import torch
 from relight.training.checkpoint import files
 from relight.training.checkpoint.dcp import Piece
 from relight.training.checkpoint.files import Meta, Part
-from relight.transfer.codec import spec_of
+from relight.transfer.io.codec import spec_of
 
 WEIGHT = torch.arange(4.0)
 PART = Part(

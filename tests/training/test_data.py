@@ -12,7 +12,7 @@ from relight.errors import UsageError
 from relight.training.connection.page import PositionPage
 from relight.training.data.batches import Batches
 from relight.training.state.digest import batch_digest
-from relight.transfer.codec import decode_tree, encode_tree
+from relight.transfer.io.codec import decode_tree, encode_tree
 
 DATA = TensorDataset(torch.arange(40.0))
 

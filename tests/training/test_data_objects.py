@@ -22,7 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from relight.training.connection.page import PositionPage
 from relight.training.data.batches import Batches
-from relight.transfer.codec import decode_tree, encode_tree
+from relight.transfer.io.codec import decode_tree, encode_tree
 
 ITEMS = TensorDataset(torch.arange(40.0))
 STEPS = 13

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from relight.errors import CheckpointError
 from relight.training.checkpoint import dcp
 from relight.training.checkpoint.dcp import Piece
-from relight.transfer.codec import spec_of
+from relight.transfer.io.codec import spec_of
 
 WHOLE = {
     "weights": torch.arange(7 * 5, dtype=torch.float32).reshape(7, 5),

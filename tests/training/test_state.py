@@ -16,7 +16,7 @@ from relight.errors import UsageError
 from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.ddp import stateful_hooks
 from relight.training.transaction.transaction import Transaction
-from relight.transfer.codec import Flat, decode_tree, encode_tree, unflatten
+from relight.transfer.io.codec import Flat, decode_tree, encode_tree, unflatten
 
 
 class Net(nn.Module):
@@ -71,7 +71,7 @@ def transfer(source: TrackedState, target: TrackedState) -> None:
 
 
 def _plain(flat: Flat) -> Any:
-    from relight.transfer.codec import unflatten
+    from relight.transfer.io.codec import unflatten
 
     return unflatten(flat.tree, [t.clone() for t in flat.tensors])
 

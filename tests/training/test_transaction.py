@@ -10,7 +10,7 @@ from torch import nn
 
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import LEARNING_STEPS, Transaction
-from relight.transfer.codec import decode_tree, encode_tree
+from relight.transfer.io.codec import decode_tree, encode_tree
 
 Body = Callable[["Script"], None]
 

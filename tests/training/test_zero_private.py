@@ -19,7 +19,7 @@ from relight.errors import UsageError
 from relight.training.shards import Cut
 from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.zero import ZeroOptimizers, is_zero, state_of
-from relight.transfer.codec import unflatten
+from relight.transfer.io.codec import unflatten
 
 WORLD = 2
 

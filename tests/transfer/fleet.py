@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from relight.errors import StaleWeightsError, TransferError
-from relight.transfer.plan import Bucket
-from relight.transfer.published import Published
-from relight.transfer.publisher import Publisher
-from relight.transfer.receiver import Receiver
-from relight.transfer.targets import Pairs, Target
-from relight.transfer.weights import TensorSource, digest_weights, weights_of
+from relight.transfer.plan.plan import Bucket
+from relight.transfer.plan.published import Published
+from relight.transfer.publish.publisher import Publisher
+from relight.transfer.publish.receiver import Receiver
+from relight.transfer.tensors.targets import Pairs, Target
+from relight.transfer.tensors.weights import TensorSource, digest_weights, weights_of
 
 PATIENCE = float(os.environ.get("RELIGHT_TEST_PATIENCE", "1"))
 STALL_SECONDS = 1.5 * PATIENCE

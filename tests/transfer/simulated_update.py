@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from relight.transfer.schedule import Form, Schedule, make_schedule
-from relight.transfer.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
+from relight.transfer.plan.schedule import Form, Schedule, make_schedule
+from relight.transfer.plan.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
 
 STALL = 4.0
 _TICK = 1.0

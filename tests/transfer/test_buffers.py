@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relight.errors import TransferError
-from relight.transfer.buffers import Buffer, close_buffers, create_buffers, open_buffers
+from relight.transfer.io.buffers import Buffer, close_buffers, create_buffers, open_buffers
 
 
 def open_count() -> int:
@@ -60,8 +60,8 @@ def test_closing_while_somebody_looks_at_it() -> None:
 _LIMITED = """
 import os, resource, sys
 from relight.errors import TransferError
-from relight.transfer.buffers import create_buffers
-from relight.transfer.publisher import Publisher
+from relight.transfer.io.buffers import create_buffers
+from relight.transfer.publish.publisher import Publisher
 
 def count():
     return len(os.listdir("/proc/self/fd"))
@@ -93,7 +93,7 @@ def test_memory_that_is_refused(tmp_path: Path) -> None:
 _FEW_DESCRIPTORS = """
 import os, resource
 from relight.errors import TransferError
-from relight.transfer.buffers import create_buffers
+from relight.transfer.io.buffers import create_buffers
 used = len(os.listdir("/proc/self/fd"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (used + 3, used + 3))
 try:

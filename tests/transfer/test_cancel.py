@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 import relight
-from relight.transfer.plan import Bucket
-from relight.transfer.weights import TensorSource
+from relight.transfer.plan.plan import Bucket
+from relight.transfer.tensors.weights import TensorSource
 from tests.transfer.test_source import SECONDS, fleet, weights
 
 

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from relight.errors import PlaceTakenError, ProtocolError, TransferError, UsageError
-from relight.transfer import members
-from relight.transfer.channel import MAX_MESSAGE_BYTES, Channel, connect, listen, socket_path
-from relight.transfer.messages import (
+from relight.transfer.io.channel import MAX_MESSAGE_BYTES, Channel, connect, listen, socket_path
+from relight.transfer.io.messages import (
     PROTOCOL_VERSION,
     Begin,
     BucketLoaded,
@@ -33,9 +32,10 @@ from relight.transfer.messages import (
     ToPublisher,
     Welcome,
 )
-from relight.transfer.publisher import Publisher
-from relight.transfer.receiver import Receiver
-from relight.transfer.weights import TensorSource
+from relight.transfer.publish import members
+from relight.transfer.publish.publisher import Publisher
+from relight.transfer.publish.receiver import Receiver
+from relight.transfer.tensors.weights import TensorSource
 from relight.wire.framing import encode_frame
 
 PATIENCE_SECONDS = 20.0

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from relight.errors import UsageError
-from relight.transfer.checkpoint import DTYPES, INDEX_NAME, MAX_HEADER_BYTES, Checkpoint, open_checkpoint
-from relight.transfer.codec import raw_bytes
-from relight.transfer.manifest import ITEM_BYTES
-from relight.transfer.plan import Bucket, Piece, plan_buckets
+from relight.transfer.io.codec import raw_bytes
+from relight.transfer.plan.manifest import ITEM_BYTES
+from relight.transfer.plan.plan import Bucket, Piece, plan_buckets
+from relight.transfer.tensors.checkpoint import DTYPES, INDEX_NAME, MAX_HEADER_BYTES, Checkpoint, open_checkpoint
 
 TYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.uint8]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.errors import UsageError
-from relight.transfer.codec import (
+from relight.transfer.io.codec import (
     PIECE_BYTES,
     Flat,
     TensorSpec,

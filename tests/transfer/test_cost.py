@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.errors import UsageError
-from relight.transfer.cost import NEAR, Costs, choose, closed_form, predict, simulate
-from relight.transfer.plan import Bucket
-from relight.transfer.schedule import Form, Kind, make_schedule
+from relight.transfer.plan.cost import NEAR, Costs, choose, closed_form, predict, simulate
+from relight.transfer.plan.plan import Bucket
+from relight.transfer.plan.schedule import Form, Kind, make_schedule
 
 FULL = 1024
 times = st.integers(0, 12)

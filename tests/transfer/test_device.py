@@ -15,14 +15,14 @@ import xxhash
 
 import relight
 from relight.errors import TransferError, UsageError
-from relight.transfer import device
-from relight.transfer.buffers import Buffer
-from relight.transfer.device import LIFT_BYTES, CopyStreams, DeviceWriter, Lift, bytes_on_device
-from relight.transfer.device_staging import DeviceStaging
-from relight.transfer.fabric import Address
-from relight.transfer.plan import plan_buckets
-from relight.transfer.targets import StagedTensors
-from relight.transfer.weights import TensorSource, TensorWriter, describe, digest_weights, weights_of
+from relight.transfer.io.buffers import Buffer
+from relight.transfer.plan.plan import plan_buckets
+from relight.transfer.restore.fabric import Address
+from relight.transfer.tensors import device
+from relight.transfer.tensors.device import LIFT_BYTES, CopyStreams, DeviceWriter, Lift, bytes_on_device
+from relight.transfer.tensors.device_staging import DeviceStaging
+from relight.transfer.tensors.targets import StagedTensors
+from relight.transfer.tensors.weights import TensorSource, TensorWriter, describe, digest_weights, weights_of
 from tests.transfer.fleet import DEADLINE_SECONDS, Fleet, digest_of, make_model
 from tests.transfer.hosts import blank, elsewhere, make_client, make_server, make_state, offer
 
@@ -224,9 +224,9 @@ class TestOnGpu:
         """A context takes half a gigabyte. Threads begin on the first device, whatever the main one works on."""
         code = """
 import threading, torch
-from relight.transfer.buffers import Buffer
-from relight.transfer.plan import plan_buckets
-from relight.transfer.weights import TensorSource, TensorWriter
+from relight.transfer.io.buffers import Buffer
+from relight.transfer.plan.plan import plan_buckets
+from relight.transfer.tensors.weights import TensorSource, TensorWriter
 
 tensor = torch.zeros(1000, device="cuda:1")
 def move():

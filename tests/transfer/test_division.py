@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 import relight
 from relight.errors import MissingPartsError, TransferError, UsageError
-from relight.transfer.device_staging import DeviceStaging
-from relight.transfer.division import Held, Holding, as_known, divide, find_entries, parts_of
-from relight.transfer.manifest import Entry, Manifest, Part, make_manifest
-from relight.transfer.plan import ALIGNMENT, Bucket, Piece, plan_buckets
-from relight.transfer.published import SELF, Published
-from relight.transfer.source import SourceLink
-from relight.transfer.targets import Pairs
-from relight.transfer.weights import PartSource
+from relight.transfer.plan.division import Held, Holding, as_known, divide, find_entries, parts_of
+from relight.transfer.plan.manifest import Entry, Manifest, Part, make_manifest
+from relight.transfer.plan.plan import ALIGNMENT, Bucket, Piece, plan_buckets
+from relight.transfer.plan.published import SELF, Published
+from relight.transfer.publish.source import SourceLink
+from relight.transfer.tensors.device_staging import DeviceStaging
+from relight.transfer.tensors.targets import Pairs
+from relight.transfer.tensors.weights import PartSource
 
 SECONDS = 30.0
 BUCKET_BYTES = 64 * 1024

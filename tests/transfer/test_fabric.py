@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from relight.errors import TransferError
-from relight.transfer.codec import Flat
-from relight.transfer.fabric import MAX_SOURCES, NETWORK_STRIPE_BYTES, STRIPE_BYTES, Address, choose_sources
-from relight.transfer.offer import BUCKET_BYTES, plan_state
-from relight.transfer.tcp import listen_on, parse_endpoint
-from relight.transfer.tcp_fabric import chunks
-from relight.transfer.weights import CHUNK_BYTES, TensorReader
+from relight.transfer.io.codec import Flat
+from relight.transfer.io.tcp import listen_on, parse_endpoint
+from relight.transfer.restore.fabric import MAX_SOURCES, NETWORK_STRIPE_BYTES, STRIPE_BYTES, Address, choose_sources
+from relight.transfer.restore.offer import BUCKET_BYTES, plan_state
+from relight.transfer.restore.tcp_fabric import chunks
+from relight.transfer.tensors.weights import CHUNK_BYTES, TensorReader
 
 GIB = 2**30
 A1, A2 = Address("/a1", "10.0.0.1:7001"), Address("/a2", "10.0.0.1:7002")

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from relight.errors import ProtocolError, RestoreError
-from relight.transfer.codec import Flat
-from relight.transfer.fabric import Address
-from relight.transfer.offer import Filled, Header
-from relight.transfer.restore import RestoreClient, RestoreServer
-from relight.transfer.tcp import HANDSHAKE_SECONDS, MAX_STRANGERS, TcpChannel, parse_endpoint
-from relight.transfer.tcp_fabric import SOURCE, TARGET
+from relight.transfer.io.codec import Flat
+from relight.transfer.io.tcp import HANDSHAKE_SECONDS, MAX_STRANGERS, TcpChannel, parse_endpoint
+from relight.transfer.restore.fabric import Address
+from relight.transfer.restore.offer import Filled, Header
+from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.restore.tcp_fabric import SOURCE, TARGET
 from tests.transfer.hosts import (
     DEADLINE_SECONDS,
     NOWHERE,

@@ -9,10 +9,10 @@ import pytest
 
 import relight
 from relight.errors import TransferError
-from relight.transfer.far_source import FarSourceLink, SourceGate
-from relight.transfer.published import SELF
-from relight.transfer.source import Fixed
-from relight.transfer.weights import PartSource
+from relight.transfer.plan.published import SELF
+from relight.transfer.publish.far_source import FarSourceLink, SourceGate
+from relight.transfer.publish.source import Fixed
+from relight.transfer.tensors.weights import PartSource
 from relight.wire.tls import Tls
 from tests.certificates import Authority
 from tests.transfer.fleet import until

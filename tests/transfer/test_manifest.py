@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.errors import UsageError
-from relight.transfer.manifest import (
+from relight.transfer.plan.manifest import (
     ITEM_BYTES,
     Entry,
     Manifest,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import Network, missing
-from relight.transfer.fabric import Address
+from relight.transfer.restore.fabric import Address
 from tests.transfer.hosts import expect, source_process, target_process
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.errors import UsageError
-from relight.transfer.manifest import Entry, Manifest, make_manifest
-from relight.transfer.plan import ALIGNMENT, offsets_of, plan_buckets
+from relight.transfer.plan.manifest import Entry, Manifest, make_manifest
+from relight.transfer.plan.plan import ALIGNMENT, offsets_of, plan_buckets
 from tests.transfer.test_manifest import manifests
 
 bucket_sizes = st.integers(1, 40).map(lambda count: count * ALIGNMENT)

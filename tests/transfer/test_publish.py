@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from relight.errors import TransferError, UsageError
-from relight.transfer.plan import Bucket, plan_buckets
-from relight.transfer.published import SELF, UpdateProgress
-from relight.transfer.publisher import Publisher
-from relight.transfer.receiver import Receiver
-from relight.transfer.schedule import Form
-from relight.transfer.targets import Pairs
-from relight.transfer.weights import TensorSource, digest_weights, weights_of
+from relight.transfer.plan.plan import Bucket, plan_buckets
+from relight.transfer.plan.published import SELF, UpdateProgress
+from relight.transfer.plan.schedule import Form
+from relight.transfer.publish.publisher import Publisher
+from relight.transfer.publish.receiver import Receiver
+from relight.transfer.tensors.targets import Pairs
+from relight.transfer.tensors.weights import TensorSource, digest_weights, weights_of
 from tests.transfer.fleet import (
     BUCKET_BYTES,
     BUCKETS,

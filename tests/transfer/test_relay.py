@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from relight.errors import TransferError
-from relight.transfer.gate import Gate
-from relight.transfer.handle import Handle
-from relight.transfer.published import Published
-from relight.transfer.publisher import Publisher
-from relight.transfer.receiver import Receiver
-from relight.transfer.relay import Relay
-from relight.transfer.weights import TensorSource, digest_weights
+from relight.transfer.plan.published import Published
+from relight.transfer.publish.gate import Gate
+from relight.transfer.publish.handle import Handle
+from relight.transfer.publish.publisher import Publisher
+from relight.transfer.publish.receiver import Receiver
+from relight.transfer.publish.relay import Relay
+from relight.transfer.tensors.weights import TensorSource, digest_weights
 from tests.transfer.fleet import (
     BUCKETS,
     DEADLINE_SECONDS,

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from relight.errors import RestoreError
-from relight.transfer import restore
-from relight.transfer.codec import Flat
-from relight.transfer.fabric import Address
-from relight.transfer.offer import BUCKET_BYTES, Filled, Header, Offer
-from relight.transfer.restore import RestoreClient, RestoreServer
-from relight.transfer.shared_fabric import SpareBuffer
+from relight.transfer.io.codec import Flat
+from relight.transfer.restore import restore
+from relight.transfer.restore.fabric import Address
+from relight.transfer.restore.offer import BUCKET_BYTES, Filled, Header, Offer
+from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.restore.shared_fabric import SpareBuffer
 
 TIMEOUT_SECONDS = 20.0
 

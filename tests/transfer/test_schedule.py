@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.errors import UsageError
-from relight.transfer.schedule import IPC_BUFFERS, Form, Kind, Operation, Schedule, make_schedule, violations
+from relight.transfer.plan.schedule import IPC_BUFFERS, Form, Kind, Operation, Schedule, make_schedule, violations
 
 schedules = st.builds(
     make_schedule,

@@ -10,10 +10,10 @@ import torch
 
 import relight
 from relight.errors import TransferError
-from relight.transfer.plan import Bucket
-from relight.transfer.published import SELF
-from relight.transfer.source import SourceLink
-from relight.transfer.weights import TensorSource
+from relight.transfer.plan.plan import Bucket
+from relight.transfer.plan.published import SELF
+from relight.transfer.publish.source import SourceLink
+from relight.transfer.tensors.weights import TensorSource
 
 SECONDS = 30.0
 BUCKET_BYTES = 64 * 1024

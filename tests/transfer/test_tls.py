@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from relight.errors import ProtocolError, RestoreError
-from relight.transfer.gate import Gate
-from relight.transfer.offer import Filled
-from relight.transfer.publisher import Publisher
-from relight.transfer.receiver import Receiver
-from relight.transfer.relay import Relay
-from relight.transfer.restore import RestoreClient, RestoreServer
-from relight.transfer.tcp import HANDSHAKE_SECONDS, TcpChannel
-from relight.transfer.weights import TensorSource
+from relight.transfer.io.tcp import HANDSHAKE_SECONDS, TcpChannel
+from relight.transfer.publish.gate import Gate
+from relight.transfer.publish.publisher import Publisher
+from relight.transfer.publish.receiver import Receiver
+from relight.transfer.publish.relay import Relay
+from relight.transfer.restore.offer import Filled
+from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.tensors.weights import TensorSource
 from relight.wire.tls import Tls
 from tests.certificates import Authority
 from tests.transfer.hosts import DEADLINE_SECONDS, TOKEN, blank, elsewhere, make_state, nothing, offer

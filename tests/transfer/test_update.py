@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from relight.transfer.schedule import Form, Kind, make_schedule
-from relight.transfer.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
+from relight.transfer.plan.schedule import Form, Kind, make_schedule
+from relight.transfer.plan.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
 from tests.transfer.simulated_update import STALL, MakeUpdate, ViolationError, World
 
 SEEDS = 3000

@@ -11,12 +11,12 @@ import torch
 import xxhash
 
 from relight.errors import TransferError, UsageError
-from relight.transfer.device_staging import DeviceStaging
-from relight.transfer.manifest import ITEM_BYTES, Entry
-from relight.transfer.plan import plan_buckets
-from relight.transfer.staging import Staging
-from relight.transfer.targets import StagedTensors
-from relight.transfer.weights import TensorSource, allocate, describe, digest_weights, plain_name, weights_of
+from relight.transfer.plan.manifest import ITEM_BYTES, Entry
+from relight.transfer.plan.plan import plan_buckets
+from relight.transfer.tensors.device_staging import DeviceStaging
+from relight.transfer.tensors.staging import Staging
+from relight.transfer.tensors.targets import StagedTensors
+from relight.transfer.tensors.weights import TensorSource, allocate, describe, digest_weights, plain_name, weights_of
 
 DTYPES = sorted(ITEM_BYTES)
 pytestmark = [

@@ -366,7 +366,7 @@ class World:
                 self.plan(("connect", meeting.group.generation, rank))
 
     def choose_source(self, target: Process, restore: Restore) -> str:
-        """As transfer/fabric.py, `choose_sources`, spreads targets over sources of their part; empty: there is none."""
+        """Spreads targets over sources of their part, as `choose_sources` of transfer/restore/fabric.py."""
         held = [source for source in restore.sources if source.shard == part_key(target.rank, self.parts)]
         return held[target.rank % len(held)].address if held else ""
 

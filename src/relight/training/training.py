@@ -52,7 +52,7 @@ from relight.training.worker.phases import PhaseHooks
 from relight.training.worker.recovery import Lower, Recovery
 from relight.training.worker.repeat import RepeatCheck
 from relight.training.worker.writes import WriteWatch
-from relight.transfer.codec import encode_tree
+from relight.transfer.io.codec import encode_tree
 
 LOGGERS_SECONDS = 60.0  # to take what is left before the job ends
 _CALLED_AGAIN = (

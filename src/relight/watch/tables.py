@@ -10,8 +10,8 @@ from relight.core.controller import Stage
 from relight.core.decision import describe_target
 from relight.timeline.report import plain
 from relight.timeline.terminal import duration
-from relight.transfer.manifest import describe_bytes
-from relight.transfer.progress import describe_publishing, describe_restores
+from relight.transfer.plan.manifest import describe_bytes
+from relight.transfer.plan.progress import describe_publishing, describe_restores
 from relight.watch.run import State
 from relight.watch.status import RankLine, Status
 

@@ -18,10 +18,10 @@ from relight.weights import publish, relay
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from relight.transfer.cost import Choice, Costs, Span
-    from relight.transfer.manifest import Manifest
-    from relight.transfer.plan import Bucket
-    from relight.transfer.schedule import Schedule
+    from relight.transfer.plan.cost import Choice, Costs, Span
+    from relight.transfer.plan.manifest import Manifest
+    from relight.transfer.plan.plan import Bucket
+    from relight.transfer.plan.schedule import Schedule
 
 MAX_BUCKETS = 100_000  # a schedule of more takes longer to plan than most updates to run
 _COPIED_BYTES = 32 * 2**20
@@ -137,10 +137,10 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _make_plan(arguments: argparse.Namespace) -> _Plan:
-    from relight.transfer.cost import Choice, Costs, choose, explain, simulate
-    from relight.transfer.manifest import describe_bytes, make_manifest, parse_bytes
-    from relight.transfer.plan import plan_buckets
-    from relight.transfer.schedule import Form, make_schedule
+    from relight.transfer.plan.cost import Choice, Costs, choose, explain, simulate
+    from relight.transfer.plan.manifest import describe_bytes, make_manifest, parse_bytes
+    from relight.transfer.plan.plan import plan_buckets
+    from relight.transfer.plan.schedule import Form, make_schedule
 
     devices, from_host = arguments.devices, arguments.from_host
     engines = devices if arguments.engines is None else arguments.engines
@@ -181,10 +181,10 @@ def _model_of(arguments: argparse.Namespace) -> "tuple[str, Manifest]":
     if (arguments.checkpoint is None) == (arguments.model is None):
         raise UsageError("name a CHECKPOINT, or describe a model with --model: one of the two (--help has examples)")
     if arguments.model is not None:
-        from relight.transfer.described import describe_model
+        from relight.transfer.plan.described import describe_model
 
         return arguments.model, describe_model(arguments.model)
-    from relight.transfer.checkpoint import open_checkpoint
+    from relight.transfer.tensors.checkpoint import open_checkpoint
 
     with open_checkpoint(arguments.checkpoint) as checkpoint:
         return str(arguments.checkpoint), checkpoint.manifest
@@ -216,8 +216,8 @@ def _measure_copy() -> float:
 
 # --- showing it -------------------------------------------------------------------------------------------------
 def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
-    from relight.transfer.cost import describe_seconds
-    from relight.transfer.manifest import describe_bytes
+    from relight.transfer.plan.cost import describe_seconds
+    from relight.transfer.plan.manifest import describe_bytes
     from relight.weights.figure import buffers_of, drawn_buckets, figure_of, print_figure
     from relight.weights.summary import Fact, count, table_of
 

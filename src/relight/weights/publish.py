@@ -15,10 +15,10 @@ from typing import IO, TYPE_CHECKING, Any
 from relight.errors import RelightError, TransferError, UsageError
 
 if TYPE_CHECKING:
-    from relight.transfer.checkpoint import Checkpoint
-    from relight.transfer.manifest import Manifest
-    from relight.transfer.published import Published
-    from relight.transfer.publisher import Publisher
+    from relight.transfer.plan.manifest import Manifest
+    from relight.transfer.plan.published import Published
+    from relight.transfer.publish.publisher import Publisher
+    from relight.transfer.tensors.checkpoint import Checkpoint
     from relight.weights.screen import Screen
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -82,9 +82,9 @@ def add_command(subcommands: "argparse._SubParsersAction[Any]") -> argparse.Argu
 
 
 def _publish(arguments: argparse.Namespace) -> int:
-    from relight.transfer.checkpoint import open_checkpoint
-    from relight.transfer.manifest import describe_bytes, parse_bytes
-    from relight.transfer.publisher import Publisher
+    from relight.transfer.plan.manifest import describe_bytes, parse_bytes
+    from relight.transfer.publish.publisher import Publisher
+    from relight.transfer.tensors.checkpoint import open_checkpoint
     from relight.weights.screen import Screen
 
     if arguments.engines < 1 or arguments.sources < 1:
@@ -208,9 +208,9 @@ def _report(
     """Where the time went: on standard output, and into the trace."""
     from rich.console import Console
 
-    from relight.transfer.cost import describe_seconds
-    from relight.transfer.measured import measure, plan_again
-    from relight.transfer.plan import plan_buckets
+    from relight.transfer.plan.cost import describe_seconds
+    from relight.transfer.plan.measured import measure, plan_again
+    from relight.transfer.plan.plan import plan_buckets
     from relight.weights.figure import MEASURED_WORDS, drawn_buckets, figure_of_measured, print_figure
     from relight.weights.summary import facts_of, table_of
     from relight.weights.trace import trace_of
@@ -248,8 +248,8 @@ def _start_source(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
 def _serve_as_source() -> int:
     """`python -m relight.weights.publish CHECKPOINT PLACE VERSION PARENT`: started by `--sources`."""
     from relight.parent import end_with_parent
-    from relight.transfer.checkpoint import open_checkpoint
-    from relight.transfer.source import SourceLink
+    from relight.transfer.publish.source import SourceLink
+    from relight.transfer.tensors.checkpoint import open_checkpoint
 
     checkpoint, place, version, parent = sys.argv[1:]
     end_with_parent(int(parent))

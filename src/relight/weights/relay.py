@@ -84,7 +84,7 @@ def _add(
 
 
 def _gate(arguments: argparse.Namespace) -> int:
-    from relight.transfer.gate import Gate
+    from relight.transfer.publish.gate import Gate
 
     host, port = _resolve(arguments.endpoint)
     if not arguments.token_file.exists():
@@ -101,7 +101,7 @@ def _gate(arguments: argparse.Namespace) -> int:
 
 
 def _relay(arguments: argparse.Namespace) -> int:
-    from relight.transfer.relay import Relay
+    from relight.transfer.publish.relay import Relay
 
     host, port = _resolve(arguments.endpoint)
     token = _read_token(arguments.token_file)

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from relight.transfer.cost import describe_seconds
-from relight.transfer.manifest import describe_bytes
-from relight.transfer.measured import Measured, Work
-from relight.transfer.published import Published
+from relight.transfer.plan.cost import describe_seconds
+from relight.transfer.plan.manifest import describe_bytes
+from relight.transfer.plan.measured import Measured, Work
+from relight.transfer.plan.published import Published
 
 Fact = tuple[str, str]
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from relight.timeline.perfetto import Slice, encode_trace
-from relight.transfer.cost import Span
-from relight.transfer.measured import Measured, stages_of
-from relight.transfer.plan import Bucket
-from relight.transfer.published import Published, Stage
-from relight.transfer.schedule import Kind, Schedule
+from relight.transfer.plan.cost import Span
+from relight.transfer.plan.measured import Measured, stages_of
+from relight.transfer.plan.plan import Bucket
+from relight.transfer.plan.published import Published, Stage
+from relight.transfer.plan.schedule import Kind, Schedule
 
 
 def trace_of(

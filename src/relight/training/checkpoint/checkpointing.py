@@ -25,10 +25,10 @@ from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.mesh import place_in_whole
-from relight.transfer.codec import Flat, digest_of, spec_of, unflatten
-from relight.transfer.fabric import Address
-from relight.transfer.offer import Offer, plan_state
-from relight.transfer.weights import TensorReader
+from relight.transfer.io.codec import Flat, digest_of, spec_of, unflatten
+from relight.transfer.restore.fabric import Address
+from relight.transfer.restore.offer import Offer, plan_state
+from relight.transfer.tensors.weights import TensorReader
 from relight.wire.messages import private_key
 
 _KEY = "checkpoint"  # in the store of the generation: which one the job starts from

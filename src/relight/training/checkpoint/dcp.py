@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 
 from relight.errors import CheckpointError
-from relight.transfer.codec import TensorSpec, empty_like
+from relight.transfer.io.codec import TensorSpec, empty_like
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):

@@ -27,12 +27,12 @@ from relight.errors import RelightError, StepInterrupted, UsageError
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
-from relight.transfer.codec import Flat, TensorSpec, digest_of, is_plain, local_part, spec_of
-from relight.transfer.fabric import Address
-from relight.transfer.offer import Offer, plan_state
-from relight.transfer.restore import RestoreClient
-from relight.transfer.shared_fabric import SpareBuffer
-from relight.transfer.weights import TensorReader
+from relight.transfer.io.codec import Flat, TensorSpec, digest_of, is_plain, local_part, spec_of
+from relight.transfer.restore.fabric import Address
+from relight.transfer.restore.offer import Offer, plan_state
+from relight.transfer.restore.restore import RestoreClient
+from relight.transfer.restore.shared_fabric import SpareBuffer
+from relight.transfer.tensors.weights import TensorReader
 
 _PRIVATE_PATH = "\x00private"  # the last tensor of a snapshot: what only this rank has, as bytes
 _SLOTS = 2  # of each kind, as long as buddies stay the same

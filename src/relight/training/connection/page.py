@@ -28,7 +28,7 @@ from relight.core.position import (
 )
 from relight.errors import RestoreError, UsageError
 from relight.training.connection.work import WorkClock
-from relight.transfer.codec import decode_tree, encode_tree
+from relight.transfer.io.codec import decode_tree, encode_tree
 from relight.wire import lifelock
 
 # Of a rank whose data position and random streams follow from its number and the step's; and its rank-private state, as

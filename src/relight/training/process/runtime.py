@@ -42,8 +42,8 @@ from relight.training.connection.store import StoreClient
 from relight.training.process.faults import Faults
 from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.mesh import regroup
-from relight.transfer.restore import RestoreClient, RestoreServer
-from relight.transfer.shared_fabric import SpareBuffer
+from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.restore.shared_fabric import SpareBuffer
 from relight.wire.board import Board
 from relight.wire.handshake import read_token
 from relight.wire.messages import StoreLost, StoreReply

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relight.errors import ProtocolError, TransferError
-from relight.transfer.far_source import FarSourceLink
-from relight.transfer.manifest import Manifest
-from relight.transfer.plan import Bucket
-from relight.transfer.source import SourceLink
-from relight.transfer.weights import PartSource
+from relight.transfer.plan.manifest import Manifest
+from relight.transfer.plan.plan import Bucket
+from relight.transfer.publish.far_source import FarSourceLink
+from relight.transfer.publish.source import SourceLink
+from relight.transfer.tensors.weights import PartSource
 from relight.wire.tls import Tls
 
 RETRY_SECONDS = 0.1

@@ -21,12 +21,12 @@ from relight.training.process.runtime import Runtime
 from relight.training.publish.lending import Lending
 from relight.training.publish.weights import Rename, Weights
 from relight.training.state.tracked import TrackedState
-from relight.transfer.far_source import SourceGate
-from relight.transfer.handle import Handle
-from relight.transfer.published import Published, UpdateProgress
-from relight.transfer.publisher import Publisher
-from relight.transfer.source import Source
-from relight.transfer.weights import PartSource
+from relight.transfer.plan.published import Published, UpdateProgress
+from relight.transfer.publish.far_source import SourceGate
+from relight.transfer.publish.handle import Handle
+from relight.transfer.publish.publisher import Publisher
+from relight.transfer.publish.source import Source
+from relight.transfer.tensors.weights import PartSource
 from relight.wire.settings import host_address
 from relight.wire.status import EngineVersion, PublishStatus
 

@@ -8,10 +8,10 @@ from relight.errors import UsageError
 from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.mesh import is_distributed, is_of_first_copy, place_in_whole
 from relight.training.torch_private.pipeline import ranks_along
-from relight.transfer.codec import local_part
-from relight.transfer.division import Held, parts_of
-from relight.transfer.manifest import Entry, Part, make_manifest
-from relight.transfer.weights import PartSource, TensorSource, own_tensors
+from relight.transfer.io.codec import local_part
+from relight.transfer.plan.division import Held, parts_of
+from relight.transfer.plan.manifest import Entry, Part, make_manifest
+from relight.transfer.tensors.weights import PartSource, TensorSource, own_tensors
 
 Rename = Callable[[str, str], str]
 

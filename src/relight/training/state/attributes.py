@@ -22,7 +22,7 @@ from torch import nn
 
 from relight.training.state.plain_values import EXCERPT_BYTES, is_mutable, pack, plain_bytes, put_back, unpack
 from relight.training.torch_private.autograd import not_compiled
-from relight.transfer.codec import decode_tree, encode_tree
+from relight.transfer.io.codec import decode_tree, encode_tree
 
 _MISSING = object()
 # Made by torch itself, which keeps what a step needs there; `BucketLayout` and `ShardedModules` look after it.

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from relight.transfer.codec import local_part, tensor_digests
+from relight.transfer.io.codec import local_part, tensor_digests
 
 Key = tuple[str, str]  # of a buffer: the module that was handed over, and the buffer's name in it
 

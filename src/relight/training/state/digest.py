@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import xxhash
 
-from relight.transfer.codec import raw_bytes
+from relight.transfer.io.codec import raw_bytes
 
 _MARKED_ELEMENTS = 512
 

@@ -53,7 +53,7 @@ def is_mutable(value: Any) -> bool:
 
 
 def pack(value: Any) -> Any:
-    """A plain value as a tree that `relight.transfer.codec` takes; tensors are copied."""
+    """A plain value as a tree that `relight.transfer.io.codec` takes; tensors are copied."""
     if isinstance(value, collections.deque):
         return {_DEQUE: [pack(member) for member in value], "maxlen": value.maxlen}
     if isinstance(value, list):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.transfer.codec import local_part
+from relight.transfer.io.codec import local_part
 
 Key = tuple[str, str]  # of a parameter or buffer: the module that was handed over, and the name in it
 

@@ -45,10 +45,10 @@ from relight.training.torch_private.fsdp import ShardedModules
 from relight.training.torch_private.mesh import as_part_like, batch_place, cuts_of, fit_part, is_distributed
 from relight.training.torch_private.pipeline import Pipelines
 from relight.training.torch_private.zero import ZeroOptimizers, is_zero, state_of
-from relight.transfer.codec import Flat, decode_tree, digest_of, encode_tree, local_part, tensor_digests, unflatten
-from relight.transfer.offer import plan_state
-from relight.transfer.plan import Bucket
-from relight.transfer.weights import TensorReader
+from relight.transfer.io.codec import Flat, decode_tree, digest_of, encode_tree, local_part, tensor_digests, unflatten
+from relight.transfer.plan.plan import Bucket
+from relight.transfer.restore.offer import plan_state
+from relight.transfer.tensors.weights import TensorReader
 
 # Of torch.distributed, by their names, so that nothing has to be imported for them.
 _NO_ATTRIBUTES = encode_tree({}, "attributes").hex()

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from relight.training.state.averages import same_bits
 from relight.training.state.slots import Key, Slots
 from relight.training.torch_private.zero import state_of
-from relight.transfer.codec import local_part
+from relight.transfer.io.codec import local_part
 
 
 class TensorImages:

@@ -13,7 +13,7 @@ from relight.training.torch_private.ddp import around_buffer_sync
 from relight.training.transaction.data_access import DataAccess
 from relight.training.transaction.images import ObjectImages, OptimizerImages, TensorImages
 from relight.training.transaction.pattern import Learner, Pattern, observed
-from relight.transfer.codec import encode_tree, local_part
+from relight.transfer.io.codec import encode_tree, local_part
 
 if TYPE_CHECKING:
     from relight.training.state.tracked import TrackedState

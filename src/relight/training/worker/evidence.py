@@ -18,7 +18,7 @@ from torch import nn
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
 from relight.training.worker.tracing import OperationTrace
-from relight.transfer.codec import host_copy, local_part, raw_bytes
+from relight.transfer.io.codec import host_copy, local_part, raw_bytes
 from relight.wire.evidence import StepEvidence, encode_step, evidence_path
 
 _HOME = str(Path(__file__).parent.parent) + os.sep

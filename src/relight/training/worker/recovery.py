@@ -27,9 +27,9 @@ from relight.training.publish.publishing import Publishing
 from relight.training.state.layouts import Layouts
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
-from relight.transfer.codec import decode_tree, raw_bytes, unflatten
-from relight.transfer.fabric import Address, choose_sources
-from relight.transfer.offer import Offer
+from relight.transfer.io.codec import decode_tree, raw_bytes, unflatten
+from relight.transfer.restore.fabric import Address, choose_sources
+from relight.transfer.restore.offer import Offer
 
 Digests = dict[int, int]  # by bucket
 PRIVATE_SECONDS = 10.0  # for the private state to come from another host

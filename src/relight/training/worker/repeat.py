@@ -16,7 +16,7 @@ from relight.errors import UsageError
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
-from relight.transfer.codec import Flat, local_part, tensor_digests
+from relight.transfer.io.codec import Flat, local_part, tensor_digests
 
 _NAMED = 3  # tensors, in the message
 

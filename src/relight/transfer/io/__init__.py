@@ -1,0 +1,1 @@
+"""Channels between processes: messages, byte streams, shared buffers, and tensors as bytes."""

@@ -1,0 +1,126 @@
+"""What publisher, sources and engines say to each other. msgpack, typed, bounded; buffers travel as descriptors."""
+
+import msgspec
+
+from relight.transfer.plan.division import Held
+from relight.transfer.plan.manifest import Manifest
+
+PROTOCOL_VERSION = 3  # 2: weights that are divided over sources; 3: over stages of a pipeline
+MAX_NAME = 200
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class EngineHello(_Message, frozen=True, kw_only=True):
+    """An engine's first words. `wants`: what it can take, if it knows; otherwise anything is offered to it."""
+
+    protocol_version: int
+    name: str
+    pid: int
+    version: int  # that it answers with; -1: none yet
+    generation: int
+    wants: Manifest | None = None
+
+
+class Behind(_Message, frozen=True, kw_only=True):
+    """It has no version any more, as if it had just come: a relay that an engine has joined."""
+
+
+class SourceHello(_Message, frozen=True, kw_only=True):
+    """A process that holds the same weights as the publisher's own, or parts of them; writes buckets when told to."""
+
+    protocol_version: int
+    name: str
+    pid: int
+    held: Held | None = None  # that, and nothing else; None: it holds all
+
+
+class Welcome(_Message, frozen=True, kw_only=True):
+    """The descriptors of the IPC buffers come with it."""
+
+    buffer_bytes: int
+
+
+class Begin(_Message, frozen=True, kw_only=True):
+    """An update begins. Which bytes lie where in which bucket follows from the manifest and `bucket_bytes`."""
+
+    update: int
+    version: int
+    generation: int
+    bucket_bytes: int
+    manifest: Manifest
+    patience_seconds: float = 0.0  # no order for so long: the publisher is frozen; 0: it may wait for its owner
+
+
+class Ready(_Message, frozen=True, kw_only=True):
+    """The engine (or source) takes part."""
+
+    update: int
+
+
+class Refuse(_Message, frozen=True, kw_only=True):
+    """It does not, or no longer, and says why. Nothing of it was changed."""
+
+    update: int
+    why: str
+
+
+class WriteBucket(_Message, frozen=True, kw_only=True):
+    update: int
+    bucket: int
+    buffer: int
+
+
+class Release(_Message, frozen=True, kw_only=True):
+    """To a source: nothing more is read from its weights for this update."""
+
+    update: int
+
+
+class BucketWritten(_Message, frozen=True, kw_only=True):
+    update: int
+    bucket: int
+    digest: int
+    seconds: float
+
+
+class LoadBucket(_Message, frozen=True, kw_only=True):
+    update: int
+    bucket: int
+    buffer: int
+    digest: int
+
+
+class BucketLoaded(_Message, frozen=True, kw_only=True):
+    update: int
+    bucket: int
+    intact: bool
+    seconds: float
+
+
+class CommitUpdate(_Message, frozen=True, kw_only=True):
+    update: int
+
+
+class Committed(_Message, frozen=True, kw_only=True):
+    update: int
+    version: int
+
+
+class AbandonUpdate(_Message, frozen=True, kw_only=True):
+    """Forget what was loaded; answer with the version you have."""
+
+    update: int
+    why: str
+
+
+class Dismissed(_Message, frozen=True, kw_only=True):
+    """The publisher closes this connection, and says why."""
+
+    why: str
+
+
+ToPublisher = EngineHello | SourceHello | Behind | Ready | Refuse | BucketWritten | BucketLoaded | Committed
+FromPublisher = Welcome | Begin | WriteBucket | Release | LoadBucket | CommitUpdate | AbandonUpdate | Dismissed

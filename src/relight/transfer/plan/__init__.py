@@ -1,0 +1,1 @@
+"""What is moved when: decided without input or output, clock or torch."""

@@ -1,0 +1,208 @@
+"""Who is connected to a publisher: engines and sources, greeted, heard and dismissed. No torch, nothing of updates."""
+
+import contextlib
+import itertools
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from relight.errors import ProtocolError
+from relight.transfer.io.channel import Channel
+from relight.transfer.io.messages import (
+    MAX_NAME,
+    PROTOCOL_VERSION,
+    Dismissed,
+    EngineHello,
+    SourceHello,
+    ToPublisher,
+    Welcome,
+)
+from relight.transfer.plan.division import Held
+from relight.transfer.plan.published import SELF
+
+HELLO_SECONDS = 5.0
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that is connected."""
+
+    name: str
+    pid: int
+    version: int
+    generation: int
+
+
+@dataclass
+class Member:
+    """An engine or a source process at the other end of a connection."""
+
+    channel: Channel
+    name: str = ""
+    is_source: bool = False
+    hello: Any = None
+    held: Held | None = None  # by a source; None: all
+    version: int = -1
+    generation: int = 0
+    greet_by: float = 0.0
+    offered: tuple[int, int] = (0, -1)  # generation and version of the last update that it was asked to join
+    ordered_ns: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+class Members:
+    """All of them, on the publisher's thread, which waits for nobody. Others may iterate, and ask for engines."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        listener: socket.socket,
+        welcome: Welcome,
+        descriptors: Sequence[int],
+        *,
+        heard: Callable[[Member, Any], None],
+        came: Callable[[Member], None],
+        gone: Callable[[Member, str], None],
+        notify: Callable[[str], None],
+    ) -> None:
+        """`welcome` and `descriptors` are what each is greeted with.
+
+        `heard` is called with what a member says that has said who it is, `came` when it has, and `gone` when its
+        connection was closed, with the reason. The data of a registration with `selector` is what to call.
+        """
+        self._selector = selector
+        self._listener = listener
+        self._welcome = welcome
+        self._descriptors = descriptors
+        self._heard, self._came, self._gone, self._notify = heard, came, gone, notify
+        self._by_descriptor: dict[int, Member] = {}
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._by_descriptor.values()))
+
+    def engines(self) -> list[Member]:
+        """By name; only those that have said who they are."""
+        found = [member for member in self if member.hello is not None and not member.is_source]
+        return sorted(found, key=lambda member: member.name)
+
+    def sources(self) -> list[Member]:
+        """By name as well; rank-10 comes behind rank-9."""
+        found = [member for member in self if member.is_source]
+        return sorted(found, key=lambda member: (len(member.name), member.name))
+
+    def find(self, name: str) -> Member | None:
+        return next((member for member in self if member.name == name), None)
+
+    def greeting_deadline(self) -> float | None:
+        """When `expire` must be called at the latest."""
+        return min((member.greet_by for member in self if member.greet_by), default=None)
+
+    def expire(self, now: float) -> None:
+        """Dismiss who has not said in time who it is."""
+        for member in self:
+            if member.greet_by and member.greet_by <= now:
+                self.dismiss(member, "it did not say who it is")
+
+    def send(self, member: Member, message: msgspec.Struct, descriptors: Iterable[int] = ()) -> None:
+        """Whoever cannot be reached is dismissed."""
+        try:
+            member.channel.post(message, list(descriptors))
+        except (OSError, ProtocolError) as error:
+            self.dismiss(member, f"it cannot be reached: {error}")
+        else:
+            self._watch(member)
+
+    def flush(self, descriptor: int) -> None:
+        """It reads again."""
+        member = self._by_descriptor.get(descriptor)
+        if member is None:
+            return
+        try:
+            member.channel.flush()
+        except OSError as error:
+            self.dismiss(member, f"it cannot be reached: {error}")
+        else:
+            self._watch(member)
+
+    def dismiss(self, member: Member, why: str) -> None:
+        """Close the connection."""
+        descriptor = member.channel.fileno()
+        if self._by_descriptor.pop(descriptor, None) is None:
+            return
+        self._selector.unregister(descriptor)
+        with contextlib.suppress(OSError, ProtocolError):
+            member.channel.post(Dismissed(why=why))  # last words, if they fit
+        member.channel.close()
+        self._gone(member, why)
+
+    def _accept(self, _: object) -> None:
+        try:
+            connection, _address = self._listener.accept()
+        except OSError:
+            return
+        try:
+            channel = Channel(connection, ToPublisher)
+            channel.set_timeout(0.0)  # the loop waits for nobody
+        except (OSError, ProtocolError) as error:
+            self._notify(f"refused a connection: {error}")
+            connection.close()
+            return
+        self._by_descriptor[channel.fileno()] = Member(channel, greet_by=time.monotonic() + HELLO_SECONDS)
+        self._selector.register(connection, selectors.EVENT_READ, self._read)
+
+    def _read(self, connection: Any) -> None:
+        member = self._by_descriptor.get(connection.fileno())
+        if member is None:
+            return
+        try:
+            alive = member.channel.pull()
+            messages = member.channel.pulled()
+        except BlockingIOError:
+            return
+        except (OSError, ProtocolError) as error:
+            self.dismiss(member, f"its connection failed: {error}")
+            return
+        for message in messages:
+            self._hear(member, message)
+        if not alive and member.channel.fileno() in self._by_descriptor:
+            self.dismiss(member, "it is gone")
+
+    def _hear(self, member: Member, message: Any) -> None:
+        match message:
+            case EngineHello() | SourceHello() if member.hello is None:
+                self._greet(member, message)
+            case EngineHello() | SourceHello():
+                self.dismiss(member, "it said twice who it is")
+            case _ if member.hello is None:
+                self.dismiss(member, "it spoke before it said who it is")
+            case _:
+                self._heard(member, message)
+
+    def _greet(self, member: Member, hello: EngineHello | SourceHello) -> None:
+        if hello.protocol_version != PROTOCOL_VERSION:
+            self.dismiss(member, f"it speaks version {hello.protocol_version} of the protocol, not {PROTOCOL_VERSION}")
+            return
+        names = {other.name for other in self} | {SELF}
+        name = member.name = hello.name[:MAX_NAME]
+        for number in itertools.count(1):
+            if member.name not in names:
+                break
+            member.name = f"{name}@{member.channel.peer_pid}" + (f".{number}" if number > 1 else "")
+        member.hello, member.greet_by = hello, 0.0
+        if isinstance(hello, SourceHello):
+            member.held, member.is_source = hello.held, True
+        if isinstance(hello, EngineHello):
+            member.version, member.generation = hello.version, hello.generation
+        self.send(member, self._welcome, self._descriptors)
+        self._came(member)
+
+    def _watch(self, member: Member) -> None:
+        """Hear it; and be told when it takes more, if something is left to say."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.channel.has_unsent else 0)
+        descriptor = member.channel.fileno()
+        if self._selector.get_key(descriptor).events != events:
+            self._selector.modify(descriptor, events, self._read)

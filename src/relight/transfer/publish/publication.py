@@ -1,0 +1,152 @@
+"""The update that a publisher works on: what is published, who takes part, what has happened so far. No torch."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from relight.transfer.io.messages import Begin
+from relight.transfer.plan.division import Division
+from relight.transfer.plan.manifest import Manifest
+from relight.transfer.plan.plan import Bucket, bucket_bytes_for, plan_buckets
+from relight.transfer.plan.published import Published, Stage, UpdateProgress
+from relight.transfer.plan.schedule import IPC_BUFFERS, Form
+from relight.transfer.plan.update import Update
+from relight.transfer.publish.handle import Handle
+from relight.transfer.publish.members import Member
+from relight.transfer.publish.source import Source
+
+
+@dataclass
+class Publication:
+    """The update that the loop works on."""
+
+    number: int
+    source: Source
+    manifest: Manifest  # as engines get it: with parts, if the weights are divided
+    writers: tuple[tuple[str, ...], ...] | None  # of each bucket, if the weights are divided
+    version: int
+    generation: int
+    form: Form
+    handle: Handle
+    only: frozenset[str] | None  # engines; None: all
+    is_late: bool  # begun here for engines that came after an update, not by the owner
+    bucket_bytes: int
+    buckets: tuple[Bucket, ...]
+    started_ns: int
+    confirmed: bool = True
+    awaited: set[str] = field(default_factory=set)  # members that have yet to say whether they take part
+    ready: set[str] = field(default_factory=set)  # members that do
+    ready_by: float = 0.0  # when whoever is awaited is late, of CLOCK_MONOTONIC; 0: nobody was asked yet
+    released: bool = False  # sources were told that nothing more is read
+    update: Update | None = None  # once everybody has said whether it takes part
+    dropped: dict[str, str] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+
+    def asks(self, member: Member) -> bool:
+        """To take part: engines that it is for, and sources that hold parts, or all, as the publisher itself does."""
+        if member.is_source:
+            return (member.held is not None) == (self.writers is not None)
+        return self.only is None or member.name in self.only
+
+    def next_deadline(self) -> float | None:
+        """When somebody is late: with a bucket, or, before the first one, with saying whether it takes part."""
+        return self.ready_by or None if self.update is None else self.update.next_deadline()
+
+    def drop(self, name: str, why: str) -> bool:
+        """Before the first bucket: it takes no part after all. False: it was not to."""
+        if name not in self.awaited | self.ready:
+            return False
+        self.awaited.discard(name)
+        self.ready.discard(name)
+        self.dropped.setdefault(name, why)
+        return True
+
+    def begin(self, patience_seconds: float) -> Begin:
+        """The words with which members are asked to take part."""
+        return Begin(
+            update=self.number,
+            version=self.version,
+            generation=self.generation,
+            bucket_bytes=self.bucket_bytes,
+            manifest=self.manifest,
+            patience_seconds=patience_seconds,
+        )
+
+    def note_held(self, buckets: int) -> None:
+        """So many, from the first one on, are held by every engine that is left."""
+        before = self.handle.progress()
+        if buckets > before.held_buckets:
+            pieces = (piece for bucket in self.buckets[before.held_buckets : buckets] for piece in bucket.pieces)
+            held = before.held_bytes + sum(piece.nbytes for piece in pieces)
+            self.handle.note_progress(
+                UpdateProgress(
+                    held_buckets=buckets,
+                    total_buckets=before.total_buckets,
+                    held_bytes=held,
+                    total_bytes=before.total_bytes,
+                )
+            )
+
+    def note_stage(self, member: Member, kind: str, bucket: int, seconds: float | None = None) -> None:
+        """`seconds`: how long it took, as the other side says; None: since it was ordered."""
+        end_ns = time.monotonic_ns()
+        start_ns = member.ordered_ns.pop((kind, bucket), end_ns)
+        if seconds is not None:
+            start_ns = max(start_ns, end_ns - (round(seconds * 1e9) if 0.0 <= seconds < 1e6 else 0))
+        buffer = -1 if bucket < 0 else bucket % IPC_BUFFERS
+        self.stages.append(Stage(kind, bucket, buffer, member.name, start_ns, end_ns))
+
+    def result(self, engines: tuple[str, ...], error: str) -> Published:
+        """What became of it."""
+        return Published(
+            version=self.version,
+            generation=self.generation,
+            engines=engines,
+            dropped={**self.dropped, **(self.update.dropped if self.update is not None else {})},
+            error=error,
+            total_bytes=self.manifest.total_bytes,
+            buckets=len(self.buckets),
+            bucket_bytes=self.bucket_bytes,
+            started_ns=self.started_ns,
+            seconds=(time.monotonic_ns() - self.started_ns) / 1e9,
+            stages=tuple(self.stages),
+        )
+
+
+def prepare_publication(
+    number: int,
+    source: Source,
+    version: int,
+    generation: int,
+    *,
+    form: Form,
+    handle: Handle,
+    only: Iterable[str] | None,
+    buffer_bytes: int,
+    confirmed: bool = True,
+    is_late: bool = False,
+    division: Division | None = None,
+) -> Publication:
+    """Plan it; see `Publisher.begin`. Raises UsageError for weights that cannot be moved."""
+    started_ns = time.monotonic_ns()
+    manifest = source.manifest if division is None else division.manifest
+    total_bytes = manifest.total_bytes
+    bucket_bytes = bucket_bytes_for(total_bytes, buffer_bytes)
+    buckets = plan_buckets(manifest, bucket_bytes)
+    handle.note_progress(UpdateProgress(total_buckets=len(buckets), total_bytes=total_bytes))
+    return Publication(
+        number=number,
+        source=source,
+        manifest=manifest,
+        writers=None if division is None else division.writers(buckets),
+        version=version,
+        generation=generation,
+        form=form,
+        handle=handle,
+        only=None if only is None else frozenset(only),
+        is_late=is_late,
+        bucket_bytes=bucket_bytes,
+        buckets=buckets,
+        started_ns=started_ns,
+        confirmed=confirmed,
+    )

@@ -1,0 +1,1 @@
+"""Sends the state of a healthy replica to a replacement."""

@@ -1,0 +1,1 @@
+"""Tensors at both ends: where they are read from, staged, and put."""

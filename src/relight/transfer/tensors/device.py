@@ -1,0 +1,155 @@
+"""Weights in a device's own memory: copied between it and buffers of host memory that processes share.
+
+Each copy goes straight from the tensor to the buffer, or back, on a stream that its device has for copies, beside the
+kernels of a training step or of an engine. `buffers` pins the shared memory in processes that use a GPU, so the device
+moves bytes by itself. For tensors in host memory everything here works too, in order and at once; relight has faster
+ways for these.
+"""
+
+import contextlib
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+import xxhash
+
+from relight.transfer.plan.plan import Bucket, Piece
+
+LIFT_BYTES = 4 * 2**20  # digested while the next ones are under way
+
+
+@functools.cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One for all copies: torch has few to hand out, and NCCL and others use these too."""
+    return torch.cuda.Stream(device)
+
+
+class CopyStreams:
+    """The streams that somebody's copies run on, one for each device."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    @contextlib.contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        """What is launched inside goes there, and the host does not wait for it."""
+        if device.type != "cuda":
+            yield
+            return
+        # With the device itself, too: it alone goes back to the thread's own one without using up memory of that.
+        with torch.cuda.device(device):
+            stream = self._streams[device] = _stream_of(device)
+            with torch.cuda.stream(stream):
+                yield
+
+    def mark(self) -> Callable[[], None]:
+        """What waits until all that was launched so far is done."""
+        events = [stream.record_event() for stream in self._streams.values()]
+
+        def wait() -> None:
+            for event in events:
+                event.synchronize()
+
+        return wait
+
+
+class Lift:
+    """What of a bucket lies on devices, on its way into host memory."""
+
+    def __init__(self, view: memoryview) -> None:
+        """`view`: where the bucket goes."""
+        self._host = torch.frombuffer(view, dtype=torch.uint8)
+        self._streams = CopyStreams()
+        self._held: list[torch.Tensor] = []  # until the copies are done, which the host does not wait for
+        self._marks: deque[tuple[int, Callable[[], None]]] = deque()
+        self._arrived = 0
+        self._unmarked_bytes = 0
+
+    def __enter__(self) -> "Lift":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """No device writes there any more, also after an error."""
+        self._streams.mark()()
+
+    def take(self, tensor: torch.Tensor, start: int, count: int, offset: int) -> None:
+        """Launch the copy of `count` bytes to `offset`: a tensor's values side by side, from byte `start` on.
+
+        In rising order of `offset`.
+        """
+        with self._streams.on(tensor.device):
+            values = tensor.detach().resolve_conj().resolve_neg().contiguous()
+            self._held.append(values)
+            source = bytes_on_device(values, start, count)
+            for done in range(0, count, LIFT_BYTES):
+                end = min(done + LIFT_BYTES, count)
+                self._host[offset + done : offset + end].copy_(source[done:end], non_blocking=source.is_cuda)
+                self._unmarked_bytes += end - done
+                if self._unmarked_bytes >= LIFT_BYTES:
+                    self.mark(offset + end)
+
+    def mark(self, end: int) -> None:
+        """What was taken so far ends before `end`, and can be waited for."""
+        self._marks.append((end, self._streams.mark()))
+        self._unmarked_bytes = 0
+
+    def wait(self, end: int) -> None:
+        """Until all that was taken and goes before `end` is there, as far as there are marks."""
+        while self._arrived < end and self._marks:
+            self._arrived, wait = self._marks.popleft()
+            wait()
+
+
+class DeviceWriter:
+    """Contiguous tensors on any devices, by their index in a manifest, to be filled where they lie.
+
+    Devices copy a bucket out of host memory while the host digests it there: what is verified is what they were given
+    to read, not what they wrote.
+    """
+
+    def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        self._tensors = dict(tensors)
+        settle(tensors.values())  # whatever used that memory before
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        """Take the bucket out of `view`; returns the digest of what is there. Nobody reads it when this returns."""
+        streams = CopyStreams()
+        bytes_here = view[: bucket.nbytes]
+        host = torch.frombuffer(bytes_here, dtype=torch.uint8)
+        try:
+            for piece in bucket.pieces:
+                self._put(streams, piece, host[piece.offset : piece.offset + piece.nbytes])
+            return xxhash.xxh3_64_intdigest(bytes_here)
+        finally:
+            streams.mark()()
+
+    def _put(self, streams: CopyStreams, piece: Piece, values: torch.Tensor) -> None:
+        tensor = self._tensors[piece.tensor]
+        with streams.on(tensor.device):
+            if not piece.stride:
+                bytes_on_device(tensor, piece.start, piece.nbytes).copy_(values, non_blocking=tensor.is_cuda)
+                return
+            runs = piece.nbytes // piece.run
+            span = bytes_on_device(tensor, piece.start, (runs - 1) * piece.stride + piece.run)
+            places = span.as_strided((runs, piece.run), (piece.stride, 1))
+            places.copy_(values.view(runs, piece.run), non_blocking=tensor.is_cuda)
+
+
+def bytes_on_device(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:
+    """Some bytes of a contiguous tensor, shape `[count]`, dtype uint8, where they lie."""
+    offset = tensor.storage_offset() * tensor.element_size() + start
+    found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    found.set_(tensor.untyped_storage(), offset, (count,), (1,))
+    return found
+
+
+def is_on_device(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether one of them lies elsewhere than in host memory."""
+    return any(tensor.device.type != "cpu" for tensor in tensors)
+
+
+def settle(tensors: Iterable[torch.Tensor]) -> None:
+    """Wait for all that was launched on their devices, by anybody in this process."""
+    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+        torch.cuda.synchronize(device)

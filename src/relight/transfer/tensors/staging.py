@@ -1,0 +1,105 @@
+"""A whole set of weights in one piece of host memory, laid out as the buckets are: loading one is a single copy.
+
+Buckets of divided weights carry parts of tensors, each of which is copied to its place.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+
+import torch
+import xxhash
+
+from relight.errors import TransferError
+from relight.transfer.plan.manifest import Entry, Manifest, describe_bytes
+from relight.transfer.plan.plan import Bucket, offsets_of
+from relight.transfer.tensors.weights import address_of, allocate, bytes_at, copy_and_digest, dtype_of, load_pieces
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap has no name for it, and holds the interpreter's lock meanwhile
+_STEP_BYTES = 8 * 2**20  # populated at a time: others of this process may have page faults of their own to wait for
+_libc = ctypes.CDLL(None)
+
+
+class Staging:
+    """Memory for the tensors of a manifest, and these tensors, each of which owns just its part of it."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Raises TransferError: no memory, or a type that this torch lacks."""
+        self.manifest = manifest
+        self._offsets, nbytes = offsets_of(manifest)
+        self._memory = _map(nbytes)
+        self._start = address_of(self._memory)
+        self._end = self._start + len(self._memory)
+        self._is_divided = bool(manifest.parts)
+        self._addresses = {index: self._start + offset for index, offset in enumerate(self._offsets)}
+        self.tensors: dict[str, torch.Tensor] = {}
+        for entry, offset in zip(manifest.entries, self._offsets, strict=True):
+            self.tensors[entry.name] = self.tensors[entry.same_as] if entry.same_as else self._place(entry, offset)
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        """Take the bucket out of `view`; returns the digest of what arrived here."""
+        if self._is_divided:
+            return load_pieces(bucket, view, self._addresses)
+        first = bucket.pieces[0]
+        target = self._start + self._offsets[first.tensor] + first.start - first.offset
+        digest = xxhash.xxh3_64()
+        copy_and_digest(target, address_of(view), bytes_at(target, bucket.nbytes), digest)
+        return digest.intdigest()
+
+    def take(self, manifest: Manifest) -> bool:
+        """Whether buckets of these weights can be loaded here, and from now on they are: the same tensors."""
+        if manifest.entries != self.manifest.entries:
+            return False
+        self._is_divided = bool(manifest.parts)
+        return True
+
+    def populate(self) -> threading.Thread:
+        """Have the system find memory for all of it in the background, which changes no byte; returns the thread.
+
+        Without this the first update that is loaded here waits for it, for seconds where memory is fragmented. It is
+        safe while loading, and where the kernel does not offer it (before Linux 5.14) nothing happens.
+        """
+        arguments = (weakref.ref(self), self._memory)
+        thread = threading.Thread(target=_populate, args=arguments, name="relight-populate", daemon=True)
+        thread.start()
+        return thread
+
+    def pairs(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every name with its tensor, tied ones too."""
+        yield from self.tensors.items()
+
+    def holds_any(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether one of them lies in this memory."""
+        return any(self._start <= tensor.data_ptr() < self._end for tensor in tensors)
+
+    def _place(self, entry: Entry, offset: int) -> torch.Tensor:
+        if not entry.nbytes:
+            return allocate(entry)
+        dtype = dtype_of(entry)
+        # Not a view of one large tensor: each has a storage of its own size, as a module's parameters have.
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=entry.nbytes // dtype.itemsize, offset=offset)
+        return flat.view(entry.shape)
+
+
+def _map(nbytes: int) -> memoryview:
+    """Private memory, in huge pages where the system has them: the first update touches all of it."""
+    try:
+        memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError) as error:
+        raise TransferError(f"no memory for a copy of the weights, {describe_bytes(nbytes)}") from error
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
+def _populate(staging: weakref.ref[Staging], memory: memoryview) -> None:
+    start = address_of(memory)
+    for done in range(0, len(memory), _STEP_BYTES):
+        if staging() is None:
+            return  # nobody will load anything here
+        count = min(_STEP_BYTES, len(memory) - done)
+        if _libc.madvise(ctypes.c_void_p(start + done), ctypes.c_size_t(count), _MADV_POPULATE_WRITE):
+            return  # an older kernel, or no memory: whoever writes there will hear of it

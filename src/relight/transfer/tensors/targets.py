@@ -1,0 +1,207 @@
+"""Where an engine's buckets go: beside the live weights, or straight into them."""
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+import torch
+
+from relight.errors import TransferError
+from relight.transfer.plan.manifest import Manifest
+from relight.transfer.plan.plan import Bucket
+from relight.transfer.tensors.device import is_on_device, settle
+from relight.transfer.tensors.device_staging import DeviceStaging
+from relight.transfer.tensors.staging import Staging
+from relight.transfer.tensors.weights import TensorWriter, allocate, describe
+
+Pairs = Iterable[tuple[str, torch.Tensor]]
+
+
+class Target(Protocol):
+    """Where buckets go. `Receiver` calls these from one thread."""
+
+    wants: Manifest | None
+    in_place: bool
+
+    def prepare(self) -> None:
+        """An update may come: allocate what it will need, as far as that is known."""
+
+    def begin(self, manifest: Manifest) -> None:
+        """An update begins. Raises TransferError or UsageError to refuse it; nothing of the engine has changed."""
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        """Take the bucket; returns the digest of what arrived."""
+
+    def accept(self, bucket: Bucket) -> None:
+        """What was loaded last is what was sent."""
+
+    def commit(self) -> None:
+        """Everything is here: make it the live version. Nobody is serving meanwhile."""
+
+    def abandon(self) -> None:
+        """Forget what was loaded."""
+
+
+class _Staged:
+    """Loads into a second copy of the weights, which later updates use again."""
+
+    in_place = False
+
+    def __init__(self, wants: Manifest | None) -> None:
+        self.wants = wants
+        self._staging: Staging | DeviceStaging | None = None
+
+    def prepare(self) -> None:
+        if self._staging is None and self.wants is not None:
+            with contextlib.suppress(TransferError):  # the update itself will say so
+                self._staging = self._make(self.wants)
+                self._staging.populate()
+
+    def begin(self, manifest: Manifest) -> None:
+        if self._staging is None or not self._staging.take(manifest):
+            self._staging = None  # before the next one is allocated
+            self._staging = self._make(manifest)
+            self._staging.populate()
+
+    def _make(self, manifest: Manifest) -> Staging | DeviceStaging:
+        return Staging(manifest)
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        assert self._staging is not None
+        return self._staging.load(bucket, view)
+
+    def accept(self, bucket: Bucket) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+
+class StagedTensors(_Staged):
+    """A second copy of the live tensors, and an exchange of the two."""
+
+    def __init__(self, live: Mapping[str, torch.Tensor], *, in_host_memory: bool = False) -> None:
+        """The copy lies where the live tensors lie, unless it is to be `in_host_memory`."""
+        super().__init__(describe(live))
+        self._staged_like = live if is_on_device(live.values()) and not in_host_memory else None
+        distinct = {id(tensor): (name, tensor) for name, tensor in live.items()}  # tied: one under several names
+        self._live = list(distinct.values())
+        self._current: Staging | None = None  # whose memory is live
+
+    def _make(self, manifest: Manifest) -> Staging | DeviceStaging:
+        return Staging(manifest) if self._staged_like is None else DeviceStaging(manifest, self._staged_like)
+
+    def commit(self) -> None:
+        """Make the staged values those of the live tensors."""
+        assert self._staging is not None
+        settle(live for _, live in self._live)  # kernels of the last requests may still read what changes here
+        if isinstance(self._staging, Staging):
+            self._exchange(self._staging)
+        else:  # captured graphs and compiled code know a device's tensors by their address
+            for name, live in self._live:
+                live.data.copy_(self._staging.tensors[name])
+        settle(live for _, live in self._live)  # on whatever stream the next request runs
+        self.prepare()  # a second copy after the first update: its pages are found while the engine works
+
+    def _exchange(self, staging: Staging) -> None:
+        """Give live tensors the staged ones' memory where that can be done without a copy.
+
+        The memory of the update before, which was live until now, is the next update's staging; unless anything live
+        still uses it. If this breaks off, neither is used again.
+        """
+        self._staging = None
+        previous, self._current = self._current, None
+        users = Counter(live.untyped_storage().data_ptr() for _, live in self._live)
+        given: set[int] = set()
+        for name, live in self._live:
+            staged = staging.tensors[name]
+            alone = users[live.untyped_storage().data_ptr()] == 1 and _owns_its_storage(live)
+            if alone and live.device.type == "cpu" and live.is_contiguous() and id(staged) not in given:
+                given.add(id(staged))
+                live.data = staged
+            else:
+                live.data.copy_(staged)
+        for memory in (staging, previous):
+            if memory is None:
+                continue
+            if memory.holds_any(live for _, live in self._live):
+                self._current = self._current or memory
+            else:
+                self._staging = self._staging or memory
+
+
+def _owns_its_storage(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is all of its storage; a slice must stay where its owner looks for it."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+class StagedCallback(_Staged):
+    """A copy in host memory, handed to `load` as a whole when it is complete."""
+
+    def __init__(self, load: Callable[[Pairs], object]) -> None:
+        super().__init__(None)
+        self._callback = load
+
+    def commit(self) -> None:
+        assert isinstance(self._staging, Staging)
+        self._callback(self._staging.pairs())
+
+
+class InPlaceCallback:
+    """No second copy: `load` gets each tensor once its last byte is verified.
+
+    Only tensors whose bytes are still arriving are held here: those of one bucket, and one that spans several; if
+    the weights are divided, those of one bucket for each group of sources.
+    """
+
+    in_place = True
+
+    def __init__(self, load: Callable[[Pairs], object]) -> None:
+        self.wants: Manifest | None = None  # only the callback knows
+        self._callback = load
+        self._manifest = Manifest(())
+        self._missing: dict[int, int] = {}  # entry -> bytes to come
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._ties: dict[str, list[str]] = {}  # other names of a tensor
+
+    def prepare(self) -> None:
+        pass
+
+    def begin(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._missing = {index: entry.nbytes for index, entry in enumerate(manifest.entries)}
+        self._tensors = {}
+        self._ties = defaultdict(list)
+        for entry in manifest.entries:
+            if entry.same_as:
+                self._ties[entry.same_as].append(entry.name)
+
+    def load(self, bucket: Bucket, view: memoryview) -> int:
+        for piece in bucket.pieces:
+            if piece.tensor not in self._tensors:
+                self._tensors[piece.tensor] = allocate(self._manifest.entries[piece.tensor])
+        return TensorWriter(self._tensors).load(bucket, view)
+
+    def accept(self, bucket: Bucket) -> None:
+        complete = []
+        for piece in bucket.pieces:
+            self._missing[piece.tensor] -= piece.nbytes
+            if not self._missing[piece.tensor]:
+                complete.append((self._manifest.entries[piece.tensor].name, self._tensors.pop(piece.tensor)))
+        if complete:
+            self._callback(self._with_ties(complete))
+
+    def _with_ties(self, complete: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in complete:
+            yield name, tensor
+            for other in self._ties.get(name, ()):
+                yield other, tensor
+
+    def commit(self) -> None:
+        empty = [(e.name, allocate(e)) for e in self._manifest.entries if not e.nbytes and not e.same_as]
+        if empty:
+            self._callback(self._with_ties(empty))
+
+    def abandon(self) -> None:
+        self._tensors.clear()
