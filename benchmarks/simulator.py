@@ -23,10 +23,10 @@ from benchmarks.documents import (
     write_document,
 )
 from benchmarks.figures import markdown_table
-from relight.sim.exhaustive import explore, situation
-from relight.sim.mutations import HUNTED, Mutation
-from relight.sim.shapes import pattern_of
-from relight.sim.swarm import search
+from relight.sim.model.shapes import pattern_of
+from relight.sim.planted.mutations import HUNTED, Mutation
+from relight.sim.search.exhaustive import explore, situation
+from relight.sim.search.swarm import search
 
 FIRST_SEED = 100_000_000  # none that a test uses
 ALONE = 2000  # schedules on one processor, to show what one costs
@@ -138,9 +138,9 @@ def render(document: Document) -> str:
             f"({rate:,.0f} a second).",
             *(f"- `--seed {seed}`: {violation}" for seed, violation in found["violations"].items()),
             "**Every order** of jobs of two steps. *Fine* tells every message and every pause apart; otherwise what "
-            "nobody can tell apart happens at once (`src/relight/sim/exhaustive.py` says what, and why that is sound); "
-            "what differs in names only is followed once (`src/relight/sim/sameness.py`). What steps are: "
-            "`src/relight/sim/shapes.py`.",
+            "nobody can tell apart happens at once (`src/relight/sim/search/exhaustive.py` says why); "
+            "what differs in names only is followed once (`src/relight/sim/search/sameness.py`). What steps are: "
+            "`src/relight/sim/model/shapes.py`.",
             markdown_table(
                 [
                     "ranks",

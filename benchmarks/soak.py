@@ -53,7 +53,7 @@ from relight.chaos.plan import describe_fault
 from relight.core.fault import Fault
 from relight.core.report import JobReport
 from relight.server.journal import read_journal
-from relight.sim.journal import check_journal
+from relight.sim.judge.journal import check_journal
 
 FAULTS = 1000
 RANKS = 4

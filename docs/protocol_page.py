@@ -5,7 +5,7 @@
 - stages, events and orders: from the syntax tree of `core/controller.py` and `core/stages`; an event *may* lead to what
   its handler can reach;
 - decisions: `core/decision.py` is run over all that three ranks can report;
-- invariants, planted bugs: `sim/invariants.py`, `sim/mutations.py` and what tests/sim/regressions has of each.
+- invariants, planted bugs: `sim/judge/invariants.py`, `sim/planted/mutations.py`, tests/sim/regressions.
 """
 
 import ast
@@ -21,9 +21,9 @@ from pathlib import Path
 from relight.core import commands, events
 from relight.core.controller import Controller, Stage
 from relight.core.decision import Decision, Halt, decide
-from relight.sim.golden import read_golden
-from relight.sim.invariants import INVARIANTS
-from relight.sim.mutations import MUTATIONS, Mutation
+from relight.sim.judge.invariants import INVARIANTS
+from relight.sim.planted.mutations import MUTATIONS, Mutation
+from relight.sim.search.golden import read_golden
 
 PAGE = Path(__file__).with_name("PROTOCOL.md")
 REGRESSIONS = PAGE.parents[1] / "tests" / "sim" / "regressions"

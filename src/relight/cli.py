@@ -165,7 +165,7 @@ def _explain_run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from relight.server.journal import read_journal
-    from relight.sim.journal import check_journal
+    from relight.sim.judge.journal import check_journal
 
     _check_run_dir(arguments.run_dir)
     path = arguments.run_dir / "journal.jsonl"

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 
 from relight.core.commands import Audience, Stop
-from relight.sim.schedule import random_schedule
-from relight.sim.timed import SimulatedJob
+from relight.sim.model.schedule import random_schedule
+from relight.sim.world.timed import SimulatedJob
 from relight.wire.settings import JobSettings
 from tests.cli.command import Result
 from tests.recorded import write_journal

@@ -14,7 +14,7 @@ from relight.core.ledger import KEPT_IN_ACCOUNT, KEPT_NOTICES
 from relight.core.position import Phase, Position
 from relight.core.recent import KEPT, Recent
 from relight.core.replay import Record, replay
-from relight.sim.timed import JournalEntry
+from relight.sim.world.timed import JournalEntry
 from tests.core.test_controller import Desk
 
 SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)

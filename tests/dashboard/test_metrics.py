@@ -16,8 +16,8 @@ from relight.dashboard.job import Job
 from relight.dashboard.metrics import exposition
 from relight.dashboard.server import Dashboard
 from relight.server.trace import StatusFile
-from relight.sim.schedule import random_schedule
-from relight.sim.timed import SimulatedJob
+from relight.sim.model.schedule import random_schedule
+from relight.sim.world.timed import SimulatedJob
 from relight.wire.settings import JobSettings
 from relight.wire.status import EngineVersion, PublishStatus, RestoreStatus
 from tests.dashboard.conftest import Serve

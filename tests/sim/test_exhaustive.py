@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from relight.sim import sameness
-from relight.sim.contents import Violation
-from relight.sim.exhaustive import Script, Searched, explore, situation
-from relight.sim.mutations import MUTATIONS, find_mutation
-from relight.sim.process.process import Process
-from relight.sim.shapes import ONE_WRITE, Pattern
-from relight.sim.timed import PRODUCTION, Parts
+from relight.sim.model.contents import Violation
+from relight.sim.model.process.process import Process
+from relight.sim.model.shapes import ONE_WRITE, Pattern
+from relight.sim.planted.mutations import MUTATIONS, find_mutation
+from relight.sim.search import sameness
+from relight.sim.search.exhaustive import Script, Searched, explore, situation
+from relight.sim.world.timed import PRODUCTION, Parts
 
 
 def search(ranks: int, faults: int, kinds: tuple[str, ...] = ("kill",), *, fine: bool = False) -> Searched:

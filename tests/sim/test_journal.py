@@ -9,11 +9,11 @@ import pytest
 from relight.core import events as ev
 from relight.core.commands import Assign, Command, EndJob, Restore, Resume, Stop
 from relight.core.fault import Action
-from relight.sim.contents import Violation
-from relight.sim.journal import check_journal
-from relight.sim.mutations import find_mutation
-from relight.sim.schedule import ProcessFault, Schedule, random_schedule
-from relight.sim.timed import SimulatedJob
+from relight.sim.judge.journal import check_journal
+from relight.sim.model.contents import Violation
+from relight.sim.model.schedule import ProcessFault, Schedule, random_schedule
+from relight.sim.planted.mutations import find_mutation
+from relight.sim.world.timed import SimulatedJob
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from relight.sim.golden import read_golden
-from relight.sim.invariants import INVARIANTS
+from relight.sim.judge.invariants import INVARIANTS
+from relight.sim.search.golden import read_golden
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def test_the_page_is_current() -> None:
 
 
 def test_every_invariant_that_is_judged_is_listed_and_no_other() -> None:
-    code = "".join(path.read_text() for path in (REPOSITORY / "src" / "relight" / "sim").glob("*.py"))
+    code = "".join(path.read_text() for path in (REPOSITORY / "src" / "relight" / "sim").rglob("*.py"))
     judged = set(re.findall(r"[\"`]([IL][0-9]+): ", code))
     assert judged == set(INVARIANTS)
 

@@ -10,9 +10,9 @@ import pytest
 from relight.core.commands import Restore, Rung, Save
 from relight.core.events import AgentJoined, AgentLost
 from relight.core.fault import Action
-from relight.sim.contents import Violation
-from relight.sim.points import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
-from relight.sim.schedule import (
+from relight.sim.model.contents import Violation
+from relight.sim.model.points import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
+from relight.sim.model.schedule import (
     ACTIONS,
     ProcessFault,
     Schedule,
@@ -21,8 +21,8 @@ from relight.sim.schedule import (
     random_schedule,
     schedule_of,
 )
-from relight.sim.swarm import search, try_seed
-from relight.sim.timed import SimulatedJob
+from relight.sim.search.swarm import search, try_seed
+from relight.sim.world.timed import SimulatedJob
 
 BLOCK = 200
 

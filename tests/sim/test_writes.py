@@ -7,14 +7,14 @@ import pytest
 from relight.core.commands import Restore
 from relight.core.events import RestoreFailed, Stopped
 from relight.core.fault import Action
-from relight.sim.contents import Violation, reference
-from relight.sim.exhaustive import Script, Searched, explore, situation
-from relight.sim.mutations import find_mutation
-from relight.sim.points import RECOVERY_POINTS, SHAPE_POINTS
-from relight.sim.schedule import ProcessFault, Schedule, schedule_of
-from relight.sim.shapes import SHAPES, pattern_of
-from relight.sim.swarm import search
-from relight.sim.timed import SimulatedJob
+from relight.sim.model.contents import Violation, reference
+from relight.sim.model.points import RECOVERY_POINTS, SHAPE_POINTS
+from relight.sim.model.schedule import ProcessFault, Schedule, schedule_of
+from relight.sim.model.shapes import SHAPES, pattern_of
+from relight.sim.planted.mutations import find_mutation
+from relight.sim.search.exhaustive import Script, Searched, explore, situation
+from relight.sim.search.swarm import search
+from relight.sim.world.timed import SimulatedJob
 from tests.sim.test_exhaustive import check_renaming_changes_nothing
 
 SEVERAL = tuple(name for name in SHAPES if name != "one")

@@ -12,8 +12,8 @@ import pytest
 from relight.core.events import ShutdownRequested
 from relight.core.report import JobReport
 from relight.server.trace import StatusFile
-from relight.sim.schedule import random_schedule
-from relight.sim.timed import SimulatedJob
+from relight.sim.model.schedule import random_schedule
+from relight.sim.world.timed import SimulatedJob
 from relight.watch.events import Event, schema
 from relight.watch.feed import write_events
 from relight.wire.settings import JobSettings

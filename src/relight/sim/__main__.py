@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
-from relight.sim import exhaustive
-from relight.sim.contents import Violation
-from relight.sim.golden import Golden, format_golden, read_golden, rewritten
-from relight.sim.mutations import HUNTED, MUTATIONS, Mutation, find_mutation
-from relight.sim.schedule import KINDS, Schedule, decode_schedule, encode_schedule, schedule_of
-from relight.sim.shapes import SHAPES
-from relight.sim.shrink import shrink
-from relight.sim.swarm import Found, search
-from relight.sim.timed import PRODUCTION, SimulatedJob
+from relight.sim.model.contents import Violation
+from relight.sim.model.schedule import KINDS, Schedule, decode_schedule, encode_schedule, schedule_of
+from relight.sim.model.shapes import SHAPES
+from relight.sim.planted.mutations import HUNTED, MUTATIONS, Mutation, find_mutation
+from relight.sim.search import exhaustive
+from relight.sim.search.golden import Golden, format_golden, read_golden, rewritten
+from relight.sim.search.shrink import shrink
+from relight.sim.search.swarm import Found, search
+from relight.sim.world.timed import PRODUCTION, SimulatedJob
 from relight.timeline.terminal import duration
 
 EPILOG = """\

@@ -1,1 +1,1 @@
-"""Variants of the rule, the controller, the detector and the worker that must not be; sim/mutations.py lists them."""
+"""Variants of the rule, the controller, the detector and the worker that must not be; mutations.py lists them."""

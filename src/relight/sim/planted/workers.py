@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from relight.core.commands import Release, Restore, Stop, WorkerCommand
 from relight.core.events import Event, Saved
-from relight.sim.lower import Lower
-from relight.sim.worker import Worker
+from relight.sim.model.lower import Lower
+from relight.sim.model.worker import Worker
 
 
 class DoesNotClaimPrivateState(Worker):

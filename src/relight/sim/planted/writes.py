@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 from relight.core.commands import Restore, Save
-from relight.sim.contents import next_private
-from relight.sim.shapes import Shape
-from relight.sim.worker import Worker
+from relight.sim.model.contents import next_private
+from relight.sim.model.shapes import Shape
+from relight.sim.model.worker import Worker
 
 
 class AbsorbsAfterTheFirstWrite(Worker):

@@ -38,15 +38,15 @@ from relight.core.fault import Action as Fault
 from relight.core.ledger import Ledger
 from relight.core.members import Members
 from relight.core.position import Phase, Position
-from relight.sim import sameness
-from relight.sim.contents import Violation
-from relight.sim.mutations import find_mutation
-from relight.sim.network import Group
-from relight.sim.process.process import Process
-from relight.sim.shapes import ONE_WRITE, Pattern, pattern_of
-from relight.sim.timed import PRODUCTION, Parts, show
-from relight.sim.worker import Worker
-from relight.sim.world import NODE, Action, World
+from relight.sim.model.contents import Violation
+from relight.sim.model.network import Group
+from relight.sim.model.process.process import Process
+from relight.sim.model.shapes import ONE_WRITE, Pattern, pattern_of
+from relight.sim.model.worker import Worker
+from relight.sim.planted.mutations import find_mutation
+from relight.sim.search import sameness
+from relight.sim.world.timed import PRODUCTION, Parts, show
+from relight.sim.world.world import NODE, Action, World
 
 _IDLE_WAITS = frozenset({"LOADING"})  # left only when nothing else can happen
 _SEEN = frozenset(

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from relight.sim.contents import Violation
-from relight.sim.schedule import SAMPLE_SECONDS, NetworkFault, ProcessFault, Schedule
+from relight.sim.model.contents import Violation
+from relight.sim.model.schedule import SAMPLE_SECONDS, NetworkFault, ProcessFault, Schedule
 
 Breaks = Callable[[Schedule], Violation | None]
 

@@ -8,10 +8,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from relight.core.events import Snapshot
-from relight.sim.contents import State
+from relight.sim.model.contents import State
 
 if TYPE_CHECKING:
-    from relight.sim.process.process import Process
+    from relight.sim.model.process.process import Process
 
 
 _SLOTS = 2  # of each kind, as long as buddies stay the same

@@ -40,13 +40,13 @@ from relight.core.commands import (
     WorkerCommand,
 )
 from relight.core.controller import Controller, ControllerSettings
-from relight.sim.checker import Checker
-from relight.sim.contents import Violation, derived_private, part_key
-from relight.sim.lower import Disk, Lower, Saved
-from relight.sim.network import Copying, Group, Rendezvous
-from relight.sim.process.process import Process
-from relight.sim.shapes import ONE_WRITE, Pattern
-from relight.sim.worker import Worker
+from relight.sim.judge.checker import Checker
+from relight.sim.model.contents import Violation, derived_private, part_key
+from relight.sim.model.lower import Disk, Lower, Saved
+from relight.sim.model.network import Copying, Group, Rendezvous
+from relight.sim.model.process.process import Process
+from relight.sim.model.shapes import ONE_WRITE, Pattern
+from relight.sim.model.worker import Worker
 
 Action = tuple[Any, ...]
 NODE = "node-0"

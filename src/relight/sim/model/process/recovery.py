@@ -2,11 +2,11 @@
 
 from relight.core import events as ev
 from relight.core.commands import Restore, Resume, Rung, Save
-from relight.sim.contents import Violation, derived_private, part_key
-from relight.sim.lower import Saved
-from relight.sim.network import Copying
-from relight.sim.points import CONNECT_SECONDS, PATIENCE_SECONDS
-from relight.sim.process.steps import Steps
+from relight.sim.model.contents import Violation, derived_private, part_key
+from relight.sim.model.lower import Saved
+from relight.sim.model.network import Copying
+from relight.sim.model.points import CONNECT_SECONDS, PATIENCE_SECONDS
+from relight.sim.model.process.steps import Steps
 
 
 class Recovery(Steps):

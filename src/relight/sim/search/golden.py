@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from relight.core.commands import Assign, Command, EndJob, Kill, Notice, Restore, Spawn
-from relight.sim.mutations import find_mutation
-from relight.sim.schedule import Schedule, decode_schedule, encode_schedule
-from relight.sim.timed import SimulatedJob, run_schedule
+from relight.sim.model.schedule import Schedule, decode_schedule, encode_schedule
+from relight.sim.planted.mutations import find_mutation
+from relight.sim.world.timed import SimulatedJob, run_schedule
 
 
 class Golden(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from relight.sim.contents import Violation
-from relight.sim.mutations import find_mutation
-from relight.sim.schedule import schedule_of
-from relight.sim.timed import run_schedule
+from relight.sim.model.contents import Violation
+from relight.sim.model.schedule import schedule_of
+from relight.sim.planted.mutations import find_mutation
+from relight.sim.world.timed import run_schedule
 
 BLOCK = 200  # seeds that one process tries in a row
 

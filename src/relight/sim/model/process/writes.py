@@ -1,7 +1,7 @@
 """Barrier, writes and publishing of the worker: a step's collectives, its writes, and the barrier among them.
 
 The barrier stands before the last write, or at the end of the step. Writes before it can be undone, from pre-images of
-what they write; the one after it is finished by each rank alone. See sim/shapes.py.
+what they write; the one after it is finished by each rank alone. See sim/model/shapes.py.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from relight.core import events as ev
 from relight.core.position import Phase
-from relight.sim.contents import State, contribution, late_private, reduce
-from relight.sim.process.runtime import Runtime
-from relight.sim.shapes import Shape
+from relight.sim.model.contents import State, contribution, late_private, reduce
+from relight.sim.model.process.runtime import Runtime
+from relight.sim.model.shapes import Shape
 
 
 class Writes(Runtime):

@@ -16,15 +16,15 @@ from relight.core.fault import Action as Fault
 from relight.core.gathering import HOLD_SECONDS, Gathering, subject
 from relight.core.position import IN_STEP, Phase, Position
 from relight.core.replay import Record, replay
-from relight.sim.contents import Violation
-from relight.sim.hosts import FOR_EVER, Host, Hosts
-from relight.sim.network import Copying, Group
-from relight.sim.points import PAUSES
-from relight.sim.process.process import Process
-from relight.sim.schedule import SAMPLE_SECONDS, NetworkFault, ProcessFault, Schedule
-from relight.sim.shapes import pattern_of
-from relight.sim.worker import Worker
-from relight.sim.world import Action, NodeOrder, World
+from relight.sim.model.contents import Violation
+from relight.sim.model.network import Copying, Group
+from relight.sim.model.points import PAUSES
+from relight.sim.model.process.process import Process
+from relight.sim.model.schedule import SAMPLE_SECONDS, NetworkFault, ProcessFault, Schedule
+from relight.sim.model.shapes import pattern_of
+from relight.sim.model.worker import Worker
+from relight.sim.world.hosts import FOR_EVER, Host, Hosts
+from relight.sim.world.world import Action, NodeOrder, World
 
 MAX_EVENTS = 20_000
 SPARSE_SAMPLE_SECONDS = 2.0  # later on, where only long waits are left: the detector counts no longer gap

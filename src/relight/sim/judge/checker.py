@@ -14,10 +14,10 @@ from relight.core.events import Restored, Stopped, TrainingDone
 from relight.core.fault import Action
 from relight.core.report import JobReport
 from relight.core.shards import Shards
-from relight.sim.contents import State, Violation, digest_of, part_key, reference
-from relight.sim.lower import Saved
-from relight.sim.process.process import Process
-from relight.sim.shapes import ONE_WRITE, Pattern
+from relight.sim.model.contents import State, Violation, digest_of, part_key, reference
+from relight.sim.model.lower import Saved
+from relight.sim.model.process.process import Process
+from relight.sim.model.shapes import ONE_WRITE, Pattern
 
 # Why a healthy process may be killed.
 _HARMLESS_KILLS = (

@@ -3,7 +3,7 @@
 from relight.core import events as ev
 from relight.core.commands import Assign, Begin, Release
 from relight.core.position import Phase
-from relight.sim.contents import (
+from relight.sim.model.contents import (
     State,
     contribution,
     digest_of,
@@ -12,7 +12,7 @@ from relight.sim.contents import (
     part_key,
     reduce,
 )
-from relight.sim.process.writes import Writes
+from relight.sim.model.process.writes import Writes
 
 
 class Steps(Writes):

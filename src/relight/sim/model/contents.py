@@ -8,7 +8,7 @@ that nothing disturbed. Numbers come from hashing tuples of integers, which is t
 from functools import lru_cache
 from typing import NamedTuple
 
-from relight.sim.shapes import ONE_WRITE, Pattern
+from relight.sim.model.shapes import ONE_WRITE, Pattern
 
 
 class Violation(AssertionError):

@@ -3,7 +3,7 @@
 from relight.core import events as ev
 from relight.core.commands import Assign, Stop, WorkerCommand
 from relight.core.position import Phase
-from relight.sim.process.process import Process
+from relight.sim.model.process.process import Process
 
 
 class Runtime(Process):

@@ -11,10 +11,10 @@ from typing import Protocol
 from relight.core import events as ev
 from relight.core.commands import EndJob
 from relight.core.fault import Action as Fault
-from relight.sim.checker import Checker
-from relight.sim.schedule import NetworkFault
-from relight.sim.worker import Worker
-from relight.sim.world import Action
+from relight.sim.judge.checker import Checker
+from relight.sim.model.schedule import NetworkFault
+from relight.sim.model.worker import Worker
+from relight.sim.world.world import Action
 
 # The kernel gives a silent connection up after so long, and the server waits for another one.
 CONNECTION_SECONDS = 8.0

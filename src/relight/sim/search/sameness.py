@@ -27,15 +27,15 @@ from relight.core.commands import Assign, Begin, Release, Restore, Resume
 from relight.core.controller import Controller, Stage
 from relight.core.members import Process
 from relight.core.position import Position
-from relight.sim.contents import reference
-from relight.sim.network import Copying, Group
-from relight.sim.page import Page
-from relight.sim.shapes import ONE_WRITE, Pattern
-from relight.sim.worker import Worker
-from relight.sim.world import CopyPrivate
+from relight.sim.model.contents import reference
+from relight.sim.model.network import Copying, Group
+from relight.sim.model.page import Page
+from relight.sim.model.shapes import ONE_WRITE, Pattern
+from relight.sim.model.worker import Worker
+from relight.sim.world.world import CopyPrivate
 
 if TYPE_CHECKING:
-    from relight.sim.exhaustive import Situation
+    from relight.sim.search.exhaustive import Situation
 
 # Points at which the reduced gradient in hand is still needed; elsewhere only if the rank is prepared.
 _HOLDS_GRADIENT = frozenset({"COMPARE", "PREPARE", "READY", "BARRIER", "FINISH", "OPTIMIZER", "AFTER_WRITE"})

@@ -14,11 +14,11 @@ from relight.core.decision import decide
 from relight.core.detector import Detector
 from relight.core.fault import Action
 from relight.core.gathering import HOLD_SECONDS
-from relight.sim.contents import Violation
+from relight.sim.model.contents import Violation
+from relight.sim.model.schedule import Schedule, random_schedule
+from relight.sim.model.worker import Worker
 from relight.sim.planted import controllers, detectors, rules, workers, writes
-from relight.sim.schedule import Schedule, random_schedule
-from relight.sim.timed import Parts, SimulatedJob
-from relight.sim.worker import Worker
+from relight.sim.world.timed import Parts, SimulatedJob
 
 
 @dataclass(frozen=True)

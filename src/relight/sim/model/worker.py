@@ -14,7 +14,7 @@ sim/process has its parts; here is the table that joins them.
 from collections.abc import Mapping
 from typing import ClassVar
 
-from relight.sim.process.recovery import Recovery
+from relight.sim.model.process.recovery import Recovery
 
 _HANDLERS = {
     "START": "_on_start",

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Protocol, Self
 from relight.core import events as ev
 from relight.core.commands import Assign, Begin, Release, Restore, Resume, Save, WorkerCommand
 from relight.core.position import Phase
-from relight.sim.contents import FIRST_STATE, State
-from relight.sim.lower import Lower, Saved
-from relight.sim.network import Copying, Group, Rendezvous
-from relight.sim.page import Page
-from relight.sim.points import PATIENCE_SECONDS, PAUSES
-from relight.sim.shapes import Pattern
+from relight.sim.model.contents import FIRST_STATE, State
+from relight.sim.model.lower import Lower, Saved
+from relight.sim.model.network import Copying, Group, Rendezvous
+from relight.sim.model.page import Page
+from relight.sim.model.points import PATIENCE_SECONDS, PAUSES
+from relight.sim.model.shapes import Pattern
 
 
 class World(Protocol):

@@ -6,8 +6,8 @@ the cases. Here every combination is possible; who drives the simulation chooses
 
 from collections.abc import Hashable
 
-from relight.sim.contents import State, Violation
-from relight.sim.lower import Saved
+from relight.sim.model.contents import State, Violation
+from relight.sim.model.lower import Saved
 
 
 class Operation:

@@ -1,0 +1,1 @@
+"""Tells from a simulated run, or from a journal, whether the rules of the protocol held."""

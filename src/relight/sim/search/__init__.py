@@ -1,0 +1,1 @@
+"""Looks for violations: every order of events, random schedules, and making what is found smaller."""
