@@ -8,7 +8,7 @@ CODE := $(wildcard src tests benchmarks examples)
 JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried bench docs clean
+.PHONY: help setup check format test-fast test test-all demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ check: setup ## lint, format, types, import rules, pages made from code
 format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+
+test-fast: setup ## the rooms that only decide and show, without processes or torch: some 660 tests in half a minute
+	$(BIN)/python -m pytest tests/core tests/chaos tests/goodput tests/watch tests/timeline
 
 test: setup ## the tests, without the long matrix; two at a time, JOBS=0: one after another
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
