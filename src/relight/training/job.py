@@ -20,6 +20,7 @@ from relight.training.process.runtime import Runtime, connect
 from relight.training.process.stacks import answer_for_stacks
 from relight.training.torch_private.c10d import REFUSED_STORE, adapt
 from relight.training.torch_private.ddp import watch_wrappers
+from relight.training.torch_private.installed import check_installed
 from relight.training.torch_private.mesh import follow_rank, watch_groups, watch_skips
 
 _runtime: Runtime | None = None
@@ -99,10 +100,13 @@ def init(*, late_standby: bool | None = None) -> Job:
         )
     if dist.is_initialized():
         raise UsageError("torch.distributed is initialized already: let relight.init() do it")
+    other_version = check_installed()
     runtime = connect()
     if runtime.settings.no_python:
         _look_after_itself(runtime)
     runtime.page.stamp(Phase.STARTING)
+    if other_version and runtime.rank == 0 and not runtime.is_standby:
+        runtime.say("torch", other_version)
     runtime.guessed = late_standby is None
     runtime.builds_late = _PIPELINES in sys.modules if late_standby is None else late_standby
 

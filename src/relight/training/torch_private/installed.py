@@ -1,0 +1,83 @@
+"""Whether the installed torch is one that relight was tested with, and has the private interfaces that it needs."""
+
+import importlib
+from functools import reduce
+
+import torch
+
+from relight.errors import UsageError
+
+TESTED = ("2.13",)  # releases on which the tests of private interfaces and the survival tests ran
+
+# Without these no job is right. What single features need (FSDP2, pipelines, ZeRO) is looked up when they are used.
+NEEDED = {
+    "torch": (
+        "Tensor._version",
+        "_C._current_graph_task_id",
+        "autograd.Variable._execution_engine.queue_callback",
+        "autograd.graph._engine_run_backward",
+        "amp.GradScaler",
+    ),
+    "torch._C._distributed_c10d": (
+        "FakeProcessGroup._create_internal",
+        "HashStore",
+        "PrefixStore",
+        "ProcessGroupGloo.create_device",
+        "_register_comm_hook",
+    ),
+    "torch.distributed": (
+        "ProcessGroup._get_backend",
+        "ProcessGroup._register_backend",
+        "ProcessGroup._set_default_backend",
+        "ProcessGroup._set_group_name",
+        "_compute_bucket_assignment_by_size",
+    ),
+    "torch.distributed.device_mesh": ("DeviceMesh._get_root_mesh",),
+    "torch.distributed.distributed_c10d": ("GroupMember.WORLD", "_world", "_process_group_name"),
+    "torch.nn.parallel": (
+        "DistributedDataParallel._build_params_for_reducer",
+        "DistributedDataParallel._ddp_init_helper",
+        "DistributedDataParallel._set_ddp_runtime_logging_sample_rate",
+        "DistributedDataParallel._sync_buffers",
+    ),
+}
+
+
+def missing() -> list[str]:
+    """The needed interfaces that the installed torch does not have, by their full names."""
+    absent = []
+    for home, names in NEEDED.items():
+        try:
+            module = importlib.import_module(home)
+        except ImportError:
+            absent.append(home)
+            continue
+        for name in names:
+            try:
+                reduce(getattr, name.split("."), module)
+            except AttributeError:
+                absent.append(f"{home}.{name}")
+    return absent
+
+
+def check_installed() -> str:
+    """Returns what to tell the user about the installed version; empty if it is a tested one.
+
+    Raises:
+        UsageError: a private interface is missing. It is named.
+    """
+    if absent := missing():
+        raise UsageError(
+            f"torch {torch.__version__} lacks {', '.join(absent)}, which relight needs: install torch {TESTED[-1]}"
+        )
+    if is_tested(torch.__version__):
+        return ""
+    return (
+        f"torch {torch.__version__} is installed; relight was tested with {', '.join(TESTED)}. Its private interfaces "
+        "are there. Compare the digests of a disturbed and an undisturbed run before you rely on it (relight prove)"
+    )
+
+
+def is_tested(version: str) -> bool:
+    """Whether a version is of a tested release, in any build."""
+    return ".".join(version.split(".")[:2]) in TESTED

@@ -1,0 +1,33 @@
+"""What relight says of the installed torch."""
+
+import pytest
+import torch
+
+from relight.errors import UsageError
+from relight.training.torch_private import installed
+from relight.training.torch_private.installed import NEEDED, TESTED, check_installed, is_tested, missing
+
+
+def test_the_installed_torch_is_a_tested_one_and_has_all_that_is_needed() -> None:
+    assert missing() == []
+    assert is_tested(torch.__version__)
+    assert check_installed() == ""
+
+
+def test_builds_and_patches_of_a_tested_release_are_tested() -> None:
+    assert is_tested(f"{TESTED[-1]}.7+cu130")
+    assert not is_tested("1.13.0")
+
+
+def test_another_release_is_named_with_those_that_were_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "9.99.0+cpu")
+    said = check_installed()
+    assert "9.99.0" in said
+    assert TESTED[-1] in said
+
+
+def test_what_is_missing_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = {**NEEDED, "torch": ("_C._no_such_thing",), "torch.no_such_module": ("anything",)}
+    monkeypatch.setattr(installed, "NEEDED", gone)
+    with pytest.raises(UsageError, match=r"lacks torch\._C\._no_such_thing, torch\.no_such_module, which"):
+        check_installed()
