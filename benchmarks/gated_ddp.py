@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 import relight
 from benchmarks.recovery.workload import Shape, batch, build_model, build_optimizer, loss_of
-from relight.training.torch_private.groups import make_inner_group
+from relight.training.torch_private.groups import make_generation_group
 
 ENDLESS = 10**9
 RUN, PLAIN, TWIN = "run", "plain", "twin"  # kinds of steps
@@ -149,7 +149,7 @@ def train_with_relight(options: argparse.Namespace, shape: Shape) -> None:
 def _twin(net: nn.Module, meeting: Path, kind: str, job: relight.Job) -> nn.Module:
     """The same parameters, with gradients reduced as without relight. Whichever is called forward reduces them."""
     store = dist.FileStore(f"{meeting}-{kind}", job.world_size)  # type: ignore[attr-defined]
-    group = make_inner_group(store, job.rank, job.world_size, kind, None)
+    group = make_generation_group(store, job.rank, job.world_size, kind, None)
     return DistributedDataParallel(net, process_group=group)
 
 

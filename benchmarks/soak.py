@@ -48,7 +48,7 @@ from benchmarks.figures import markdown_table, mebibytes, milliseconds, percenti
 from benchmarks.jobs import START_DEADLINE_S, RelightJob
 from benchmarks.recovery.peers import JobFailed, tail
 from benchmarks.soak_faults import WINDOW_STEPS, Item, draw_items, draw_recovery_faults, name_of
-from benchmarks.soak_job import Board
+from benchmarks.soak_job import SharedBarrier
 from relight.chaos.plan import describe_fault
 from relight.core.fault import Fault
 from relight.core.report import JobReport
@@ -139,7 +139,7 @@ class Nemesis:
         self._items = items
         self._steps = len(items) * WINDOW_STEPS + WINDOW_STEPS
         self._draw = random.Random(f"nemesis {seed}")
-        self._board = Board(directory / "board", RANKS, self._steps)
+        self._shared_barrier = SharedBarrier(directory / "board", RANKS, self._steps)
         planned = [item.planned for item in items if item.planned is not None]
         sentences = [describe_fault(fault) for fault in (*planned, *later)]
         self.directory = directory
@@ -160,7 +160,7 @@ class Nemesis:
 
     def run(self) -> None:
         """To the end of the job. Raises JobFailed if it does not get there."""
-        self._board.allow(WINDOW_STEPS)
+        self._shared_barrier.allow(WINDOW_STEPS)
         self.job.start()
         self._await(lambda: self._all_at(WINDOW_STEPS), START_DEADLINE_S, "the first window")
         for number in range(1, len(self._items)):
@@ -170,18 +170,18 @@ class Nemesis:
             if item.wait_for_standby:
                 self._await_standbys(2 if len(item.ranks) > 1 else 1)
             goal = (number + 1) * WINDOW_STEPS
-            self._board.allow(goal)
+            self._shared_barrier.allow(goal)
             if item.planned is None:
                 self._act(item)
             self._await(partial(self._all_at, goal), WINDOW_DEADLINE_S, f"the end of window {number}: {item}")
             self._tell(number)
-        self._board.allow(self._steps)
+        self._shared_barrier.allow(self._steps)
         self.job.await_end(WINDOW_DEADLINE_S)
         self.follower.poll()
 
     # --- waiting --------------------------------------------------------------------------------------------------
     def _all_at(self, step: int) -> bool:
-        return all(arrived >= step for arrived in self._board.arrived())
+        return all(arrived >= step for arrived in self._shared_barrier.arrived())
 
     def _look(self) -> None:
         self.follower.poll()
@@ -312,9 +312,9 @@ class Nemesis:
             flush=True,
         )
 
-    def board(self) -> Board:
+    def shared_barrier(self) -> SharedBarrier:
         """The witness."""
-        return self._board
+        return self._shared_barrier
 
     @property
     def steps(self) -> int:
@@ -337,18 +337,18 @@ def _send(pid: int, number: signal.Signals) -> int:
     return 1
 
 
-def run_undisturbed(directory: Path, steps: int) -> Board:
+def run_undisturbed(directory: Path, steps: int) -> SharedBarrier:
     """The same training without any fault. Raises JobFailed."""
     directory.mkdir()
-    board = Board(directory / "board", RANKS, steps)
-    board.allow(steps)
+    shared_barrier = SharedBarrier(directory / "board", RANKS, steps)
+    shared_barrier.allow(steps)
     job = make_job(directory, steps, 0, ())
     try:
         job.start()
         job.await_end(300.0 + steps * 0.2)
     finally:
         job.stop()
-    return board
+    return shared_barrier
 
 
 def left_behind(mark: str, before: set[str], temporary: Path) -> dict[str, list[str]]:
@@ -370,16 +370,16 @@ def left_behind(mark: str, before: set[str], temporary: Path) -> dict[str, list[
 # ---------------------------------------------------------------- judgement
 
 
-def compare(board: Board, reference: Board, steps: int) -> dict[str, Any]:
+def compare(shared_barrier: SharedBarrier, reference: SharedBarrier, steps: int) -> dict[str, Any]:
     """What the witness says: steps committed by nobody or twice, and losses and states with other bits."""
     twice = nobody = other = 0
-    commits = [board.commits(rank) for rank in range(RANKS)]
+    commits = [shared_barrier.commits(rank) for rank in range(RANKS)]
     for step in range(steps):
         counts = [ranks[step] for ranks in commits]
         twice += sum(count > 1 for count in counts)
         nobody += not any(counts)
     for rank in range(RANKS):
-        mine, theirs = board.losses(rank), reference.losses(rank)
+        mine, theirs = shared_barrier.losses(rank), reference.losses(rank)
         other += sum(
             commits[rank][step] > 0 and mine[8 * step : 8 * step + 8] != theirs[8 * step : 8 * step + 8]
             for step in range(steps)
@@ -389,7 +389,7 @@ def compare(board: Board, reference: Board, steps: int) -> dict[str, Any]:
         "committed_by_nobody": nobody,
         "losses_with_other_bits": other,
         "states_with_other_bits": sum(
-            mine != theirs for mine, theirs in zip(board.digests(), reference.digests(), strict=True)
+            mine != theirs for mine, theirs in zip(shared_barrier.digests(), reference.digests(), strict=True)
         ),
         "losses_compared": sum(count > 0 for ranks in commits for count in ranks),
     }
@@ -477,7 +477,7 @@ def run(faults: int, seed: int, workdir: Path) -> Document:
     document["journal_bytes"] = journal.stat().st_size
     document["violations"] = list(check_journal(read_journal(journal)[1], RANKS, ended=not ended))
     reference = run_undisturbed(workdir / "undisturbed", nemesis.steps)
-    document["witness"] = compare(nemesis.board(), reference, report.steps if ended else nemesis.steps)
+    document["witness"] = compare(nemesis.shared_barrier(), reference, report.steps if ended else nemesis.steps)
     _judge(document)
     return document
 

@@ -1,6 +1,6 @@
 """The job of the soak: a small model with all kinds of state, which goes no further than it is let.
 
-A file that is shared with the nemesis (`Board`) says how far every rank may go, and bears witness of what each of them
+A file that is shared with the nemesis says how far every rank may go, and bears witness of what each of them
 has done: a loss and a number of commits for each rank and step. It outlives the processes that write it.
 """
 
@@ -32,7 +32,7 @@ _EXAMPLES = 4096
 _WIDTH = 48
 
 
-class Board:
+class SharedBarrier:
     """A file of one head (word 0: how many steps may be taken; word 1 + r: where rank r is) and a table.
 
     The table has for each rank and step the bits of the loss that was committed (8 bytes), and how often it was
@@ -130,7 +130,7 @@ def main() -> None:
     torch.set_num_threads(1)
     job = relight.init()
     assert job.world_size <= _MAX_RANKS
-    board = Board(options.board, job.world_size, options.steps)
+    shared_barrier = SharedBarrier(options.shared_barrier, job.world_size, options.steps)
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
@@ -143,8 +143,8 @@ def main() -> None:
     training = relight.Training(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
     for step in training.steps(until=options.steps):
         if not step.warmup:
-            board.arrive(job.rank, step.number)
-            while step.number >= board.allowed:
+            shared_barrier.arrive(job.rank, step.number)
+            while step.number >= shared_barrier.allowed:
                 time.sleep(_LOOK_SECONDS)
         loss = torch.zeros(())
         with step as (inputs, labels):
@@ -154,9 +154,9 @@ def main() -> None:
             scheduler.step()
             optimizer.zero_grad()
         if step.committed:
-            board.commit(job.rank, step.number, float(loss.detach()))
-    board.sign(job.rank, digest(model.module.state_dict(), optimizer.state_dict(), scheduler.state_dict()))
-    board.arrive(job.rank, options.steps)
+            shared_barrier.commit(job.rank, step.number, float(loss.detach()))
+    shared_barrier.sign(job.rank, digest(model.module.state_dict(), optimizer.state_dict(), scheduler.state_dict()))
+    shared_barrier.arrive(job.rank, options.steps)
 
 
 if __name__ == "__main__":

@@ -25,18 +25,18 @@ from torch import nn
 
 from benchmarks.recovery.workload import Shape, build_model, build_optimizer, loss_of
 from relight.core.position import Phase
-from relight.training.collectives.fence import LocalFence
-from relight.training.collectives.group import Inner
+from relight.training.collectives.barrier_allreduce import SharedMemoryAllReduce
+from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.connection.page import PositionPage
 from relight.training.data import rng
 from relight.training.data.batches import Batches
 from relight.training.process.progress import Progress
 from relight.training.state.tracked import TrackedState
-from relight.training.torch_private.groups import make_inner_group
+from relight.training.torch_private.groups import make_generation_group
 from relight.training.transaction.transaction import LEARNING_STEPS, Transaction
-from relight.training.worker.phases import Gates, gates_for
+from relight.training.worker.phases import BackwardHooks, gates_for
 from relight.transfer.io.codec import encode_tree
-from relight.wire.board import Board
+from relight.wire.shared_barrier import SharedBarrier
 
 CALLS = 400
 BACKWARDS = 300
@@ -115,7 +115,7 @@ def gates_us(count: int) -> float:
         torch.stack(list(parameters)).sum().backward()
 
     without = _median_us(backward, BACKWARDS)
-    Gates(lambda _: None).place(parameters)
+    BackwardHooks(lambda _: None).place(parameters)
     return round(max(0.0, _median_us(backward, BACKWARDS) - without), 2)
 
 
@@ -135,7 +135,7 @@ def fence_us(workers: int) -> dict[str, float]:
     """Median time of the fence between so many processes as rank 0 sees it: with gloo alone, and as relight does it."""
     spawn = multiprocessing.get_context("spawn")
     near, far = spawn.Pipe(duplex=False)
-    board = Board.create(workers)
+    board = SharedBarrier.create(workers)
     board_path = f"/proc/{os.getpid()}/fd/{board}"
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as directory:
         store = str(Path(directory) / "store")
@@ -158,12 +158,15 @@ def fence_us(workers: int) -> dict[str, float]:
 
 def _fences(path: str, rank: int, workers: int, link: multiprocessing.connection.Connection, board_path: str) -> None:
     torch.set_num_threads(1)
-    group = make_inner_group(dist.FileStore(path, workers), rank, workers, "fence", None)  # type: ignore[attr-defined]
-    board = Board(os.open(board_path, os.O_RDWR), workers)
-    between_hosts, on_one_host = Inner(group), Inner(group, local=LocalFence(board, 1, rank))
+    group = make_generation_group(dist.FileStore(path, workers), rank, workers, "fence", None)  # type: ignore[attr-defined]
+    board = SharedBarrier(os.open(board_path, os.O_RDWR), workers)
+    between_hosts, on_one_host = (
+        GenerationGroup(group),
+        GenerationGroup(group, local=SharedMemoryAllReduce(board, 1, rank)),
+    )
 
-    def go_through(inner: Inner) -> list[int]:
-        wait = inner.fence([1, 0, 0])
+    def go_through(group: GenerationGroup) -> list[int]:
+        wait = group.sum_over_ranks([1, 0, 0])
         return wait()
 
     fence = torch.zeros(3, dtype=torch.int64)

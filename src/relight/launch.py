@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from relight.agent.agent import CONTROLLER_LOST
+from relight.agent.controller_connection import ControllerConnection
 from relight.agent.join import address_towards, fetch_settings, resolve
-from relight.agent.uplink import Uplink
 from relight.children import Child, describe_exit, end_children, is_stopped, kill_listed, start_module
 from relight.core import verdict
 from relight.core.backoff import pause_seconds
@@ -231,7 +231,7 @@ class Launcher:
         self._screen = screen
         self._controller: Child | None = None
         self._agent: Child | None = None
-        self._observer: Uplink | None = None
+        self._observer: ControllerConnection | None = None
         self._lost = ""  # why there was no observer's connection the last time
         self._ended: JobEnded | None = None
         self._ending = asyncio.Event()  # the job is over, or is being ended
@@ -454,15 +454,15 @@ class Launcher:
         """Show what the controller says, until it says that the job has ended."""
         while True:
             try:
-                uplink = await self._connect(*await asyncio.to_thread(find))
+                controller_connection = await self._connect(*await asyncio.to_thread(find))
                 try:
-                    while (update := await uplink.receive()) is not None:
+                    while (update := await controller_connection.receive()) is not None:
                         self._on_update(update)
                         if self._ended is not None:
                             return
                 finally:
                     self._observer = None
-                    uplink.abort()
+                    controller_connection.abort()
             except OSError:
                 pass
             except ProtocolError as error:
@@ -471,10 +471,10 @@ class Launcher:
                     self._screen.say(f"lost the controller's updates: {error}", "warning")
             await asyncio.sleep(REOBSERVE_SECONDS)
 
-    async def _connect(self, host: str, port: int) -> Uplink:
+    async def _connect(self, host: str, port: int) -> ControllerConnection:
         token = (self.private_dir / "token").read_bytes()
         hello = Hello(protocol_version=PROTOCOL_VERSION, role="observer", name=f"launcher-{os.getpid()}", mac=b"")
-        uplink, _ = await Uplink.connect(
+        controller_connection, _ = await ControllerConnection.connect(
             (host, port),
             token,
             hello,
@@ -482,10 +482,10 @@ class Launcher:
             server_name=self.settings.controller_address if self._remote is None else host,
             decoder=self._decode,
         )
-        self._observer, self._lost = uplink, ""
+        self._observer, self._lost = controller_connection, ""
         if self._signal:  # asked for while nobody could hear it
             self._ask_to_end(signal.Signals(self._signal).name)
-        return uplink
+        return controller_connection
 
     def _on_update(self, update: ObserverDown) -> None:
         self._silent_looks = 0

@@ -108,7 +108,7 @@ def test_a_controller_keeps_the_first_ones_and_the_journal_has_all() -> None:
     for number in range(2 * KEPT_DOUBTS):
         desk.tell(doubt(reason=f"reason {number}"))
     assert len(desk.controller.report().doubts) == KEPT_DOUBTS
-    assert desk.controller.ledger.forgot
+    assert desk.controller.job_stats.forgot
     assert finish(desk, w0=2 * KEPT_DOUBTS).bits_as_undisturbed == NOT_KNOWN
     told = [Record(entry.now, entry.event) for entry in desk.entries]
     whole = replay(desk.controller.settings, told, functools.partial(Controller, full_account=True)).report()

@@ -10,7 +10,7 @@ import pytest
 from relight.core import events as ev
 from relight.core.commands import Command, EndJob
 from relight.core.controller import Controller
-from relight.core.ledger import KEPT_IN_ACCOUNT, KEPT_NOTICES
+from relight.core.job_stats import KEPT_IN_ACCOUNT, KEPT_NOTICES
 from relight.core.position import Phase, Position
 from relight.core.recent import KEPT, Recent
 from relight.core.replay import Record, replay
@@ -115,7 +115,7 @@ def test_what_workers_say_is_remembered_for_a_while_and_said_once() -> None:
     assert len(desk.controller.report().notices) == KEPT_NOTICES
     told = [Record(entry.now, entry.event) for entry in desk.entries]
     whole = replay(desk.controller.settings, told, functools.partial(Controller, full_account=True)).report()
-    assert desk.controller.ledger.forgot
+    assert desk.controller.job_stats.forgot
     assert [int(text.split()[1]) for text in whole.notices] == list(range(2 * KEPT_NOTICES))
 
 
@@ -149,7 +149,7 @@ def test_a_death_is_explained_though_it_is_forgotten_in_the_account() -> None:
     said = desk.exits(first)
     assert not any(isinstance(command, EndJob) for command in said)
     assert "failure 1: its process was killed by SIGKILL" in said[0].why
-    assert not desk.controller.ledger.unexplained
+    assert not desk.controller.job_stats.unexplained
 
 
 def test_limits_count_what_happened_lately() -> None:

@@ -7,7 +7,7 @@ from relight.core import events as ev
 from relight.core.commands import Notice, Rung
 from relight.core.controller import Stage
 from relight.core.decision import Decision
-from relight.core.ledger import Ledger
+from relight.core.job_stats import JobStats
 from relight.core.noticing import PLANNED, detect_seconds
 from relight.core.position import Phase, Position
 from tests.core.test_controller import Desk
@@ -102,14 +102,14 @@ def test_of_a_job_that_failed_nobody_has_compared_the_last_state() -> None:
 
 
 def test_steps_that_were_undone_are_not_counted() -> None:
-    ledger = Ledger(world_size=2, standbys=0)
-    ledger.committed(9, 1)
-    ledger.failure(None, "communication", "", None, 0, 1, 1.0)
-    ledger.stopping(2, 1.0)
+    job_stats = JobStats(world_size=2, standbys=0)
+    job_stats.committed(9, 1)
+    job_stats.failure(None, "communication", "", None, 0, 1, 1.0)
+    job_stats.stopping(2, 1.0)
     decision = Decision(target=4, direction="back", reason="", sources=(), finishers=(), targets=())
-    ledger.decided(decision, [], 1.0, Rung.CHECKPOINT, 5)
-    assert ledger.report().steps == 4
-    ledger.committed(9, 1)  # the page of a process of before
-    assert ledger.report().steps == 4
-    ledger.committed(5, 2)
-    assert ledger.report().steps == 5
+    job_stats.decided(decision, [], 1.0, Rung.CHECKPOINT, 5)
+    assert job_stats.report().steps == 4
+    job_stats.committed(9, 1)  # the page of a process of before
+    assert job_stats.report().steps == 4
+    job_stats.committed(5, 2)
+    assert job_stats.report().steps == 5

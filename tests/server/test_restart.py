@@ -17,7 +17,7 @@ from relight.core.events import (
     TrainingDone,
     TrainingEntered,
 )
-from relight.core.ledger import KEPT_IN_ACCOUNT
+from relight.core.job_stats import KEPT_IN_ACCOUNT
 from relight.core.position import Position
 from relight.core.report import decode_report
 from relight.wire.messages import (

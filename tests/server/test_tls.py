@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relight.agent.uplink import Uplink
+from relight.agent.controller_connection import ControllerConnection
 from relight.errors import ProtocolError
 from relight.wire.framing import make_decoder
 from relight.wire.messages import PROTOCOL_VERSION, Hello, NoticeUpdate, ObserverDown, StartTls, StatusUpdate, Welcome
@@ -51,9 +51,11 @@ def quiet(start: Start, files: TlsFiles) -> ControllerProcess:
     return start(world_size=2, tls=files)
 
 
-async def connect(controller: ControllerProcess, tls: TlsFiles | None, **options: Any) -> tuple[Uplink, Welcome]:
+async def connect(
+    controller: ControllerProcess, tls: TlsFiles | None, **options: Any
+) -> tuple[ControllerConnection, Welcome]:
     hello = Hello(protocol_version=PROTOCOL_VERSION, role="observer", name="someone", mac=b"")
-    return await Uplink.connect(
+    return await ControllerConnection.connect(
         controller.address,
         options.pop("token", controller.token),
         hello,
@@ -63,10 +65,10 @@ async def connect(controller: ControllerProcess, tls: TlsFiles | None, **options
     )
 
 
-async def hear(uplink: Uplink, kind: type, text: str = "") -> Any:
+async def hear(controller_connection: ControllerConnection, kind: type, text: str = "") -> Any:
     async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
-            message = await uplink.receive()
+            message = await controller_connection.receive()
             assert message is not None
             if isinstance(message, kind) and text in getattr(message, "text", ""):
                 return message
@@ -99,12 +101,12 @@ def check_refused(controller: ControllerProcess, bystander_tls: TlsFiles, tls: T
 
 def test_a_peer_with_a_certificate_and_the_token_is_welcome(controller: ControllerProcess, files: TlsFiles) -> None:
     async def talk() -> None:
-        uplink, welcome = await connect(controller, files)
+        controller_connection, welcome = await connect(controller, files)
         assert welcome.job == "test"
-        connection: ssl.SSLObject = uplink._writer.get_extra_info("ssl_object")
+        connection: ssl.SSLObject = controller_connection._writer.get_extra_info("ssl_object")
         assert connection.version() == "TLSv1.3"
-        await hear(uplink, StatusUpdate)
-        uplink.abort()
+        await hear(controller_connection, StatusUpdate)
+        controller_connection.abort()
 
     asyncio.run(talk())
 

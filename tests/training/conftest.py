@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from relight.training.collectives.group import Inner
+from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.collectives.sockets import GroupSockets
-from relight.training.torch_private.groups import make_inner_group
+from relight.training.torch_private.groups import make_generation_group
 
 
 class DeafSockets(GroupSockets):
@@ -20,10 +20,10 @@ class DeafSockets(GroupSockets):
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Inner, Inner]]:
+def pair() -> Iterator[tuple[GenerationGroup, GenerationGroup]]:
     """A group of two, both in this process; afterwards nothing of it is left to processes that a later test forks."""
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda rank: make_inner_group(store, rank, 2, "test", None), range(2))
-    yield Inner(first, DeafSockets(1)), Inner(second, DeafSockets(1))
+        first, second = pool.map(lambda rank: make_generation_group(store, rank, 2, "test", None), range(2))
+    yield GenerationGroup(first, DeafSockets(1)), GenerationGroup(second, DeafSockets(1))
     gc.collect()

@@ -14,34 +14,34 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from relight.errors import StepInterrupted
-from relight.training.collectives.group import Inner
-from relight.training.worker.phases import FEWEST_GATES, MOST_GATES, Gates, gates_for, spread
+from relight.training.collectives.generation_group import GenerationGroup
+from relight.training.worker.phases import FEWEST_GATES, MOST_GATES, BackwardHooks, gates_for, spread
 from tests.training.test_group import DEADLINE_SECONDS, idle
 
-Pair = tuple[Inner, Inner]
-Launch = Callable[[Inner, list[torch.Tensor]], Any]
+Pair = tuple[GenerationGroup, GenerationGroup]
+Launch = Callable[[GenerationGroup, list[torch.Tensor]], Any]
 
 
 @pytest.fixture(params=["by a hook", "by DDP's reducer"])
 def launch(request: pytest.FixtureRequest) -> Launch:
     """Ways to start an all-reduce in a backward pass."""
     if request.param == "by a hook":
-        return lambda inner, tensors: inner.launch("allreduce", tensors)
-    return lambda inner, tensors: inner.reduce_bucket(tensors)
+        return lambda formed, tensors: formed.launch("allreduce", tensors)
+    return lambda formed, tensors: formed.reduce_bucket(tensors)
 
 
-def reduce_in_backward(inner: Inner, futures: list[Any], launch: Launch) -> Callable[[torch.Tensor], None]:
+def reduce_in_backward(formed: GenerationGroup, futures: list[Any], launch: Launch) -> Callable[[torch.Tensor], None]:
     """A hook that does what DDP's reducer does: launch, and ask for the future."""
 
     def hook(gradient: torch.Tensor) -> None:
-        futures.append(launch(inner, [gradient]).get_future())
+        futures.append(launch(formed, [gradient]).get_future())
 
     return hook
 
 
-def peer_comes(inner: Inner, times: int = 1) -> None:
+def peer_comes(formed: GenerationGroup, times: int = 1) -> None:
     for _ in range(times):
-        inner.launch("allreduce", [torch.full((2,), 10.0)]).wait()
+        formed.launch("allreduce", [torch.full((2,), 10.0)]).wait()
 
 
 def test_the_result_is_there_when_the_backward_pass_is_over(pair: Pair, launch: Launch) -> None:
@@ -236,7 +236,7 @@ def refuse(parameter: torch.Tensor) -> None:
 def test_gates_that_another_thread_shuts_end_a_backward_pass_that_runs() -> None:
     """Those that it has yet to come to: here it waits inside for the other thread."""
     early, late = (torch.ones(2, requires_grad=True) for _ in range(2))
-    gates = Gates(refuse)
+    gates = BackwardHooks(refuse)
     gates.place([early])
 
     def shut_meanwhile(gradient: torch.Tensor) -> None:
@@ -255,7 +255,7 @@ def test_gates_that_another_thread_shuts_end_a_backward_pass_that_runs() -> None
 
 def test_gates_are_shut_once_and_moved_open() -> None:
     first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
-    gates = Gates(refuse)
+    gates = BackwardHooks(refuse)
     gates.place([first])
     gates.shut()
     gates.shut()
@@ -270,7 +270,7 @@ def test_gates_are_shut_once_and_moved_open() -> None:
 def test_gates_at_what_is_frozen_for_a_moment_end_a_backward_pass_once_it_is_trained() -> None:
     """They are shut by the thread that hears orders, which no refusal of torch may end."""
     frozen_later, frozen_first = torch.ones(2, requires_grad=True), torch.ones(2)
-    gates = Gates(refuse)
+    gates = BackwardHooks(refuse)
     gates.place([frozen_later, frozen_first])
     frozen_later.requires_grad_(False)
     gates.shut()

@@ -11,19 +11,20 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from relight.errors import StepInterrupted
-from relight.training.collectives.group import Inner, RelightProcessGroup
-from relight.training.torch_private.groups import make_inner_group
+from relight.training.collectives.generation_group import GenerationGroup
+from relight.training.collectives.group import RelightProcessGroup
+from relight.training.torch_private.groups import make_generation_group
 
 DEADLINE_SECONDS = 20.0
 
 
-def outcome_of(inner: Inner, operation: str, *arguments: object) -> list[BaseException | None]:
+def outcome_of(formed: GenerationGroup, operation: str, *arguments: object) -> list[BaseException | None]:
     """What waiting for the operation ends with; empty if it does not end."""
     found: list[BaseException | None] = []
 
     def wait() -> None:
         try:
-            inner.launch(operation, *arguments).wait()
+            formed.launch(operation, *arguments).wait()
             found.append(None)
         except BaseException as error:
             found.append(error)
@@ -41,17 +42,17 @@ def idle() -> None:
             thread.join()
 
 
-def test_an_operation_launched_after_the_cut_ends(pair: tuple[Inner, Inner]) -> None:
+def test_an_operation_launched_after_the_cut_ends(pair: tuple[GenerationGroup, GenerationGroup]) -> None:
     """The generation may be closed between a rank's look at it and its launch."""
-    inner, _ = pair
-    inner.break_connections()
+    formed, _ = pair
+    formed.break_connections()
     idle()
-    (error,) = outcome_of(inner, "allreduce", [torch.ones(3)])
+    (error,) = outcome_of(formed, "allreduce", [torch.ones(3)])
     assert "abandoned" in str(error)
     assert isinstance(error, (StepInterrupted, RuntimeError))
 
 
-def test_reduce_scatter_keeps_this_ranks_part(pair: tuple[Inner, Inner]) -> None:
+def test_reduce_scatter_keeps_this_ranks_part(pair: tuple[GenerationGroup, GenerationGroup]) -> None:
     outputs = [torch.zeros(2), torch.zeros(2)]
     with ThreadPoolExecutor(2) as pool:
         list(
@@ -63,12 +64,12 @@ def test_reduce_scatter_keeps_this_ranks_part(pair: tuple[Inner, Inner]) -> None
     assert [output.tolist() for output in outputs] == [[1.0, 3.0], [5.0, 7.0]]
 
 
-def test_an_abandoned_reduce_scatter_leaves_its_output_alone(pair: tuple[Inner, Inner]) -> None:
-    inner, _ = pair
-    inner.break_connections()
+def test_an_abandoned_reduce_scatter_leaves_its_output_alone(pair: tuple[GenerationGroup, GenerationGroup]) -> None:
+    formed, _ = pair
+    formed.break_connections()
     idle()
     output = torch.full((2,), 9.0)
-    (error,) = outcome_of(inner, "_reduce_scatter_base", output, torch.ones(4))
+    (error,) = outcome_of(formed, "_reduce_scatter_base", output, torch.ones(4))
     assert "abandoned" in str(error)
     assert output.tolist() == [9.0, 9.0]
 
@@ -76,7 +77,7 @@ def test_an_abandoned_reduce_scatter_leaves_its_output_alone(pair: tuple[Inner, 
 LATE_SECONDS = 0.1  # much longer than gloo's waits are cut into elsewhere
 
 
-def test_a_receive_waits_for_a_late_send(pair: tuple[Inner, Inner]) -> None:
+def test_a_receive_waits_for_a_late_send(pair: tuple[GenerationGroup, GenerationGroup]) -> None:
     """A wait with a limit that passes would close the group's connections."""
     sent, received = [torch.arange(3.0), torch.ones(2)], [torch.zeros(3), torch.zeros(2)]
     works = [pair[1].launch("recv", [tensor], 0, 0) for tensor in received]
@@ -94,7 +95,7 @@ def test_a_receive_waits_for_a_late_send(pair: tuple[Inner, Inner]) -> None:
     assert all(work.is_completed() for work in works)
 
 
-def test_a_receive_can_be_waited_for_twice_and_knows_its_sender(pair: tuple[Inner, Inner]) -> None:
+def test_a_receive_can_be_waited_for_twice_and_knows_its_sender(pair: tuple[GenerationGroup, GenerationGroup]) -> None:
     work = pair[1].launch("recv_anysource", [tensor := torch.zeros(1)], 0)
     assert not work.is_completed()
     pair[0].launch("send", [torch.ones(1)], 1, 0).wait()
@@ -105,23 +106,23 @@ def test_a_receive_can_be_waited_for_twice_and_knows_its_sender(pair: tuple[Inne
 
 @pytest.mark.parametrize(("operation", "elements"), [("send", 4 << 20), ("recv", 1)])
 def test_a_send_and_a_receive_that_gloo_never_ends_end_at_the_cut(
-    pair: tuple[Inner, Inner], operation: str, elements: int
+    pair: tuple[GenerationGroup, GenerationGroup], operation: str, elements: int
 ) -> None:
     """Nobody receives what is sent, more than connections take up; nobody sends what is to be received."""
-    inner, _ = pair
+    formed, _ = pair
     found: list[BaseException] = []
 
     def wait() -> None:
         try:
-            inner.launch(operation, [torch.ones(elements)], 1, 0).wait()
+            formed.launch(operation, [torch.ones(elements)], 1, 0).wait()
         except BaseException as error:
             found.append(error)
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    while not inner._operations:  # until it is waited for
+    while not formed._operations:  # until it is waited for
         time.sleep(0.001)
-    inner.break_connections()
+    formed.break_connections()
     thread.join(DEADLINE_SECONDS)
     assert isinstance(found[0], StepInterrupted)
     assert "abandoned" in str(found[0])
@@ -129,13 +130,13 @@ def test_a_send_and_a_receive_that_gloo_never_ends_end_at_the_cut(
 
 def test_a_group_is_gone_with_the_last_reference() -> None:
     """Left to the garbage collector, gloo's destructor would run on any thread, and could wait there for ever."""
-    group = make_inner_group(HashStore(), 0, 1, "test", None)
-    inner = Inner(group)
-    inner.fence([1, 0, 0])()
-    gone = weakref.ref(inner)
+    group = make_generation_group(HashStore(), 0, 1, "test", None)
+    formed = GenerationGroup(group)
+    formed.sum_over_ranks([1, 0, 0])()
+    gone = weakref.ref(formed)
     gc.disable()
     try:
-        del inner
+        del formed
         assert gone() is None
     finally:
         gc.enable()
@@ -166,7 +167,9 @@ class Open:
         return False
 
 
-def test_works_that_are_held_have_their_results_once_what_was_launched_is_awaited(pair: tuple[Inner, Inner]) -> None:
+def test_works_that_are_held_have_their_results_once_what_was_launched_is_awaited(
+    pair: tuple[GenerationGroup, GenerationGroup],
+) -> None:
     """Also if the connections end afterwards, and somebody else's operation is stuck."""
     first = torch.ones(3)
     work = pair[0].launch("allreduce", [first])
@@ -187,16 +190,18 @@ def test_works_that_are_held_have_their_results_once_what_was_launched_is_awaite
     assert part.tolist() == [0.0, 2.0]
 
 
-def test_what_was_launched_is_awaited_no_longer_than_its_generation(pair: tuple[Inner, Inner]) -> None:
-    inner, _ = pair
-    inner.launch("allreduce", [torch.ones(3)])
-    inner.launch("recv", [torch.ones(3)], 1, 0)  # nobody waits for it, so it is not to be waited for either
-    inner.break_connections()
+def test_what_was_launched_is_awaited_no_longer_than_its_generation(
+    pair: tuple[GenerationGroup, GenerationGroup],
+) -> None:
+    formed, _ = pair
+    formed.launch("allreduce", [torch.ones(3)])
+    formed.launch("recv", [torch.ones(3)], 1, 0)  # nobody waits for it, so it is not to be waited for either
+    formed.break_connections()
     with pytest.raises((StepInterrupted, RuntimeError)):
-        inner.await_launched()
+        formed.await_launched()
 
 
-def test_launches_are_counted_and_waits_for_exchanges(pair: tuple[Inner, Inner]) -> None:
+def test_launches_are_counted_and_waits_for_exchanges(pair: tuple[GenerationGroup, GenerationGroup]) -> None:
     gate = Open()
     group = RelightProcessGroup(gate, lambda: 0, (0, 1), torch.device("cpu"))
     group.attach(pair[0])
@@ -231,7 +236,7 @@ class Cut(Open):
         pass
 
 
-def test_an_operation_that_was_cut_has_this_ranks_own_values(pair: tuple[Inner, Inner]) -> None:
+def test_an_operation_that_was_cut_has_this_ranks_own_values(pair: tuple[GenerationGroup, GenerationGroup]) -> None:
     """DDP's reducer reads its bucket from the future, and would read from nowhere."""
     group = RelightProcessGroup(Cut(), lambda: 0, (0, 1), torch.device("cpu"))
     group.attach(pair[0])

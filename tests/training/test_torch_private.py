@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from relight.training.collectives.group import RelightProcessGroup
 from relight.training.torch_private.autograd import RUN_BACKWARD, at_backward, not_compiled, reset_scaler
 from relight.training.torch_private.ddp import BucketLayout, watch_wrappers, wrappers_made
-from relight.training.torch_private.groups import OPERATIONS, make_detached_group, make_inner_group
+from relight.training.torch_private.groups import OPERATIONS, make_detached_group, make_generation_group
 
 WORLD = 2
 DEADLINE_SECONDS = 60
@@ -140,7 +140,7 @@ def run_ranks(body: Callable[[int, str], Any]) -> list[Any]:
 
 def all_reduce_in_inner_group(rank: int, directory: str) -> list[float]:
     store = FileStore(str(Path(directory) / "store"), WORLD)
-    group = make_inner_group(store, rank, WORLD, "test", None)
+    group = make_generation_group(store, rank, WORLD, "test", None)
     tensor = torch.full((2,), float(rank + 1))
     group.allreduce([tensor]).wait()
     return tensor.tolist()

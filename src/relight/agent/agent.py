@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from relight.agent.adoption import adopt, open_board, open_pages, put_down
+from relight.agent.controller_connection import ControllerConnection
 from relight.agent.gpus import Gpus
 from relight.agent.link import MAX_RELAYED_BYTES, Mailbox, Reception
 from relight.agent.output import Output, Printer
@@ -20,14 +21,12 @@ from relight.agent.probes import MemoryKills, start_time
 from relight.agent.process import STATUS_UNKNOWN, Launch, Process, spawn
 from relight.agent.roster import Record, Roster
 from relight.agent.stacks import NoStack, take_stack
-from relight.agent.uplink import Uplink
 from relight.core.commands import Assign, Kill, Spawn
 from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
 from relight.core.gathering import HOLD_SECONDS, Gathering, subject
 from relight.core.pace import SAMPLE_SECONDS
 from relight.core.position import Position
 from relight.errors import ProtocolError
-from relight.wire.board import MAX_RANKS, Board
 from relight.wire.framing import decode, encode_frame, make_decoder
 from relight.wire.messages import (
     PROTOCOL_VERSION,
@@ -51,6 +50,7 @@ from relight.wire.messages import (
     WorkerHello,
 )
 from relight.wire.outbox import COUNTED, Outbox
+from relight.wire.shared_barrier import MAX_RANKS, SharedBarrier
 from relight.wire.stacks import ALL_STACKS
 from relight.wire.status import Gpu, GpuStatus
 from relight.wire.tls import Tls
@@ -95,7 +95,7 @@ class Agent:
     ) -> None:
         """`find_controller` gives the controller's address, which may change when it is restarted.
 
-        `tls`, `server_name` (of such an address): see Uplink.connect.
+        `tls`, `server_name` (of such an address): see ControllerConnection.connect.
         """
         self._name = name
         self._launch = launch
@@ -108,12 +108,12 @@ class Agent:
         self._roster: Roster  # opened by `run`, like the next three
         self._reception: Reception
         self._pages: Pages
-        self._board: int | None  # a descriptor
+        self._shared_barrier: int | None  # a descriptor
         self._live: dict[str, _Worker] = {}
         self._known: dict[str, _Worker] = {}  # the live ones, and dead ones until the controller forgets them
         self._left: dict[str, Page] = {}  # of those that died while there was no agent, until they are forgotten
         self._started: set[str] = set()  # all that were ever started, or could not be
-        self._uplink: Uplink | None = None
+        self._controller_connection: ControllerConnection | None = None
         self._outbox = Outbox()
         self._life = secrets.token_hex(8)
         self._controller_life = ""
@@ -143,7 +143,7 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, self._told.set)
         self._reception = Reception(self._launch.socket_path, self)
         self._take_over()
-        self._board = self._find_board()
+        self._shared_barrier = self._find_board()
         self._watch_gpus()
         serving = asyncio.create_task(self._serve())
         ending = asyncio.create_task(self._ending.wait())
@@ -158,18 +158,18 @@ class Agent:
     async def _serve(self) -> int:
         """Until this agent is told to stop, or nobody is left who could tell it."""
         evidence = await self._connect()
-        while self._uplink is not None:
-            uplink = self._uplink
+        while self._controller_connection is not None:
+            controller_connection = self._controller_connection
             async with asyncio.TaskGroup() as group:
-                works = (self._sample(uplink), self._leave_for_another(uplink))
+                works = (self._sample(controller_connection), self._leave_for_another(controller_connection))
                 watching = [group.create_task(work) for work in works]
-                evidence = await self._obey_orders(uplink)
+                evidence = await self._obey_orders(controller_connection)
                 for task in watching:
                     task.cancel()
             if not evidence:
                 return 0
-            self._uplink = None
-            uplink.abort()
+            self._controller_connection = None
+            controller_connection.abort()
             seconds = self._launch.settings.controller_timeout_seconds
             self._say(f"lost the controller ({evidence}); training goes on, it has {seconds:g} s to come back")
             evidence = await self._connect()
@@ -187,7 +187,7 @@ class Agent:
         while True:
             address = self._address = await asyncio.to_thread(self._find_controller)
             try:
-                self._uplink, welcome = await Uplink.connect(
+                self._controller_connection, welcome = await ControllerConnection.connect(
                     address, self._token, self._hello(), tls=self._tls, server_name=self._server_name(address)
                 )
             except (OSError, ProtocolError) as error:
@@ -195,7 +195,7 @@ class Agent:
                 if isinstance(error, ProtocolError) and not self._controller_life:
                     return evidence
             else:
-                self._take_up(self._uplink, welcome)
+                self._take_up(self._controller_connection, welcome)
                 return ""
             if self._outbox.overflowed:
                 return f"{evidence}; more has happened meanwhile than can be kept for it"
@@ -204,14 +204,14 @@ class Agent:
             crowd_seconds = self._launch.settings.nodes / RECONNECTS_PER_SECOND
             await asyncio.sleep(RECONNECT_SECONDS + 2 * crowd_seconds * random.random())
 
-    async def _leave_for_another(self, uplink: Uplink) -> None:
+    async def _leave_for_another(self, controller_connection: ControllerConnection) -> None:
         """A controller elsewhere has taken over: the one here may be frozen, and its connection never end."""
         while True:
             await asyncio.sleep(ADDRESS_SECONDS)
             address = await asyncio.to_thread(self._find_controller)  # it may lie on storage that hangs
             if address != self._address:
                 self._say(f"the job has another controller, at {address[0]}:{address[1]}")
-                uplink.abort()
+                controller_connection.abort()
                 return
 
     def _hello(self) -> Hello:
@@ -229,14 +229,14 @@ class Agent:
             received=self._received,
         )
 
-    def _take_up(self, uplink: Uplink, welcome: Welcome) -> None:
+    def _take_up(self, controller_connection: ControllerConnection, welcome: Welcome) -> None:
         """Go on where the last connection ended, or begin with another controller."""
         if welcome.life != self._controller_life:
             self._controller_life, self._received = welcome.life, 0
             self._outbox.begin_anew()
         self._outbox.confirm(welcome.received)
         for frame in self._outbox.frames():
-            uplink.send(frame)
+            controller_connection.send(frame)
 
     async def _end_all(self) -> None:
         """Kill every process, wait until all are gone, and let go of what was printed and reported."""
@@ -252,8 +252,8 @@ class Agent:
             self._say(f"{name} (process {self._live[name].process.pid}) is still there {END_SECONDS:g} s after SIGKILL")
         for worker in self._known.values():
             worker.output.finish()
-        if self._uplink is not None:
-            await self._uplink.close(FLUSH_SECONDS)
+        if self._controller_connection is not None:
+            await self._controller_connection.close(FLUSH_SECONDS)
         self._launch.socket_path.unlink(missing_ok=True)
         self._roster.close(remove=not self._live)
         self._printer.flush(FLUSH_SECONDS)
@@ -311,7 +311,7 @@ class Agent:
                 return open_board(worker.process.pid)
         ranks = self._launch.settings.world_size
         with contextlib.suppress(OSError):
-            return Board.create(ranks) if ranks <= MAX_RANKS else None
+            return SharedBarrier.create(ranks) if ranks <= MAX_RANKS else None
         return None
 
     def _spawn(self, order: Spawn) -> None:
@@ -319,7 +319,7 @@ class Agent:
             return  # an order that a restarted controller gives again, since it cannot know that it arrived
         self._started.add(order.process)
         try:
-            process = spawn(self._launch, order.process, order.rank, order.slot, self._pages, self._board)
+            process = spawn(self._launch, order.process, order.rank, order.slot, self._pages, self._shared_barrier)
         except (OSError, ValueError) as error:
             self._report(
                 ProcessExited(
@@ -493,16 +493,16 @@ class Agent:
         self._say(f"closed a connection of process {peer_pid}: {reason}")
 
     # --- orders -------------------------------------------------------------------------------------------------
-    async def _obey_orders(self, uplink: Uplink) -> str:
+    async def _obey_orders(self, controller_connection: ControllerConnection) -> str:
         """Until the connection ends: returns why, or nothing if this agent was told to stop."""
         try:
-            while (message := await uplink.receive()) is not None:
+            while (message := await controller_connection.receive()) is not None:
                 if isinstance(message, StopAgent):
                     return ""
                 self._obey(message)
                 if isinstance(message, COUNTED):
                     self._received += 1
-                    self._confirm_soon(uplink)
+                    self._confirm_soon(controller_connection)
         except ProtocolError as error:
             return str(error)
         return "it closed the connection"
@@ -566,23 +566,25 @@ class Agent:
 
     def _put(self, message: msgspec.Struct) -> None:
         frame = self._outbox.put(message)
-        if self._uplink is not None:
-            self._confirm(self._uplink)
-            self._uplink.send(frame)
+        if self._controller_connection is not None:
+            self._confirm(self._controller_connection)
+            self._controller_connection.send(frame)
 
-    def _confirm_soon(self, uplink: Uplink) -> None:
+    def _confirm_soon(self, controller_connection: ControllerConnection) -> None:
         """With the next report, most often; a word of its own would cost the controller more than the order did."""
         self._unconfirmed = True
         if self._confirming is None:
-            self._confirming = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._confirm, uplink)
+            self._confirming = asyncio.get_running_loop().call_later(
+                CONFIRM_SECONDS, self._confirm, controller_connection
+            )
 
-    def _confirm(self, uplink: Uplink) -> None:
+    def _confirm(self, controller_connection: ControllerConnection) -> None:
         if self._confirming is not None:
             self._confirming.cancel()
             self._confirming = None
-        if self._unconfirmed and uplink is self._uplink:
+        if self._unconfirmed and controller_connection is self._controller_connection:
             self._unconfirmed = False
-            uplink.send(encode_frame(Received(count=self._received)))
+            controller_connection.send(encode_frame(Received(count=self._received)))
 
     async def _take_stack(self, name: str) -> None:
         worker = self._live.get(name)
@@ -594,10 +596,10 @@ class Agent:
             answer = StackTaken(process=name, text=text)
         except NoStack as error:
             answer = StackTaken(process=name, problem=str(error))
-        if self._uplink is not None:
-            self._uplink.send(encode_frame(answer))
+        if self._controller_connection is not None:
+            self._controller_connection.send(encode_frame(answer))
 
-    async def _sample(self, uplink: Uplink) -> None:
+    async def _sample(self, controller_connection: ControllerConnection) -> None:
         """Positions and process states: at once when a process was stopped, else now and then. Traces beside them."""
         sent = traced = 0.0
         stopped = False
@@ -623,8 +625,8 @@ class Agent:
             now = time.monotonic()
             pause = max(self._pace.sample_seconds, SAMPLE_SECONDS)
             is_due = stopped or was_stopped or now - sent >= pause
-            if is_due and not uplink.congested():
-                uplink.send(encode_frame(Samples(samples=tuple(samples))))
+            if is_due and not controller_connection.congested():
+                controller_connection.send(encode_frame(Samples(samples=tuple(samples))))
                 sent = now
                 if now - traced >= TRACE_SECONDS:
                     traced = now
@@ -653,16 +655,20 @@ class Agent:
         threading.Thread(target=watch, name="gpus", daemon=True).start()
 
     def _on_gpus(self, found: tuple[Gpu, ...]) -> None:
-        if found != self._gpus and self._uplink is not None and not self._uplink.congested():
+        if (
+            found != self._gpus
+            and self._controller_connection is not None
+            and not self._controller_connection.congested()
+        ):
             self._gpus = found
-            self._uplink.send(encode_frame(GpuStatus(agent=self._name, gpus=found)))
+            self._controller_connection.send(encode_frame(GpuStatus(agent=self._name, gpus=found)))
 
     def _report_trace(self, process: Process) -> None:
-        if self._uplink is None or not self._pace.trace:
+        if self._controller_connection is None or not self._pace.trace:
             return  # the records wait in the page, as far as it can hold them
         records = process.page.drain_trace()
         if records:
             rank = process.page.position().rank
             offset_ns = time.time_ns() - time.monotonic_ns()
             chunk = TraceChunk(process=process.name, rank=rank, records=records, clock_offset_ns=offset_ns)
-            self._uplink.send(encode_frame(chunk))
+            self._controller_connection.send(encode_frame(chunk))

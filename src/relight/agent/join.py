@@ -5,7 +5,7 @@ import os
 import socket
 import time
 
-from relight.agent.uplink import Uplink
+from relight.agent.controller_connection import ControllerConnection
 from relight.errors import ProtocolError
 from relight.wire.messages import PROTOCOL_VERSION, Hello
 from relight.wire.settings import JobSettings, decode_settings
@@ -25,7 +25,7 @@ async def fetch_settings(
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
-            uplink, welcome = await Uplink.connect(address, token, hello, tls=tls)
+            controller_connection, welcome = await ControllerConnection.connect(address, token, hello, tls=tls)
         except OSError as error:
             if time.monotonic() > deadline:
                 raise OSError(
@@ -33,7 +33,7 @@ async def fetch_settings(
                 ) from None
             await asyncio.sleep(_RETRY_SECONDS)
             continue
-        uplink.abort()
+        controller_connection.abort()
         try:
             return decode_settings(welcome.settings)
         except ValueError as error:

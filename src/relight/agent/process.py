@@ -119,7 +119,9 @@ class Process:
         return evidence
 
 
-def spawn(launch: Launch, name: str, rank: int | None, slot: int, pages: Pages, board: int | None = None) -> Process:
+def spawn(
+    launch: Launch, name: str, rank: int | None, slot: int, pages: Pages, shared_barrier: int | None = None
+) -> Process:
     """Start a worker, or a standby if `rank` is None. Raises OSError if that fails; nothing is left then.
 
     It gets a page of `pages`. `board` is the descriptor of the one that all workers of this host share.
@@ -142,12 +144,12 @@ def spawn(launch: Launch, name: str, rank: int | None, slot: int, pages: Pages, 
         child = subprocess.Popen(
             launch.command,
             env=worker_environment(
-                os.environ, launch, name, rank, slot, (pages.descriptor, page.offset), outputs, board
+                os.environ, launch, name, rank, slot, (pages.descriptor, page.offset), outputs, shared_barrier
             ),
             stdin=subprocess.DEVNULL,
             stdout=pipes[0][1],
             stderr=pipes[1][1],
-            pass_fds=(pages.descriptor, *outputs, *([] if board is None else [board])),
+            pass_fds=(pages.descriptor, *outputs, *([] if shared_barrier is None else [shared_barrier])),
             start_new_session=True,  # Ctrl-C in a terminal is for the launcher
         )
         undo.callback(child.wait)
@@ -167,7 +169,7 @@ def worker_environment(
     slot: int,
     page: tuple[int, int],
     outputs: tuple[int, ...],
-    board: int | None = None,
+    shared_barrier: int | None = None,
 ) -> dict[str, str]:
     """The agent's own environment, what relight's part in the worker needs, and torchrun's variables.
 
@@ -186,7 +188,7 @@ def worker_environment(
         "RELIGHT_PAGE_FD": str(page[0]),
         "RELIGHT_PAGE_OFFSET": str(page[1]),
         "RELIGHT_OUTPUT_FDS": ",".join(str(descriptor) for descriptor in outputs),
-        "RELIGHT_BOARD_FD": "" if board is None else str(board),
+        "RELIGHT_BOARD_FD": "" if shared_barrier is None else str(shared_barrier),
         "RELIGHT_ROLE": "standby" if rank is None else "rank",
         "RELIGHT_SLOT": str(slot),
         "RANK": str(shown_rank),

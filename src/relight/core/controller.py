@@ -82,11 +82,11 @@ class Controller(Agents, Processes, Training, Restoring):
                 self._released.add(event.process)
                 out = []
             case ev.WorkerNotice():
-                out = [Notice(why=event.text, level="warning")] if self.ledger.notice(event.text) else []
+                out = [Notice(why=event.text, level="warning")] if self.job_stats.notice(event.text) else []
             case ev.BitsDoubted():
                 out = self._on_doubt(event)
             case ev.FaultStruck():
-                self.ledger.struck.add(event.fault)
+                self.job_stats.struck.add(event.fault)
                 out = []
             case ev.ControllerRestarted():
                 out = self._on_controller_restarted(now)
@@ -97,7 +97,7 @@ class Controller(Agents, Processes, Training, Restoring):
         return self._given(out)
 
     def _on_doubt(self, event: ev.BitsDoubted) -> list[Command]:
-        if not self.ledger.doubts.add(event.rank, event.step, event.reason, event.process):
+        if not self.job_stats.doubts.add(event.rank, event.step, event.reason, event.process):
             return []
         why = f"the bits may differ from those of an undisturbed run: rank {event.rank}: {event.reason}"
         return [Notice(why=why, level="warning")]
@@ -106,17 +106,17 @@ class Controller(Agents, Processes, Training, Restoring):
         """How far the job got is part of its account, however it ends."""
         match event:
             case ev.ProcessDying() | ev.ProcessExited() | ev.ProcessSuspected():
-                self.ledger.committed(event.position.version, event.position.generation)
+                self.job_stats.committed(event.position.version, event.position.generation)
             case ev.Stopped() if not event.blank:
-                self.ledger.committed(event.version, event.generation - 1)
+                self.job_stats.committed(event.version, event.generation - 1)
             case ev.AgentLost() | ev.ShutdownRequested():
-                self.ledger.committed(event.version)
+                self.job_stats.committed(event.version)
             case ev.WorkerFailed() if self.stage is Stage.TRAINING:
-                self.ledger.committed(event.step)  # it was in this step: those before it are done
+                self.job_stats.committed(event.step)  # it was in this step: those before it are done
             case ev.Saved() if event.generation == self.generation and not event.error:
-                self.ledger.committed(event.version)
+                self.job_stats.committed(event.version)
             case ev.StepResumed() if event.generation == self.generation:
-                self.ledger.committed(event.step + 1)
+                self.job_stats.committed(event.step + 1)
 
     def expire(self, now: float) -> tuple[Command, ...]:
         """The deadline has passed: whoever was waited for has failed too, or the grace is over."""
@@ -205,11 +205,11 @@ class Controller(Agents, Processes, Training, Restoring):
     @property
     def faults_struck(self) -> frozenset[Fault]:
         """Planned faults that happened."""
-        return frozenset(self.ledger.struck)
+        return frozenset(self.job_stats.struck)
 
     def report(self) -> JobReport:
         """The report so far."""
-        return self.ledger.report()
+        return self.job_stats.report()
 
     def waiting(self, now: float) -> str:
         """Whom the job waits for, and why, in words; empty while it trains."""
@@ -223,7 +223,7 @@ class Controller(Agents, Processes, Training, Restoring):
             case Stage.STOPPING:
                 return waiting.to_decide(members, self._stopped, settings.world_size, now)
             case Stage.RESTORING:
-                return waiting.to_resume(members, self._restored, self.ledger.decided_at, now)
+                return waiting.to_resume(members, self._restored, self.job_stats.decided_at, now)
             case Stage.SAVING:
                 return "the job must end: a last checkpoint is written"
             case Stage.FINISHING:

@@ -28,13 +28,13 @@ from typing import Protocol
 import torch
 
 from relight.errors import UsageError
-from relight.integrations.held import HeldWeights
+from relight.integrations.weight_cache import WeightCache
 
 LOADER = "relight.integrations.sglang.load_weights"
 TIMEOUT_SECONDS = 60.0
 _PREFIX = "relight:"
 
-_held: dict[str, HeldWeights] = {}  # by place, for the life of the worker process
+_held: dict[str, WeightCache] = {}  # by place, for the life of the worker process
 
 
 class Model(Protocol):
@@ -58,7 +58,7 @@ def load_weights(model: Model, named_tensors: Sequence[tuple[str, torch.Tensor]]
     place = name.removeprefix(_PREFIX)
     held = _held.get(place)
     if held is None:
-        held = _held[place] = HeldWeights(place, name=f"sglang-{os.getpid()}")
+        held = _held[place] = WeightCache(place, name=f"sglang-{os.getpid()}")
     device = next(iter(model.parameters())).device
     held.load_into(model.load_weights, version=int(version), device=device, timeout_seconds=TIMEOUT_SECONDS)
 

@@ -36,7 +36,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from relight.errors import UsageError
-from relight.integrations.held import HeldWeights, Pairs
+from relight.integrations.weight_cache import Pairs, WeightCache
 
 if TYPE_CHECKING:
     import torch
@@ -68,14 +68,14 @@ class RelightWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def __init__(self, config: Any, vllm_config: Any, device: "torch.device", model: "torch.nn.Module") -> None:
         super().__init__(config, vllm_config, device, model)
-        self._held: HeldWeights | None = None
+        self._held: WeightCache | None = None
         self._loading = False  # between the beginning of a load and `finish_weight_update`
 
     def init_transfer_engine(self, init_info: RelightInitInfo) -> None:
         """Collect from now on what is published at `place`; called again, at another place."""
         self.shutdown()
         parallel = self.parallel_config
-        self._held = HeldWeights(init_info.place, name=f"vllm-{parallel.data_parallel_index}-{parallel.rank}")
+        self._held = WeightCache(init_info.place, name=f"vllm-{parallel.data_parallel_index}-{parallel.rank}")
 
     def start_weight_update(self) -> None:
         """Nothing yet: a worker that does not hold the version must still be able to go on with what it has."""

@@ -213,7 +213,7 @@ class Server:
         if failure is not None:
             self._end_job(failure)
             return
-        self._fault = ControllerFault(life=self._core.ledger.controller_restarts + 1)
+        self._fault = ControllerFault(life=self._core.job_stats.controller_restarts + 1)
         for status in read_statuses(self._run_dir):
             if isinstance(status, PublishStatus):
                 self._publications.take(status)
@@ -226,7 +226,7 @@ class Server:
                 "the controller died while its journal could not be written, so what the job has done since is not "
                 "known. Resume from your last checkpoint once there is room on the disk"
             )
-            self._core.ledger.ended(text, now)
+            self._core.job_stats.ended(text, now)
             self._core.ended = EndJob(error=text, details="", why=text)
         if self._core.ended is not None:
             if not passed.has_end:  # it died just before: whoever reads the journal is to find the end there
@@ -401,7 +401,7 @@ class Server:
     def _account(self) -> JobReport:
         """Of the whole job, also where the core has kept only the newest of its failures."""
         report = self._core.report()
-        if not self._core.ledger.forgot:
+        if not self._core.job_stats.forgot:
             return report
         try:
             remember_all = functools.partial(Controller, full_account=True)

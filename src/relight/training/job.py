@@ -147,12 +147,12 @@ def _is_own(group: Any) -> bool:
 
 
 def _is_detached(group: Any) -> bool:
-    return isinstance(group, RelightProcessGroup) and group.inner is not None and group.inner.is_detached
+    return isinstance(group, RelightProcessGroup) and group.formed is not None and group.formed.is_detached
 
 
 def _create_group(runtime: Runtime, ranks: Ranks, place: int) -> RelightProcessGroup:
     group = RelightProcessGroup(runtime, lambda: runtime.rank, ranks, runtime.device, place)
-    same = next((other.inner for other in runtime.groups if other.ranks == ranks), None)
+    same = next((other.formed for other in runtime.groups if other.ranks == ranks), None)
     if runtime.is_standby:
         group.detach()
     elif same is not None:

@@ -49,7 +49,7 @@ from relight.training.transaction.transaction import Transaction, listed
 from relight.training.worker.barrier import Barrier
 from relight.training.worker.evidence import begin_evidence
 from relight.training.worker.phases import PhaseHooks
-from relight.training.worker.recovery import Lower, Recovery
+from relight.training.worker.recovery import FallbackTiers, Recovery
 from relight.training.worker.repeat import RepeatCheck
 from relight.training.worker.writes import WriteWatch
 from relight.transfer.io.codec import encode_tree
@@ -176,7 +176,9 @@ class Training:
             self._progress,
             self._batches,
             lambda: self._place,
-            Lower(self._snapshots, self._checkpointing, self._publishing, self._keep_private, self._adopt_carried),
+            FallbackTiers(
+                self._snapshots, self._checkpointing, self._publishing, self._keep_private, self._adopt_carried
+            ),
             self._transaction,
         )
         self._repeat_check = RepeatCheck(runtime, self._state, self._progress)

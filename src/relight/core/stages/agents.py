@@ -20,7 +20,7 @@ class Agents(Starting, Stopping, Finishing, Repeating):
             self._forget_pages(event.agent)
             return self._repeat_orders(now)
         if not len(self.hosts) and not self.members.processes:
-            self.ledger.started(now)
+            self.job_stats.started(now)
             self._deadline = now + self.settings.startup_timeout_seconds
         self.hosts.add(event.agent, event.slots, event.life)
         nodes = self.settings.nodes
@@ -68,7 +68,7 @@ class Agents(Starting, Stopping, Finishing, Repeating):
         if self.stage is Stage.FINISHING:
             return [notice, *self._end_if_all_ended(now)]
         for process in held:
-            self.ledger.failure(
+            self.job_stats.failure(
                 process,
                 "host lost",
                 event.evidence,

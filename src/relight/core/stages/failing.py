@@ -40,17 +40,17 @@ class Failing(Saving):
             return self._lose(processes, now)
         if self.stage is Stage.TRAINING:
             self._recovery_step = step
-        if self.settings.max_failures_per_step is not None or self.ledger.failures[-1].kind not in FROM_OUTSIDE:
+        if self.settings.max_failures_per_step is not None or self.job_stats.failures[-1].kind not in FROM_OUTSIDE:
             self._failures_at_step.add(step)
         said: list[Command] = []
         for process in processes:
             if not process.proven:
-                said += self._note_failed_attempt(process.spawned_at, self.ledger.failures[-1].evidence, now)
+                said += self._note_failed_attempt(process.spawned_at, self.job_stats.failures[-1].evidence, now)
         if key is not None:
             self._identical.add(key)
         ending = self._breaker(step, key, limit or self.settings.max_identical_errors)
         if not ending and any(not process.proven for process in processes) and (used_up := self._attempts_used_up()):
-            ending = f"{used_up}; last: rank {self.ledger.failures[-1].rank}: {self.ledger.failures[-1].evidence}"
+            ending = f"{used_up}; last: rank {self.job_stats.failures[-1].rank}: {self.job_stats.failures[-1].evidence}"
         if ending and raised is not None and raised.stands:
             return self._give_up(ending, now, raised)  # its state is as good as any, and may be the last
         for process in processes:
@@ -62,7 +62,7 @@ class Failing(Saving):
 
     def _breaker(self, step: int, key: tuple[object, ...] | None, limit: int) -> str:
         """Why it is useless to go on, or an empty string."""
-        last = self.ledger.failures[-1]
+        last = self.job_stats.failures[-1]
         where = f"rank {last.rank} in {last.phase} of step {last.step}" if last.rank >= 0 else "all ranks"
         if key is not None and self._identical[key] >= limit:
             return f"{where}: {last.evidence} ({limit} times in the same place, so it is a bug, not a failure)"
@@ -96,7 +96,7 @@ class Failing(Saving):
             wrong += minority
             for process in (self.members.by_rank()[rank] for rank in minority):
                 position = msgspec.structs.replace(process.final_position, step=version, phase=Phase.BARRIER)
-                self.ledger.failure(process, "corruption", evidence, position, noticed_ns, self.generation, now)
+                self.job_stats.failure(process, "corruption", evidence, position, noticed_ns, self.generation, now)
                 processes.append(process)
                 out.append(Kill(process=process.name, why=evidence))
         # Again and again the same ranks: not memory, but a script whose ranks do not compute the same.
@@ -108,22 +108,22 @@ class Failing(Saving):
             return self._end(f"{what}. {self._advice()}", now)
         self._differed_at = version if self._differed_at < 0 else min(version, self._differed_at)
         self._difference = what
-        self.ledger.failure(None, "corruption", what, None, noticed_ns, self.generation, now, version)
+        self.job_stats.failure(None, "corruption", what, None, noticed_ns, self.generation, now, version)
         return self._fail([], version, ("differs", version), now, limit=MAX_CORRUPTIONS)
 
     def _open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
         """A failure, wherever it struck: from the top, under a new number."""
         if self._lost_without() and not self._has_lower_rung:
             return self._end(self._all_lost(), now, self._last_traceback())
-        last = self.ledger.failures[-1]
+        last = self.job_stats.failures[-1]
         return [
             self._stop_everyone(last.evidence, now, stop_limit_seconds),
-            Notice(why=self.ledger.describe_failure(last), level="warning"),
+            Notice(why=self.job_stats.describe_failure(last), level="warning"),
             *self._fill_vacancies(now),
         ]
 
     def _all_lost(self) -> str:
-        last = self.ledger.failures[-1]
+        last = self.job_stats.failures[-1]
         held = [rank for rank, p in self.members.by_rank().items() if p.may_hold_state]
         what = self.shards.lost(held) or "every replica of the state is lost"
         return f"{what}; last: rank {last.rank} in {last.phase} of step {last.step}: {last.evidence}. {self._advice()}"

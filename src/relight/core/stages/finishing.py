@@ -30,7 +30,7 @@ class Finishing(Failing):
         self.stage, self._deadline = Stage.FINISHING, None
         if reports[0].version >= self.until:
             self._winding_down = ""  # it was the last step anyway
-        self.ledger.finished(reports, self.shards.digest([report.state_digest for report in reports]), now)
+        self.job_stats.finished(reports, self.shards.digest([report.state_digest for report in reports]), now)
         out: list[Command] = [
             Release(audience=Audience.MEMBERS, generation=self.generation, why="every rank committed its last step")
         ]

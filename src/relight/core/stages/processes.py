@@ -32,7 +32,7 @@ class Processes(Starting, Stopping, Finishing):
         if process.failed:
             return self._advance(now)
         kind, evidence = ("slow", process.leaving) if process.leaving else (ENDED, "its process ended")
-        self.ledger.failure(process, kind, evidence, event.position, event.noticed_ns, self.generation, now)
+        self.job_stats.failure(process, kind, evidence, event.position, event.noticed_ns, self.generation, now)
         return self._fail([process], self._step_of(process, event.position.step), None, now)
 
     def _on_exited(self, event: ev.ProcessExited, now: float) -> list[Command]:
@@ -45,7 +45,7 @@ class Processes(Starting, Stopping, Finishing):
         if process.rank is None:  # a job may lose a standby a day, and never a rank
             self.members.forget(process)
         process.final_position = event.position
-        explanation = self._explain(process, event, now) if process.name in self.ledger.unexplained else []
+        explanation = self._explain(process, event, now) if process.name in self.job_stats.unexplained else []
         if self.stage is Stage.FINISHING:
             return explanation + self._on_exit_after_training(process, event, now)
         if process.failed:  # declared failed before; its death was awaited
@@ -57,11 +57,11 @@ class Processes(Starting, Stopping, Finishing):
         step = self._step_of(process, event.position.step)
         if process.leaving:
             evidence, noticed_ns = process.leaving, event.noticed_ns
-            self.ledger.failure(process, "slow", evidence, event.position, noticed_ns, self.generation, now)
+            self.job_stats.failure(process, "slow", evidence, event.position, noticed_ns, self.generation, now)
             return self._fail([process], step, None, now)
         kind = _kind_of_exit(event)
         key = (kind, process.rank, step, event.exit_status) if _ended_by_itself(event) else None
-        self.ledger.failure(process, kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
+        self.job_stats.failure(process, kind, event.evidence, event.position, event.noticed_ns, self.generation, now)
         return self._fail([process], step, key, now)
 
     def _on_left_behind(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
@@ -75,7 +75,7 @@ class Processes(Starting, Stopping, Finishing):
 
     def _explain(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
         """A process that was seen dying is dead, and it is known how it ended."""
-        failure = self.ledger.amend(process.name, _kind_of_exit(event), event.evidence)
+        failure = self.job_stats.amend(process.name, _kind_of_exit(event), event.evidence)
         out: list[Command] = [Notice(why=f"failure {failure.number}: its process {event.evidence}", level="warning")]
         if not _ended_by_itself(event):
             return out
@@ -100,7 +100,7 @@ class Processes(Starting, Stopping, Finishing):
             self.members.fail(process)
             return [kill, *self._restart_startup(f"rank {process.rank}: {event.evidence}", now)]
         position, noticed_ns = event.position, event.noticed_ns
-        self.ledger.failure(
+        self.job_stats.failure(
             process,
             event.kind,
             event.evidence,
@@ -129,7 +129,7 @@ class Processes(Starting, Stopping, Finishing):
         position = msgspec.structs.replace(process.final_position, step=event.step)
         seen_at = f" ({event.place}; logs/rank-{process.rank}.log)" if event.place else ""
         evidence = event.summary + seen_at
-        self.ledger.failure(
+        self.job_stats.failure(
             process, "exception", evidence, position, event.noticed_ns, self.generation, now, phase=event.phase
         )
         kill = Kill(process=process.name, why=f"it raised {event.summary}")

@@ -33,7 +33,7 @@ class Repeating(Failing):
         decision is not gone on with (rule 12 of docs/PROTOCOL.md): a recovery begins again, in a new generation.
         Whoever is waited for gets all of the time again: the time without a controller was nobody's fault.
         """
-        self.ledger.controller_restarts += 1
+        self.job_stats.controller_restarts += 1
         out: list[Command] = []
         for process in self.members.processes.values():
             if process.is_to_die:
@@ -62,7 +62,7 @@ class Repeating(Failing):
                 generation=self.generation,
                 buddies=buddies,
                 writers=writers,
-                doubts=self.ledger.doubts.reasons,
+                doubts=self.job_stats.doubts.reasons,
                 why=why,
             )
             return [*out, resume, *self._ask_to_leave(), *self._wind_down(), notice]

@@ -120,7 +120,7 @@ class Reserve(State):
         self._said_of_attempts = True
         if said and self._backoff.failed % SAID_AGAIN_AFTER:
             return []
-        self.ledger.notice(text)
+        self.job_stats.notice(text)
         return [Notice(why=text, level="warning")]
 
     def _attempts_used_up(self) -> str:

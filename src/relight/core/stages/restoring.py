@@ -16,7 +16,7 @@ class Restoring(Failing):
         if not self._is_member(event.process) or self._decision is None:
             return []
         self._restored[event.process] = event
-        self.ledger.restored(event, now)
+        self.job_stats.restored(event, now)
         if len(self._restored) < self.settings.world_size:
             return []
         reports = sorted(self._restored.values(), key=lambda e: e.rank)
@@ -40,15 +40,15 @@ class Restoring(Failing):
         self._forget_the_dead()
         if self._decision.targets:
             self._standby_errors.clear()
-        notice = Notice(why=self.ledger.describe_recovery(now), level="info")
-        self.ledger.resumed(now)
+        notice = Notice(why=self.job_stats.describe_recovery(now), level="info")
+        self.job_stats.resumed(now)
         out: list[Command] = [
             Resume(
                 audience=Audience.MEMBERS,
                 generation=self.generation,
                 buddies=self._buddies(),
                 writers=self._writers(),
-                doubts=self.ledger.doubts.reasons,
+                doubts=self.job_stats.doubts.reasons,
                 why=f"all ranks hold version {self._decision.target} "
                 f"({self.shards.digest([report.state_digest for report in reports])})",
             )
@@ -58,7 +58,7 @@ class Restoring(Failing):
 
     def _on_step_resumed(self, event: ev.StepResumed, now: float) -> list[Command]:
         """A new standby is started once the interrupted step is done: its start would slow the redo down."""
-        self.ledger.step_resumed(event, self.settings.world_size, now)
+        self.job_stats.step_resumed(event, self.settings.world_size, now)
         if event.process in self._to_resume:
             self._to_resume.discard(event.process)
             if not self._to_resume:
@@ -83,7 +83,7 @@ class Restoring(Failing):
         """Nobody can be blamed for a restore that does not end; who then does not stand still, can."""
         event = self._suspected_restore
         evidence = event.evidence if event else f"not done within {self.settings.restore_timeout_seconds:g} s"
-        self.ledger.failure(
+        self.job_stats.failure(
             None, "communication", f"restoring: {evidence}", None, 0, self.generation, now, self._recovery_step
         )
         said = self._note_failed_attempt(now, f"restoring: {evidence}", now)

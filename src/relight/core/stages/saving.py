@@ -83,7 +83,7 @@ class Saving(Reserve):
             return []
         if event.error:
             return self._end_unsaved(event.error, now)
-        self.ledger.saved(event.version, event.path)
+        self.job_stats.saved(event.version, event.path)
         text = f"A checkpoint of step {event.version} was saved as {event.path}: start the same command again to go on"
         return self._end(f"{self._ending}. {text}", now, self._ending_raised)
 
@@ -111,7 +111,7 @@ class Saving(Reserve):
     def _blame_late(self, late: list[Process], now: float, evidence: str = "") -> list[Command]:
         evidence = evidence or f"did not stop within {self._stop_limit_seconds:g} s"
         for process in late:
-            self.ledger.failure(process, "hang", evidence, process.final_position, 0, self.generation, now)
+            self.job_stats.failure(process, "hang", evidence, process.final_position, 0, self.generation, now)
         return [Kill(process=process.name, why=evidence) for process in late]
 
     def _end_unsaved(self, why: str, now: float) -> list[Command]:

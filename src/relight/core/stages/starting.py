@@ -49,7 +49,7 @@ class Starting(Reserve):
         self._slowest_start_seconds = now - min(p.spawned_at for p in self.members.by_rank().values())
         self._entered.clear()
         digest = self.shards.digest([report.state_digest for report in reports])
-        self.ledger.began(now, reports[0], digest)
+        self.job_stats.began(now, reports[0], digest)
         what = "replicas of the same state" if self.shards.divided else "the same state"
         return [
             *self._cover(reports),

@@ -19,7 +19,7 @@ from relight.core.commands import Audience, Begin, Command, EndJob, Release, Res
 from relight.core.coverage import Coverage
 from relight.core.decision import Decision
 from relight.core.hosts import Hosts
-from relight.core.ledger import KEPT_IN_ACCOUNT, Ledger
+from relight.core.job_stats import KEPT_IN_ACCOUNT, JobStats
 from relight.core.members import Members, Process
 from relight.core.recent import Recent
 from relight.core.shards import Shards
@@ -64,7 +64,9 @@ class State:
         self.began_at = 0  # the version that the job started from: 0, or that of a checkpoint
         self.ended: EndJob | None = None
         self.members = Members()
-        self.ledger = Ledger(settings.world_size, settings.standbys, kept=None if full_account else KEPT_IN_ACCOUNT)
+        self.job_stats = JobStats(
+            settings.world_size, settings.standbys, kept=None if full_account else KEPT_IN_ACCOUNT
+        )
         self.hosts = Hosts()
         self.shards = Shards()  # known from the first step on
         self.coverage: Coverage | None = None  # what that is worth, if the state is divided
@@ -107,7 +109,7 @@ class State:
     @property
     def failures(self) -> int:
         """Failures so far."""
-        return self.ledger.failure_count
+        return self.job_stats.failure_count
 
     def _is_member(self, name: str) -> bool:
         process = self.members.processes.get(name)
@@ -159,13 +161,13 @@ class State:
         """Everyone is restored: nobody will be asked about them again, and what is still said of them is ignored."""
         self.members.forget_dead()
         known = self.members.processes
-        last = self.ledger.failures[-1].process if self.ledger.failures else ""
+        last = self.job_stats.failures[-1].process if self.job_stats.failures else ""
         self._tracebacks = {name: said for name, said in self._tracebacks.items() if name in known or name == last}
-        self.ledger.forget_unexplained(known)
+        self.job_stats.forget_unexplained(known)
 
     def _last_traceback(self) -> ev.WorkerFailed | None:
         """What the script said when the process of the last failure raised, if it did."""
-        return self._tracebacks.get(self.ledger.failures[-1].process) if self.ledger.failures else None
+        return self._tracebacks.get(self.job_stats.failures[-1].process) if self.job_stats.failures else None
 
     def _wind_down(self) -> list[Command]:
         """Said again in each generation: who knew it may be gone, and nobody counts on it across a recovery."""
@@ -190,12 +192,12 @@ class State:
         self._suspected_collective = None
         self._suspected_restore = None
         self._deadline = now + self._stop_limit_seconds
-        self.ledger.stopping(self.generation, now)
+        self.job_stats.stopping(self.generation, now)
         return Stop(audience=Audience.MEMBERS, generation=self.generation, why=why)
 
     def _end(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
         self.stage, self._deadline, self._next_attempt = Stage.ENDED, None, None
-        self.ledger.ended(error, now)
+        self.job_stats.ended(error, now)
         details = raised.traceback if raised else ""
         self.ended = EndJob(error=error, details=details, why=error or "training finished")
         return [self.ended]

@@ -24,7 +24,7 @@ class Stopping(Failing):
         if not self._is_member(event.process):
             return []
         self._stopped[event.process] = event
-        self.ledger.stopped(event, now)
+        self.job_stats.stopped(event, now)
         return self._advance(now)
 
     def _on_stop_timeout(self, now: float) -> list[Command]:
@@ -68,7 +68,7 @@ class Stopping(Failing):
         for process in held.values():
             process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
-        self.ledger.decided(decision, [p for p in held.values() if p.replacement], now)
+        self.job_stats.decided(decision, [p for p in held.values() if p.replacement], now)
         served = {r.rank: self._source(r) for r in reports}
         lost = [self.members.processes[name] for rank in replaced for name in self.members.predecessors.get(rank, ())]
         begun = {r.step for r in reports if not r.blank} | {p.final_position.step for p in lost}
@@ -158,7 +158,7 @@ class Stopping(Failing):
         for process in held.values():
             process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
-        self.ledger.decided(decision, [p for p in held.values() if p.replacement], now, fall.rung, undone)
+        self.job_stats.decided(decision, [p for p in held.values() if p.replacement], now, fall.rung, undone)
         self._attempts.add(fall.target)
         asked = {fall.places[rank] for rank in fall.targets} or {(source, -1) for source in fall.sources}
         steps = f"{undone} finished step{'s are' if undone != 1 else ' is'}"

@@ -23,13 +23,15 @@ class Training(Failing):
         if event is None:
             return []
         evidence = f"a collective of rank {event.rank} broke while every process lives: {event.summary}"
-        self.ledger.failure(None, "communication", evidence, None, event.noticed_ns, self.generation, now, event.step)
+        self.job_stats.failure(
+            None, "communication", evidence, None, event.noticed_ns, self.generation, now, event.step
+        )
         return self._fail([], event.step, ("communication", event.step), now, limit=MAX_BROKEN_COLLECTIVES)
 
     def _on_stalled(self, event: ev.CommunicationStalled, now: float) -> list[Command]:
         if self.stage is not Stage.TRAINING:
             return []
-        self.ledger.failure(
+        self.job_stats.failure(
             None,
             "communication",
             event.evidence,
@@ -65,7 +67,7 @@ class Training(Failing):
         if not process.slow:
             process.slow = True
             text = f"rank {process.rank} is slow, and all others wait for it: {event.evidence}"
-            self.ledger.notice(text)
+            self.job_stats.notice(text)
             out.append(Notice(why=text, level="warning"))
         wanted = self.settings.replace_slow and self.members.ready_standbys() and not self._lost_without(process)
         if wanted and not self._to_resume:  # one recovery at a time

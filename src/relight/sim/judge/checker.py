@@ -15,7 +15,7 @@ from relight.core.fault import Action
 from relight.core.report import JobReport
 from relight.core.shards import Shards
 from relight.sim.model.contents import State, Violation, digest_of, part_key, reference
-from relight.sim.model.lower import Saved
+from relight.sim.model.fallback_tiers import Saved
 from relight.sim.model.process.process import Process
 from relight.sim.model.shapes import ONE_WRITE, Pattern
 

@@ -7,7 +7,7 @@ the cases. Here every combination is possible; who drives the simulation chooses
 from collections.abc import Hashable
 
 from relight.sim.model.contents import State, Violation
-from relight.sim.model.lower import Saved
+from relight.sim.model.fallback_tiers import Saved
 
 
 class Operation:

@@ -242,7 +242,7 @@ class TakesAnotherAgentForTheSame(Controller):
     """Once ours: if agent and controller died together, the successor did not know that the agent was another one."""
 
     def _on_agent_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
-        if event.agent in self.hosts and self.ledger.controller_restarts:
+        if event.agent in self.hosts and self.job_stats.controller_restarts:
             return []
         return super()._on_agent_joined(event, now)
 
@@ -306,7 +306,7 @@ class WaitsForALostHost(Controller):
         if self.stage is not Stage.TRAINING:
             return super()._on_agent_lost(event, now)
         self.hosts.remove(event.agent)
-        self.ledger.failure(None, "host lost", event.evidence, None, 0, self.generation, now)
+        self.job_stats.failure(None, "host lost", event.evidence, None, 0, self.generation, now)
         return self._fail([], -1, None, now)
 
 
@@ -434,7 +434,9 @@ class BlamesTheFirst(Controller):
         if not self.members.by_rank():
             return super()._distrust(what, version, noticed_ns, now)
         other = list(self.members.by_rank().values())[-1]
-        self.ledger.failure(other, "corruption", what, other.final_position, noticed_ns, self.generation, now, version)
+        self.job_stats.failure(
+            other, "corruption", what, other.final_position, noticed_ns, self.generation, now, version
+        )
         return [Kill(process=other.name, why=what), *self._fail([other], version, None, now)]
 
 

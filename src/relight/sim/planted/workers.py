@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from relight.core.commands import Release, Restore, Stop, WorkerCommand
 from relight.core.events import Event, Saved
-from relight.sim.model.lower import Lower
+from relight.sim.model.fallback_tiers import FallbackTiers
 from relight.sim.model.worker import Worker
 
 
@@ -130,17 +130,17 @@ class LeavesAlone(Worker):
         self.poke()
 
 
-class _OnlySlot(Lower):
+class _OnlySlot(FallbackTiers):
     overwrites_the_only_one: ClassVar[bool] = True
 
 
 class OverwritesTheOnlySnapshot(Worker):
     """The next snapshot goes over the last one that is complete everywhere."""
 
-    lower_kind: ClassVar[type[Lower]] = _OnlySlot
+    tiers_kind: ClassVar[type[FallbackTiers]] = _OnlySlot
 
 
-class _TakesKeptForEstablished(Lower):
+class _TakesKeptForEstablished(FallbackTiers):
     takes_kept_for_established: ClassVar[bool] = True
 
 
@@ -148,17 +148,17 @@ class TakesKeptForEstablished(Worker):
     """Once ours: buddies had changed, and the version that all had gone back to counted as established, though the new
     ones had yet to fetch it. What an earlier buddy had, the only copy, was overwritten."""
 
-    lower_kind: ClassVar[type[Lower]] = _TakesKeptForEstablished
+    tiers_kind: ClassVar[type[FallbackTiers]] = _TakesKeptForEstablished
 
 
-class _KeepsNothing(Lower):
+class _KeepsNothing(FallbackTiers):
     forgets_what_to_keep: ClassVar[bool] = True
 
 
 class ForgetsWhatToKeep(Worker):
     """After a recovery, in which ranks may know different versions to be complete, each goes by what it knows."""
 
-    lower_kind: ClassVar[type[Lower]] = _KeepsNothing
+    tiers_kind: ClassVar[type[FallbackTiers]] = _KeepsNothing
 
 
 class SaysOnceThatItHasSaved(Worker):
@@ -171,21 +171,21 @@ class SaysOnceThatItHasSaved(Worker):
             super()._report(event)
 
 
-class _KeepsWhatIsUndone(Lower):
+class _KeepsWhatIsUndone(FallbackTiers):
     keeps_what_is_undone: ClassVar[bool] = True
 
 
 class KeepsWhatIsUndone(Worker):
     """A snapshot of a version that was undone lies beside those of the same version that came after."""
 
-    lower_kind: ClassVar[type[Lower]] = _KeepsWhatIsUndone
+    tiers_kind: ClassVar[type[FallbackTiers]] = _KeepsWhatIsUndone
 
 
-class _MixesHistories(Lower):
+class _MixesHistories(FallbackTiers):
     mixes_histories: ClassVar[bool] = True
 
 
 class MixesHistoriesOnDisk(Worker):
     """Once ours: pieces of a checkpoint that was left incomplete counted for the same step of a later history."""
 
-    lower_kind: ClassVar[type[Lower]] = _MixesHistories
+    tiers_kind: ClassVar[type[FallbackTiers]] = _MixesHistories

@@ -35,7 +35,7 @@ from relight.core.backoff import Backoff
 from relight.core.commands import Restore, Stop
 from relight.core.controller import Controller, ControllerSettings, Stage
 from relight.core.fault import Action as Fault
-from relight.core.ledger import Ledger
+from relight.core.job_stats import JobStats
 from relight.core.members import Members
 from relight.core.position import Phase, Position
 from relight.sim.model.contents import Violation
@@ -361,8 +361,8 @@ def _copy_controller(controller: Controller) -> Controller:
             mine[name] = value.copy()
         elif isinstance(value, Members):
             mine[name] = _copy_members(value)
-        elif isinstance(value, Ledger):
-            mine[name] = _copy_ledger(value)
+        elif isinstance(value, JobStats):
+            mine[name] = _copy_job_stats(value)
         elif isinstance(value, Backoff):
             mine[name] = copy(value)
     return twin
@@ -379,13 +379,13 @@ def _copy_members(members: Members) -> Members:
     return twin
 
 
-def _copy_ledger(ledger: Ledger) -> Ledger:
-    twin = Ledger.__new__(Ledger)
-    for name, value in vars(ledger).items():
+def _copy_job_stats(job_stats: JobStats) -> JobStats:
+    twin = JobStats.__new__(JobStats)
+    for name, value in vars(job_stats).items():
         vars(twin)[name] = value.copy() if isinstance(value, list | set | dict) else value
-    if ledger._open is not None:
-        twin._open = ledger._open.__class__.__new__(ledger._open.__class__)
-        for name, value in vars(ledger._open).items():
+    if job_stats._open is not None:
+        twin._open = job_stats._open.__class__.__new__(job_stats._open.__class__)
+        for name, value in vars(job_stats._open).items():
             vars(twin._open)[name] = value.copy() if isinstance(value, list) else value
     return twin
 
@@ -393,7 +393,7 @@ def _copy_ledger(ledger: Ledger) -> Ledger:
 # Of the controller: what it writes down for people does not change what it decides, nor do counts of failures that are
 # far below their limits.
 _ACCOUNTS = frozenset(
-    "settings hosts ledger _slowest_start_seconds _tracebacks _entered _attempts _failures_at_step _identical "
+    "settings hosts job_stats _slowest_start_seconds _tracebacks _entered _attempts _failures_at_step _identical "
     "_recovery_step _standing_order".split()
 )
 
@@ -402,7 +402,7 @@ def _controller_key(controller: Controller, now: float) -> Hashable:
     return (
         tuple([_key(value, now) for name, value in vars(controller).items() if name not in _ACCOUNTS]),
         controller._patience_seconds,
-        len(controller.ledger.failures),
+        len(controller.job_stats.failures),
     )
 
 

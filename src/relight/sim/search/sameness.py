@@ -52,7 +52,7 @@ LEFT_OUT = {
         **dict.fromkeys(
             ("buddy_every", "checkpoint_every", "_fallen_to", "_fallen_from", "_history"), "of rungs below replicas"
         ),
-        **dict.fromkeys(("ended", "ledger", "_tracebacks", "_recovery_step", "began_at"), "an account for people"),
+        **dict.fromkeys(("ended", "job_stats", "_tracebacks", "_recovery_step", "began_at"), "an account for people"),
         **dict.fromkeys(("_attempts", "_failures_at_step", "_identical", "_startup_restarts"), "far below its limit"),
         "_standby_errors": "far below its limit",
         "_said_of_attempts": "an account for people",
@@ -269,7 +269,7 @@ class Books:
                 controller._stop_limit_seconds if recovers else None,
                 controller._backoff.relative_to(now),
                 None if controller._next_attempt is None else controller._next_attempt - now,
-                len(controller.ledger.failures),
+                len(controller.job_stats.failures),
                 tuple([sum(name not in self.of for name in kept) for kept in (*reports, controller._to_resume)]),
             )
         )

@@ -42,7 +42,7 @@ from relight.core.commands import (
 from relight.core.controller import Controller, ControllerSettings
 from relight.sim.judge.checker import Checker
 from relight.sim.model.contents import Violation, derived_private, part_key
-from relight.sim.model.lower import Disk, Lower, Saved
+from relight.sim.model.fallback_tiers import Disk, FallbackTiers, Saved
 from relight.sim.model.network import Copying, Group, Rendezvous
 from relight.sim.model.process.process import Process
 from relight.sim.model.shapes import ONE_WRITE, Pattern
@@ -405,10 +405,10 @@ class World:
         target.poke()
 
     # --- below replicas (lower.py) --------------------------------------------------------------------------------
-    def make_lower(self, worker: Process) -> Lower | None:
+    def make_tiers(self, worker: Process) -> FallbackTiers | None:
         if not (self.buddy_every or self.checkpoint_every):
             return None
-        return worker.lower_kind(worker, self.buddy_every, self.checkpoint_every, self.disk)
+        return worker.tiers_kind(worker, self.buddy_every, self.checkpoint_every, self.disk)
 
     def plan_background(self, worker: Process, what: str, version: int) -> None:
         self.plan(("background", worker.name, what, version, worker.generation))

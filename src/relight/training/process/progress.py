@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import xxhash
 
 from relight.core.commands import Restore, Save
-from relight.training.process.runtime import Standing
+from relight.training.process.runtime import RankStatus
 
 
 @dataclass
@@ -45,9 +45,9 @@ class Progress:
         self.lineage = xxhash.xxh3_64_hexdigest(f"{self.lineage}/{self.version}/{world_size}".encode())
         self.version += 1
 
-    def standing(self, *, prepared: bool = False, blank: bool = False) -> Standing:
+    def status(self, *, prepared: bool = False, blank: bool = False) -> RankStatus:
         """What to report after Stop."""
-        return Standing(
+        return RankStatus(
             step=self.started,
             version=self.version,
             lineage=self.lineage,

@@ -33,7 +33,8 @@ from relight.core.events import (
 from relight.core.fault import Fault, Point
 from relight.core.position import Phase
 from relight.errors import RestoreError, StepInterrupted
-from relight.training.collectives.group import Forming, Inner, Inners, RelightProcessGroup
+from relight.training.collectives.generation_group import Forming, GenerationGroup, GenerationGroups
+from relight.training.collectives.group import RelightProcessGroup
 from relight.training.collectives.groups import GroupTable, Ranks
 from relight.training.collectives.waits import Waits
 from relight.training.connection.link import AgentLink
@@ -44,10 +45,10 @@ from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.mesh import regroup
 from relight.transfer.restore.restore import RestoreClient, RestoreServer
 from relight.transfer.restore.shared_fabric import SpareBuffer
-from relight.wire.board import Board
 from relight.wire.handshake import read_token
 from relight.wire.messages import StoreLost, StoreReply
 from relight.wire.settings import JobSettings, host_address, read_settings
+from relight.wire.shared_barrier import SharedBarrier
 from relight.wire.status import RestoreStatus
 from relight.wire.tls import Tls
 
@@ -56,7 +57,7 @@ from relight.wire.tls import Tls
 VERDICT_SECONDS = 30.0
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker that stands still has in hand."""
 
     step: int
@@ -85,7 +86,7 @@ class Runtime:
         self.world_size = settings.world_size
         self.rank = settings.world_size - 1 if self.is_standby else int(environment["RANK"])
         self.page = PositionPage(int(environment["RELIGHT_PAGE_FD"]), int(environment["RELIGHT_PAGE_OFFSET"]))
-        self.board = _open_board(environment.get("RELIGHT_BOARD_FD", ""), settings.world_size)
+        self.shared_barrier = _open_board(environment.get("RELIGHT_BOARD_FD", ""), settings.world_size)
         self.device = _choose_device(self.slot)
         self._on_gpu = self.device.type == "cuda"
         self.generation = 0  # the one the main thread works in
@@ -206,8 +207,8 @@ class Runtime:
 
     def break_connections(self) -> None:
         """Make collectives in flight fail at once."""
-        for inner in self._inners():
-            inner.break_connections()
+        for formed in self._generation_groups():
+            formed.break_connections()
 
     def await_launched(self) -> None:
         """Returns once every collective that the script has launched, on any group, has its result.
@@ -215,25 +216,25 @@ class Runtime:
         Whoever holds the work of one and waits for it later has it at once, also after a recovery. Sends and receives
         are not waited for. Raises RuntimeError or StepInterrupted as waiting for the operation would.
         """
-        for inner in self._inners():
-            inner.await_launched()
+        for formed in self._generation_groups():
+            formed.await_launched()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Collectives complete at once, in this process alone; then they are what they were."""
-        kept = [(group, group.inner) for group in self.groups]
+        kept = [(group, group.formed) for group in self.groups]
         for group, _ in kept:
-            group.inner = None
+            group.formed = None
             group.detach()
         try:
             yield
         finally:
-            for group, inner in kept:
-                group.inner = inner
+            for group, formed in kept:
+                group.formed = formed
 
-    def _inners(self) -> list[Inner]:
+    def _generation_groups(self) -> list[GenerationGroup]:
         """Each formed group once, however many of the script's groups share it."""
-        return list({id(group.inner): group.inner for group in self.groups if group.inner is not None}.values())
+        return list({id(group.formed): group.formed for group in self.groups if group.formed is not None}.values())
 
     @not_compiled
     def _interrupt_forward(self, module: torch.nn.Module, arguments: Any) -> None:  # noqa: ARG002
@@ -309,7 +310,7 @@ class Runtime:
 
     def is_broken(self) -> bool:
         """Whether some peer's connection has ended."""
-        return any(inner.is_broken() for inner in self._inners())
+        return any(formed.is_broken() for formed in self._generation_groups())
 
     def await_stop(self, summary: str) -> bool:
         """Report a broken collective and wait for Stop. False if none comes."""
@@ -443,7 +444,7 @@ class Runtime:
         """The rank on its node, as ranks are laid out at the start."""
         return self.rank % max(1, self.world_size // self.settings.nodes)
 
-    def report_standing(self, standing: Standing) -> Restore | Save:
+    def report_status(self, status: RankStatus) -> Restore | Save:
         """Stand still: say what is in hand, wait for the decision. Repeats itself whenever a newer Stop arrives."""
         self.page.stamp(Phase.PARKED)
         while True:
@@ -460,20 +461,20 @@ class Runtime:
                     process=self.process,
                     rank=self.rank,
                     generation=generation,
-                    step=standing.step,
-                    version=standing.version,
-                    lineage=standing.lineage,
-                    prepared=standing.prepared,
-                    torn=standing.torn or self.torn,
-                    blank=standing.blank,
+                    step=status.step,
+                    version=status.version,
+                    lineage=status.lineage,
+                    prepared=status.prepared,
+                    torn=status.torn or self.torn,
+                    blank=status.blank,
                     stop_seconds=waited,
                     derivable=self.derivable(),
                     restore_address=self.server.address.path,
                     restore_endpoint=self.server.address.endpoint,
                     snapshots=self.snapshots(),
                     checkpoints=self.checkpoints(),
-                    agreed=standing.agreed,
-                    wrote=standing.wrote,
+                    agreed=status.agreed,
+                    wrote=status.wrote,
                 ),
                 report=True,
             )
@@ -486,9 +487,9 @@ class Runtime:
         """Form groups of a generation, on a thread of its own."""
         self.faults.strike(Point.REFORM)
         cuda = self.device if self.device.type == "cuda" and _one_gpu_per_rank(self.world_size) else None
-        return Forming(self.store, generation, groups, self.rank, cuda, self.waits, self.board)
+        return Forming(self.store, generation, groups, self.rank, cuda, self.waits, self.shared_barrier)
 
-    def await_formed(self, forming: Forming, generation: int) -> Inners:
+    def await_formed(self, forming: Forming, generation: int) -> GenerationGroups:
         """The formed groups. Raises Superseded if the generation is closed first, RestoreError if forming failed."""
         forming.result.add_done_callback(lambda _: self._notify())
         with self._condition:
@@ -551,14 +552,14 @@ class Runtime:
         with self._condition:
             self._condition.wait_for(lambda: self._newest > generation)
 
-    def open_generation(self, generation: int, inners: Inners) -> None:
+    def open_generation(self, generation: int, generation_groups: GenerationGroups) -> None:
         """Resume: collectives go through the new groups. Raises Superseded if it is closed already."""
         with self._condition:
             if self._newest > generation:
                 raise Superseded
             for group in self.groups:
                 if group.has_member:
-                    group.attach(inners[group.ranks])
+                    group.attach(generation_groups[group.ranks])
             self.generation = generation
             self.waits.forget()
             self.closed = False
@@ -575,10 +576,10 @@ def _choose_device(slot: int) -> torch.device:
     return torch.device("cuda", slot % torch.cuda.device_count())
 
 
-def _open_board(descriptor: str, world_size: int) -> Board | None:
+def _open_board(descriptor: str, world_size: int) -> SharedBarrier | None:
     """What this process shares with the other workers of its host; None: gloo does without."""
     try:
-        return Board(int(descriptor), world_size)
+        return SharedBarrier(int(descriptor), world_size)
     except (ValueError, OSError):
         return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from relight.errors import ProtocolError, TransferError
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import Bucket
-from relight.transfer.publish.far_source import FarSourceLink
+from relight.transfer.publish.remote_source import FarSourceLink
 from relight.transfer.publish.source import SourceLink
 from relight.transfer.tensors.weights import PartSource
 from relight.wire.tls import Tls

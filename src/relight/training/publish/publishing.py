@@ -22,9 +22,9 @@ from relight.training.publish.lending import Lending
 from relight.training.publish.weights import Rename, Weights
 from relight.training.state.tracked import TrackedState
 from relight.transfer.plan.published import Published, UpdateProgress
-from relight.transfer.publish.far_source import SourceGate
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.publisher import Publisher
+from relight.transfer.publish.remote_source import SourceBridge
 from relight.transfer.publish.source import Source
 from relight.transfer.tensors.weights import PartSource
 from relight.wire.settings import host_address
@@ -71,7 +71,7 @@ class Publishing:
         self._lending: Lending | None = None  # on other ranks than 0
         self._stall_timeout_seconds = 0.0
         self._publisher: Publisher | None = None
-        self._gate: SourceGate | None = None  # for ranks on other hosts
+        self._gate: SourceBridge | None = None  # for ranks on other hosts
         self._gate_told_in = 0  # the generation in which those were told where it is
         self._opened = 0.0
         self._taken = Taken()
@@ -222,7 +222,7 @@ class Publishing:
             self._telling.start()
             if self._is_divided and host_address():
                 runtime = self._runtime
-                self._gate = SourceGate(
+                self._gate = SourceBridge(
                     runtime.settings.run_dir, host_address(), token=runtime.token, tls=runtime.tls, on_notice=self._say
                 )
         if self._is_divided and self._gate_told_in != self._runtime.generation:

@@ -11,7 +11,7 @@ _MAX_COMPARED = 2**22  # digests in one all-reduce
 _DIGEST_BITS = 60  # of a digest, as an element of an all-reduce: int64 with a sign
 
 
-class Ballot:
+class DigestExchange:
     """What a rank brings to the all-reduce in which every rank sees the digest of every other.
 
     Each rank writes into its own element and leaves the others zero, so the sum is all of them.

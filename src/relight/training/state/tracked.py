@@ -594,14 +594,14 @@ def with_inner(handed: dict[str, Any], objects: dict[str, Any]) -> dict[str, Opt
     """
     found = {name: thing for name, thing in handed.items() if isinstance(thing, Optimizer)}
     for name, thing in handed.items():
-        inner = {f"{name}.{k}": v for k, v in getattr(thing, "__dict__", {}).items() if isinstance(v, Optimizer)}
+        inside = {f"{name}.{k}": v for k, v in getattr(thing, "__dict__", {}).items() if isinstance(v, Optimizer)}
         known = {id(optimizer) for optimizer in found.values()}
         if not is_zero(thing):
-            found.update({key: optimizer for key, optimizer in inner.items() if id(optimizer) not in known})
+            found.update({key: optimizer for key, optimizer in inside.items() if id(optimizer) not in known})
         if not isinstance(thing, Optimizer):
             if isinstance(thing, Stateful):
                 objects[name] = thing
-            elif not inner:
+            elif not inside:
                 raise UsageError(
                     f"{name} is a {type(thing).__qualname__}, no torch.optim.Optimizer, and has no state_dict() and "
                     "load_state_dict(): add them (as in torch.distributed.checkpoint's Stateful), or a replacement "

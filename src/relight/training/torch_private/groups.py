@@ -28,7 +28,7 @@ _FORMING_TIMEOUT = timedelta(seconds=60)
 OPERATIONS = tuple(name for name in _OPERATIONS if hasattr(ProcessGroup, name))
 
 
-def make_inner_group(store: Store, rank: int, size: int, name: str, cuda: torch.device | None) -> ProcessGroup:
+def make_generation_group(store: Store, rank: int, size: int, name: str, cuda: torch.device | None) -> ProcessGroup:
     """A real process group: gloo for CPU tensors, NCCL too where a CUDA device is given. Blocks until formed."""
     group = ProcessGroup(store, rank, size)
     gloo = _make_gloo(store, rank, size)

@@ -9,7 +9,7 @@ from relight.errors import StepInterrupted, UsageError
 from relight.training.checkpoint.snapshots import Snapshots
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
-from relight.training.state.corruption import Ballot, differ, differing_tensors
+from relight.training.state.corruption import DigestExchange, differ, differing_tensors
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
 
@@ -38,7 +38,7 @@ class Barrier:
         self._passed = passed
         self._state = state
         self._shard = shard
-        self._ballot = Ballot(runtime.settings.verify_every, state.digest, shard)
+        self._digest_exchange = DigestExchange(runtime.settings.verify_every, state.digest, shard)
         self._snapshots = snapshots
         self._transaction = transaction
 
@@ -72,7 +72,7 @@ class Barrier:
         page.put("prepared", self._progress.version)
         runtime.faults.strike(Point.BEFORE_BARRIER)
         page.stamp(Phase.BARRIER)
-        if not self._complete_fence(runtime):
+        if not self._complete_all_reduce(runtime):
             self._await_decision(runtime)
         self._progress.passed = True
         self._passed()
@@ -87,11 +87,13 @@ class Barrier:
         a gradient to which a wrong state has contributed.
         """
         version = self._progress.version
-        ballot = self._ballot.entries(version, runtime.rank, runtime.world_size, first=self._is_behind_first_step)
-        if not ballot:
+        entries = self._digest_exchange.entries(
+            version, runtime.rank, runtime.world_size, first=self._is_behind_first_step
+        )
+        if not entries:
             return
         runtime.page.stamp(Phase.BARRIER)
-        sums = self._add_up(runtime, [1, version, *ballot])
+        sums = self._add_up(runtime, [1, version, *entries])
         if sums is None:
             raise StepInterrupted("the generation was closed before the ranks' states were compared")
         self._refuse_other_steps(runtime, *sums[:2])
@@ -101,7 +103,7 @@ class Barrier:
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
         self._progress.agreed = version
 
-    def _complete_fence(self, runtime: Runtime) -> bool:
+    def _complete_all_reduce(self, runtime: Runtime) -> bool:
         """One small all-reduce: it completes only once every rank has entered it, prepared. False if it broke."""
         version = self._progress.version
         vote = self._snapshots.vote()
@@ -123,13 +125,13 @@ class Barrier:
 
     def _add_up(self, runtime: Runtime, row: list[int], *, strike: bool = False) -> list[int] | None:
         """Everybody's rows, summed up; None if a failure elsewhere broke it. `strike` once this rank's is said."""
-        inner = runtime.groups[0].inner
-        if runtime.closed or inner is None:
+        formed = runtime.groups[0].formed
+        if runtime.closed or formed is None:
             return None
         over = runtime.waits.begin()
         try:
             runtime.count_collective()
-            wait = inner.fence(row)
+            wait = formed.sum_over_ranks(row)
             if strike:
                 runtime.faults.strike(Point.BARRIER)
             return wait()
@@ -179,7 +181,7 @@ class Barrier:
     def _await_decision(self, runtime: Runtime) -> None:
         """The barrier broke. Others may have passed it, so whether the step is finished is not for this rank to say."""
         progress = self._progress
-        progress.restore = runtime.report_standing(progress.standing(prepared=True))
+        progress.restore = runtime.report_status(progress.status(prepared=True))
         if progress.restore.target != progress.version + 1:
             raise StepInterrupted("it was decided to repeat this step")
         progress.finish_started_ns = time.monotonic_ns()

@@ -44,7 +44,7 @@ class PhaseHooks:
         self._state = state
         self._progress = progress
         self._undo: list[Callable[[], None]] = []
-        self._gates = Gates(self._look)
+        self._gates = BackwardHooks(self._look)
         self._gate_count = FEWEST_GATES
         self._passes = 0  # of those that are looked at
         self._worked_ns = 0  # in backward passes, up to the last one of these
@@ -131,7 +131,7 @@ class PhaseHooks:
             self._runtime.faults.strike(Point.BACKWARD)
 
 
-class Gates:
+class BackwardHooks:
     """Hooks on some parameters, in place only while they are shut: an open one costs next to nothing.
 
     A hook costs 10 us once the model has pushed the interpreter out of the caches. What C++ looks at, a parameter's

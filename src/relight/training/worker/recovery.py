@@ -18,7 +18,7 @@ from relight.core.position import Phase
 from relight.errors import CheckpointError, RestoreError, StepInterrupted
 from relight.training.checkpoint.checkpointing import Checkpointing
 from relight.training.checkpoint.snapshots import Snapshots
-from relight.training.collectives.group import Inners
+from relight.training.collectives.generation_group import GenerationGroups
 from relight.training.connection.page import NO_PRIVATE
 from relight.training.data.batches import Batches
 from relight.training.process.progress import Progress
@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.001
 
 
 @dataclass
-class Lower:
+class FallbackTiers:
     """The rungs below replicas, and what must hear of it when versions are undone."""
 
     snapshots: Snapshots
@@ -57,7 +57,7 @@ class Recovery:
         progress: Progress,
         batches: Batches,
         place: Callable[[], int],
-        lower: "Lower",
+        lower: "FallbackTiers",
         transaction: Transaction,
     ) -> None:
         """`place`: which of a step's batches is this rank's. `lower`: what there is below replicas."""
@@ -91,18 +91,18 @@ class Recovery:
         while True:
             restore, progress.restore = progress.restore, None
             if restore is None or not runtime.is_current(restore.generation):
-                restore = runtime.report_standing(progress.standing(blank=self._blank))
+                restore = runtime.report_status(progress.status(blank=self._blank))
             runtime.page.stamp(Phase.PARKED)
             if isinstance(restore, Save):
                 self._save(restore)
                 runtime.await_newer(restore.generation)
                 continue
             try:
-                inners = self._obey(restore)
+                groups = self._obey(restore)
                 resume: Resume = runtime.await_order(Resume, generation=restore.generation)
                 runtime.page.put("fault_ns", 0)  # one that this process survived is not what it may die of later
                 runtime.faults.strike(Point.RESUME)
-                runtime.open_generation(restore.generation, inners)
+                runtime.open_generation(restore.generation, groups)
             except Superseded:
                 continue
             except RestoreError as error:
@@ -131,7 +131,7 @@ class Recovery:
         generation = runtime.generation
         while True:
             runtime.await_newer(generation)
-            order = runtime.report_standing(self._progress.standing(blank=self._blank))
+            order = runtime.report_status(self._progress.status(blank=self._blank))
             generation = order.generation
             if isinstance(order, Save):
                 self._save(order)
@@ -168,7 +168,7 @@ class Recovery:
                 report=True,
             )
 
-    def _obey(self, restore: Restore) -> Inners:
+    def _obey(self, restore: Restore) -> GenerationGroups:
         """Carry out Restore and report; returns the new groups."""
         runtime, progress = self._runtime, self._progress
         runtime.note_recovery(restore.target)
@@ -205,7 +205,7 @@ class Recovery:
         digest = self._state.digest(known)
         digest_seconds = _seconds_since(digest_started_ns)
         reform_started_ns = time.monotonic_ns()
-        inners = runtime.await_formed(forming, restore.generation)
+        groups = runtime.await_formed(forming, restore.generation)
         runtime.link.send(
             Restored(
                 process=runtime.process,
@@ -226,7 +226,7 @@ class Recovery:
             ),
             report=True,
         )
-        return inners
+        return groups
 
     def _roll_back(self) -> None:
         """Undo the step under way, if it was not committed."""

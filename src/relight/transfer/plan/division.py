@@ -32,12 +32,12 @@ class Division(msgspec.Struct, frozen=True):
 
     def writers(self, buckets: Sequence[Bucket]) -> tuple[tuple[str, ...], ...]:
         """Who can write each bucket, the one who should first: the holders of a group take turns."""
-        turns = [0] * len(self.holders)
+        update_lock = [0] * len(self.holders)
         found = []
         for bucket in buckets:
             holders = self.holders[bucket.group]
-            first = turns[bucket.group] % len(holders)
-            turns[bucket.group] += 1
+            first = update_lock[bucket.group] % len(holders)
+            update_lock[bucket.group] += 1
             found.append((*holders[first:], *holders[:first]))
         return tuple(found)
 

@@ -44,7 +44,7 @@ from relight.transfer.io.messages import (
 from relight.transfer.plan.manifest import differences
 from relight.transfer.plan.plan import Bucket, plan_buckets
 from relight.transfer.plan.schedule import IPC_BUFFERS
-from relight.transfer.publish.turns import Turns
+from relight.transfer.publish.update_lock import UpdateLock
 from relight.transfer.tensors.targets import InPlaceCallback, Pairs, StagedCallback, StagedTensors, Target
 from relight.transfer.tensors.weights import digest_weights, own_tensors, weights_of
 
@@ -108,7 +108,7 @@ class Receiver:
         self._pause, self._resume = pause or (lambda: None), resume or (lambda: None)
         self.name = name or f"engine-{os.getpid()}"
         self._on_notice = on_notice or _say_nothing
-        self._turns = Turns()
+        self._update_lock = UpdateLock()
         self._changed = threading.Condition()
         self._version, self._generation = -1, 0
         self._stale = ""  # why, if it is
@@ -145,7 +145,7 @@ class Receiver:
 
         Raises StaleWeightsError if an update in place broke off and none has gone through since.
         """
-        with self._turns.serve():
+        with self._update_lock.serve():
             if self._stale:
                 raise StaleWeightsError(self._stale)
             yield self._version
@@ -157,7 +157,7 @@ class Receiver:
 
     def digest(self) -> str:
         """Of the live weights: the same as `relight.digest_weights` gives at the trainer. Only with model=."""
-        with self._turns.serve():
+        with self._update_lock.serve():
             if self._model is None:
                 raise UsageError("with load= the receiver does not know where the engine keeps its weights")
             return digest_weights(weights_of(self._model) if isinstance(self._model, torch.nn.Module) else self._model)
@@ -167,7 +167,7 @@ class Receiver:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._turns.end_updates()
+        self._update_lock.end_updates()
         channel = self._channel
         if channel is not None:
             channel.break_off()
@@ -306,7 +306,7 @@ class Receiver:
 
     def _close_door(self) -> None:
         self._paused = True
-        if not self._turns.close_door():
+        if not self._update_lock.close_door():
             raise ConnectionResetError("the receiver was closed")
 
     def _commit(self, channel: Channel, order: CommitUpdate) -> None:
@@ -360,4 +360,4 @@ class Receiver:
         except Exception as error:  # the engine's own callback
             self._notify(f"its resume callback failed: {type(error).__name__}: {error}")
         finally:
-            self._turns.open_door()
+            self._update_lock.open_door()

@@ -141,7 +141,7 @@ class SourceLink:
             close_buffers(self._buffers)
             self._buffers = ()
 
-    # --- how buckets get to the publisher: here by shared memory (see `far_source` for other ways) ----------------
+    # --- how buckets get to the publisher: here by shared memory (see `remote_source` for other ways) ----------------
     def _connect(self) -> Any:
         """Raises OSError, ProtocolError or TransferError."""
         return Channel(connect(self._path), FromPublisher)

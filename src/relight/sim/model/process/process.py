@@ -12,7 +12,7 @@ from relight.core import events as ev
 from relight.core.commands import Assign, Begin, Release, Restore, Resume, Save, WorkerCommand
 from relight.core.position import Phase
 from relight.sim.model.contents import FIRST_STATE, State
-from relight.sim.model.lower import Lower, Saved
+from relight.sim.model.fallback_tiers import FallbackTiers, Saved
 from relight.sim.model.network import Copying, Group, Rendezvous
 from relight.sim.model.page import Page
 from relight.sim.model.points import PATIENCE_SECONDS, PAUSES
@@ -34,7 +34,7 @@ class World(Protocol):
     def plan_step(self, worker: "Process") -> None: ...
     def plan_patience(self, worker: "Process", seconds: float) -> None: ...
     def plan_background(self, worker: "Process", what: str, version: int) -> None: ...
-    def make_lower(self, worker: "Process") -> Lower | None: ...
+    def make_tiers(self, worker: "Process") -> FallbackTiers | None: ...
     def find_kept(self, worker: "Process", rank: int, version: int) -> Saved | None: ...
     def saves(self, worker: "Process", save: Save) -> None: ...
     def is_saved(self, save: Save) -> bool: ...
@@ -66,7 +66,7 @@ class Process:
     # Variants that the real worker must not have; see mutations.py.
     claims_private: ClassVar[bool] = True
     restores_in_place: ClassVar[bool] = False
-    lower_kind: ClassVar[type[Lower]] = Lower
+    tiers_kind: ClassVar[type[FallbackTiers]] = FallbackTiers
 
     handlers: ClassVar[Mapping[str, str]] = {}  # by point: the method with which the main thread leaves it
 
@@ -155,7 +155,7 @@ class Process:
         self.unread: list[WorkerCommand] = []
         self.meeting_generation = 0  # of the group it is forming; 0: none
         self.copying: Copying | None = None
-        self.lower = world.make_lower(self)  # below replicas; None: there is nothing
+        self.lower = world.make_tiers(self)  # below replicas; None: there is nothing
         # the restore server
         self.offer: tuple[int, State] | None = None  # (generation, state)
         # the engine

@@ -3,7 +3,7 @@
 from relight.core import events as ev
 from relight.core.commands import Restore, Resume, Rung, Save
 from relight.sim.model.contents import Violation, derived_private, part_key
-from relight.sim.model.lower import Saved
+from relight.sim.model.fallback_tiers import Saved
 from relight.sim.model.network import Copying
 from relight.sim.model.points import CONNECT_SECONDS, PATIENCE_SECONDS
 from relight.sim.model.process.steps import Steps

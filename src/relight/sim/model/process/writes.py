@@ -166,7 +166,7 @@ class Writes(Runtime):
             self._recover()
 
     def _compares(self) -> bool:
-        """Ballot.entries: whether the states are compared in this step."""
+        """DigestExchange.entries: whether the states are compared in this step."""
         every, version = self.world.verify_every, self.state.version
         is_first = (self.began == 0 or self.generation == 1) and version == self.began + 1
         return bool(every) and (is_first or version % every == 0)

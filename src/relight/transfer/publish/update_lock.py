@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 
 
-class Turns:
+class UpdateLock:
     """Many serve at once, or one updates. Who wants to update goes before who comes later to serve."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The barrier's own all-reduce: nobody has the sums before everybody has entered.
 
-Between hosts it is gloo's. Ranks that all share one board (see `Board`) read each other's numbers there: gloo's takes
-ten times as long (benchmarks/step_cost.py). The first one of a generation is always gloo's, and asks who shares what:
+Between hosts it is gloo's. Ranks that all share memory (see `SharedBarrier`) read each other's numbers there: gloo's
+takes ten times as long (benchmarks/step_cost.py). The first one of a generation is always gloo's, and asks who shares:
 all ranks see the same answers, so all go the same way. See decisions/0013.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from relight.errors import StepInterrupted
-from relight.wire.board import MAX_NUMBERS, MAX_RANKS, Board
+from relight.wire.shared_barrier import MAX_NUMBERS, MAX_RANKS, SharedBarrier
 
 _NO_BOARD = 0
 # Nothing is missed in between: who posts or abandons rings. On processors that reorder stores a ring may come late.
@@ -20,10 +20,10 @@ _SLEEP_SECONDS = 0.05
 Sums = Callable[[], list[int]]
 
 
-class Fence:
+class BarrierAllReduce:
     """Of one group in one generation. For one thread, except `abandon`."""
 
-    def __init__(self, size: int, local: "LocalFence | None" = None) -> None:
+    def __init__(self, size: int, local: "SharedMemoryAllReduce | None" = None) -> None:
         """`local` is this rank's part of the one through shared memory, if it has any."""
         self._size = size
         self._asked = size > MAX_RANKS
@@ -65,37 +65,40 @@ class Fence:
         return tokens
 
 
-class LocalFence:
+class SharedMemoryAllReduce:
     """One rank's part of the all-reduce among all ranks, if they are on one host."""
 
-    def __init__(self, board: Board, generation: int, rank: int) -> None:
+    def __init__(self, shared_barrier: SharedBarrier, generation: int, rank: int) -> None:
         self.rank = rank
-        self.token = board.token
-        self._board = board
+        self.token = shared_barrier.token
+        self._shared_barrier = shared_barrier
         self._generation = generation
-        self._size = board.ranks
+        self._size = shared_barrier.ranks
         self._entered = 0
         self._abandoned = False
 
     def enter(self, row: Sequence[int]) -> Sums:
         self._entered += 1
         number = self._entered
-        self._board.post(self.rank, self._generation, number, row)
+        self._shared_barrier.post(self.rank, self._generation, number, row)
         return lambda: self._await_all(number)
 
     def abandon(self) -> None:
         self._abandoned = True
-        self._board.ring(self.rank)
+        self._shared_barrier.ring(self.rank)
 
     def _await_all(self, number: int) -> list[int]:
         rows: list[tuple[int, ...]] = []
         while True:
-            bell = self._board.bell
-            while len(rows) < self._size and (row := self._board.row(len(rows), self._generation, number)) is not None:
+            bell = self._shared_barrier.bell
+            while (
+                len(rows) < self._size
+                and (row := self._shared_barrier.row(len(rows), self._generation, number)) is not None
+            ):
                 rows.append(row)
             if len(rows) == self._size:
                 # Of other lengths only from ranks at other steps, which the sums that they have in common tell.
                 return [sum(column) for column in zip(*rows, strict=False)]
             if self._abandoned:
                 raise StepInterrupted("the barrier was abandoned: its generation is closed")
-            self._board.sleep(bell, _SLEEP_SECONDS)
+            self._shared_barrier.sleep(bell, _SLEEP_SECONDS)

@@ -10,7 +10,7 @@ import pytest
 import relight
 from relight.errors import TransferError
 from relight.transfer.plan.published import SELF
-from relight.transfer.publish.far_source import FarSourceLink, SourceGate
+from relight.transfer.publish.remote_source import FarSourceLink, SourceBridge
 from relight.transfer.publish.source import Fixed
 from relight.transfer.tensors.weights import PartSource
 from relight.wire.tls import Tls
@@ -51,7 +51,7 @@ def far_ranks(
         publisher = stack.enter_context(
             relight.Publisher(place, bucket_bytes=BUCKET_BYTES, stall_timeout_seconds=SECONDS)
         )
-        gate = stack.enter_context(SourceGate(place, "127.0.0.1", token=TOKEN, tls=tls))
+        gate = stack.enter_context(SourceBridge(place, "127.0.0.1", token=TOKEN, tls=tls))
         line = stack.enter_context(Line(gate.endpoint, carry_up=carry_up))
         links, threads = [], []
         for rank in (1, 2, 3):
@@ -162,7 +162,7 @@ def test_a_stranger_is_no_source(tmp_path: Path) -> None:
     source = source_of("columns", 1, 3)
     with (
         relight.Publisher(tmp_path, bucket_bytes=BUCKET_BYTES) as publisher,
-        SourceGate(tmp_path, "127.0.0.1", token=TOKEN) as gate,
+        SourceBridge(tmp_path, "127.0.0.1", token=TOKEN) as gate,
     ):
         link = FarSourceLink(
             gate.endpoint, source, lease=Fixed(3), held=source.held, name="stranger", token=b"another token"

@@ -16,7 +16,7 @@ from relight.transfer.publish.receiver import Receiver
 Pairs = Iterable[tuple[str, torch.Tensor]]
 
 
-class HeldWeights:
+class WeightCache:
     """Collects what is published at `place`. Needs host memory for one copy of the weights."""
 
     def __init__(self, place: str | Path, *, name: str | None = None) -> None:

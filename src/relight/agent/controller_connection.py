@@ -20,7 +20,7 @@ MAX_UNSENT_BYTES = 64 * 2**20  # beyond this, the controller is lost
 _decoder = make_decoder(AgentDown)
 
 
-class Uplink:
+class ControllerConnection:
     """Frames in both directions, after the handshake."""
 
     def __init__(
@@ -40,19 +40,19 @@ class Uplink:
         tls: Tls | None = None,
         server_name: str = "",
         decoder: msgspec.msgpack.Decoder[Any] = _decoder,
-    ) -> tuple["Uplink", Welcome]:
+    ) -> tuple["ControllerConnection", Welcome]:
         """Connect, and prove to each other knowledge of the token; `hello` lacks only the proof.
 
         With `tls`, the controller must also have a certificate for `server_name` (default: the address's host).
         `decoder` is of what it may say. Raises OSError (TimeoutError is one) or ProtocolError.
         """
         async with asyncio.timeout(HANDSHAKE_SECONDS):
-            uplink = cls(*await asyncio.open_connection(*address), decoder)
+            controller_connection = cls(*await asyncio.open_connection(*address), decoder)
             try:
-                await uplink._begin(tls, server_name or address[0])
-                return uplink, await uplink._shake_hands(token, hello)
+                await controller_connection._begin(tls, server_name or address[0])
+                return controller_connection, await controller_connection._shake_hands(token, hello)
             except BaseException:
-                uplink._writer.transport.abort()
+                controller_connection._writer.transport.abort()
                 raise
 
     async def _begin(self, tls: Tls | None, server_name: str) -> None:

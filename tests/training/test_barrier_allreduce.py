@@ -10,10 +10,10 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from relight.errors import StepInterrupted
-from relight.training.collectives.fence import Fence, LocalFence
-from relight.training.collectives.group import Inner
-from relight.training.torch_private.groups import make_inner_group
-from relight.wire.board import MAX_NUMBERS, Board
+from relight.training.collectives.barrier_allreduce import BarrierAllReduce, SharedMemoryAllReduce
+from relight.training.collectives.generation_group import GenerationGroup
+from relight.training.torch_private.groups import make_generation_group
+from relight.wire.shared_barrier import MAX_NUMBERS, SharedBarrier
 
 RANKS = 3
 DEADLINE_SECONDS = 30.0
@@ -22,7 +22,7 @@ DEADLINE_SECONDS = 30.0
 @pytest.fixture
 def descriptors() -> Iterator[list[int]]:
     """Of two boards: two hosts, each with its own."""
-    numbers = [Board.create(RANKS) for _ in range(2)]
+    numbers = [SharedBarrier.create(RANKS) for _ in range(2)]
     yield numbers
     for number in numbers:
         os.close(number)
@@ -35,9 +35,9 @@ class Members:
         self.reduced: list[int] = []  # lengths of what rank 0 handed to gloo
         store = HashStore()
         self._pool = ThreadPoolExecutor(RANKS)
-        groups = self._pool.map(lambda rank: make_inner_group(store, rank, RANKS, "test", None), range(RANKS))
-        self._inners = [Inner(group) for group in groups]
-        self.fences = [Fence(RANKS, self._local(boards[rank], rank)) for rank in range(RANKS)]
+        groups = self._pool.map(lambda rank: make_generation_group(store, rank, RANKS, "test", None), range(RANKS))
+        self._generation_groups = [GenerationGroup(group) for group in groups]
+        self.fences = [BarrierAllReduce(RANKS, self._local(boards[rank], rank)) for rank in range(RANKS)]
 
     def enter_all(self, rows: list[list[int]]) -> list[list[int]]:
         waits = [self.enter(rank, row) for rank, row in enumerate(rows)]
@@ -50,14 +50,14 @@ class Members:
         def allreduce(tensor: torch.Tensor) -> object:
             if rank == 0:
                 self.reduced.append(tensor.numel())
-            return self._inners[rank]._start_fence(tensor)
+            return self._generation_groups[rank]._start_all_reduce(tensor)
 
         wait = self.fences[rank].enter(row, allreduce)
         return wait()
 
     @staticmethod
-    def _local(descriptor: int | None, rank: int) -> LocalFence | None:
-        return None if descriptor is None else LocalFence(Board(descriptor, RANKS), 1, rank)
+    def _local(descriptor: int | None, rank: int) -> SharedMemoryAllReduce | None:
+        return None if descriptor is None else SharedMemoryAllReduce(SharedBarrier(descriptor, RANKS), 1, rank)
 
 
 ROWS = [[1, 10, -1], [1, 20, 0], [1, 30, 5]]

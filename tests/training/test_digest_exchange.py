@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from relight.training.state.corruption import Ballot, differ, differing_tensors
+from relight.training.state.corruption import DigestExchange, differ, differing_tensors
 
 Rank = tuple[str, str]  # the digest of its state, and which part of the state that is
 
 
 def summed(ranks: list[Rank], version: int = 10) -> list[int]:
     entries = [
-        Ballot(5, lambda digest=digest: digest, lambda shard=shard: shard).entries(version, rank, len(ranks))  # type: ignore[misc]
+        DigestExchange(5, lambda digest=digest: digest, lambda shard=shard: shard).entries(version, rank, len(ranks))  # type: ignore[misc]
         for rank, (digest, shard) in enumerate(ranks)
     ]
     return [sum(column) for column in zip(*entries, strict=True)]
@@ -107,6 +107,6 @@ def test_other_tensors_are_not_compared_with_each_other() -> None:
 
 
 def test_the_first_step_is_compared_whatever_was_asked_for() -> None:
-    ballot = Ballot(0, lambda: A, lambda: "")
-    assert ballot.entries(1, 0, 2) == []
-    assert ballot.entries(1, 0, 2, first=True) == [int(A, 16) >> 4, 0]
+    digest_exchange = DigestExchange(0, lambda: A, lambda: "")
+    assert digest_exchange.entries(1, 0, 2) == []
+    assert digest_exchange.entries(1, 0, 2, first=True) == [int(A, 16) >> 4, 0]

@@ -45,7 +45,7 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-class Board:
+class SharedBarrier:
     """One process's view of it."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:

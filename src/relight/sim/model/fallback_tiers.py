@@ -65,7 +65,7 @@ class Disk:
         self._pieces = {key: pieces for key, pieces in self._pieces.items() if key[0] < first}
 
 
-class Lower:
+class FallbackTiers:
     """Of one rank: its own snapshots, those that it keeps for its ward, and what it writes."""
 
     # Variants that the real one must not have; see mutations.py.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from relight.wire.board import _PLACES_OFFSET, MAX_NUMBERS, Board
+from relight.wire.shared_barrier import _PLACES_OFFSET, MAX_NUMBERS, SharedBarrier
 
 RANKS = 3
 DEADLINE_SECONDS = 60
@@ -16,7 +16,7 @@ ROUNDS = 2000
 
 @pytest.fixture
 def descriptor() -> Iterator[int]:
-    number = Board.create(RANKS)
+    number = SharedBarrier.create(RANKS)
     yield number
     os.close(number)
 
@@ -36,7 +36,7 @@ def in_a_process(work: Callable[[], None]) -> int:
 
 
 def test_a_row_is_seen_by_all_in_its_round_and_generation_only(descriptor: int) -> None:
-    one, other = Board(descriptor, RANKS), Board(descriptor, RANKS)
+    one, other = SharedBarrier(descriptor, RANKS), SharedBarrier(descriptor, RANKS)
     one.post(1, 7, 1, [1, -5, 2**62])
     assert other.row(1, 7, 1) == (1, -5, 2**62)
     assert other.token == one.token
@@ -46,61 +46,61 @@ def test_a_row_is_seen_by_all_in_its_round_and_generation_only(descriptor: int) 
 
 def test_a_row_stays_until_its_rank_is_two_rounds_ahead(descriptor: int) -> None:
     """It gets one round ahead of a rank that has yet to look; no further, without that rank."""
-    board = Board(descriptor, RANKS)
-    board.post(0, 1, 1, [1])
-    board.post(0, 1, 2, [2])
-    assert (board.row(0, 1, 1), board.row(0, 1, 2)) == ((1,), (2,))
-    board.post(0, 1, 3, [3])
-    assert board.row(0, 1, 1) is None
+    shared_barrier = SharedBarrier(descriptor, RANKS)
+    shared_barrier.post(0, 1, 1, [1])
+    shared_barrier.post(0, 1, 2, [2])
+    assert (shared_barrier.row(0, 1, 1), shared_barrier.row(0, 1, 2)) == ((1,), (2,))
+    shared_barrier.post(0, 1, 3, [3])
+    assert shared_barrier.row(0, 1, 1) is None
 
 
 def test_a_row_stays_after_its_process(descriptor: int) -> None:
-    pid = in_a_process(lambda: Board(descriptor, RANKS).post(2, 1, 1, [42]))
+    pid = in_a_process(lambda: SharedBarrier(descriptor, RANKS).post(2, 1, 1, [42]))
     assert os.waitpid(pid, 0)[1] == 0
-    assert Board(descriptor, RANKS).row(2, 1, 1) == (42,)
+    assert SharedBarrier(descriptor, RANKS).row(2, 1, 1) == (42,)
 
 
 @pytest.mark.parametrize("byte", range(0, 80, 8))
 def test_half_a_row_is_none(descriptor: int, byte: int) -> None:
     """Its process may die, or be looked at, anywhere between two bytes."""
-    board = Board(descriptor, RANKS)
-    board.post(0, 0, 2, list(range(1, 1 + MAX_NUMBERS)))
-    assert board.row(0, 0, 2) is not None
+    shared_barrier = SharedBarrier(descriptor, RANKS)
+    shared_barrier.post(0, 0, 2, list(range(1, 1 + MAX_NUMBERS)))
+    assert shared_barrier.row(0, 0, 2) is not None
     offset = _PLACES_OFFSET + byte
     (found,) = os.pread(descriptor, 1, offset)
     os.pwrite(descriptor, bytes([found ^ 1]), offset)
-    assert board.row(0, 0, 2) is None
+    assert shared_barrier.row(0, 0, 2) is None
 
 
 def test_a_ring_since_the_bell_was_read_is_not_slept_over(descriptor: int) -> None:
-    board = Board(descriptor, RANKS)
+    shared_barrier = SharedBarrier(descriptor, RANKS)
     for rank in (0, 1, 1, 2):
-        bell = board.bell
-        board.ring(rank)
-        board.sleep(bell, 1e6)  # returns at once
+        bell = shared_barrier.bell
+        shared_barrier.ring(rank)
+        shared_barrier.sleep(bell, 1e6)  # returns at once
 
 
 def test_who_sleeps_is_woken(descriptor: int) -> None:
-    board = Board(descriptor, RANKS)
-    bell = board.bell
-    sleeper = threading.Thread(target=board.sleep, args=(bell, 1e6), daemon=True)
+    shared_barrier = SharedBarrier(descriptor, RANKS)
+    bell = shared_barrier.bell
+    sleeper = threading.Thread(target=shared_barrier.sleep, args=(bell, 1e6), daemon=True)
     sleeper.start()
-    Board(descriptor, RANKS).ring(1)
+    SharedBarrier(descriptor, RANKS).ring(1)
     sleeper.join(DEADLINE_SECONDS)
     assert not sleeper.is_alive()
 
 
 def test_processes_in_step_see_each_others_rows_in_every_round(descriptor: int) -> None:
     def run(rank: int) -> None:
-        board = Board(descriptor, RANKS)
+        shared_barrier = SharedBarrier(descriptor, RANKS)
         for number in range(1, ROUNDS + 1):
-            board.post(rank, 5, number, [number, rank])
+            shared_barrier.post(rank, 5, number, [number, rank])
             while True:
-                bell = board.bell
-                rows = [board.row(other, 5, number) for other in range(RANKS)]
+                bell = shared_barrier.bell
+                rows = [shared_barrier.row(other, 5, number) for other in range(RANKS)]
                 if None not in rows:
                     break
-                board.sleep(bell, 1e6)  # for ever, if a ring could be lost
+                shared_barrier.sleep(bell, 1e6)  # for ever, if a ring could be lost
             assert rows == [(number, other) for other in range(RANKS)]
 
     processes = [in_a_process(lambda rank=rank: run(rank)) for rank in range(RANKS)]  # type: ignore[misc]
@@ -109,7 +109,7 @@ def test_processes_in_step_see_each_others_rows_in_every_round(descriptor: int) 
 
 def test_another_file_is_no_board(descriptor: int) -> None:
     with pytest.raises(ValueError, match=f"a board for {RANKS + 1} ranks has"):
-        Board(descriptor, RANKS + 1)
+        SharedBarrier(descriptor, RANKS + 1)
 
 
 def test_it_cannot_be_shrunk_under_a_reader(descriptor: int) -> None:

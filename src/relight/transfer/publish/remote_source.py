@@ -49,7 +49,7 @@ class Carried(msgspec.Struct, frozen=True, tag=True):
 FromSource = SourceHello | Ready | Refuse | Carried
 
 
-class SourceGate(Gate):
+class SourceBridge(Gate):
     """Lets sources on other hosts take part in what is published at `place`. `close` ends it."""
 
     roles = GATE, SOURCE

@@ -8,7 +8,7 @@ import torch
 
 import relight
 from relight.errors import TransferError
-from relight.integrations.held import HeldWeights, Pairs
+from relight.integrations.weight_cache import Pairs, WeightCache
 
 SECONDS = 30.0
 CPU = torch.device("cpu")
@@ -21,8 +21,8 @@ def publisher(tmp_path: Path) -> Iterator[relight.Publisher]:
 
 
 @pytest.fixture
-def held(tmp_path: Path, publisher: relight.Publisher) -> Iterator[HeldWeights]:
-    held = HeldWeights(tmp_path, name="engine")
+def held(tmp_path: Path, publisher: relight.Publisher) -> Iterator[WeightCache]:
+    held = WeightCache(tmp_path, name="engine")
     assert publisher.wait_for_engines(1, SECONDS)
     yield held
     held.close()
@@ -41,14 +41,14 @@ def publish(publisher: relight.Publisher, version: int) -> None:
     publisher.publish(relight.TensorSource(weights(float(version))), version=version)
 
 
-def test_the_named_version_is_loaded_with_every_name(publisher: relight.Publisher, held: HeldWeights) -> None:
+def test_the_named_version_is_loaded_with_every_name(publisher: relight.Publisher, held: WeightCache) -> None:
     publish(publisher, 3)
     loaded: dict[str, torch.Tensor] = {}
     held.load_into(loaded.update, version=3, device=CPU, timeout_seconds=SECONDS)
     assert relight.digest_weights(loaded) == relight.digest_weights(weights(3.0))
 
 
-def test_what_was_loaded_is_the_engines_own(publisher: relight.Publisher, held: HeldWeights) -> None:
+def test_what_was_loaded_is_the_engines_own(publisher: relight.Publisher, held: WeightCache) -> None:
     publish(publisher, 1)
     loaded: dict[str, torch.Tensor] = {}
     held.load_into(loaded.update, version=1, device=CPU, timeout_seconds=SECONDS)
@@ -58,7 +58,7 @@ def test_what_was_loaded_is_the_engines_own(publisher: relight.Publisher, held: 
 
 
 def test_a_version_that_was_replaced_is_refused_before_anything_is_loaded(
-    publisher: relight.Publisher, held: HeldWeights
+    publisher: relight.Publisher, held: WeightCache
 ) -> None:
     publish(publisher, 1)
     publish(publisher, 2)
@@ -67,7 +67,7 @@ def test_a_version_that_was_replaced_is_refused_before_anything_is_loaded(
     held.load_into(list, version=2, device=CPU, timeout_seconds=SECONDS)
 
 
-def test_a_version_that_does_not_come_is_said_to_be_missing(publisher: relight.Publisher, held: HeldWeights) -> None:
+def test_a_version_that_does_not_come_is_said_to_be_missing(publisher: relight.Publisher, held: WeightCache) -> None:
     publish(publisher, 1)
     with pytest.raises(TransferError, match=r"version 7 did not come within 0\.1 s: version 1 is held"):
         held.load_into(must_not_load, version=7, device=CPU, timeout_seconds=0.1)

@@ -57,7 +57,7 @@ class _Open:
     agreed: int = -1  # the newest version of which a survivor knows that all replicas held the same bits
 
 
-class Ledger:
+class JobStats:
     """Collects; `report()` gives the value."""
 
     def __init__(self, world_size: int, standbys: int, kept: int | None = None) -> None:
