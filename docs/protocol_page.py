@@ -73,9 +73,10 @@ them. It then has one of two forms, the same on all ranks. W is a write, C a col
 - A replacement is blank, and later at the target version, but never prepared before it has done the step itself.
 
 Which form a step has is learnt, and agreed on in barriers. While nothing is known yet, and in the first step after a
-recovery, the barrier stands at the end. The form changes no bit. Ranks must agree on it all the same: if more comes
-after the barrier than the last write, ranks of different form would bring different collectives; and where states
-are compared before the barrier, they would compare different moments of the step.
+recovery, the barrier stands at the end; also until every optimizer that was handed over has made a step, since the
+first step of one (a discriminator that starts late) would be a surprise. The form changes no bit. Ranks must agree on
+it all the same: if more comes after the barrier than the last write, ranks of different form would bring different
+collectives; and where states are compared before the barrier, they would compare different moments of the step.
 
 ### A surprise
 

@@ -190,7 +190,7 @@ class Controller(Agents, Processes, Training, Restoring):
     @property
     def saving(self) -> Save | None:
         """The order to write a last checkpoint, once it is given."""
-        return self._saving
+        return self._ending.order
 
     @property
     def standbys_ready(self) -> int:
@@ -221,9 +221,9 @@ class Controller(Agents, Processes, Training, Restoring):
             case Stage.STARTING:
                 return waiting.for_first_step(members, self._entered, len(self.hosts), settings.nodes, now)
             case Stage.STOPPING:
-                return waiting.to_decide(members, self._stopped, settings.world_size, now)
+                return waiting.to_decide(members, self._attempt.stopped, settings.world_size, now)
             case Stage.RESTORING:
-                return waiting.to_resume(members, self._restored, self.job_stats.decided_at, now)
+                return waiting.to_resume(members, self._attempt.restored, self.job_stats.decided_at, now)
             case Stage.SAVING:
                 return "the job must end: a last checkpoint is written"
             case Stage.FINISHING:
@@ -238,4 +238,4 @@ class Controller(Agents, Processes, Training, Restoring):
         assert sorted(ranks) == list(self.members.by_rank()), "who holds which rank is kept wrongly"
         reserve = [p for p in self.members.processes.values() if p.rank is None and p.alive and not p.failed]
         assert reserve == self.members.standbys(), "who is in reserve is kept wrongly"
-        assert self.stage is not Stage.RESTORING or self._decision is not None
+        assert self.stage is not Stage.RESTORING or self._attempt.decision is not None

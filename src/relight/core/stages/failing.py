@@ -106,8 +106,9 @@ class Failing(Saving):
         """Nobody can tell which replica is right: back to before it, if a lower rung has that. Else it is the end."""
         if not self._has_lower_rung:
             return self._end(f"{what}. {self._advice()}", now)
-        self._differed_at = version if self._differed_at < 0 else min(version, self._differed_at)
-        self._difference = what
+        known = self._fallback
+        first = min(version, known.differed_at) if known.distrusts else version
+        self._fallback = msgspec.structs.replace(known, differed_at=first, difference=what)
         self.job_stats.failure(None, "corruption", what, None, noticed_ns, self.generation, now, version)
         return self._fail([], version, ("differs", version), now, limit=MAX_CORRUPTIONS)
 

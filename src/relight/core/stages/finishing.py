@@ -15,10 +15,10 @@ class Finishing(Failing):
             return []
         if not self._is_member(event.process):
             return []
-        self._done[event.process] = event
-        if len(self._done) < self.settings.world_size:
+        self._attempt.done[event.process] = event
+        if len(self._attempt.done) < self.settings.world_size:
             return []
-        reports = sorted(self._done.values(), key=lambda e: e.rank)
+        reports = sorted(self._attempt.done.values(), key=lambda e: e.rank)
         for report in reports[1:]:
             if (report.version, report.lineage) != (reports[0].version, reports[0].lineage):
                 return self._end(
@@ -55,7 +55,7 @@ class Finishing(Failing):
             return []
         if not self._winding_down:
             return self._end("", now)
-        version = next(iter(self._done.values())).version
+        version = next(iter(self._attempt.done.values())).version
         return self._end(
             f"stopped: {self._winding_down}, after {version} of {self.until} steps. Start the same command again to go "
             "on from the newest checkpoint",

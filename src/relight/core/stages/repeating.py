@@ -55,7 +55,7 @@ class Repeating(Failing):
         if self.stage is Stage.FINISHING:
             return [*out, Release(audience=Audience.MEMBERS, generation=self.generation, why=why)]
         if self.stage is Stage.TRAINING:
-            self._deadline = None if self._suspected_collective is None else now + COLLECTIVE_GRACE_SECONDS
+            self._deadline = None if self._attempt.suspected_collective is None else now + COLLECTIVE_GRACE_SECONDS
             notice = Notice(why="the controller is back; training went on meanwhile", level="info")
             resume = Resume(
                 audience=Audience.MEMBERS,

@@ -67,7 +67,7 @@ class Reserve(State):
                 )
             )
         if vacant:
-            self._deadline = now + min(self._patience_seconds, self._stop_limit_seconds)
+            self._deadline = now + min(self._patience_seconds, self._attempt.stop_limit_seconds)
         return out
 
     def _pair(self, standbys: list[Process], vacant: list[int]) -> list[tuple[Process, int]]:

@@ -1,6 +1,7 @@
 """RESTORING: every member reaches the target version; they must agree before anybody goes on."""
 
 from relight.core import events as ev
+from relight.core.attempt import Fallback
 from relight.core.commands import Audience, Command, Notice, Resume
 from relight.core.shards import Shards
 from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, Failing
@@ -13,32 +14,32 @@ class Restoring(Failing):
     def _on_restored(self, event: ev.Restored, now: float) -> list[Command]:
         if self.stage is not Stage.RESTORING or event.generation != self.generation:
             return []
-        if not self._is_member(event.process) or self._decision is None:
+        if not self._is_member(event.process) or self._attempt.decision is None:
             return []
-        self._restored[event.process] = event
+        self._attempt.restored[event.process] = event
         self.job_stats.restored(event, now)
-        if len(self._restored) < self.settings.world_size:
+        if len(self._attempt.restored) < self.settings.world_size:
             return []
-        reports = sorted(self._restored.values(), key=lambda e: e.rank)
-        problem = _handshake_mismatch(reports, self._decision.target, self.shards)
+        reports = sorted(self._attempt.restored.values(), key=lambda e: e.rank)
+        problem = _handshake_mismatch(reports, self._attempt.decision.target, self.shards)
         if problem:
             digests = {report.rank: report.state_digest for report in reports}
-            stood = [rank for rank in digests if rank not in self._decision.targets]
-            of_their_own = {*stood, *self._decision.recalled}
+            stood = [rank for rank in digests if rank not in self._attempt.decision.targets]
+            of_their_own = {*stood, *self._attempt.decision.recalled}
             held = self.members.by_rank()
             voters = [rank for rank in stood if not held[rank].replacement]  # others were copied before it began again
             alike = len({(r.version, r.lineage) for r in reports}) == 1
             alike = alike and not self.shards.differing({r.rank: r.layout_digest for r in reports})
             if alike and self.shards.differing({rank: digests[rank] for rank in of_their_own}):
-                return self._on_corruption(digests, voters, self._decision.target, 0, now)
+                return self._on_corruption(digests, voters, self._attempt.decision.target, 0, now)
             return self._end(problem, now)
         self.stage, self._deadline = Stage.TRAINING, None
-        self._fallen_to = self._fallen_from = self._differed_at = -1
+        self._fallback = Fallback()
         for process in self.members.by_rank().values():
             process.replacement = False
         self.members.predecessors.clear()
         self._forget_the_dead()
-        if self._decision.targets:
+        if self._attempt.decision.targets:
             self._standby_errors.clear()
         notice = Notice(why=self.job_stats.describe_recovery(now), level="info")
         self.job_stats.resumed(now)
@@ -49,7 +50,7 @@ class Restoring(Failing):
                 buddies=self._buddies(),
                 writers=self._writers(),
                 doubts=self.job_stats.doubts.reasons,
-                why=f"all ranks hold version {self._decision.target} "
+                why=f"all ranks hold version {self._attempt.decision.target} "
                 f"({self.shards.digest([report.state_digest for report in reports])})",
             )
         ]
@@ -74,14 +75,14 @@ class Restoring(Failing):
     def _on_restore_failed(self, event: ev.RestoreFailed, now: float) -> list[Command]:
         if self.stage is not Stage.RESTORING or event.generation != self.generation:
             return []
-        if self._suspected_restore is None:  # most often the echo of a death, as with collectives
-            self._suspected_restore = event
+        if self._attempt.suspected_restore is None:  # most often the echo of a death, as with collectives
+            self._attempt.suspected_restore = event
             self._deadline = now + COLLECTIVE_GRACE_SECONDS
         return []
 
     def _on_restore_timeout(self, now: float) -> list[Command]:
         """Nobody can be blamed for a restore that does not end; who then does not stand still, can."""
-        event = self._suspected_restore
+        event = self._attempt.suspected_restore
         evidence = event.evidence if event else f"not done within {self.settings.restore_timeout_seconds:g} s"
         self.job_stats.failure(
             None, "communication", f"restoring: {evidence}", None, 0, self.generation, now, self._recovery_step

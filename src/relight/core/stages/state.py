@@ -13,11 +13,11 @@ import enum
 import msgspec
 
 from relight.core import events as ev
+from relight.core.attempt import Ending, Fallback, RecoveryAttempt
 from relight.core.backoff import Backoff
 from relight.core.buddies import choose_buddies
 from relight.core.commands import Audience, Begin, Command, EndJob, Release, Restore, Resume, Save, Stop, WindDown
 from relight.core.coverage import Coverage
-from relight.core.decision import Decision
 from relight.core.hosts import Hosts
 from relight.core.job_stats import KEPT_IN_ACCOUNT, JobStats
 from relight.core.members import Members, Process
@@ -73,25 +73,14 @@ class State:
         self.buddy_every = 0  # steps from snapshot to snapshot, 0: none
         self.checkpoint_every = 0
         self._winding_down = ""  # why the job is to end after its next step
-        self._ending = ""  # why the job ends after a last checkpoint
-        self._ending_raised: ev.WorkerFailed | None = None
-        self._saving: Save | None = None  # the order to write it, once it is known what can be written
-        self._differed_at = -1  # a version of which replicas held different bits, and no majority told which is right
-        self._difference = ""  # the same in words
-        self._fallen_to = -1  # the version that an unfinished recovery has ordered everybody back to, below replicas
-        self._fallen_from = -1  # the newest version that was finished then
+        self._ending = Ending()
+        self._fallback = Fallback()
         self._history = 0  # the generation that last undid versions
         self._entered: dict[str, ev.TrainingEntered] = {}
-        self._stopped: dict[str, ev.Stopped] = {}
-        self._restored: dict[str, ev.Restored] = {}
-        self._done: dict[str, ev.TrainingDone] = {}
+        self._attempt = RecoveryAttempt()
         self._released: set[str] = set()
-        self._decision: Decision | None = None
         self._deadline: float | None = None
         self._extended: float | None = None  # the deadline that was put off, once, in case the controller had slept
-        self._suspected_collective: ev.CollectiveFailed | None = None
-        self._suspected_restore: ev.RestoreFailed | None = None
-        self._stop_limit_seconds = 0.0
         self._slowest_start_seconds = 0.0
         self._recovery_step = -1  # the step that the recovery under way is about
         self._failures_at_step: Recent[int] = Recent()
@@ -180,18 +169,12 @@ class State:
         settings = self.settings
         # The last resort: a rank between two steps may evaluate for long, and one inside is judged by the detector.
         at_most = settings.stop_timeout_seconds + settings.outside_hang_timeout_seconds
-        self._stop_limit_seconds = at_most if stop_limit_seconds is None else stop_limit_seconds
+        self._attempt = RecoveryAttempt(at_most if stop_limit_seconds is None else stop_limit_seconds)
         for process in self.members.by_rank().values():
             process.asked_at = now
         self.generation += 1
         self.stage = Stage.STOPPING
-        self._stopped.clear()
-        self._restored.clear()
-        self._done.clear()
-        self._decision = None
-        self._suspected_collective = None
-        self._suspected_restore = None
-        self._deadline = now + self._stop_limit_seconds
+        self._deadline = now + self._attempt.stop_limit_seconds
         self.job_stats.stopping(self.generation, now)
         return Stop(audience=Audience.MEMBERS, generation=self.generation, why=why)
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from relight.core import events as ev
 from relight.core.commands import Audience, Command, Notice, Restore, Rung, Source
 from relight.core.decision import Decision, Halt, decide, derived_ranks, describe_target
@@ -23,14 +25,14 @@ class Stopping(Failing):
             return []
         if not self._is_member(event.process):
             return []
-        self._stopped[event.process] = event
+        self._attempt.stopped[event.process] = event
         self.job_stats.stopped(event, now)
         return self._advance(now)
 
     def _on_stop_timeout(self, now: float) -> list[Command]:
         if late := self._late(now):
             return [*self._blame_late(late, now), *self._fail(late, -1, None, now)]
-        limit = self._stop_limit_seconds
+        limit = self._attempt.stop_limit_seconds
         out = self._fill_vacancies(now)
         if self._deadline is None:
             self._deadline = min((p.asked_at + limit for p in self._moving()), default=now + limit)
@@ -44,27 +46,29 @@ class Stopping(Failing):
             return []
         if not self.members.is_complete(self.settings.world_size):
             return self._fill_vacancies(now)
-        if len(self._stopped) < self.settings.world_size:  # the usual answer, without a look at every rank
+        if len(self._attempt.stopped) < self.settings.world_size:  # the usual answer, without a look at every rank
             return []
-        held = self.members.by_rank()
-        if self.members.dying() or any(p.name not in self._stopped for p in held.values()) or self._is_put_off(now):
+        held, stopped = self.members.by_rank(), self._attempt.stopped
+        if self.members.dying() or any(p.name not in stopped for p in held.values()) or self._is_put_off(now):
             return []
         replaced = [rank for rank, p in held.items() if p.replacement]
-        reports = [self._stopped[p.name] for p in held.values()]
+        reports = [stopped[p.name] for p in held.values()]
         private = self._lost_private(reports)
         derived = derived_ranks(reports, private)
         known = {rank: versions for rank, versions in private.items() if rank not in derived}
-        unfinished = self._unfinished_fall
-        if unfinished is None and self._differed_at >= 0:
-            return self._descend(self._difference, reports, now)
-        if unfinished is not None and (0 <= self._differed_at <= unfinished or not has_gone_back(reports, unfinished)):
-            return self._descend("the recovery that goes back that far is not finished", reports, now)
+        unfinished, fallback = self._unfinished, self._fallback
+        if unfinished is None and fallback.distrusts:
+            return self._descend(fallback.difference, reports, now)
+        if unfinished is not None:
+            distrusted = 0 <= fallback.differed_at <= unfinished
+            if distrusted or not has_gone_back(reports, unfinished):
+                return self._descend("the recovery that goes back that far is not finished", reports, now)
         decision = require_every_part(decide(reports, known, self.settings.world_size), self.shards)
         if isinstance(decision, Halt) and decision.lost:
             return self._descend(decision.reason, reports, now)
         if isinstance(decision, Halt):
             return self._end(f"{decision.reason}. {self._advice()}", now, self._last_traceback())
-        self.stage, self._decision = Stage.RESTORING, decision
+        self.stage, self._attempt.decision = Stage.RESTORING, decision
         for process in held.values():
             process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
@@ -84,16 +88,16 @@ class Stopping(Failing):
                 targets=decision.targets,
                 derived=derived,
                 history=self._history,
-                distrust=self._differed_at,
+                distrust=self._fallback.differed_at,
                 keep=self._worth_keeping(reports),
                 why=f"{describe_target(decision.direction, decision.target)}: {decision.reason}",
             )
         ]
 
     @property
-    def _unfinished_fall(self) -> int | None:
+    def _unfinished(self) -> int | None:
         """The version that a recovery below replicas goes back to, while not all are there; None: there is none."""
-        return None if self._fallen_to < 0 else self._fallen_to
+        return self._fallback.target if self._fallback.is_under_way else None
 
     def _lost_private(self, reports: Sequence[ev.Stopped]) -> dict[int, frozenset[int]]:
         """Of each blank rank, the versions of its private state that are left: with its dead predecessors' pages. A
@@ -104,15 +108,15 @@ class Stopping(Failing):
         """On the way down only that of the version all go to counts: any other is undone, and would hide that nothing
         is left, in which case it may follow from rank and step."""
         versions = self.members.private_versions(rank)
-        return versions if self._unfinished_fall is None else versions & {self._unfinished_fall}
+        return versions if self._unfinished is None else versions & {self._unfinished}
 
     def _worth_keeping(self, reports: Sequence[ev.Stopped]) -> int:
         """The version whose snapshots must not be overwritten yet, or -1."""
         if not self.buddy_every:
             return -1
-        if self._unfinished_fall is None:
+        if self._unfinished is None:
             return worth_keeping(reports, self.shards)
-        snapshots = newest_snapshots(reports, self.shards, self._unfinished_fall)
+        snapshots = newest_snapshots(reports, self.shards, self._unfinished)
         return -1 if snapshots is None else snapshots[0]
 
     def _source(self, report: ev.Stopped, of: int = -1) -> Source:
@@ -122,29 +126,29 @@ class Stopping(Failing):
 
     def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         """What the replicas hold is not enough: the highest rung below them that is, or the end of the job."""
-        trusted = newest_to_trust(reports, self._differed_at)
-        fall = descend(reason, reports, self.shards, self._unfinished_fall, trusted)
-        if fall is None and self._differed_at >= 0:
+        trusted = newest_to_trust(reports, self._fallback.differed_at)
+        fall = descend(reason, reports, self.shards, self._unfinished, trusted)
+        if fall is None and self._fallback.distrusts:
             known = f"replicas agreed last at version {max(report.agreed for report in reports)}"
             return self._end(
-                f"{self._difference}. No buddy and no checkpoint holds a version from before that ({known}). "
+                f"{self._fallback.difference}. No buddy and no checkpoint holds a version from before that ({known}). "
                 "Do not go on from a newer checkpoint",
                 now,
             )
         if fall is None:
-            if self._fallen_to >= 0:
-                reason = (
-                    f"all were going back to version {self._fallen_to}, and of some rank's state every copy is lost"
-                )
+            if self._fallback.is_under_way:
+                target = self._fallback.target
+                reason = f"all were going back to version {target}, and of some rank's state every copy is lost"
             lost = self._all_lost() if self._lost_without() else f"{reason}. {self._advice()}"
             return self._end(lost, now, self._last_traceback())
         held = self.members.by_rank()
         dead = [self.members.processes[name] for names in self.members.predecessors.values() for name in names]
-        finished = [self._fallen_from, *(r.version for r in reports if not r.blank)]
+        finished = [self._fallback.newest_finished, *(r.version for r in reports if not r.blank)]
         finished += [process.final_position.version for process in dead]
-        self._fallen_to, self._fallen_from = fall.target, max(finished)
+        newest = max(finished)
+        self._fallback = msgspec.structs.replace(self._fallback, target=fall.target, newest_finished=newest)
         self._history = self.generation
-        undone = max(0, self._fallen_from - fall.target)
+        undone = max(0, newest - fall.target)
         decision = Decision(
             target=fall.target,
             direction="back",
@@ -154,7 +158,7 @@ class Stopping(Failing):
             targets=fall.targets,
             recalled=tuple(rank for rank in fall.targets if fall.places[rank][1] == rank),
         )
-        self.stage, self._decision = Stage.RESTORING, decision
+        self.stage, self._attempt.decision = Stage.RESTORING, decision
         for process in held.values():
             process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
@@ -162,7 +166,7 @@ class Stopping(Failing):
         self._attempts.add(fall.target)
         asked = {fall.places[rank] for rank in fall.targets} or {(source, -1) for source in fall.sources}
         steps = f"{undone} finished step{'s are' if undone != 1 else ' is'}"
-        went = f"from version {self._fallen_from}: {steps} computed again"
+        went = f"from version {newest}: {steps} computed again"
         return [
             Restore(
                 audience=Audience.MEMBERS,
@@ -175,7 +179,7 @@ class Stopping(Failing):
                 rung=fall.rung,
                 undone=undone,
                 history=self._history,
-                distrust=self._differed_at,
+                distrust=self._fallback.differed_at,
                 keep=fall.target if fall.rung is Rung.BUDDY else -1,
                 why=f"down to the {fall.rung}: back to version {fall.target} {went}, because {reason}",
             ),

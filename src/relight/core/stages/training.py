@@ -13,13 +13,13 @@ class Training(Failing):
     def _on_collective_failed(self, event: ev.CollectiveFailed, now: float) -> list[Command]:
         if self.stage is not Stage.TRAINING or event.generation != self.generation:
             return []
-        if self._suspected_collective is None:
-            self._suspected_collective = event
+        if self._attempt.suspected_collective is None:
+            self._attempt.suspected_collective = event
             self._deadline = now + COLLECTIVE_GRACE_SECONDS
         return []
 
     def _on_grace_over(self, now: float) -> list[Command]:
-        event = self._suspected_collective
+        event = self._attempt.suspected_collective
         if event is None:
             return []
         evidence = f"a collective of rank {event.rank} broke while every process lives: {event.summary}"

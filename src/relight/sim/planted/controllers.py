@@ -42,11 +42,11 @@ class DecidesBeforeAllStandStill(Controller):
     """A2: takes the newest reports for the missing ones."""
 
     def _advance(self, now: float) -> list[Command]:
-        known = [report for report in self._stopped.values() if not report.blank]
+        known = [report for report in self._attempt.stopped.values() if not report.blank]
         if self.stage is Stage.STOPPING and known:
             for rank, process in self.members.by_rank().items():
                 guess = msgspec.structs.replace(known[-1], process=process.name, rank=rank, blank=process.replacement)
-                self._stopped.setdefault(process.name, guess)
+                self._attempt.stopped.setdefault(process.name, guess)
         return super()._advance(now)
 
 
@@ -54,10 +54,10 @@ class DecidesFromStalePositions(Controller):
     """Reports from the generation before are good enough: where a rank stood, it stands."""
 
     def _open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
-        before = dict(self._stopped)
+        before = dict(self._attempt.stopped)
         out = super()._open_generation(now, stop_limit_seconds)
         if self.stage is Stage.STOPPING:
-            self._stopped.update(before)
+            self._attempt.stopped.update(before)
         return out
 
 
@@ -91,9 +91,9 @@ class BelievesOldEnds(Controller):
         return super()._on_done(msgspec.structs.replace(event, generation=self.generation), now)
 
     def _open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
-        before = dict(self._done)
+        before = dict(self._attempt.done)
         out = super()._open_generation(now, stop_limit_seconds)
-        self._done.update(before)
+        self._attempt.done.update(before)
         return out
 
 
@@ -102,7 +102,7 @@ class ResumesWithoutTheLast(Controller):
 
     def _on_restored(self, event: ev.Restored, now: float) -> list[Command]:
         out = super()._on_restored(event, now)
-        missing = [p for p in self.members.by_rank().values() if p.name not in self._restored]
+        missing = [p for p in self.members.by_rank().values() if p.name not in self._attempt.restored]
         if self.stage is Stage.RESTORING and len(missing) == 1 and self.settings.world_size > 2:
             process = missing[0]
             guess = msgspec.structs.replace(event, process=process.name, rank=process.rank)
@@ -160,9 +160,9 @@ class BlamesEveryoneForASlowRestore(Controller):
     """Once ours: at the deadline everyone who was not restored had failed, and that was everyone."""
 
     def _on_restore_timeout(self, now: float) -> list[Command]:
-        if self._suspected_restore is not None:
+        if self._attempt.suspected_restore is not None:
             return super()._on_restore_timeout(now)
-        late: list[Process] = [p for p in self.members.by_rank().values() if p.name not in self._restored]
+        late: list[Process] = [p for p in self.members.by_rank().values() if p.name not in self._attempt.restored]
         return [*self._blame_late(late, now, "did not finish restoring"), *self._fail(late, -1, None, now)]
 
 
@@ -170,7 +170,7 @@ class ComparesTheStopDeadlineInAnotherWay(Controller):
     """Once ours: `asked_at + limit` is past, `now - asked_at >= limit` is not. The deadline passed for ever."""
 
     def _late(self, now: float) -> list[Process]:
-        return [process for process in super()._late(now) if now - process.asked_at >= self._stop_limit_seconds]
+        return [process for process in super()._late(now) if now - process.asked_at >= self._attempt.stop_limit_seconds]
 
 
 class SaysNothingAgain(Controller):
@@ -326,7 +326,7 @@ class ForgetsThatItWentDown(Controller):
 
     def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         out = super()._descend(reason, reports, now)
-        self._fallen_to = -1
+        self._fallback = msgspec.structs.replace(self._fallback, target=-1)
         return out
 
 
@@ -360,8 +360,8 @@ class TakesARecalledSnapshotForACopy(Controller):
     """Once ours: what a lost rank had left in its buddy's memory differed from a survivor's state; the job ended."""
 
     def _on_restored(self, event: ev.Restored, now: float) -> list[Command]:
-        if self._decision is not None:
-            self._decision = msgspec.structs.replace(self._decision, recalled=())
+        if self._attempt.decision is not None:
+            self._attempt.decision = msgspec.structs.replace(self._attempt.decision, recalled=())
         return super()._on_restored(event, now)
 
 
@@ -375,7 +375,7 @@ class TakesTheLivingForSnapshots(Controller):
     def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         stood = [
             msgspec.structs.replace(r, snapshots=(*r.snapshots, ev.Snapshot(rank=r.rank, version=r.version)))
-            if r.version == self._fallen_to and not r.blank and not r.torn
+            if r.version == self._fallback.target and not r.blank and not r.torn
             else r
             for r in reports
         ]
@@ -386,9 +386,9 @@ class KeepsToTheBuddies(Controller):
     """Once ours: if buddy memory was lost in the middle of going back to it, a newer checkpoint did not count."""
 
     def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
-        if self._fallen_to >= 0:
+        if self._fallback.is_under_way:
             reports = [
-                msgspec.structs.replace(r, checkpoints=tuple(v for v in r.checkpoints if v <= self._fallen_to))
+                msgspec.structs.replace(r, checkpoints=tuple(v for v in r.checkpoints if v <= self._fallback.target))
                 for r in reports
             ]
         return super()._descend(reason, reports, now)
@@ -400,7 +400,7 @@ class KeepsTheNewest(Controller):
     """
 
     def _worth_keeping(self, reports: Sequence[ev.Stopped]) -> int:
-        found = newest_snapshots(reports, self.shards, self._unfinished_fall) if self.buddy_every else None
+        found = newest_snapshots(reports, self.shards, self._unfinished) if self.buddy_every else None
         return -1 if found is None else found[0]
 
 
@@ -459,8 +459,8 @@ class CountsEarlierCopiesAsVotes(Controller):
         now: float,
         tensors: Sequence[str] = (),
     ) -> list[Command]:
-        if self.stage is Stage.RESTORING and self._decision is not None:
-            voters = [rank for rank in digests if rank not in self._decision.targets]
+        if self.stage is Stage.RESTORING and self._attempt.decision is not None:
+            voters = [rank for rank in digests if rank not in self._attempt.decision.targets]
         return super()._on_corruption(digests, voters, version, noticed_ns, now, tensors)
 
 

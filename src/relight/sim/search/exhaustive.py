@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 
 from relight.core import events as ev
+from relight.core.attempt import RecoveryAttempt
 from relight.core.backoff import Backoff
 from relight.core.commands import Restore, Stop
 from relight.core.controller import Controller, ControllerSettings, Stage
@@ -363,6 +364,8 @@ def _copy_controller(controller: Controller) -> Controller:
             mine[name] = _copy_members(value)
         elif isinstance(value, JobStats):
             mine[name] = _copy_job_stats(value)
+        elif isinstance(value, RecoveryAttempt):
+            mine[name] = value.copy()
         elif isinstance(value, Backoff):
             mine[name] = copy(value)
     return twin
@@ -417,6 +420,10 @@ def _key(value: Any, now: float) -> Hashable:
         return tuple(sorted((repr(key), _key(item, now)) for key, item in value.items()))
     if isinstance(value, set):
         return tuple(sorted(map(repr, value)))
+    if isinstance(value, RecoveryAttempt):
+        reports = [_key(getattr(value, name), now) for name in ("stopped", "restored", "done")]
+        suspected = value.suspected_restore, value.suspected_collective
+        return value.stop_limit_seconds, value.decision, suspected, tuple(reports)
     if isinstance(value, float):
         return value - now
     if isinstance(value, Backoff):

@@ -49,17 +49,14 @@ _UNREAD_FIELDS = frozenset(
 LEFT_OUT = {
     "Controller": {
         **dict.fromkeys(("settings", "until", "shards", "coverage"), "the same throughout a search"),
-        **dict.fromkeys(
-            ("buddy_every", "checkpoint_every", "_fallen_to", "_fallen_from", "_history"), "of rungs below replicas"
-        ),
+        **dict.fromkeys(("buddy_every", "checkpoint_every", "_fallback", "_history"), "of rungs below replicas"),
         **dict.fromkeys(("ended", "job_stats", "_tracebacks", "_recovery_step", "began_at"), "an account for people"),
         **dict.fromkeys(("_attempts", "_failures_at_step", "_identical", "_startup_restarts"), "far below its limit"),
         "_standby_errors": "far below its limit",
         "_said_of_attempts": "an account for people",
         **dict.fromkeys(("hosts", "_extended", "_standing_order"), "of hosts, sleep and restarts, which do not occur"),
         "_winding_down": "of a signal, which does not occur",
-        **dict.fromkeys(("_differed_at", "_difference"), "of corrupted memory, which does not occur"),
-        **dict.fromkeys(("_ending", "_ending_raised", "_saving"), "of checkpoints, which are not kept"),
+        "_ending": "of checkpoints, which are not kept",
         "_entered": "done with when training begins",
         "_slowest_start_seconds": "_patience_seconds is what it is for",
     },
@@ -231,14 +228,15 @@ class Books:
     def __init__(self, controller: Controller, now: float) -> None:
         members = controller.members
         recovers = controller.stage in (Stage.STOPPING, Stage.RESTORING)
-        reports = [controller._done]
+        attempt = controller._attempt
+        reports = [attempt.done]
         if recovers:  # what was said in one is forgotten when the next one begins
-            reports += [controller._stopped, controller._restored]  # type: ignore[list-item]
+            reports += [attempt.stopped, attempt.restored]  # type: ignore[list-item]
         self.of: dict[str, int] = {}  # each process that counts
         self.holders = members._holders
         self.predecessors = members.predecessors
         self.reserve = tuple(members._reserve)
-        decision = controller._decision if recovers else None
+        decision = attempt.decision if recovers else None
         self.targets = () if decision is None else decision.targets
         self.others: list[Process] = []  # declared failed, not known to have ended, nobody's predecessor
         counted = {name for names in members.predecessors.values() for name in names}
@@ -256,17 +254,17 @@ class Books:
             self.of[name] = hash((state, process.may_hold_state, ends, times, said, resumes, released))
             if process.alive and process.failed and name not in counted:
                 self.others.append(process)
-        suspected = controller._suspected_collective
+        suspected = attempt.suspected_collective
         self.all = hash(
             (
                 controller.stage,
                 controller.generation,
                 None if controller._deadline is None else controller._deadline - now,
                 None if suspected is None else suspected.step,
-                controller._suspected_restore is None,
+                attempt.suspected_restore is None,
                 None if decision is None else decision.target,
                 controller._patience_seconds,
-                controller._stop_limit_seconds if recovers else None,
+                attempt.stop_limit_seconds if recovers else None,
                 controller._backoff.relative_to(now),
                 None if controller._next_attempt is None else controller._next_attempt - now,
                 len(controller.job_stats.failures),
