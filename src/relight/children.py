@@ -53,6 +53,7 @@ async def start_module(*arguments: str, pipe: bool = False) -> Child:
     """`python -m ...` in a session of its own: Ctrl-C reaches the launcher alone, which ends the job in order."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",  # a `queue.py` beside the user's script is none of ours
         "-m",
         *arguments,
         stdin=asyncio.subprocess.DEVNULL,

@@ -176,7 +176,7 @@ def test_a_late_host_is_room_for_standbys(cluster: Cluster, reference: Outcome) 
 @pytest.mark.all
 def test_the_controller_dies_while_hosts_look_on(cluster: Cluster, reference: Outcome) -> None:
     begin(cluster)
-    (controller,) = [p for p in cluster.processes(0) if p.cmdline()[1:3] == ["-m", "relight.server"]]
+    (controller,) = [p for p in cluster.processes(0) if p.cmdline()[1:4] == ["-P", "-m", "relight.server"]]
     send(controller, signal.SIGKILL)
     cluster.wait_until(lambda: '"ControllerRestarted"' in cluster.journal(), "another controller is in charge")
     send(cluster.workers(1)["w2"], signal.SIGKILL)
@@ -203,7 +203,8 @@ def test_the_controller_s_host_is_lost_and_another_goes_on(cluster: Cluster, ref
 def test_a_frozen_controller_is_taken_over_and_gives_way_when_it_wakes(cluster: Cluster, reference: Outcome) -> None:
     """It and whoever would replace it are stopped, so its connections live and it holds the journal's lock."""
     begin(cluster)
-    frozen = [p for p in cluster.processes(0) if p.cmdline()[1:3] in (["-m", "relight.server"], ["-m", "relight.cli"])]
+    names = {"relight.server", "relight.cli"}
+    frozen = [p for p in cluster.processes(0) if names & set(p.cmdline()[1:4])]
     assert len(frozen) == 2, [p.cmdline() for p in frozen]
     for process in frozen:
         send(process, signal.SIGSTOP)

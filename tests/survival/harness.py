@@ -105,7 +105,7 @@ class Job:
         self.temporary = Path(tempfile.mkdtemp(prefix="rl-"))
         self._shared_memory_before = _shared_memory()
         self.command = (
-            *(sys.executable, "-m", "relight.cli", "run"),
+            *(sys.executable, "-P", "-m", "relight.cli", "run"),
             *("--nproc-per-node", str(training.ranks), "--standby", str(standbys), "--run-dir", str(self.run_dir)),
             *("--hang-timeout-seconds", f"{hang_seconds:g}", "--outside-hang-timeout-seconds", f"{hang_seconds:g}"),
             *flags,
@@ -145,7 +145,7 @@ class Job:
         """The living process that runs `python -m NAME`, such as relight.agent."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                if ["-m", name] == process.cmdline()[1:3]:
+                if ["-P", "-m", name] == process.cmdline()[1:4]:
                     return process
         return None
 

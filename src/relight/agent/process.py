@@ -15,7 +15,7 @@ from relight.agent.page import Page, Pages
 from relight.agent.probes import MemoryKills, Probe
 from relight.wire.settings import JobSettings
 
-WORKER_COMMAND = (sys.executable, "-m", "relight.training.bootstrap")
+WORKER_COMMAND = (sys.executable, "-P", "-m", "relight.training.bootstrap")
 STATUS_UNKNOWN = "exited; its status is not known because its agent had been restarted"
 _PIPE_BYTES = 2**20  # room for output while the agent is busy, or being replaced
 

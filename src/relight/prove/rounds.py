@@ -156,7 +156,7 @@ class Prover:
         started = time.monotonic()
         with (run_dir / _OUTPUT).open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "relight.prove", str(path)],
+                [sys.executable, "-P", "-m", "relight.prove", str(path)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -24,8 +24,8 @@ def main() -> None:
     sys.argv = [settings.script, *settings.script_arguments]
     try:
         _run(settings)
-        if job._runtime is not None and job._runtime.at_end is not None:
-            job._runtime.at_end()
+        if job._runtime is not None and job._runtime.lifecycle is not None:
+            job._runtime.lifecycle.at_end_of_script()
     except SystemExit as exit_:
         if exit_.code in (None, 0):
             say_goodbye(job._runtime)
@@ -38,10 +38,10 @@ def main() -> None:
 
 def _run(settings: JobSettings) -> None:
     if settings.module:
-        sys.path[0] = os.getcwd()
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(settings.script, run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(Path(settings.script).resolve().parent)
+        sys.path.insert(0, str(Path(settings.script).resolve().parent))
         runpy.run_path(settings.script, run_name="__main__")
 
 

@@ -242,7 +242,7 @@ def _report(
 def _start_source(arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
     """Another process that reads the checkpoint, each bucket by one of them."""
     words = [str(arguments.checkpoint), str(arguments.place), str(arguments.version), str(os.getpid())]
-    return subprocess.Popen([sys.executable, "-m", "relight.weights.publish", *words], start_new_session=True)
+    return subprocess.Popen([sys.executable, "-P", "-m", "relight.weights.publish", *words], start_new_session=True)
 
 
 def _serve_as_source() -> int:
