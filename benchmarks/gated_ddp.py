@@ -162,13 +162,16 @@ class Hooks:
 
     def needed_by(self, kind: str) -> None:
         """A step of this kind follows."""
-        training, phases = self._training, self._training._phases
-        training._fingerprint = None  # it would complain of a change between two steps, and be right
+        parts = self._training._parts
+        phases, writes = parts.phases, parts.writes
+        self._training._loop._checks._fingerprint = (
+            None  # it would complain of a change between two steps, and be right
+        )
         if self._are_there and kind != RUN:
             phases.remove()
-            training._writes.remove()
+            writes.remove()
         elif not self._are_there and kind == RUN:
-            training._writes.install()
+            writes.install()
             phases.install()
         self._are_there = kind == RUN
 

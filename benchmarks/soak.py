@@ -283,7 +283,7 @@ class Nemesis:
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.job.pid).children():
                 with contextlib.suppress(psutil.Error):
-                    if process.cmdline()[1:3] == ["-m", name] and process.status() != psutil.STATUS_ZOMBIE:
+                    if process.cmdline()[1:4] == ["-P", "-m", name] and process.status() != psutil.STATUS_ZOMBIE:
                         return process
         return None
 

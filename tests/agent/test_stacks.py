@@ -134,6 +134,14 @@ def test_a_wait_that_is_interrupted_goes_on(run: Run, tmp_path: Path) -> None:
     assert process.wait(PATIENCE_SECONDS) == 0
 
 
+@pytest.mark.parametrize("number", [MAIN_STACK, ALL_STACKS])
+def test_a_question_that_comes_too_late_ends_no_process(run: Run, number: int) -> None:
+    """Whoever asks has looked for the handler; Python has taken it away meanwhile, as it does when it ends."""
+    script = f"import faulthandler, os\nfaulthandler.unregister({number})\nos.kill(os.getpid(), {number})\n"
+    process = run(ANSWERS + SAYS + script)
+    assert process.wait(PATIENCE_SECONDS) == 0
+
+
 def test_a_hundred_questions_change_nothing_in_a_computation(run: Run, tmp_path: Path) -> None:
     script = ANSWERS + SAYS + "n = 0\nfor i in range(3_000_000): n = (n * 31 + i) % 1_000_003\nprint(n, flush=True)\n"
     process = run(script)

@@ -9,6 +9,7 @@ from textwrap import indent
 from typing import Any
 
 import pytest
+from torch import nn
 
 from relight.errors import UsageError
 from relight.transfer.io.codec import decode_tree
@@ -358,6 +359,42 @@ def test_doubts_what_changes_late_and_out_of_sight() -> None:
         "t.mean: changed by the script for the first time after its first steps" in stray
         for stray in Watched.strays[4:]
     )
+
+
+@pytest.mark.parametrize(
+    ("begins", "then", "told"),
+    [
+        ("w = net.a", "w = net.b", True),
+        ("w = None", "w = net.b", True),
+        ("w = [net.a]", "w = [net.b]", True),
+        ("w = {}", "w = {'b': net.b}", True),
+        ("w = net.a", "w = w", False),
+        ("w = [net.a]", "pass", False),
+        ("w = net.a", "u = net.b", False),
+    ],
+)
+def test_doubts_a_name_that_stands_for_another_part_of_the_state(begins: str, then: str, told: bool) -> None:
+    """The part is there in a replacement as well, but it is not known that the name stands for it."""
+
+    class Watched(Loop):
+        def is_foreign(self, thing: Any) -> bool:
+            members = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list) else [thing]
+            return any(isinstance(one, nn.Module) for one in members) or super().is_foreign(thing)
+
+        def turn(self, number: int) -> None:
+            risks.append(self.carried.risk())
+            super().turn(number)
+
+    risks: list[str] = []
+    source = function(
+        f"net = Net()\n{begins}\nx, u = 0, 0",
+        f"x = x + b + len(str(w))\nstep.point(0, x)\nif step.number == 3:\n {then}",
+        "x",
+        setup="class Net:\n def __init__(self):\n  self.a, self.b = torch.nn.ReLU(), torch.nn.Tanh()\n",
+    )
+    run(source, Watched())
+    assert not any(risks[:4])
+    assert any("w (" in risk and "a part of what was handed over" in risk for risk in risks[4:]) == told, risks
 
 
 def test_carries_what_changes_late_and_out_of_sight_in_the_end() -> None:

@@ -12,7 +12,7 @@ Rank = tuple[str, str]  # the digest of its state, and which part of the state t
 
 def summed(ranks: list[Rank], version: int = 10) -> list[int]:
     entries = [
-        DigestExchange(5, lambda digest=digest: digest, lambda shard=shard: shard).entries(version, rank, len(ranks))  # type: ignore[misc]
+        DigestExchange(5, lambda digest=digest: digest).entries(version, rank, len(ranks), shard)  # type: ignore[misc]
         for rank, (digest, shard) in enumerate(ranks)
     ]
     return [sum(column) for column in zip(*entries, strict=True)]
@@ -107,6 +107,6 @@ def test_other_tensors_are_not_compared_with_each_other() -> None:
 
 
 def test_the_first_step_is_compared_whatever_was_asked_for() -> None:
-    digest_exchange = DigestExchange(0, lambda: A, lambda: "")
-    assert digest_exchange.entries(1, 0, 2) == []
-    assert digest_exchange.entries(1, 0, 2, first=True) == [int(A, 16) >> 4, 0]
+    digest_exchange = DigestExchange(0, lambda: A)
+    assert digest_exchange.entries(1, 0, 2, "") == []
+    assert digest_exchange.entries(1, 0, 2, "", first=True) == [int(A, 16) >> 4, 0]

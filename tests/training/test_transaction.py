@@ -16,6 +16,8 @@ Body = Callable[["Script"], None]
 
 
 class Net(nn.Module):
+    kept: Any  # what a test gives it
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(4, 8)
@@ -240,7 +242,7 @@ BODIES = [
 def run() -> Any:
     scripts: list[Script] = []
 
-    def make(body: Body, optimizers: int = 2) -> Script:
+    def make(body: Body, optimizers: int = 1) -> Script:
         scripts.append(Script(body, optimizers))
         return scripts[-1]
 
@@ -252,7 +254,7 @@ def run() -> Any:
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 @pytest.mark.parametrize("body", BODIES)
 def test_a_step_that_is_undone_leaves_no_trace(run: Any, body: Body, steps: int) -> None:
-    script = run(body)
+    script = run(body, 2)
     for _ in range(steps):
         script.step()
     before, private = script.bits(), set(script.state.private_buffers)
@@ -262,7 +264,7 @@ def test_a_step_that_is_undone_leaves_no_trace(run: Any, body: Body, steps: int)
     assert script.bits() == before
     assert script.state.private_buffers == private  # no other buffer was kept with the version gone back to
     script.step()
-    undisturbed = run(body)
+    undisturbed = run(body, 2)
     for _ in range(steps + 1):
         undisturbed.step()
     assert script.bits() == undisturbed.bits()
@@ -292,10 +294,36 @@ def test_the_barrier_comes_to_stand_in_front_of_the_only_write(run: Any) -> None
 
 
 def test_the_barrier_stands_in_front_of_the_last_of_two_writes(run: Any) -> None:
-    script = run(two_writes)
+    script = run(two_writes, 2)
     for _ in range(6):
         script.step()
     assert script.barriers == ["end", "end", "1", "1", "1", "1"]
+
+
+def test_the_barrier_stays_at_the_end_until_every_optimizer_has_made_a_step(run: Any) -> None:
+    """The first step of one that starts late comes after what used to be the last write, and needs other ranks."""
+
+    def late_discriminator(script: Script) -> None:
+        plain(script)
+        if script.number >= 4:
+            script.train()
+            script.write(1)
+
+    script = run(late_discriminator, 2)
+    for _ in range(4):
+        script.step()
+    script.attempt()
+    assert script.transaction.is_open
+    assert not script.early
+    before = script.bits()
+    script.undo()
+    script.attempt()
+    assert script.bits() == before
+    script.commit()
+    for _ in range(3):
+        script.step()
+    assert not script.transaction.surprise
+    assert script.barriers == ["end"] * 6 + ["1", "1"]
 
 
 @pytest.mark.parametrize("body", [late_collective, by_hand])
@@ -392,6 +420,62 @@ def test_plain_attributes_of_modules_travel_with_the_private_state(run: Any) -> 
     other.step()
     other.state.adopt_private(decode_tree(encode_tree(script.state.private(), "private")))
     assert (other.net.calls, other.net.seen) == (script.net.calls, script.net.seen)
+
+
+def test_what_is_a_view_of_a_parameter_in_a_replacement_is_not_written_through(run: Any) -> None:
+    """`spectral_norm` makes `weight` a view of `weight_orig`, until forward assigns it."""
+
+    def counts(script: Script) -> None:
+        script.net.kept.add_(1)
+        plain(script)
+
+    script, other = run(counts), run(plain)
+    script.net.kept = torch.zeros_like(script.net.last.weight)
+    other.net.kept = other.net.last.weight.data
+    for _ in range(4):
+        script.step()
+    weight = other.net.last.weight.detach().clone()
+    other.state.adopt_private(decode_tree(encode_tree(script.state.private(), "private")))
+    assert torch.equal(other.net.kept, script.net.kept)
+    assert torch.equal(other.net.last.weight, weight)
+
+
+@pytest.mark.parametrize("held", ["tensor", "list"])
+def test_views_of_parameters_stay_views_when_a_step_is_undone(run: Any, held: str) -> None:
+    fails = False
+
+    def body(script: Script) -> None:
+        late_collective(script)  # the barrier is at the end of the block
+        if fails:
+            raise InterruptedError
+
+    script = run(body)
+    weight = script.net.last.weight
+    script.net.kept = weight.data if held == "tensor" else [weight.data, 0]
+    for _ in range(4):
+        script.step()
+    fails, before = True, script.bits()
+    with pytest.raises(InterruptedError):
+        script.attempt()
+    script.undo()
+    assert script.bits() == before
+    view = script.net.kept if held == "tensor" else script.net.kept[0]
+    assert view.data_ptr() == weight.data_ptr()
+
+
+def test_an_attribute_that_changed_in_place_may_hold_a_result_later(run: Any) -> None:
+    """A tensor with a graph cannot be copied as state is."""
+
+    def body(script: Script) -> None:
+        if script.number < 4:
+            script.net.kept.add_(1)
+        plain(script)
+        script.net.kept = script.net.kept * 1 if script.number < 4 else script.net(torch.ones(6, 4))
+
+    script = run(body)
+    script.net.kept = torch.zeros(3)
+    for _ in range(8):
+        script.step()
 
 
 def test_reading_through_data_copies_nothing_for_long(run: Any) -> None:

@@ -72,8 +72,8 @@ def hook(runtime: Runtime) -> None:
         if os.getpid() != own or (statuses and statuses[-1] not in (None, 0)):
             return
         try:
-            if runtime.at_end is not None and not statuses:
-                runtime.at_end()
+            if runtime.lifecycle is not None and not statuses:
+                runtime.lifecycle.at_end_of_script()
         except BaseException as error:
             raised(runtime, error)
         say_goodbye(runtime)
@@ -86,7 +86,10 @@ def _staying(runtime: Runtime | None, error: BaseException) -> Callable[[], None
     """What to do instead of ending, if this process has whole state that a last checkpoint may need."""
     if runtime is None or not isinstance(error, Exception) or isinstance(error, RelightError):
         return None
-    return None if runtime.page.is_torn or runtime.torn else runtime.stay
+    lifecycle = runtime.lifecycle
+    if lifecycle is None or not lifecycle.holds_state or runtime.page.is_torn or runtime.torn:
+        return None
+    return lifecycle.hold_for_save
 
 
 def _report(runtime: Runtime | None, error: BaseException, *, stands: bool) -> None:

@@ -76,10 +76,12 @@ class Tally:
         return "\n".join(lines)
 
 
-def record(tally: Tally) -> None:
-    """Write `benchmarks/results/composed.{json,md}`."""
+def record(tally: Tally, note: str = "") -> None:
+    """Write `benchmarks/results/composed.{json,md}`. `note`: which scripts ran at which commit, if not all at one."""
     seeds = [result.seed for result in tally.results]
-    document = start_document("composed", first_seed=min(seeds, default=-1), last_seed=max(seeds, default=-1))
+    document = start_document(
+        "composed", first_seed=min(seeds, default=-1), last_seed=max(seeds, default=-1), note=note
+    )
     document["scripts"] = len(seeds)
     document["faults"] = sum(len(result.faults) for result in tally.results)
     document["verdicts_by_word"] = tally.verdicts()
@@ -99,8 +101,8 @@ def _render(document: Document) -> str:
         f"{document['scripts']} scripts composed at random (seeds {settings['first_seed']} to "
         f"{settings['last_seed']}), {document['faults']} faults. Each script ran undisturbed "
         "and disturbed; *equal*: every rank ended with the same parameters, buffers, optimizer and carried values. "
-        f"Of {document['doubted']} of these relight said that their bits are not known."
-    )
+        f"Of {document['doubted']} of these relight said that their bits are not known. {settings.get('note', '')}"
+    ).strip()
     verdicts = markdown_table(["verdict", "scripts"], [[word, str(count)] for word, count in counts.items()])
     rows = [[block, str(sum(c.values())), str(c.get(EQUAL, 0))] for block, c in document["blocks"].items()]
     failures = [

@@ -121,8 +121,8 @@ def update(plan: Plan, passes: list[str]) -> list[str]:
         return [
             *passes,
             "with torch.no_grad():",
-            "    norm = torch.stack([p.grad.norm() for p in parameters]).norm()",
-            "    moves = [0.05 * p.grad / (norm + 1e-6) for p in parameters]",
+            "    norm = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()",
+            "    moves = [0.05 * (p.grad if p.grad is not None else 0 * p) / (norm + 1e-6) for p in parameters]",
             "    for p, move in zip(parameters, moves):",
             "        p.add_(move)",
             "optimizer.zero_grad()",

@@ -41,7 +41,7 @@ from relight.training.carried.trees import (
     size_of,
     write_down,
 )
-from relight.training.carried.values import changed, put_back, remember
+from relight.training.carried.values import Mark, changed, put_back, remember
 
 _HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'
 _NAMED = 5  # places in a message
@@ -82,6 +82,7 @@ class Carried:
         self._pending: dict[str, Any] | None = None  # to be put in at the next entry
         self._comparison = Comparison(self._spots, self._is_elsewhere)
         self._left_out_why = ""  # of what decides a step, perhaps
+        self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of a part of what was handed over, and that part
         self._shown_after: list[str] = []
         self._was_unsettled = False
         self._captures = 0
@@ -191,9 +192,10 @@ class Carried:
 
     def risk(self) -> str:
         """In a recovery: why equal bits cannot be vouched for, if something changes and is not carried."""
+        self._spots.frames.forget()
+        self._check_parts()
         if self._left_out_why:
             return self._left_out_why
-        self._spots.frames.forget()
         places = [place for place in self._comparison.changed_since() if not self._is_covered(place)]
         self._spots.frames.forget()
         names = sorted({describe(place) for place in places} - self._ignored)
@@ -219,7 +221,9 @@ class Carried:
         self._spots.frames.forget()
         if self._in_step:
             self._notice(between=False)
+        self._check_parts()
         if not self._kept:
+            self._spots.frames.forget()
             return {}
         self._captures += 1
         weigh = self._captures <= 2 * FIRST_STEPS or self._captures % 16 == 0
@@ -398,7 +402,12 @@ class Carried:
         if name in self._ignored or name.rpartition(".")[2] in self._ignored:
             return None
         spot = self._spots.find(place)
-        if spot is None or (spot.get() is not MISSING and self._is_elsewhere(spot.get())):
+        if spot is None:
+            return None
+        if spot.get() is not MISSING and self._is_elsewhere(spot.get()):
+            if feeds and self._is_foreign(spot.get()):
+                began = mark.value if isinstance(mark, Mark) else spot.get()
+                self._stands_for.setdefault(key, (Kept(key, name, where, spot, feeds, late), began))
             return None
         one = self._kept[key] = Kept(key, name, where, spot, feeds, late, seen=seen)
         self._homes.add(key, spot.get() if mark is None else mark)
@@ -444,6 +453,9 @@ class Carried:
             return _MISSING_TREE
         if self._is_foreign(value):
             self._forget(one)
+            if one.feeds:
+                self._stands_for[one.key] = one, MISSING
+                self._check_parts()
             return None
         if not one.feeds and type(value) in (list, dict, set) and len(value) > MOST_LOG_LEAVES:
             self._leave_out(one, f"it has {len(value)} items")
@@ -466,6 +478,17 @@ class Carried:
                 self._leave_out(one, f"it has grown to {leaves} values, {size} bytes")
                 return None
         return tree
+
+    def _check_parts(self) -> None:
+        """A name that stands for another part of the state than at first is neither undone nor carried."""
+        for key, (one, began) in list(self._stands_for.items()):
+            if one.spot.get() is not began:
+                del self._stands_for[key]
+                self._leave_out(
+                    one,
+                    "it stands for a part of what was handed over, and not always for the same. Look that up in each "
+                    "step, by what is carried: an index, a name",
+                )
 
     def _leave_out(self, one: Kept, why: str) -> None:
         if one.seen or one.feeds or is_iterator(one.spot.get()):

@@ -11,11 +11,17 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import torch
+from torch import nn
+
 from relight.training.carried.flow import Flow
 from relight.training.carried.reader import Reader
 from relight.training.carried.refs import Key, Place
 from relight.training.carried.scope import Scope
 from relight.training.carried.source import Iteration
+
+# A name may stand for another one of these in a later step; other objects of ours (an iterator) only change.
+_PARTS = (torch.Tensor, nn.Module, torch.optim.Optimizer, list, tuple, dict)
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     feeding = flow.feeding()
     names = Names()
     for key, (file, line) in flow.writes.items():
-        if key[0] == "temporary" or is_foreign(flow.values.get(key)):
+        value = flow.values.get(key)
+        if key[0] == "temporary" or (is_foreign(value) and not (key in flow.exposed and isinstance(value, _PARTS))):
             continue
         place = flow.places.get(key)
         if place is None or (len(place) == 1 and is_of_a_call(place, iteration.frames - 1)):

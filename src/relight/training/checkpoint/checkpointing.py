@@ -23,6 +23,7 @@ from relight.training.checkpoint.reader import CheckpointReader, prefix_of
 from relight.training.connection.page import NO_PRIVATE
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
+from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.mesh import place_in_whole
 from relight.transfer.io.codec import Flat, digest_of, spec_of, unflatten
@@ -55,13 +56,12 @@ class Checkpointing:
         state: TrackedState,
         progress: Progress,
         reader: CheckpointReader,
-        shard: Callable[[], str],
+        assignment: Assignment,
     ) -> None:
-        """`shard`: which part of the state this rank holds."""
         self._runtime = runtime
         self._state = state
         self._progress = progress
-        self._shard = shard
+        self._assignment = assignment
         self._reader = reader
         self.every = 0
         self._root = Path()
@@ -73,7 +73,6 @@ class Checkpointing:
         self._useless: set[int] = set()  # complete ones that could not be read
         self._thread: threading.Thread | None = None
         self._given_up = threading.Event()  # of the one being written: nobody waits for other ranks' parts any more
-        runtime.checkpoints = self.seen
 
     def ask(self, directory: str | Path, every: int, keep: int, resume: bool) -> None:
         """See `Training.checkpoint`."""
@@ -194,7 +193,7 @@ class Checkpointing:
             copy.copy_(tensor)
         host = self._host
         part = files.Part(
-            key=self._shard(),
+            key=self._assignment.shard,
             layout=self._state.layout(),
             digest="",
             private_buffers=self._state.named_private_buffers(),
@@ -226,7 +225,7 @@ class Checkpointing:
             version=version,
             lineage=self._progress.lineage,
             world_size=self._runtime.world_size,
-            derivable=self._runtime.derivable(),
+            derivable=self._runtime.holdings.is_derivable(),
             gradients_to_none=self._state.gradients_to_none,
             parts=self._writers,
             doubts=tuple(dict.fromkeys((*self._runtime.doubts_of_job, *self._runtime.doubts))),
@@ -283,7 +282,7 @@ class Checkpointing:
             raise CheckpointError(start.error)
         if not start.version:
             return False
-        if runtime.rank and self._shard():
+        if runtime.rank and self._assignment.shard:
             self._reader.read(self._root, start.version)
         elif runtime.rank:
             self._fetch(start)

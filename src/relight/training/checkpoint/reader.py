@@ -1,6 +1,5 @@
 """A checkpoint becomes this rank's state: its part from the disk, whoever wrote it, verified."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,10 @@ from relight.errors import CheckpointError, RestoreError
 from relight.training.checkpoint import files
 from relight.training.checkpoint.dcp import Piece
 from relight.training.data.batches import Batches
+from relight.training.process.private import PrivateState
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
+from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState, parameters_behind
 from relight.training.torch_private.mesh import place_in_whole
 from relight.transfer.io.codec import decode_tree, local_part, unflatten
@@ -29,21 +30,15 @@ class CheckpointReader:
         state: TrackedState,
         progress: Progress,
         batches: Batches,
-        shard: Callable[[], str],
-        place: Callable[[], int],
-        adopt_carried: Callable[[dict[str, Any], int], None],
+        assignment: Assignment,
+        private: PrivateState,
     ) -> None:
-        """`shard`: which part of the state this rank holds. `place`: which of a step's batches is its own.
-
-        `adopt_carried` takes what the script carries by itself out of a rank's private state of a version.
-        """
         self._runtime = runtime
         self._state = state
         self._progress = progress
         self._batches = batches
-        self._shard = shard
-        self._place = place
-        self._adopt_carried = adopt_carried
+        self._assignment = assignment
+        self._private = private
 
     def read(self, root: Path, version: int) -> dict[str, Any]:
         """This rank's part, from the disk. Returns what a copy of it needs to know. Raises CheckpointError.
@@ -58,11 +53,11 @@ class CheckpointReader:
                 f"it was written by {meta.world_size} ranks, each with something of its own (statistics of BatchNorm, "
                 f"the place in the data, random streams), and cannot be divided among {runtime.world_size}"
             )
-        writer = meta.parts.get(self._shard())
+        writer = meta.parts.get(self._assignment.shard)
         if writer is None and prefix:
             raise CheckpointError(
-                f"its state is divided into {', '.join(meta.parts)}, and this rank holds {self._shard()}: stages of a "
-                "pipeline and parts of ZeRO can only go on divided as they were"
+                f"its state is divided into {', '.join(meta.parts)}, and this rank holds {self._assignment.shard}: "
+                "stages of a pipeline and parts of ZeRO can only go on divided as they were"
             )
         part = files.read_part(root, version, min(meta.parts.values()) if writer is None else writer)
         if part.layout != state.layout():
@@ -117,15 +112,13 @@ class CheckpointReader:
 
     def take_private(self, root: Path, version: int) -> None:
         """What only this rank has; nothing, if ranks have nothing of their own and may be more than there were."""
-        runtime, place = self._runtime, self._place()
+        runtime, place = self._runtime, self._assignment.batch_index
         self._batches.start(version, place)
-        if runtime.derivable() and not self._state.private_buffers:
+        if runtime.holdings.is_derivable() and not self._state.private_buffers:
             return
         payload = files.read_private(root, version, runtime.rank)
         runtime.page.write_private(version, payload)
-        private = decode_tree(payload)
-        self._state.adopt_private(private)
-        self._adopt_carried(private, version)
+        self._private.adopt(decode_tree(payload), version)
         self._batches.restore(version, place)
 
 

@@ -15,7 +15,7 @@ state alone; the first write waits for it.
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from relight.core.events import Snapshot
 from relight.errors import RelightError, StepInterrupted, UsageError
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
+from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
 from relight.transfer.io.codec import Flat, TensorSpec, digest_of, is_plain, local_part, spec_of
 from relight.transfer.restore.fabric import Address
@@ -72,12 +73,11 @@ class SnapshotFlat(Flat):
 class Snapshots:
     """What `Training.buddy` asked for. Nothing here can fail a training that runs; what goes wrong is told."""
 
-    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress, shard: Callable[[], str]) -> None:
-        """`shard`: which part of the state this rank holds."""
+    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress, assignment: Assignment) -> None:
         self._runtime = runtime
         self._state = state
         self._progress = progress
-        self._shard = shard
+        self._assignment = assignment
         self.every = 0
         self._ward = -1  # whose snapshots this rank keeps
         self._due = False  # the first boundary after a recovery: nothing that was under way goes on
@@ -93,7 +93,6 @@ class Snapshots:
         self._client: RestoreClient | None = None
         self._spare = SpareBuffer()
         self._closed = threading.Event()  # the generation in which the thread works
-        runtime.snapshots = self.held
         runtime.at_close.append(self._cancel)
 
     def ask(self, every: int) -> None:
@@ -101,7 +100,7 @@ class Snapshots:
         if every < 1:
             raise UsageError(f"buddy(every={every}): at least 1")
         self.every = every
-        if not self._shard() and self._runtime.rank == 0:
+        if not self._assignment.shard and self._runtime.rank == 0:
             self._runtime.say(
                 "no buddies",
                 "training.buddy(): every rank holds all of the state, so a buddy would hold nothing that the others do "
@@ -111,7 +110,7 @@ class Snapshots:
     @property
     def active(self) -> bool:
         """Whether snapshots are worth anything: where every rank holds all of the state, they are not."""
-        return bool(self.every) and bool(self._shard())
+        return bool(self.every) and bool(self._assignment.shard)
 
     # --- while training -------------------------------------------------------------------------------------------
     def assign(self, buddies: Sequence[int], keep: int = -1) -> None:

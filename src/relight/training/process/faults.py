@@ -26,6 +26,7 @@ class Faults:
         standby: int | None,
         cut: Callable[[], None],
         announce: Callable[[Fault], None],
+        flip: Callable[[Action], None],
     ) -> None:
         self.active = bool(plan.faults) or plan.rate_per_step > 0
         self._plan = plan
@@ -33,7 +34,7 @@ class Faults:
         self._standby = standby
         self._cut = cut
         self._announce = announce
-        self.flip: Callable[[Action], None] | None = None  # set once there is a state
+        self._flip = flip
         self._slow_at: Point | None = None
         self.rank = -1
         self.step = 0
@@ -79,5 +80,5 @@ class Faults:
             self._cut()
         elif fault.action is Action.RAISE:
             raise PlannedFault(f"planned fault in {fault.point} of step {self.step}")
-        elif self.flip is not None:
-            self.flip(fault.action)
+        else:
+            self._flip(fault.action)

@@ -24,13 +24,12 @@ from relight.core.events import (
     CollectiveFailed,
     FaultStruck,
     RestoreFailed,
-    Snapshot,
     StandbyReady,
     StateDiffers,
     Stopped,
     WorkerNotice,
 )
-from relight.core.fault import Fault, Point
+from relight.core.fault import Action, Fault, Point
 from relight.core.position import Phase
 from relight.errors import RestoreError, StepInterrupted
 from relight.training.collectives.generation_group import Forming, GenerationGroup, GenerationGroups
@@ -41,6 +40,7 @@ from relight.training.connection.link import AgentLink
 from relight.training.connection.page import PositionPage
 from relight.training.connection.store import StoreClient
 from relight.training.process.faults import Faults
+from relight.training.process.holdings import Holdings, Lifecycle, NoHoldings
 from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.mesh import regroup
 from relight.transfer.restore.restore import RestoreClient, RestoreServer
@@ -102,17 +102,16 @@ class Runtime:
         # Operations that the script launched, buckets of DDP included, and sends and receives that it began to wait
         # for. To wait for a collective counts for nothing: `await_launched` has done so before the write.
         self.launches = 0
-        self.derivable: Callable[[], bool] = lambda: False  # whether a rank's private state follows from rank and step
-        self.snapshots: Callable[[], tuple[Snapshot, ...]] = tuple  # complete ones in this process's memory
-        self.checkpoints: Callable[[], tuple[int, ...]] = tuple  # versions of complete ones on disk, newest first
+        self.holdings: Holdings = NoHoldings()  # of `Training`, once it is made
+        self.lifecycle: Lifecycle | None = None  # of the loop of steps, once it is begun
         self.at_close: list[Callable[[], None]] = []  # to be called by the link's thread when a generation is closed
-        self.stay: Callable[[], None] | None = None  # once training began: stay, for a last checkpoint
-        self.at_end: Callable[[], None] | None = None  # what is left to do when the script has run to its end
         self.groups: list[RelightProcessGroup] = []  # the default group is the first
         self.table = GroupTable(settings.world_size)
         # Processes are named in the order in which they are started, the initial ranks first.
         standby_index = int(self.process.removeprefix("w")) - settings.world_size if self.is_standby else None
-        self.faults = Faults(settings.plan, self.page, standby_index, self.break_connections, self._announce)
+        self.faults = Faults(
+            settings.plan, self.page, standby_index, self.break_connections, self._announce, self._flip
+        )
         self.store = StoreClient()
         self._condition = threading.Condition()
         self._newest = 0  # generation of the newest Stop or Assign
@@ -120,14 +119,12 @@ class Runtime:
         self._orders: dict[type, Any] = {}
         self._client: RestoreClient | None = None
         self._interrupt: Any = None
-        self.is_optimizer_at_work: Callable[[], bool] = lambda: False  # inside optimizer.step()
         self.torn = False  # a collective in there was cut short: what was written is worth nothing
         self.winding_down = False  # the job is to end; all ranks agree at the next barrier on when
         self._said: set[str] = set()
         self.doubts: dict[str, BitsDoubted] = {}  # by reason; said again to an agent's successor
         self.doubts_of_job: tuple[str, ...] = ()  # those of all ranks, as of the newest recovery
         self._risk = (-1, "")  # the newest step after which a recovery makes this a doubt
-        self.standing_risk: Callable[[], str] = lambda: ""  # what any recovery makes a doubt
         self._gathering = False
         self._broken = ""  # why a collective broke in this generation, if one did
         self.token, self.tls = read_token(private_dir), Tls.from_environment()  # for connections between hosts
@@ -288,7 +285,7 @@ class Runtime:
     def unprotected(self, operation: str) -> None:
         if self.rank != 0 or self.is_standby or self._gathering:
             return
-        if self.in_step and self.is_optimizer_at_work():
+        if self.in_step and self.holdings.is_optimizer_at_work():
             self.say(
                 "communicating optimizer",
                 f"the optimizer calls {operation} in its step, behind the first write, where a recovery cannot repeat "
@@ -348,6 +345,9 @@ class Runtime:
         with self._condition:
             self._condition.wait_for(lambda: self.closed)
 
+    def _flip(self, action: Action) -> None:
+        self.holdings.flip(action)
+
     def _announce(self, fault: Fault) -> None:
         self.link.send(FaultStruck(process=self.process, fault=fault))
 
@@ -374,7 +374,7 @@ class Runtime:
 
     def note_recovery(self, version: int) -> None:
         """All ranks go on from `version`."""
-        if reason := self.standing_risk():
+        if reason := self.holdings.standing_risk():
             self.doubt(reason)
         step, reason = self._risk
         if step >= version - 1 >= 0:
@@ -468,11 +468,11 @@ class Runtime:
                     torn=status.torn or self.torn,
                     blank=status.blank,
                     stop_seconds=waited,
-                    derivable=self.derivable(),
+                    derivable=self.holdings.is_derivable(),
                     restore_address=self.server.address.path,
                     restore_endpoint=self.server.address.endpoint,
-                    snapshots=self.snapshots(),
-                    checkpoints=self.checkpoints(),
+                    snapshots=self.holdings.kept_snapshots(),
+                    checkpoints=self.holdings.readable_checkpoints(),
                     agreed=status.agreed,
                     wrote=status.wrote,
                 ),

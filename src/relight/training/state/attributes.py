@@ -19,8 +19,10 @@ from typing import Any
 import torch
 import xxhash
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from relight.training.state.plain_values import EXCERPT_BYTES, is_mutable, pack, plain_bytes, put_back, unpack
+from relight.training.state.slots import memory_of
 from relight.training.torch_private.autograd import not_compiled
 from relight.transfer.io.codec import decode_tree, encode_tree
 
@@ -123,7 +125,8 @@ class AttributeLog:
         self._before.clear()
         self._orders.clear()
         self._recording = True
-        self._in_place = {key: copy.deepcopy(self._value(key)) for key in self._change_in_place}
+        values = {key: self._value(key) for key in self._change_in_place}
+        self._in_place = {key: copy.deepcopy(value) for key, value in values.items() if plain_bytes(value) is not None}
         self._all_containers = {key: (value, seen) for key, value, seen in self._excerpts()} if learning else {}
 
     def roll_back(self) -> None:
@@ -145,12 +148,13 @@ class AttributeLog:
         self._orders.clear()
         for key, (value, before) in self._all_containers.items():
             tree = unpack(decode_tree(before))
-            vars(self._paths[key[0]][1])[key[1]] = put_back(value, tree) if self._seen(value) != before else value
+            mine = put_back(value, tree, self._is_view) if self._seen(value) != before else value
+            vars(self._paths[key[0]][1])[key[1]] = mine
         self._all_containers = {}
         for (module_id, name), value in self._in_place.items():
             tables = vars(self._paths[module_id][1])
             if name in tables:
-                tables[name] = put_back(tables[name], copy.deepcopy(value))
+                tables[name] = put_back(tables[name], copy.deepcopy(value), self._is_view)
 
     def notice(self) -> None:
         """In front of the barrier: which of the changed attributes are state."""
@@ -162,8 +166,9 @@ class AttributeLog:
             if self._is_state(module, name, vars(module)[name]):
                 self._state[self._path(key)] = key
         if self._all_containers:
-            for key, value, now in self._excerpts():
-                if self._all_containers.get(key, (value, now))[1] != now:
+            for key, (value, before) in self._all_containers.items():
+                replaced = self._value(key) is not value and key not in self._before  # past `__setattr__`
+                if replaced or self._seen(value) != before:
                     self._change_in_place.add(key)
                     self._state[self._path(key)] = key
 
@@ -185,7 +190,8 @@ class AttributeLog:
     def private(self) -> dict[str, Any]:
         """The values of all attributes that are state, by their paths; those that are no plain values are left out."""
         values = {path: self._value(key) for path, key in sorted(self._state.items())}
-        return {path: pack(value) for path, value in values.items() if plain_bytes(value) is not None}
+        plain = {path: value for path, value in values.items() if plain_bytes(value) is not None}
+        return {path: pack(value) for path, value in plain.items() if not self._is_view(value)}
 
     def number(self) -> int:
         """What stands for these values in an all-reduce; 0 if there are none."""
@@ -206,7 +212,9 @@ class AttributeLog:
                 self._state[path] = (id(module), name)
                 value = unpack(packed)
                 mine = vars(module).get(name)
-                vars(module)[name] = put_back(mine, value) if is_mutable(mine) else value
+                # What is a view of a parameter here, and of its own there, must not be written through.
+                own = is_mutable(mine) and not self._is_view(mine)
+                vars(module)[name] = put_back(mine, value, self._is_view) if own else value
 
     def _value(self, key: Key) -> Any:
         return vars(self._paths[key[0]][1]).get(key[1])
@@ -218,10 +226,19 @@ class AttributeLog:
         """Small containers among the attributes, and what is in them."""
         for module_id, (_, module) in self._paths.items():
             for name, value in vars(module).items():
-                if name not in _OWN and is_mutable(value):
+                if name not in _OWN and is_mutable(value) and not self._is_view(value):
                     size = plain_bytes(value)
                     if size is not None and size <= EXCERPT_BYTES:
                         yield (module_id, name), value, self._seen(value)
+
+    def _is_view(self, value: Any) -> bool:
+        """Whether a tensor shares memory with a parameter or buffer, as `spectral_norm`'s `weight` does at first."""
+        memory = memory_of(value) if isinstance(value, torch.Tensor) else 0
+        return memory != 0 and any(
+            tensor is not None and not is_lazy(tensor) and memory_of(tensor) == memory
+            for _, module in self._paths.values()
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+        )
 
     @staticmethod
     def _seen(value: Any) -> bytes:

@@ -1,6 +1,7 @@
 """Plain values that a rank can keep for its successor: what they are, how large, and how to put one back."""
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -80,8 +81,11 @@ def unpack(tree: Any) -> Any:
     return tree
 
 
-def put_back(mine: Any, value: Any) -> Any:
-    """`value`, in place of `mine` where that object can take it, since others may hold it too."""
+def put_back(mine: Any, value: Any, shared: Callable[[torch.Tensor], bool] = lambda _: False) -> Any:
+    """`value`, in place of `mine` where that object can take it, since others may hold it too.
+
+    `shared` says which tensors among the members of `mine` are views of state that is put back elsewhere: they stay.
+    """
     if mine is value:
         return mine
     if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor):
@@ -90,6 +94,7 @@ def put_back(mine: Any, value: Any) -> Any:
                 mine.copy_(value)
             return mine
         return value
+    value = _with_views(mine, value, shared)
     if isinstance(mine, list) and isinstance(value, list):
         mine[:] = value
         return mine
@@ -110,4 +115,18 @@ def put_back(mine: Any, value: Any) -> Any:
             mine[...] = value
             return mine
         return value
+    return value
+
+
+def _with_views(mine: Any, value: Any, shared: Callable[[torch.Tensor], bool]) -> Any:
+    """`value`, with the members of `mine` in it that `shared` says are views of other state."""
+    if isinstance(mine, torch.Tensor):
+        same = isinstance(value, torch.Tensor) and mine.shape == value.shape and mine.dtype == value.dtype
+        return mine if same and shared(mine) else value
+    if isinstance(mine, dict) and isinstance(value, dict):
+        return {key: _with_views(mine.get(key), one, shared) for key, one in value.items()}
+    if isinstance(mine, list) and isinstance(value, list) and len(mine) == len(value):
+        return [_with_views(own, one, shared) for own, one in zip(mine, value, strict=True)]
+    if type(mine) is type(value) is tuple and len(mine) == len(value):
+        return tuple(_with_views(own, one, shared) for own, one in zip(mine, value, strict=True))
     return value

@@ -33,9 +33,13 @@ class Pattern:
         return xxhash.xxh3_64_intdigest(text.encode()) >> 64 - _BITS | 1
 
 
-def observed(writes: Sequence[str], stirred: int) -> Pattern:
-    """The pattern of a step that made `writes`, of which `stirred` came before its last need of other ranks."""
-    return Pattern(tuple(writes[:stirred]), early=stirred < len(writes))
+def observed(writes: Sequence[str], stirred: int, *, more_expected: bool = False) -> Pattern:
+    """The pattern of a step that made `writes`, of which `stirred` came before its last need of other ranks.
+
+    `more_expected`: some optimizer has made no step yet. Its first one may come after these writes, and need other
+    ranks (a discriminator that starts late), so until then no barrier stands before the end.
+    """
+    return Pattern(tuple(writes[:stirred]), early=stirred < len(writes) and not more_expected)
 
 
 class Learner:

@@ -53,6 +53,7 @@ class Transaction:
         self._optimizers = OptimizerImages(state.optimizers)
         self._objects = ObjectImages({**state.objects, **state.per_rank})
         self._learning = LEARNING_STEPS  # steps left in which everything is copied
+        self._unused = set(state.optimizers)  # that have made no step since ranks last began to learn
         # Tensors that steps change without an optimizer's doing: in front of the barrier's place, and after it.
         self._early: dict[Key, None] = {}
         self._late: dict[Key, None] = {}
@@ -105,6 +106,7 @@ class Transaction:
         """After a recovery: a replacement has seen no step, so all ranks learn anew."""
         self.learner.reset()
         self._learning = LEARNING_STEPS
+        self._unused = set(self._state.optimizers)
         self._versions = None
         self._still = {}
 
@@ -147,7 +149,7 @@ class Transaction:
         learnt = self.learner.learnt
         if learnt is not None and (self._is_early or not self._writes):
             return learnt if not self.surprise else Pattern()
-        return observed(self._writes, self._stirred)
+        return observed(self._writes, self._stirred, more_expected=bool(self._unused))
 
     @property
     def image_bytes(self) -> int:
@@ -199,6 +201,7 @@ class Transaction:
             writer: a name for what writes.
             optimizer: its name, if it is an optimizer.
         """
+        self._unused.discard(optimizer or "")
         if self.learner.stands_before(self._writes):
             return True
         self._note_needs()

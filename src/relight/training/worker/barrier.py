@@ -1,17 +1,20 @@
 """The barrier of a step, before a write or at the end of the block: passing it proves that every rank is prepared."""
 
 import time
-from collections.abc import Callable
 
 from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
 from relight.training.checkpoint.snapshots import Snapshots
+from relight.training.process.private import PrivateState
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
+from relight.training.publish.publishing import Publishing
+from relight.training.state.assignment import Assignment
 from relight.training.state.corruption import DigestExchange, differ, differing_tensors
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
+from relight.training.worker.recovery import Recovery
 
 
 class Barrier:
@@ -20,27 +23,25 @@ class Barrier:
     def __init__(
         self,
         runtime: Runtime,
-        progress: Progress,
-        prepare: Callable[[bool], None],
-        passed: Callable[[], None],
         state: TrackedState,
-        shard: Callable[[], str],
-        snapshots: Snapshots,
+        progress: Progress,
+        assignment: Assignment,
+        private: PrivateState,
         transaction: Transaction,
+        recovery: Recovery,
+        snapshots: Snapshots,
+        publishing: Publishing,
     ) -> None:
-        """`prepare` is called before the barrier, with whether a write follows it; `passed` after it, before the write.
-
-        `shard` says which part of the state this rank holds.
-        """
         self._runtime = runtime
-        self._progress = progress
-        self._prepare = prepare
-        self._passed = passed
         self._state = state
-        self._shard = shard
-        self._digest_exchange = DigestExchange(runtime.settings.verify_every, state.digest, shard)
-        self._snapshots = snapshots
+        self._progress = progress
+        self._assignment = assignment
+        self._private = private
         self._transaction = transaction
+        self._recovery = recovery
+        self._snapshots = snapshots
+        self._publishing = publishing
+        self._digest_exchange = DigestExchange(runtime.settings.verify_every, state.digest)
 
     def before_write(self, writer: str, optimizer: str | None) -> None:
         """Returns when the write may begin. Raises StepInterrupted if this step is to be repeated.
@@ -75,10 +76,23 @@ class Barrier:
         if not self._complete_all_reduce(runtime):
             self._await_decision(runtime)
         self._progress.passed = True
-        self._passed()
+        self._let_write()
         page.put("torn", 1)
         page.stamp(Phase.OPTIMIZER)
         runtime.faults.strike(Point.OPTIMIZER)
+
+    def _prepare(self, early: bool) -> None:
+        """Whatever the step needs of other ranks is here: keep the private state with which the next step starts."""
+        self._recovery.before_barrier()
+        self._transaction.prepare(early=early)
+        self._private.keep(self._progress.version + 1)
+        self._publishing.before_barrier()
+
+    def _let_write(self) -> None:
+        """Every rank is prepared, or it was decided to finish this step: all of them hold its version."""
+        self._publishing.confirm(self._progress.version)
+        self._publishing.before_write()
+        self._snapshots.before_write()
 
     def _compare(self, runtime: Runtime) -> None:
         """In some steps: returns once replicas are known to hold the same bits. Raises StepInterrupted otherwise.
@@ -88,7 +102,7 @@ class Barrier:
         """
         version = self._progress.version
         entries = self._digest_exchange.entries(
-            version, runtime.rank, runtime.world_size, first=self._is_behind_first_step
+            version, runtime.rank, runtime.world_size, self._assignment.shard, first=self._is_after_first_step
         )
         if not entries:
             return
@@ -152,7 +166,7 @@ class Barrier:
             )
 
     @property
-    def _is_behind_first_step(self) -> bool:
+    def _is_after_first_step(self) -> bool:
         """Whether what the job's first step made is to be compared: a script whose ranks differ does so at once.
 
         All ranks must say the same. Behind a recovery they know the version from which it went on, but only of 0 that
@@ -173,7 +187,7 @@ class Barrier:
             return sums
 
         try:
-            own, shard = state.digests_by_tensor(), self._shard()
+            own, shard = state.digests_by_tensor(), self._assignment.shard
             return differing_tensors(own, shard, runtime.rank, runtime.world_size, add_up)
         except (RuntimeError, StepInterrupted):
             return ()

@@ -5,7 +5,6 @@ The order is that of docs/PROTOCOL.md: Stop (done by the runtime), then Clean, R
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +20,11 @@ from relight.training.checkpoint.snapshots import Snapshots
 from relight.training.collectives.generation_group import GenerationGroups
 from relight.training.connection.page import NO_PRIVATE
 from relight.training.data.batches import Batches
+from relight.training.process.private import PrivateState
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime, Superseded
 from relight.training.publish.publishing import Publishing
+from relight.training.state.assignment import Assignment
 from relight.training.state.layouts import Layouts
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
@@ -38,13 +39,11 @@ _POLL_SECONDS = 0.001
 
 @dataclass
 class FallbackTiers:
-    """The rungs below replicas, and what must hear of it when versions are undone."""
+    """Below replicas; and engines that were given versions which may be undone."""
 
     snapshots: Snapshots
     checkpointing: Checkpointing
     publishing: Publishing
-    keep_private: Callable[[int], None]  # this rank's own, as it is now, for that version
-    adopt_carried: Callable[[dict[str, Any], int], None]  # what its script carries, of a version's private state
 
 
 class Recovery:
@@ -56,15 +55,16 @@ class Recovery:
         state: TrackedState,
         progress: Progress,
         batches: Batches,
-        place: Callable[[], int],
-        lower: "FallbackTiers",
+        assignment: Assignment,
+        private: PrivateState,
+        tiers: FallbackTiers,
         transaction: Transaction,
     ) -> None:
-        """`place`: which of a step's batches is this rank's. `lower`: what there is below replicas."""
-        self._lower = lower
+        self._tiers = tiers
         self._transaction = transaction
-        self._snapshots = lower.snapshots
-        self._place = place
+        self._snapshots = tiers.snapshots
+        self._assignment = assignment
+        self._private = private
         self._runtime = runtime
         self._state = state
         self._progress = progress
@@ -110,13 +110,13 @@ class Recovery:
                 runtime.await_newer(restore.generation)
                 continue
             if restore.distrust >= 0:
-                self._lower.checkpointing.discard(restore.distrust)  # also what other ranks still wrote of them
+                self._tiers.checkpointing.discard(restore.distrust)  # also what other ranks still wrote of them
             progress.began = progress.agreed = restore.target  # or there would be no Resume
             progress.attempt = restore.attempt
             if restore.undone:
                 progress.begun_before = restore.target + restore.undone + 1
             self._snapshots.assign(resume.buddies, restore.keep)
-            self._lower.checkpointing.assign(resume.writers)
+            self._tiers.checkpointing.assign(resume.writers)
             progress.resumed_ns = time.monotonic_ns()
             progress.first_after_recovery = True
             runtime.is_standby = False
@@ -124,7 +124,7 @@ class Recovery:
             runtime.doubts_of_job = resume.doubts
             return
 
-    def stay(self) -> None:
+    def hold_for_save(self) -> None:
         """The script has failed in this process, and it will be killed; but its state may be the last there is."""
         runtime = self._runtime
         runtime.in_step = False
@@ -151,7 +151,7 @@ class Recovery:
                     raise CheckpointError(f"it holds version {self._progress.version}, not {order.target}")
                 self._roll_back()
             if not self._blank:
-                path = self._lower.checkpointing.save(order)
+                path = self._tiers.checkpointing.save(order)
         except (CheckpointError, OSError, TimeoutError) as problem:
             error = f"rank {runtime.rank}: {problem}"
         except StepInterrupted:
@@ -260,12 +260,13 @@ class Recovery:
         if runtime.rank in restore.derived:
             runtime.page.write_private(restore.target, NO_PRIVATE)
         private = self._await_private(restore)
-        self._state.adopt_private(private)
-        self._lower.adopt_carried(private, restore.target)
-        self._batches.take_over(private, restore.target, self._place())
+        self._private.adopt(private, restore.target)
+        self._batches.take_over(private, restore.target, self._assignment.batch_index)
         self._stand_at(restore.target, meta)
-        # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state.
-        in_place = _same_storage(self._state.replicated().tensors, fetched.tensors)
+        # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state, if
+        # nothing could write there afterwards: objects and attributes that were put back may hold views of it.
+        written = private["per_rank"] or {"averages", "carried"} & private.keys() or self._state.attributes.has_state
+        in_place = not written and _same_storage(self._state.replicated().tensors, fetched.tensors)
         return fetched.received_bytes, fetched.digests if in_place else {}
 
     # --- below replicas -------------------------------------------------------------------------------------------
@@ -279,8 +280,8 @@ class Recovery:
         is_there = not (self._blank or runtime.torn) and self._progress.version == restore.target
         self._blank = True
         self._snapshots.fall(restore.target)
-        self._lower.checkpointing.fall(restore.target, restore.distrust)
-        self._lower.publishing.fall()
+        self._tiers.checkpointing.fall(restore.target, restore.distrust)
+        self._tiers.publishing.fall()
         runtime.page.put("torn", 1)
         runtime.page.set_private_versions((-1, -1))  # of versions that are undone
         copied_bytes = 0
@@ -305,9 +306,8 @@ class Recovery:
         private = NO_PRIVATE if is_derived else bytes(raw_bytes(tensors[-1]))
         runtime.page.write_private(restore.target, private)
         private_tree = decode_tree(private)
-        state.adopt_private(private_tree)
-        self._lower.adopt_carried(private_tree, restore.target)
-        self._batches.take_over(private_tree, restore.target, self._place())
+        self._private.adopt(private_tree, restore.target)
+        self._batches.take_over(private_tree, restore.target, self._assignment.batch_index)
         self._stand_at(restore.target, meta)
         if (found := state.digest()) != meta["digest"]:
             self._blank = True
@@ -316,7 +316,7 @@ class Recovery:
 
     def _read_checkpoint(self, restore: Restore) -> int:
         """The first holder of each part reads it from the disk, and serves it to the others. Returns bytes copied."""
-        runtime, state, checkpointing = self._runtime, self._state, self._lower.checkpointing
+        runtime, state, checkpointing = self._runtime, self._state, self._tiers.checkpointing
         copied_bytes = 0
         if runtime.rank in restore.targets:
             part = state.shard(runtime.world_size)
@@ -330,7 +330,7 @@ class Recovery:
             meta = checkpointing.go_back(restore.target)
             runtime.server.offer(Offer(restore.generation, restore.target, meta, state.replicated()))
         checkpointing.take_private(restore.target)
-        self._lower.keep_private(restore.target)
+        self._private.keep(restore.target)
         self._stand_at(restore.target, meta)
         return copied_bytes
 

@@ -1,0 +1,64 @@
+"""What the runtime asks of the parts above it: of a process's state, and of the loop when the script ends."""
+
+from typing import Protocol
+
+from relight.core.events import Snapshot
+from relight.core.fault import Action
+
+
+class Holdings(Protocol):
+    """The state of a process and its copies, as reports tell of them."""
+
+    def is_derivable(self) -> bool:
+        """Whether this rank's private state follows from rank and step."""
+
+    def is_optimizer_at_work(self) -> bool:
+        """Whether a call of optimizer.step() is under way."""
+
+    def standing_risk(self) -> str:
+        """Why any recovery makes the bits doubtful; empty: none does."""
+
+    def kept_snapshots(self) -> tuple[Snapshot, ...]:
+        """Complete ones in this process's memory."""
+
+    def readable_checkpoints(self) -> tuple[int, ...]:
+        """Versions of complete ones on disk, newest first."""
+
+    def flip(self, action: Action) -> None:
+        """Flip a bit of the state: a planned fault."""
+
+
+class NoHoldings:
+    """Before anything was handed over."""
+
+    def is_derivable(self) -> bool:
+        return False
+
+    def is_optimizer_at_work(self) -> bool:
+        return False
+
+    def standing_risk(self) -> str:
+        return ""
+
+    def kept_snapshots(self) -> tuple[Snapshot, ...]:
+        return ()
+
+    def readable_checkpoints(self) -> tuple[int, ...]:
+        return ()
+
+    def flip(self, action: Action) -> None:
+        """There is nothing to flip."""
+
+
+class Lifecycle(Protocol):
+    """The loop of steps, when the script ends or fails."""
+
+    def at_end_of_script(self) -> None:
+        """Finish with the other ranks, if the script left the loop early."""
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether a last checkpoint may be made of what this process has, should its script fail."""
+
+    def hold_for_save(self) -> None:
+        """Answer orders until this process is killed."""

@@ -1,0 +1,52 @@
+"""A rank's private state: what it alone has, kept beside its position page for whoever takes its place."""
+
+from typing import Any, Protocol
+
+from relight.training.carried.carried import Carried
+from relight.training.connection.page import NO_PRIVATE
+from relight.training.data.batches import Batches
+from relight.training.process.runtime import Runtime
+from relight.training.state.tracked import TrackedState
+from relight.transfer.io.codec import encode_tree
+
+
+class Reports(Protocol):
+    """Values that the script reported in the step under way."""
+
+    @property
+    def has_private(self) -> bool: ...
+
+    def private(self) -> dict[str, Any]: ...
+
+
+class PrivateState:
+    """Buffers and objects of one rank, places in its data, random streams, what its script carries, its reports."""
+
+    def __init__(
+        self, runtime: Runtime, state: TrackedState, batches: Batches, carried: Carried, reports: Reports
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._batches = batches
+        self._carried = carried
+        self._reports = reports
+
+    def keep(self, version: int) -> None:
+        """As it is now, as that of `version`."""
+        carried = self._carried.capture()
+        is_bare = not carried and not self._reports.has_private
+        if is_bare and self._batches.derivable and not self._state.has_private:
+            payload = NO_PRIVATE  # mostly
+        else:
+            tree = {**self._state.private(), **self._batches.private(), **self._reports.private()}
+            if carried:
+                tree["carried"] = carried
+            payload = encode_tree(tree, "rank-private state")
+        self._runtime.page.write_private(version, payload)
+
+    def adopt(self, tree: dict[str, Any], version: int) -> None:
+        """Be that of a predecessor, but for its place in the data: `Batches.take_over` and `restore`."""
+        self._state.adopt_private(tree)
+        doubt = self._carried.adopt(tree.get("carried"))
+        if doubt is not None:
+            self._runtime.doubt(doubt, step=version - 1)

@@ -1,0 +1,156 @@
+"""Everything that the loop of one process works with, and how these parts are put together."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from relight.core.events import Snapshot
+from relight.core.fault import Action
+from relight.training.carried.carried import Carried
+from relight.training.checkpoint.checkpointing import Checkpointing
+from relight.training.checkpoint.reader import CheckpointReader
+from relight.training.checkpoint.snapshots import Snapshots
+from relight.training.data.batches import Batches
+from relight.training.data.reach import GENERATORS
+from relight.training.metrics.scalars import Scalars
+from relight.training.process.private import PrivateState
+from relight.training.process.progress import Progress
+from relight.training.process.runtime import Runtime
+from relight.training.publish.publishing import Publishing
+from relight.training.state.assignment import Assignment
+from relight.training.state.tracked import TrackedState
+from relight.training.transaction.transaction import Transaction
+from relight.training.worker.barrier import Barrier
+from relight.training.worker.evidence import Evidence, begin_evidence
+from relight.training.worker.phases import PhaseHooks
+from relight.training.worker.recovery import FallbackTiers, Recovery
+from relight.training.worker.repeat import RepeatCheck
+from relight.training.worker.writes import WriteWatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """The parts of one worker. The runtime asks it for all that a report must say of them (`Holdings`)."""
+
+    runtime: Runtime
+    state: TrackedState
+    progress: Progress
+    assignment: Assignment
+    batches: Batches
+    carried: Carried
+    private: PrivateState
+    transaction: Transaction
+    barrier: Barrier
+    recovery: Recovery
+    repeat_check: RepeatCheck
+    phases: PhaseHooks
+    writes: WriteWatch
+    snapshots: Snapshots
+    checkpointing: Checkpointing
+    publishing: Publishing
+    scalars: Scalars
+    evidence: Evidence | None
+
+    def is_derivable(self) -> bool:
+        """Whether this rank's private state follows from rank and step."""
+        return self.batches.derivable and self.state.follows_from_rank and not self.carried.decides
+
+    def is_optimizer_at_work(self) -> bool:
+        """Inside optimizer.step()."""
+        return self.writes.is_optimizer_at_work
+
+    def standing_risk(self) -> str:
+        """Why any recovery makes the bits doubtful; empty: none does."""
+        return self.batches.stray or self.carried.risk()
+
+    def kept_snapshots(self) -> tuple[Snapshot, ...]:
+        """Complete ones in this process's memory."""
+        return self.snapshots.held()
+
+    def readable_checkpoints(self) -> tuple[int, ...]:
+        """Versions of complete ones on disk, newest first."""
+        return self.checkpointing.seen()
+
+    def flip(self, action: Action) -> None:
+        """Flip a bit of the state: a planned fault."""
+        self.state.flip(action)
+
+
+def take_inventory(
+    runtime: Runtime, state: TrackedState, *, data: Any, accumulate: int, seed: int, rng: str
+) -> Inventory:
+    """The parts for a state that was handed over.
+
+    Args:
+        runtime: of this process.
+        state: to be trained.
+        data: see `Training`, as the next three.
+        accumulate: batches per step.
+        seed: of the random streams.
+        rng: "step" or "preserve".
+    """
+    assignment = Assignment()
+    assignment.follow(state, runtime.rank, runtime.world_size)
+    batches = Batches(data, accumulate, seed, rng, runtime.page, stage=state.stages())
+    progress = Progress(lineage=_birth(runtime, state, seed), cap=runtime.settings.stop_after)
+    evidence = begin_evidence(runtime, state)
+    publishing = Publishing(runtime, state, progress)
+    scalars = Scalars(runtime, progress)
+
+    def is_kept_otherwise(thing: Any) -> bool:
+        """Whether it was handed over, or is relight's own."""
+        home = type(thing).__module__
+        if home.startswith("relight.training.carried."):  # what stands for the value of a name that has none
+            return False
+        return (
+            home.startswith("relight.")
+            or state.keeps(thing)
+            or (isinstance(thing, GENERATORS) and batches.holds(thing))
+        )
+
+    carried = Carried(
+        is_kept_otherwise,
+        runtime.say,
+        is_id=lambda number: number in state.slots.by_id,
+        is_of_data=batches.holds,
+    )
+    private = PrivateState(runtime, state, batches, carried, scalars)
+    reader = CheckpointReader(runtime, state, progress, batches, assignment, private)
+    checkpointing = Checkpointing(runtime, state, progress, reader, assignment)
+    snapshots = Snapshots(runtime, state, progress, assignment)
+    transaction = Transaction(state, lambda: runtime.launches, carried.look)
+    tiers = FallbackTiers(snapshots, checkpointing, publishing)
+    recovery = Recovery(runtime, state, progress, batches, assignment, private, tiers, transaction)
+    barrier = Barrier(runtime, state, progress, assignment, private, transaction, recovery, snapshots, publishing)
+    inventory = Inventory(
+        runtime=runtime,
+        state=state,
+        progress=progress,
+        assignment=assignment,
+        batches=batches,
+        carried=carried,
+        private=private,
+        transaction=transaction,
+        barrier=barrier,
+        recovery=recovery,
+        repeat_check=RepeatCheck(runtime, state, progress),
+        phases=PhaseHooks(runtime, state, progress),
+        writes=WriteWatch(state.name_of, barrier.before_write, lambda: runtime.in_step),
+        snapshots=snapshots,
+        checkpointing=checkpointing,
+        publishing=publishing,
+        scalars=scalars,
+        evidence=evidence,
+    )
+    runtime.holdings = inventory
+    state.zero.watch(runtime.gathering)
+    if runtime.settings.buddy_every:
+        snapshots.ask(runtime.settings.buddy_every)
+    return inventory
+
+
+def _birth(runtime: Runtime, state: TrackedState, seed: int) -> str:
+    """The lineage of version 0: the same on all ranks, one for all stages of a pipeline."""
+    text = f"{seed}/{runtime.world_size}/{'' if state.stages() else state.layout()}"
+    return xxhash.xxh3_64_hexdigest(text.encode())

@@ -1,0 +1,345 @@
+"""The loop of one process: steps are offered, and each is committed, or undone and offered again."""
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.lr_scheduler import LRScheduler
+
+from relight.core.events import StepResumed
+from relight.core.fault import Point
+from relight.core.position import Phase
+from relight.errors import StepInterrupted, UsageError
+from relight.training.step import Step
+from relight.training.transaction.transaction import listed
+from relight.training.worker.inventory import Inventory
+from relight.training.worker.membership import Membership
+from relight.training.worker.script_checks import ScriptChecks
+
+_NOT_ENTERED = "the loop took a step but did not enter it: write `with step as batch:` in its body"
+
+
+class StepLoop:
+    """Made once for a process; see `Training.steps`."""
+
+    def __init__(self, parts: Inventory) -> None:
+        self._parts = parts
+        self._runtime = parts.runtime
+        self._progress = parts.progress
+        self._state = parts.state
+        self._carried = parts.carried
+        self._transaction = parts.transaction
+        self._checks = ScriptChecks(parts)
+        self._membership = Membership(parts, self._checks, self._recover, self._show_position)
+
+    def run(self, until: int) -> Iterator[Step]:
+        """Steps until so many are committed on every rank."""
+        self._progress.until = until
+        self._install()
+        try:
+            if self._runtime.is_standby:
+                # If it builds late, a Stop may come at any time, and would cut the rehearsal short.
+                self._runtime.started = not self._runtime.builds_late
+                if not self._state.pipelines:  # a stage alone has no input
+                    yield from self._rehearse()
+                self._membership.stand_by()
+            else:
+                self._membership.enter()
+            while True:
+                yield from self._offer()
+                if self._membership.finish():
+                    if self._progress.version < self._progress.until:
+                        raise SystemExit(0)  # what the script does after training is not due yet
+                    doubt = self._carried.turn(sys._getframe())  # for the code after the loop
+                    if doubt := doubt or self._carried.end(computed=self._progress.commits > 0):
+                        self._runtime.doubt(doubt)
+                    return
+        except GeneratorExit:
+            # Either `break` (early stopping; every rank must do so after the same step), or an exception on its way
+            # out of the loop. Which one shows when the script ends: then it is finished, or reported.
+            self._progress.until = self._progress.version
+            self._membership.left_early = True
+            raise
+        finally:
+            self._uninstall()
+
+    def _install(self) -> None:
+        self._parts.writes.install()
+        for thing in self._state.objects.values():
+            if isinstance(thing, LRScheduler):
+                self._parts.writes.wrap_scheduler(thing)
+        self._parts.phases.install()
+        self._transaction.install()
+
+    def _uninstall(self) -> None:
+        self._carried.leave()
+        self._transaction.remove()
+        self._parts.phases.remove()
+        self._parts.writes.remove()
+        self._parts.batches.close()
+
+    # --- offering ---------------------------------------------------------------------------------------------
+    def _rehearse(self) -> Iterator[Step]:
+        """A step of which nothing is kept: the script compiles, allocates, and shows DDP its order."""
+        self._runtime.faults.strike(Point.WARMUP)
+        self._progress.warming = True
+        self._begin_turn()
+        step = Step(self, 0, 0, warmup=True)
+        yield step
+        if not step.entered:
+            raise UsageError(_NOT_ENTERED)
+        self._progress.warming = False
+        self._state.attributes.roll_back()
+
+    def _offer(self) -> Iterator[Step]:
+        runtime, progress, parts = self._runtime, self._progress, self._parts
+        while progress.version < progress.goal:
+            if runtime.closed:
+                self._recover()
+                continue
+            self._checks.refuse_changes_between_steps()
+            self._begin_turn()
+            self._show_position()
+            parts.publishing.between_steps()
+            parts.checkpointing.between_steps()
+            parts.snapshots.between_steps()
+            runtime.faults.strike(Point.BETWEEN_STEPS)
+            if runtime.page.asked_to_leave:
+                runtime.leave()
+            step = Step(self, progress.version, progress.attempt)
+            yield step
+            if not step.entered:
+                raise UsageError(_NOT_ENTERED)
+
+    def _begin_turn(self) -> None:
+        """The loop asks for a step: a failed attempt goes back to here. Code above the block runs again with it."""
+        progress = self._progress
+        doubt = self._carried.turn(sys._getframe())
+        if doubt is not None and not progress.warming:
+            self._runtime.doubt(doubt)
+        if not progress.warming and self._carried.needs_keeping:
+            self._parts.private.keep(progress.version)
+        self._carried.remember()
+        if self._carried.computes_above:
+            self._parts.batches.begin_turn(progress.version, self._parts.assignment.batch_index)
+        if progress.warming:
+            self._state.attributes.begin(learning=True)  # also what is changed in place is undone
+        else:
+            self._state.see_gradients()
+            self._transaction.begin()
+
+    # --- what a step asks -------------------------------------------------------------------------------------
+    def enter_step(self, step: Step) -> Any:
+        """`with step`: FORWARD begins with drawing the batch."""
+        runtime, progress, parts = self._runtime, self._progress, self._parts
+        progress.passed = progress.wrote = False
+        progress.started = -1 if progress.warming else progress.version
+        runtime.page.put("prepared", -1)
+        runtime.in_step = True
+        parts.writes.begin_step()
+        runtime.page.stamp(Phase.FORWARD)
+        progress.forward_ns = time.monotonic_ns()
+        parts.scalars.begin_step()
+        parts.recovery.begin_step()
+        frame = sys._getframe(2)
+        self._carried.enter(frame)
+        self._checks.look_at_block(frame)
+        if progress.warming:
+            return parts.batches.rehearse(parts.assignment.batch_index)
+        batch = parts.batches.get(step.number, parts.assignment.batch_index)
+        if parts.evidence is not None:
+            parts.evidence.begin(step.number)
+        return batch
+
+    def exit_step(self, step: Step, error: BaseException | None) -> bool:
+        """The end of the block: commit, or absorb what a failure elsewhere caused, or let the script's error pass."""
+        if self._parts.evidence is not None:
+            self._parts.evidence.end()
+        try:
+            if error is None:
+                self._complete(step)
+                return False
+        except Exception as broken:
+            if step.committed or not self._is_interruption(broken):
+                raise
+            error = broken
+        else:
+            if not isinstance(error, Exception) or not self._is_interruption(error) or self._progress.warming:
+                return False
+        finally:
+            self._runtime.in_step = False
+        _drop_frames(error)
+        self._give_up_attempt()
+        self._carried.roll_back()
+        self._recover()
+        return True
+
+    def epoch_of(self, step: int) -> int:
+        return self._parts.batches.epoch(step)
+
+    def report(self, loss: torch.Tensor | float | None, values: dict[str, torch.Tensor | float]) -> None:
+        if self._progress.warming:
+            return
+        self._parts.scalars.report(values if loss is None else {"loss": loss, **values})
+        if loss is not None:
+            self._checks.show_loss(loss)
+
+    # --- committing -------------------------------------------------------------------------------------------
+    def _complete(self, step: Step) -> None:
+        runtime, progress, parts = self._runtime, self._progress, self._parts
+        if progress.warming:
+            self._carried.roll_back()
+            return
+        trained = progress.wrote or self._transaction.wrote_parameters
+        progress.stepped |= trained
+        if not trained:
+            self._checks.warn_of_pending_gradients()
+        if not progress.passed and self._is_to_be_repeated():
+            return
+        if progress.passed:
+            parts.recovery.before_barrier()  # of the next step: a wrapper may have been used for the first time since
+        parts.barrier.at_end()
+        runtime.synchronize()
+        runtime.faults.strike(Point.AFTER_WRITE)
+        progress.advance(runtime.world_size)
+        progress.commits += 1
+        self._transaction.commit()
+        if self._transaction.surprise:
+            self._note_surprise(step.number)
+        self._carried.commit()
+        runtime.page.commit(progress.version, progress.commits)
+        step.committed = True
+        runtime.in_step = False
+        parts.batches.done()
+        self._checks.warn_of_stray_data()
+        self._checks.note_boundary()
+        runtime.page.stamp(Phase.OUTSIDE)
+        parts.scalars.commit(step.number)
+        if parts.evidence is not None:
+            parts.evidence.commit(step.number, runtime.rank, runtime.generation, step.attempt)
+        self._report_first_commit(step)
+        runtime.faults.strike(Point.AFTER_STEP)
+        progress.attempt = int(progress.version < progress.begun_before)
+        if progress.restore is not None or runtime.closed:  # a recovery decided to finish this step, or waits for it
+            self._recover()
+
+    def _is_to_be_repeated(self) -> bool:
+        """Once, early in a job: undo the step and have it computed again, to see whether the bits are the same."""
+        self._runtime.await_launched()
+        if not self._parts.repeat_check.wants_another():
+            return False
+        self._transaction.roll_back()
+        self._state.clear_gradients()
+        self._carried.roll_back()
+        self._runtime.page.stamp(Phase.OUTSIDE)
+        self._progress.attempt += 1
+        return True
+
+    def _note_surprise(self, number: int) -> None:
+        """After an early barrier came what used not to come there: all is well, unless a failure struck just then."""
+        surprise, runtime = self._transaction.surprise, self._runtime
+        self._parts.private.keep(self._progress.version)
+        runtime.say(
+            "surprise",
+            f"rank {runtime.rank}: in step {number}, {surprise} came after the last write, where none had come before. "
+            f"From step {number + 2} on such steps are protected to their end",
+        )
+        reason = f"a failure struck in step {number}, in which {surprise} came unexpectedly after the last write"
+        if runtime.closed or self._progress.restore is not None:
+            runtime.doubt(reason)
+        runtime.doubt_if_lost_after(number, reason)
+
+    def _report_first_commit(self, step: Step) -> None:
+        runtime, progress = self._runtime, self._progress
+        if not progress.first_after_recovery:
+            return
+        progress.first_after_recovery = False
+        runtime.link.send(
+            StepResumed(
+                process=runtime.process,
+                rank=runtime.rank,
+                generation=runtime.generation,
+                step=step.number,
+                resumed_ns=progress.resumed_ns,
+                forward_ns=progress.forward_ns,
+                commit_ns=time.monotonic_ns(),
+            )
+        )
+
+    # --- undoing ----------------------------------------------------------------------------------------------
+    def _is_interruption(self, error: Exception) -> bool:
+        """Whether this exception comes from a failure elsewhere rather than from the script."""
+        if isinstance(error, UsageError):
+            return False
+        if isinstance(error, StepInterrupted):
+            return True
+        if not isinstance(error, (RuntimeError, OSError)):
+            return False
+        summary = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        if isinstance(error, dist.DistBackendError):
+            return self._runtime.await_stop(summary)
+        return self._runtime.await_verdict(summary)
+
+    def _give_up_attempt(self) -> None:
+        """The step under way will be undone, if it can be."""
+        progress = self._progress
+        if progress.passed:
+            self._tear(
+                f"step {progress.version} was interrupted after its write, by a collective that it waited for there"
+            )
+        elif changed := self._transaction.unimaged_changes():
+            self._tear(
+                f"step {progress.version} was interrupted, and {listed(changed)} had changed before its write for the "
+                "first time in many steps, so nothing was kept to undo that"
+            )
+
+    def _tear(self, reason: str) -> None:
+        """This rank's state is worth nothing until it is copied from another one's."""
+        self._runtime.torn = True
+        self._runtime.say(
+            "torn",
+            f"rank {self._runtime.rank}: {reason}. It is restored from an intact rank; if there is none, the job "
+            "goes back to buddy memory or a checkpoint, or ends",
+        )
+
+    def _recover(self, *, blank: bool = False) -> None:
+        parts, progress = self._parts, self._progress
+        progress.last = None  # others may not have heard of it: the next barrier says it to all
+        parts.recovery.run(blank=blank)
+        while not self._gather():
+            parts.recovery.run()
+        self._transaction.reset()
+        parts.phases.open_gates()
+        parts.publishing.confirm(progress.version)
+        parts.scalars.catch_up()
+        self._checks.note_boundary()
+        self._show_position()
+
+    def _gather(self) -> bool:
+        """Get the parameters that other ranks update (ZeRO): not all may have come before the failure.
+
+        Only what a rank updates itself belongs to its state, so a failure in here is one like any other. False: it
+        struck.
+        """
+        self._state.zero.gather()
+        return not self._state.zero or not self._runtime.closed
+
+    def _show_position(self) -> None:
+        runtime, progress = self._runtime, self._progress
+        runtime.page.put("step", progress.version)
+        runtime.page.put("version", progress.version)
+        runtime.page.put("attempt", progress.attempt)
+        runtime.faults.step, runtime.faults.attempt = progress.version, progress.attempt
+        if runtime.page.phase is not Phase.OUTSIDE:
+            runtime.page.stamp(Phase.OUTSIDE)
+
+
+def _drop_frames(error: BaseException) -> None:
+    """They hold the broken group and the activations of the aborted step; also those of what it was raised from."""
+    seen: BaseException | None = error
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__

@@ -1,0 +1,133 @@
+"""A process among the others of its job: it enters training, waits in reserve for a rank, and leaves with the rest."""
+
+from typing import Protocol
+
+from relight.core.events import TrainingDone, TrainingEntered
+from relight.core.fault import Point
+from relight.core.position import Phase
+from relight.training.worker.inventory import Inventory
+from relight.training.worker.script_checks import ScriptChecks
+
+LOGGERS_SECONDS = 60.0  # to take what is left before the job ends
+
+
+class Recover(Protocol):
+    """Take part in recoveries until this rank trains on; `blank`: it has nothing yet."""
+
+    def __call__(self, *, blank: bool = False) -> None: ...
+
+
+class Show(Protocol):
+    """Show people, and faults, where this rank is."""
+
+    def __call__(self) -> None: ...
+
+
+class Membership:
+    """From the first step on offer to the end of the script; that is asked through `Runtime.lifecycle`."""
+
+    def __init__(self, parts: Inventory, checks: ScriptChecks, recover: Recover, show: Show) -> None:
+        self._parts = parts
+        self._runtime = parts.runtime
+        self._progress = parts.progress
+        self._checks = checks
+        self._recover = recover
+        self._show = show
+        self.left_early = False  # the script left the loop with steps to go
+        self._may_hold = False
+        parts.runtime.lifecycle = self
+
+    # --- entering ---------------------------------------------------------------------------------------------
+    def enter(self) -> None:
+        """As one of the initial ranks: start from a checkpoint or anew, and wait until all may begin."""
+        runtime, progress, parts = self._runtime, self._progress, self._parts
+        if parts.checkpointing.resume():
+            parts.state.zero.gather()
+        else:
+            parts.batches.start(0, parts.assignment.batch_index)
+        parts.private.keep(progress.version)
+        runtime.started = True
+        runtime.link.send(
+            TrainingEntered(
+                process=runtime.process,
+                rank=runtime.rank,
+                version=progress.version,
+                layout_digest=parts.state.layout(),
+                state_digest=parts.state.digest(),
+                until=progress.until,
+                shard=parts.assignment.shard,
+                state_bytes=parts.state.parameter_bytes(),
+                buddy_every=parts.snapshots.every if parts.snapshots.active else 0,
+                checkpoint_every=parts.checkpointing.every,
+            ),
+            report=True,
+        )
+        begin = runtime.await_begin()
+        progress.began = progress.agreed = progress.version if begin is not None else -1  # all with the same state
+        self._may_hold = bool(parts.checkpointing.every)
+        if begin is not None and not runtime.closed:
+            parts.snapshots.assign(begin.buddies)
+            parts.checkpointing.assign(begin.writers)
+        self._show()
+
+    def stand_by(self) -> None:
+        """A standby that has rehearsed: wait for a rank (unless it has one, and builds late), and be restored."""
+        runtime, parts = self._runtime, self._parts
+        if not runtime.builds_late:
+            runtime.stand_by(parts.state.layout())
+            parts.state.rebind()
+            parts.assignment.follow(parts.state, runtime.rank, runtime.world_size)
+        runtime.faults.strike(Point.PROMOTED)
+        runtime.closed = True
+        runtime.started = True
+        self._recover(blank=True)
+        self._may_hold = bool(parts.checkpointing.every)
+
+    # --- leaving ----------------------------------------------------------------------------------------------
+    def finish(self) -> bool:
+        """All steps are committed here: True once that holds everywhere, False if a recovery sent this rank back."""
+        runtime, progress, parts = self._runtime, self._progress, self._parts
+        if runtime.closed:
+            self._recover()
+            if progress.version < progress.goal:
+                return False
+        runtime.page.stamp(Phase.DONE)
+        self._checks.warn_of_nothing_trained()
+        runtime.link.send(
+            TrainingDone(
+                process=runtime.process,
+                rank=runtime.rank,
+                generation=runtime.generation,
+                version=progress.version,
+                lineage=progress.lineage,
+                state_digest=parts.state.digest(),
+                cut_collectives=runtime.cut_collectives,
+                doubts=len(runtime.doubts),
+            ),
+            report=True,
+        )
+        if runtime.await_release():
+            self._may_hold = False  # nobody will order a last checkpoint any more: who fails now ends
+            parts.publishing.finish()
+            parts.scalars.finish(LOGGERS_SECONDS)
+            parts.checkpointing.finish()
+            runtime.started = False
+            return True
+        self._recover()
+        return False
+
+    # --- the script's end (Lifecycle) -------------------------------------------------------------------------
+    def at_end_of_script(self) -> None:
+        """It has run to its end. If it left the loop early, every rank must have done so, after the same step."""
+        if self.left_early:
+            while not self.finish():
+                pass
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether a last checkpoint may be made of what this process has, should its script fail."""
+        return self._may_hold
+
+    def hold_for_save(self) -> None:
+        """The script has failed: answer orders until this process is killed."""
+        self._parts.recovery.hold_for_save()

@@ -1,0 +1,122 @@
+"""What a script may not do, noticed in its code or from what its steps leave: refused, warned of or made a doubt."""
+
+import ast
+import math
+from types import FrameType
+from typing import Any
+
+import torch
+
+from relight.errors import UsageError
+from relight.training.carried.source import accumulates_by_hand, yields_inside
+from relight.training.transaction.transaction import listed
+from relight.training.worker.inventory import Inventory
+
+
+class ScriptChecks:
+    """Of the loop of one process."""
+
+    def __init__(self, parts: Inventory) -> None:
+        self._parts = parts
+        self._runtime = parts.runtime
+        self._looked_at_block = False
+        self._fingerprint: tuple[Any, ...] | None = None  # of what steps alone may change, after the newest one
+
+    def look_at_block(self, frame: FrameType) -> None:
+        """Before anything is computed: refuse what the code of the block shows to be wrong.
+
+        Args:
+            frame: that holds the block.
+        """
+        if self._looked_at_block:
+            return
+        self._looked_at_block = True
+        if place := yields_inside(frame):
+            raise UsageError(
+                f"{place}: `with step` in a generator, around a `yield`. A failure that strikes while the code that "
+                "iterates over the generator runs does not reach the block: put `with step` into that code"
+            )
+        state = self._parts.state
+
+        def is_optimizer(expression: ast.expr) -> bool:
+            name = expression.id if isinstance(expression, ast.Name) else ""
+            value = frame.f_locals.get(name, frame.f_globals.get(name))
+            return state.name_of(value) in state.optimizers
+
+        if place := accumulates_by_hand(frame, is_optimizer):
+            raise UsageError(
+                f"{place} calls optimizer.step() in some steps only, while every step adds to the gradients: gradients "
+                "that are carried from step to step are lost with a failure. Put the whole accumulation into one step: "
+                "relight.Training(..., accumulate=K), and one optimizer.step() for each"
+            )
+
+    # --- between two steps ------------------------------------------------------------------------------------
+    def note_boundary(self) -> None:
+        """The state is that of a finished version: until the next step begins, nothing may change it."""
+        self._fingerprint = self._parts.state.fingerprint()
+
+    def refuse_changes_between_steps(self) -> None:
+        """Raises UsageError if what was handed over is not what it was after the newest step."""
+        if self._fingerprint is None:
+            return
+        state, transaction, version = self._parts.state, self._parts.transaction, self._parts.progress.version
+        changed = transaction.changed_between_steps() if self._parts.carried.computes_outside else []
+        names = ["parameters"] if any(key in state.slots.parameters for key in changed) else []
+        names += [f"buffer {listed(changed)}"] if changed and not names else []
+        found = state.fingerprint()
+        pairs = zip(
+            ("parameters of an optimizer's groups", "learning rate", "scheduler"), self._fingerprint, found, strict=True
+        )
+        names += [name for name, before, now in pairs if before != now]
+        if names:
+            raise UsageError(
+                f"{names[0]} changed between step {version - 1} and step {version}, after `with step`: move that code "
+                "into the block, after optimizer.step(), or a replacement would not have the change"
+            )
+
+    # --- what steps leave -------------------------------------------------------------------------------------
+    def warn_of_pending_gradients(self) -> None:
+        """After a step that trained nothing."""
+        if not self._parts.state.has_gradients():
+            return
+        self._runtime.say(
+            "accumulate",
+            "a step ended with gradients but without optimizer.step(): gradients carried from step to step are "
+            "lost with a failure. Put the whole accumulation into one step: relight.Training(..., accumulate=K)",
+        )
+        self._runtime.doubt_if_lost_after(
+            self._parts.progress.version,
+            "a step ended with gradients but without optimizer.step(), and a recovery threw them away. Put the "
+            "whole accumulation into one step: relight.Training(..., accumulate=K)",
+        )
+
+    def warn_of_stray_data(self) -> None:
+        """After a step that read a DataLoader which was not handed over."""
+        if stray := self._parts.batches.stray:
+            rank = self._runtime.rank
+            self._runtime.say("stray", f"rank {rank}: {stray}. Hand the DataLoader over: relight.Training(data=...)")
+
+    def warn_of_nothing_trained(self) -> None:
+        """After the last step."""
+        progress = self._parts.progress
+        if progress.commits and not progress.stepped and self._parts.state.has_gradients():
+            self._runtime.say(
+                "nothing trained",
+                f"{progress.commits} steps had gradients, and none of them called optimizer.step(): the model is what "
+                "it was at the start",
+            )
+
+    def show_loss(self, loss: torch.Tensor | float) -> None:
+        """In the progress line; one on a device would cost a wait, and is not shown."""
+        if isinstance(loss, torch.Tensor):
+            if loss.device.type != "cpu":
+                return
+            loss = float(loss.detach())
+        self._runtime.page.report_loss(loss)
+        if math.isnan(loss):
+            self._runtime.say(
+                "nan",
+                f"rank {self._runtime.rank}: the loss of step {self._parts.progress.version} is NaN. Training goes on: "
+                "the same bits would give NaN again, so no recovery helps; look at the learning rate, or clip "
+                "gradients",
+            )
