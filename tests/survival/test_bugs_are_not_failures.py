@@ -1,6 +1,7 @@
 """Mistakes in the script end the job: one clear message, the user's own traceback once, nothing left running."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,19 @@ def test_an_exception_at_startup(bench: Bench) -> None:
     check_refused(outcome, "rank 1", "sample 17 is broken")
     check_traceback(outcome, 1)
     assert not outcome.report.failures, outcome.describe()
+
+
+@pytest.mark.parametrize("how", ["killed", "raises"])
+def test_a_rank_ends_while_others_form_a_group_with_it(bench: Bench, tmp_path: Path, how: str) -> None:
+    """Its end is what is said, not that the group could not be formed."""
+    training = Training(program="peer_dies_forming.py", arguments=("--how", how, "--marker", str(tmp_path / "pid")))
+    outcome = bench.run(training)
+    assert "process groups could not be formed" not in outcome.stdout + outcome.stderr, outcome.describe()
+    if how == "raises":
+        check_refused(outcome, "rank 1", "sample 17 is broken")
+    else:
+        assert outcome.status == 0, outcome.describe()
+        assert "starting all ranks again" in outcome.stderr, outcome.describe()
 
 
 @pytest.mark.all

@@ -1,5 +1,6 @@
 from itertools import pairwise
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +66,17 @@ def test_a_failure_in_forward_is_rolled_back_to_the_start_of_its_step() -> None:
     assert versions(history, 0)[5:9] == [7, 7, 7, 7]
     (strike,) = history.strikes
     assert (strike.rank, strike.at_ns, strike.kind) == (1, 730 * MS, "killed")
+
+
+def test_a_death_told_before_the_last_stamp_hides_no_activity() -> None:
+    """The clocks of the dead process and of the agent that saw it differ by more than the activity lasted."""
+    report, chunks = jobs.rolled_back()
+    (killed,) = report.failures
+    early = msgspec.structs.replace(killed, noticed_seconds=killed.noticed_seconds - 0.031)
+    history = jobs.history(msgspec.structs.replace(report, failures=(early,)), chunks)
+    row = history.rows[1].spans
+    dead = next(index for index, span in enumerate(row) if span.activity is Activity.DEAD)
+    assert (row[dead - 1].activity, row[dead - 1].start_ns // MS) == (Activity.FORWARD, 700)
 
 
 def test_a_failure_in_optimizer_is_taken_over_at_the_next_version() -> None:

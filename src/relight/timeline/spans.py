@@ -197,7 +197,8 @@ class SpanCollector:
         for process, track in sorted(self._tracks.items()):
             if track.rank < 0 or track.last is None or track.first_ns is None:
                 continue
-            death = max(struck[process], track.last[0]) if process in struck else None
+            # What it did last is shown, however short: the clocks of two processes differ by more than that.
+            death = max(struck[process], track.last[0] + 1) if process in struck else None
             spans = list(track.spans)
             self._keep(spans, _span(process, track.last, end_ns if death is None else death))
             takes_over = track.takes_over_ns if track.takes_over_ns is not None else track.first_ns

@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 from relight.core.commands import Assign
 from relight.core.position import Phase
-from relight.errors import UsageError
+from relight.errors import RestoreError, StepInterrupted, UsageError
+from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.collectives.group import RelightProcessGroup
 from relight.training.collectives.groups import Ranks
 from relight.training.ending import hook
-from relight.training.process.runtime import Runtime, connect
+from relight.training.process.runtime import Runtime, Superseded, connect
 from relight.training.process.stacks import answer_for_stacks
 from relight.training.torch_private.c10d import REFUSED_STORE, adapt
 from relight.training.torch_private.ddp import watch_wrappers
@@ -158,10 +159,23 @@ def _create_group(runtime: Runtime, ranks: Ranks, place: int) -> RelightProcessG
     elif same is not None:
         group.attach(same)
     else:
-        forming = runtime.begin_forming(runtime.generation, [ranks])
-        group.attach(runtime.await_formed(forming, runtime.generation)[ranks])
+        group.attach(_form(runtime, ranks))
     runtime.groups.append(group)
     return group
+
+
+def _form(runtime: Runtime, ranks: Ranks) -> GenerationGroup:
+    """A formed group. Raises StepInterrupted if a failure elsewhere was the cause, RestoreError if none is told of."""
+    forming = runtime.begin_forming(runtime.generation, [ranks])
+    interrupted = StepInterrupted("a peer failed while a process group was formed with it")
+    try:
+        return runtime.await_formed(forming, runtime.generation)[ranks]
+    except Superseded:
+        raise interrupted from None
+    except RestoreError as error:
+        if runtime.await_stop(str(error)):
+            raise interrupted from error
+        raise
 
 
 def _make_group(runtime: Runtime, members: Sequence[int], name: str, description: str | None) -> Any:
