@@ -41,6 +41,8 @@ def main() -> None:
     try:
         for seed in _seeds(options):
             plan = plan_of(seed)
+            if options.block and not {*options.block} & {*plan.blocks()}:
+                continue
             verdict = trials.judge(plan)
             tally.add(plan, verdict)
             print(f"{verdict.word:8} {plan.describe()}\n         {_first_line(verdict.why)}", flush=True)
@@ -65,6 +67,9 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.idioms.compose", description=__doc__)
     parser.add_argument("--seeds", help="A..B, both included, or one", default="")
     parser.add_argument("--minutes", type=float, help="seeds that nobody has seen yet, for so long", default=0.0)
+    parser.add_argument(
+        "--block", action="append", default=[], help="SLOT=OPTION: only scripts that have it, or another one so given"
+    )
     parser.add_argument("--no-shrink", dest="shrink", action="store_false", help="show what fails as it is")
     parser.add_argument("--tries", type=int, default=40, help="to make a failing script smaller")
     parser.add_argument("--keep", action="store_true", help="the directories of the jobs")

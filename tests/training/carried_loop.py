@@ -8,7 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+from torch import nn
+
 from relight.training.carried.carried import Carried
+from relight.training.carried.parts import NoParts, Parts, is_part
+from relight.training.state.references import References
+from relight.training.state.slots import Slots
 from relight.transfer.io.codec import encode_tree
 
 _NUMBERS = itertools.count()
@@ -50,12 +56,25 @@ class Loop:
     def __init__(self, *, fails_at: int = -1, fails_in: int = -1, begins_at: int = 0, tree: Any = None) -> None:
         """`fails_at` is a step, `fails_in` the point of it, -1 for its end. A replacement begins with a `tree`."""
         self.said: list[str] = []
-        self.carried = Carried(self.is_foreign, lambda key, text: self.said.append(text))
+        self.parts: Parts = NoParts()
+        self.carried = Carried(self.is_foreign, lambda key, text: self.said.append(text), parts=self)
         self.fails_at, self.fails_in, self.begins_at, self.tree = fails_at, fails_in, begins_at, tree
         self.kept: list[bytes] = []  # of each version, as it was kept last
         self.doubt: str | None = None
 
+    def hand_over(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """For scripts, as `relight.Training` takes them."""
+        self.parts = References({"net": net}, {"optimizer": optimizer}, {}, Slots({"net": net}))
+
+    def name_of(self, value: Any) -> Any:
+        return self.parts.name_of(value)
+
+    def at(self, name: Any) -> Any:
+        return self.parts.at(name)
+
     def is_foreign(self, thing: Any) -> bool:
+        if is_part(self.parts, thing):
+            return True
         return isinstance(thing, (Step, Loop)) or (
             isinstance(thing, types.GeneratorType) and thing.gi_code is Loop.__call__.__code__
         )
@@ -107,7 +126,9 @@ def run_script(source: str, loop: Loop, directory: Path) -> Any:
     path = directory / f"script{next(_NUMBERS)}.py"
     path.write_text(source)
     made = types.ModuleType("carried_script")
-    vars(made).update({"__file__": str(path), "steps": loop, "carry": loop.carried.declare})
+    vars(made).update(
+        {"__file__": str(path), "steps": loop, "carry": loop.carried.declare, "hand_over": loop.hand_over}
+    )
     sys.modules["carried_script"] = made
     exec(compile(source, str(path), "exec"), vars(made))
     return vars(made)["result"]

@@ -18,6 +18,21 @@ class Trainer:
     def __init__(self):
         self.mean = 1.0
 """
+_HOLDER = """
+class Holder:
+    def __init__(self, net):
+        self.net = net
+        self.lowest = float("inf")
+        self.best = []
+
+    def keep(self, value):
+        if value < self.lowest:
+            self.lowest = value
+            self.best = self.best[-1:] + [self.net.last.bias]
+
+    def size(self):
+        return sum(one.detach().abs().mean() for one in self.best)
+"""
 RUNNING = """
 class Running:
     def __init__(self):
@@ -127,6 +142,64 @@ CARRIED = {
         ('meters["loss"] = 0.9 * meters["loss"] + 0.1 * value',),
         on_loss=('loss = loss / (1 + meters["loss"])',),
         kept="meters",
+    ),
+    # Names of the script's own for parts of what was handed over, and values found by such parts.
+    "part": Carried(
+        ("favourite = None",),
+        ("if step.number % 3 == 1:", "    favourite = list(net.parameters())[step.number % 2]"),
+        on_loss=("if favourite is not None:", "    loss = loss * (1 + favourite.detach().abs().mean())"),
+    ),
+    "layer": Carried(
+        ("layer = net",),
+        ("if step.number % 3 == 2:", "    layer = list(net.modules())[-1 - step.number % 2]"),
+        on_loss=("loss = loss * (1 + sum(p.detach().abs().mean() for p in layer.parameters()) / 10)",),
+    ),
+    "best-state": Carried(
+        ('lowest, lowest_state = float("inf"), {}',),
+        ("if value < lowest:", "    lowest, lowest_state = value, net.state_dict()"),
+        on_loss=("loss = loss * (1 + sum(one.float().abs().mean() for one in lowest_state.values()) / 100)",),
+        kept="lowest_state",
+    ),
+    "best-state-shown": Carried(
+        ('lowest, lowest_state = float("inf"), None',),
+        ("if value < lowest:", "    lowest, lowest_state = value, net.state_dict()"),
+        kept="lowest_state",
+    ),
+    "best-copy": Carried(
+        ('lowest, lowest_state = float("inf"), {}',),
+        ("if value < lowest:", "    lowest, lowest_state = value, copy.deepcopy(net.state_dict())"),
+        on_loss=("loss = loss * (1 + sum(one.float().abs().mean() for one in lowest_state.values()) / 100)",),
+        kept="lowest_state",
+        imports=("import copy",),
+    ),
+    "view": Carried(
+        ("window = None",),
+        ("if step.number == 2:", "    window = next(net.parameters()).data.view(-1)[1:4]"),
+        on_loss=("if window is not None:", "    loss = loss * (1 + window.abs().mean())"),
+    ),
+    "optimizer-state": Carried(
+        ("kept_state = {}",),
+        (
+            "if step.number % 2:",
+            '    states = getattr(optimizer, "state", {})',
+            "    kept_state = next((state for state in states.values() if state), {})",
+        ),
+        on_loss=(
+            "for one in kept_state.values():",
+            "    if torch.is_tensor(one):",
+            "        loss = loss * (1 + one.float().abs().mean() / 100)",
+        ),
+    ),
+    "by-parameter": Carried(
+        ("averages = {p: torch.zeros_like(p) for p in net.parameters()}",),
+        ("for p in net.parameters():", "    averages[p] = 0.9 * averages[p] + 0.1 * p.detach()"),
+        on_loss=("loss = loss * (1 + sum(one.abs().mean() for one in averages.values()) / 10)",),
+    ),
+    "holder": Carried(
+        ("holder = Holder(net)",),
+        ("holder.keep(value)",),
+        on_loss=("loss = loss * (1 + holder.size() / 10)",),
+        definition=_HOLDER,
     ),
     "closure": Carried(
         ("meter = make_meter()",), on_loss=("loss = loss / (1 + meter(loss.item()))",), definition=_METER

@@ -37,7 +37,8 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "ema": ("none", "averaged", "averaged-buffers", "hand-data", "hand-inplace"),
     "carried": (
         *("none", "running-mean", "deque", "counter", "numpy-generator", "torch-generator", "attribute", "global"),
-        *("tensor", "list", "dict", "closure"),
+        *("tensor", "list", "dict", "closure", "part", "layer", "best-state", "best-state-shown", "best-copy", "view"),
+        *("optimizer-state", "by-parameter", "holder"),
     ),
     "draws": ("none", "torch", "numpy", "random", "all"),
     "before": ("none", "all-reduce", "all-gather", "broadcast", "async"),

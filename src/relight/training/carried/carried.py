@@ -26,6 +26,7 @@ from relight.training.carried.kept import (
 )
 from relight.training.carried.loop import Loop
 from relight.training.carried.names import Found, names_of
+from relight.training.carried.parts import NoParts, Parts, is_part
 from relight.training.carried.places import MISSING, key_of, place_of
 from relight.training.carried.refs import Place, describe, is_iterator
 from relight.training.carried.source import short
@@ -58,13 +59,17 @@ class Carried:
         *,
         is_id: Callable[[int], bool] = lambda _: False,
         is_of_data: Callable[[Any], bool] = lambda _: False,
+        parts: Parts | None = None,
     ) -> None:
         """`is_foreign`: of an object whose attributes are kept otherwise: what was handed over, and relight's own.
+
+        `parts` names what was handed over, so that it can be carried which of it a name stands for.
 
         `say` tells the user something once, by a key. `is_id`: of a number that is the `id` of a tensor handed over.
         `is_of_data`: of an object that dataset, sampler or `collate_fn` holds, or is.
         """
         self._is_of_data = is_of_data
+        self._parts = parts or NoParts()
         self._is_foreign = is_foreign
         self._is_id = is_id
         self._say = say
@@ -153,11 +158,12 @@ class Carried:
         if not self._loop.is_found:
             return
         self._in_step = True
+        self._follow_parts()
         if not self._kept and not self._comparison.is_due:
             return
         self._spots.frames.forget()
         for one in self._kept.values():
-            one.mark = remember(one.spot.get(), grows=not one.feeds)
+            one.mark = self._remember(one.spot.get(), grows=not one.feeds)
         if self._comparison.is_due:
             self._comparison.begin()
         self._spots.frames.forget()
@@ -193,7 +199,7 @@ class Carried:
     def risk(self) -> str:
         """In a recovery: why equal bits cannot be vouched for, if something changes and is not carried."""
         self._spots.frames.forget()
-        self._check_parts()
+        self._follow_parts()
         if self._left_out_why:
             return self._left_out_why
         places = [place for place in self._comparison.changed_since() if not self._is_covered(place)]
@@ -221,7 +227,7 @@ class Carried:
         self._spots.frames.forget()
         if self._in_step:
             self._notice(between=False)
-        self._check_parts()
+        self._follow_parts()
         if not self._kept:
             self._spots.frames.forget()
             return {}
@@ -229,10 +235,10 @@ class Carried:
         weigh = self._captures <= 2 * FIRST_STEPS or self._captures % 16 == 0
         names: dict[str, Any] = {}
         of_calls: dict[str, Any] = {}  # read back later, once the functions run to which they are given
-        writers, total = (Writer(self._homes), Writer(self._homes)), 0
+        writers, total = (Writer(self._homes, self._parts), Writer(self._homes, self._parts)), 0
         for one in [one for one in self._kept.values() if one.is_written]:
             value = one.spot.get()
-            one.kept = remember(value, grows=not one.feeds)
+            one.kept = self._remember(value, grows=not one.feeds)
             tree = self._written_down(one, value, weigh, writers[one.is_of_a_call])
             if tree is None:
                 continue
@@ -258,7 +264,7 @@ class Carried:
                 if one.feeds:
                     value = one.spot.get()
                     if changed(one.looked, value):
-                        one.looked = remember(value)
+                        one.looked = self._remember(value)
                         self._looks += 1
             self._spots.frames.forget()
         return self._looks
@@ -266,6 +272,7 @@ class Carried:
     @property
     def needs_keeping(self) -> bool:
         """At a turn of the loop: whether code between steps changed what was kept at the barrier, or may have."""
+        self._follow_parts()
         if not self._kept:
             return False
         if not self._captures:
@@ -448,15 +455,12 @@ class Carried:
         return key_of(place) in self._left_out
 
     # --- values -----------------------------------------------------------------------------------------------
+    def _remember(self, value: Any, *, grows: bool = False) -> Any:
+        return remember(value, grows=grows, is_part=lambda one: is_part(self._parts, one))
+
     def _written_down(self, one: Kept, value: Any, weigh: bool, writer: Writer) -> Any:
         if value is MISSING:
             return _MISSING_TREE
-        if self._is_foreign(value):
-            self._forget(one)
-            if one.feeds:
-                self._stands_for[one.key] = one, MISSING
-                self._check_parts()
-            return None
         if not one.feeds and type(value) in (list, dict, set) and len(value) > MOST_LOG_LEAVES:
             self._leave_out(one, f"it has {len(value)} items")
             return None
@@ -466,7 +470,7 @@ class Carried:
                 writer.take_back()
                 raise Unsupported("the id() of a parameter as a key, which is another in each process (use its name)")
         except Unsupported as problem:
-            if one.feeds and not one.seen:
+            if one.feeds and not one.seen and not self._is_foreign(value):
                 raise one.refusal(f"it holds {problem}") from None
             self._leave_out(one, f"it holds {problem}")
             return None
@@ -479,16 +483,16 @@ class Carried:
                 return None
         return tree
 
-    def _check_parts(self) -> None:
-        """A name that stands for another part of the state than at first is neither undone nor carried."""
+    def _follow_parts(self) -> None:
+        """Carry the names that stand for another part of the state than at first, or for none."""
+        if not self._stands_for:
+            return
+        self._spots.frames.forget()
         for key, (one, began) in list(self._stands_for.items()):
             if one.spot.get() is not began:
+                one.mark = self._remember(began)
+                self._kept[key] = one
                 del self._stands_for[key]
-                self._leave_out(
-                    one,
-                    "it stands for a part of what was handed over, and not always for the same. Look that up in each "
-                    "step, by what is carried: an index, a name",
-                )
 
     def _leave_out(self, one: Kept, why: str) -> None:
         if one.seen or one.feeds or is_iterator(one.spot.get()):
@@ -504,6 +508,7 @@ class Carried:
 
     def _put_back(self) -> None:
         self._spots.frames.forget()
+        self._follow_parts()
         for one in self._kept.values():
             now = one.spot.get()
             if changed(one.mark, now):
@@ -524,10 +529,12 @@ class Carried:
         self._spots.frames.forget()
 
     def _put_in_all(self, trees: dict[str, Any]) -> None:
-        reader = Reader(self._homes)
+        reader = Reader(self._homes, self._parts)
         for key, part in trees.items():
             self._left_out.discard(key)
             place = place_of(key)
+            if key in self._stands_for:
+                self._kept[key], _ = self._stands_for.pop(key)
             one = self._kept.get(key) or self._keep(place, "", True, False, seen=True)
             spot = one.spot if one is not None else self._spots.find(place)
             if spot is None:

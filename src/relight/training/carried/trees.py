@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from relight.training.carried.constants import read_constant, write_constant
+from relight.training.carried.parts import NoParts, Parts
 from relight.training.carried.values import (
     DEEPEST,
     PLAIN,
@@ -27,6 +28,7 @@ from relight.training.carried.values import (
     kind_of_type,
     set_generator_state,
 )
+from relight.training.state.references import NotNameable
 
 TAG = "\x01"
 _FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (list, dict, set, int, float, str, bool, tuple, deque)}
@@ -49,9 +51,14 @@ def members_of(value: Any) -> Iterator[tuple[str, Any]]:
     if kind in ("list", "tuple", "deque"):
         yield from ((str(index), one) for index, one in enumerate(value))
     elif kind == "dict":
-        yield from ((repr(key), one) for key, one in value.items())
+        yield from ((_label(index, key), one) for index, (key, one) in enumerate(value.items()))
     elif kind == "object":
         yield from attributes_of(value).items()
+
+
+def _label(index: int, key: Any) -> str:
+    """Of a dictionary's key: it shall be the same in another process."""
+    return f"#{index}" if isinstance(key, (torch.Tensor, nn.Module)) else repr(key)
 
 
 def _remembered(mark: Mark) -> Iterator[tuple[str, Any]]:
@@ -59,7 +66,7 @@ def _remembered(mark: Mark) -> Iterator[tuple[str, Any]]:
     if mark.kind in ("list", "tuple", "deque"):
         yield from ((str(index), one) for index, one in enumerate(mark.saved))
     elif mark.kind == "dict":
-        yield from ((repr(key), one) for key, one in mark.saved)
+        yield from ((_label(index, key), one) for index, (key, one) in enumerate(mark.saved))
     elif mark.kind == "object":
         yield from mark.saved.items()
 
@@ -110,8 +117,9 @@ class Homes:
 class Writer:
     """Writes down the values of one moment, which may share objects."""
 
-    def __init__(self, homes: Homes) -> None:
+    def __init__(self, homes: Homes, parts: Parts | None = None) -> None:
         self._homes = homes
+        self._parts = parts or NoParts()
         self._numbers: dict[int, int] = {}  # of objects that were written, in that order
         self._alive: list[Any] = []
         self._begun = 0
@@ -137,6 +145,8 @@ class Writer:
             return value if type(value) in PLAIN else _constant(value)
         if kind == "number":
             return {TAG: "number", "v": value}
+        if (part := self._name_of_part(value)) is not None:
+            return {TAG: "part", "p": part}
         if depth > DEEPEST:
             raise Unsupported("something that is nested too deep")
         if kind == "opaque":
@@ -152,6 +162,17 @@ class Writer:
         if home == name or (home is None and not self._homes.has(name)):
             return tree
         return {TAG: "new", "v": tree} if home is None else {TAG: "home", "h": home, "v": tree}
+
+    def _name_of_part(self, value: Any) -> Any:
+        try:
+            return self._parts.name_of(value)
+        except NotNameable as problem:
+            raise Unsupported(str(problem)) from None
+
+    def _check_key(self, key: Any) -> None:
+        """Tensors and modules are found by their identity, which another process does not have."""
+        if isinstance(key, (torch.Tensor, nn.Module)) and self._name_of_part(key) is None:
+            raise Unsupported(f"{name_of(key)} as a key, which another process does not have (use its name)")
 
     def _contents(self, kind: str, name: str, value: Any, depth: int) -> Any:
         def each(members: Any) -> list[Any]:
@@ -169,26 +190,24 @@ class Writer:
             return {TAG: "deque", "n": value.maxlen, "v": each(value)}
         if kind == "set":
             for one in value:
-                _refuse_key(one)
+                self._check_key(one)
             return {TAG: "set", "c": type(value).__name__, "v": each(value)}
         if kind == "dict":
             for key in value:
-                _refuse_key(key)
+                self._check_key(key)
             pairs = [
-                [self._write("", key, depth + 1), self._write(f"{name}{_STEP}{key!r}", one, depth + 1)]
-                for key, one in value.items()
+                [self._write("", key, depth + 1), self._write(f"{name}{_STEP}{_label(index, key)}", one, depth + 1)]
+                for index, (key, one) in enumerate(value.items())
             ]
             factory = getattr(getattr(value, "default_factory", None), "__name__", "")
-            return {TAG: "dict", "c": type(value).__name__, "v": pairs, **({"f": factory} if factory else {})}
+            more = {"f": factory} if factory else {}
+            if type(value) is OrderedDict and vars(value):  # of a module's state_dict: versions
+                more["a"] = self._write(f"{name}{_STEP}", dict(vars(value)), depth + 1)
+            return {TAG: "dict", "c": type(value).__name__, "v": pairs, **more}
         if kind == "object":
             parts = [[part, self._write(f"{name}{_STEP}{part}", one, depth + 1)] for part, one in members_of(value)]
             return {TAG: "object", "c": _class_name(value), "v": parts}
         return _WRITERS[kind](value)
-
-
-def _refuse_key(value: Any) -> None:
-    if isinstance(value, (torch.Tensor, nn.Module)):  # found by its identity
-        raise Unsupported(f"{name_of(value)} as a key, which another process does not have (use its name)")
 
 
 def keys_of(tree: Any) -> Iterator[int]:
@@ -269,7 +288,7 @@ def size_of(tree: Any) -> int:
 def leaves_of(tree: Any) -> int:
     """How many values a tree holds."""
     if isinstance(tree, dict):
-        return sum(map(leaves_of, tree.values()))
+        return 1 if tree.get(TAG) == "part" else sum(map(leaves_of, tree.values()))
     return sum(map(leaves_of, tree)) if isinstance(tree, (list, tuple)) else 1
 
 
@@ -277,8 +296,9 @@ def leaves_of(tree: Any) -> int:
 class Reader:
     """Reads what one `Writer` wrote, in the same order."""
 
-    def __init__(self, homes: Homes) -> None:
+    def __init__(self, homes: Homes, parts: Parts | None = None) -> None:
         self._homes = homes
+        self._parts = parts or NoParts()
         self._made: list[Any] = []  # each object that was read, by its number
 
     def read(self, name: str, tree: Any) -> Any:
@@ -296,6 +316,8 @@ class Reader:
             return self._made[node["n"]]
         if tag in ("new", "home"):
             return self._read(name, node["v"], None if tag == "new" else self._homes.at(node["h"]), is_placed=True)
+        if tag == "part":
+            return self._part(node["p"])
         if tag == "record":
             return _class_of(node["c"])(*self._each(name, node["v"]))
         if tag == "number":
@@ -308,6 +330,12 @@ class Reader:
             self._made.append(_READERS[tag](node, home))
             return self._made[-1]
         return self._container(tag, name, node, home)
+
+    def _part(self, name: Any) -> Any:
+        try:
+            return self._parts.at(name)
+        except LookupError as problem:
+            raise Unsupported(str(problem)) from None
 
     def _each(self, name: str, trees: Any) -> list[Any]:
         return [self._read(f"{name}{_STEP}{index}", one) for index, one in enumerate(trees)]
@@ -327,10 +355,15 @@ class Reader:
             for part, one in values.items():
                 object.__setattr__(made, part, one)
         elif tag == "dict":
-            items = [(key := self._read("", at), self._read(f"{name}{_STEP}{key!r}", one)) for at, one in tree["v"]]
+            items = [
+                (key := self._read("", at), self._read(f"{name}{_STEP}{_label(index, key)}", one))
+                for index, (at, one) in enumerate(tree["v"])
+            ]
             made.clear()
             for key, one in items:
                 made[key] = one
+            if "a" in tree:
+                vars(made).update(self._read(f"{name}{_STEP}", tree["a"]))
         else:
             values_of = self._each(name, tree["v"])
             made.clear()

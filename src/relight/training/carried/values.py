@@ -7,7 +7,7 @@ name of the same object right.
 import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -97,24 +97,33 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 # --- as it was -----------------------------------------------------------------------------------------------
-def remember(value: Any, *, grows: bool = False, depth: int = 0) -> Any:
-    """A value as it is now. What cannot change is its own memory. `grows`: of long lists only the end ever changes."""
+def remember(
+    value: Any, *, grows: bool = False, depth: int = 0, is_part: Callable[[Any], bool] = lambda _: False
+) -> Any:
+    """A value as it is now. What cannot change is its own memory.
+
+    `grows`: of long lists only the end ever changes. `is_part`: of a value that is put back otherwise: here it only
+    matters that it is this one.
+    """
     kind = kind_of(value)
     if kind in ("plain", "number"):
         return value
+
+    def inside(one: Any) -> Any:
+        return remember(one, grows=grows, depth=depth + 1, is_part=is_part)
+
+    if kind == "opaque" or depth > DEEPEST or (kind in ("tensor", "list", "dict", "object") and is_part(value)):
+        return Mark("opaque", value, None)
     if kind == "tensor":
         return Mark(kind, value, (_version(value), value.data_ptr(), _copy(value)))
     if kind == "list" and grows and len(value) > _LONG:
         return Mark("growing", value, len(value))
-    if kind == "opaque" or depth > DEEPEST:
-        return Mark("opaque", value, None)
     if kind in ("list", "deque", "set", "tuple"):
-        return Mark(kind, value, [remember(one, grows=grows, depth=depth + 1) for one in value])
+        return Mark(kind, value, [inside(one) for one in value])
     if kind == "dict":
-        return Mark(kind, value, [(key, remember(one, grows=grows, depth=depth + 1)) for key, one in value.items()])
+        return Mark(kind, value, [(key, inside(one)) for key, one in value.items()])
     if kind == "object":
-        saved = {name: remember(one, grows=grows, depth=depth + 1) for name, one in attributes_of(value).items()}
-        return Mark(kind, value, saved)
+        return Mark(kind, value, {name: inside(one) for name, one in attributes_of(value).items()})
     if kind == "generator":
         return Mark(kind, value, generator_state(value))
     return Mark(kind, value, value.copy())  # arrays and bytes

@@ -48,13 +48,15 @@ class Slots:
 
     def holds(self, thing: torch.Tensor) -> bool:
         """Whether a tensor is one of them, or shares the memory of one: a view, or what `.data` gave."""
-        if id(thing) in self.by_id:
-            return True
+        return id(thing) in self.by_id or self.holder(thing) is not None
+
+    def holder(self, thing: torch.Tensor) -> torch.Tensor | None:
+        """The one of them whose memory a tensor shares."""
         if self._by_memory is None:
             self._by_memory = {place: tensor for tensor in self.tensors if (place := memory_of(tensor))}
         place = memory_of(thing)
         found = self._by_memory.get(place)
-        return found is not None and memory_of(found) == place  # it may have been given other memory since
+        return found if found is not None and memory_of(found) == place else None  # it may have other memory since
 
     @property
     def buffers(self) -> dict[Key, torch.Tensor]:

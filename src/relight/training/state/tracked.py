@@ -38,6 +38,7 @@ from relight.training.state.parameter_groups import (
     resting_of,
     settings_of,
 )
+from relight.training.state.references import References
 from relight.training.state.slots import Key, Slots
 from relight.training.torch_private.autograd import reset_scaler
 from relight.training.torch_private.ddp import stateful_hooks, wrappers_made
@@ -109,6 +110,7 @@ class TrackedState:
         self._copies = self.zero.copies()  # parameters that another rank updates
         self.gradients_to_none = True  # whether gradients were None, not zeros, when the step under way started
         self.slots = Slots(modules)
+        self.references = References(modules, optimizers, {**objects, **per_rank}, self.slots)
         self._built_with = {
             name: names_in_groups(optimizer, self.slots.by_id) for name, optimizer in optimizers.items()
         }

@@ -114,6 +114,7 @@ def take_inventory(
         runtime.say,
         is_id=lambda number: number in state.slots.by_id,
         is_of_data=batches.holds,
+        parts=state.references,
     )
     private = PrivateState(runtime, state, batches, carried, scalars)
     reader = CheckpointReader(runtime, state, progress, batches, assignment, private)
