@@ -57,6 +57,8 @@ class Loop:
         """`fails_at` is a step, `fails_in` the point of it, -1 for its end. A replacement begins with a `tree`."""
         self.said: list[str] = []
         self.parts: Parts = NoParts()
+        self._nets: dict[str, nn.Module] = {}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self.carried = Carried(self.is_foreign, lambda key, text: self.said.append(text), parts=self)
         self.fails_at, self.fails_in, self.begins_at, self.tree = fails_at, fails_in, begins_at, tree
         self.kept: list[bytes] = []  # of each version, as it was kept last
@@ -64,7 +66,9 @@ class Loop:
 
     def hand_over(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """For scripts, as `relight.Training` takes them."""
-        self.parts = References({"net": net}, {"optimizer": optimizer}, {}, Slots({"net": net}))
+        name = str(len(self._nets))
+        self._nets[name], self._optimizers[name] = net, optimizer
+        self.parts = References(self._nets, self._optimizers, {}, Slots(self._nets))
 
     def name_of(self, value: Any) -> Any:
         return self.parts.name_of(value)

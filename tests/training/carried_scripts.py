@@ -107,12 +107,14 @@ def compose(seed: int) -> Script:
         if where is after:
             update = f"if step.committed:\n{indent(update, ' ')}"
         pair = [(block, read), (where, update)]
-        if draw.random() < 0.5:
+        if draw.random() < 0.2:
+            pair = pair[1:]  # it is read after the loop only
+        elif draw.random() < 0.5:
             pair.reverse()
         for to, statement in pair:
             to.insert(draw.randrange(len(to) + 1) if draw.random() < 0.3 else len(to), statement)
     parts = (form, *names)
-    block = [f"{statement}\nstep.point({number}, x)" for number, statement in enumerate(block)]
+    block = [f"{statement}\nstep.point({number}, x)" for number, statement in enumerate(block)] or ["step.point(0, x)"]
     return Script(_assemble(form, head, begin, above, block, after, results), parts)
 
 

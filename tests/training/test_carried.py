@@ -67,6 +67,20 @@ SCRIPTS = {
     "mean": function("mean, x = 1.0, 0.0", "x = x + b / mean\nmean = .9 * mean + .1 * b", "x, mean"),
     "module": module("mean, x = 1.0, 0.0", "x = x + b / mean\nmean = .9 * mean + .1 * b", "(x, mean)"),
     "several names": function("a, n, s = 0, 0, ''", "a, n = a + n, a + b\ns = s + str(n)\nf = len(s) + a", "a, n, s"),
+    "best so far, used after the loop": function(
+        "least, best, x = 99, None, 0",
+        "x = x + b\nif step.number in (1, 2):\n best = {'w': torch.ones(2) * x}",
+        "x, best['w'].tolist()",
+    ),
+    "best so far, after an early turn": function(
+        "best, x = 0, 0", "x = x + b\nif step.number > 2:\n step.end()\n continue\nbest = x", "x, best"
+    ),
+    "best so far, read by a function after the loop": function(
+        "best, x = 0, 0\ndef show():\n return best", "x = x + b\nif step.number == 2:\n best = x", "x, show()"
+    ),
+    "best so far, in an object": function(
+        "t, x = Trainer(), 0", "x = x + b\nif step.number == 2:\n t.inner = x", "x, t.inner", setup=TRAINER
+    ),
     "list": function("xs = []", "xs.append(b + sum(xs))", "xs"),
     "list in place, by two names": function("xs = []\nys = xs", "xs.append(b + sum(ys))", "xs, ys, xs is ys"),
     "list made anew": function("xs = []", "xs = xs[-2:] + [b + sum(xs)]", "xs"),
@@ -445,6 +459,21 @@ def test_doubts_a_name_that_stands_for_what_has_no_name() -> None:
     loop = Loop()
     run(source, loop)
     assert any("w (" in text and "graph" in text for text in loop.said), loop.said
+
+
+LARGE = function(
+    "best, x = {'w': torch.zeros(2)}, 0",
+    "x = x + b\nstep.point(0, x)\nif step.number in (1, 3):\n best = {'w': torch.ones(1_100_000) * x}",
+    "x, best['w'].tolist()[0]",
+)
+
+
+def test_large_weights_that_only_code_after_the_loop_reads_are_told_and_doubted() -> None:
+    loop = Loop()
+    expected = run(LARGE, loop)
+    assert any("best (" in text and "its tensors take 4 MiB" in text and "training.carry" in text for text in loop.said)
+    assert "best (" in loop.carried.risk()
+    assert run(LARGE, Loop(fails_at=3, fails_in=0)) == expected  # it is undone with its step all the same
 
 
 def test_carries_what_changes_late_and_out_of_sight_in_the_end() -> None:

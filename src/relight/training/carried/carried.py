@@ -5,10 +5,12 @@ belongs to a version is the one with which the loop asks for its step: code abov
 in a replacement.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -22,13 +24,16 @@ from relight.training.carried.kept import (
     MOST_LOG_LEAVES,
     MOST_MODULE_BYTES,
     MOST_SEEN_BYTES,
+    MOST_SHOWN_BYTES,
     Kept,
 )
 from relight.training.carried.loop import Loop
 from relight.training.carried.names import Found, names_of
-from relight.training.carried.parts import NoParts, Parts, is_part
+from relight.training.carried.parts import NoParts, Parts
+from relight.training.carried.parts import is_part as is_part_of
 from relight.training.carried.places import MISSING, key_of, place_of
 from relight.training.carried.refs import Place, describe, is_iterator
+from relight.training.carried.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
 from relight.training.carried.source import short
 from relight.training.carried.trees import (
     TAG,
@@ -36,10 +41,7 @@ from relight.training.carried.trees import (
     Reader,
     Unsupported,
     Writer,
-    keys_of,
-    leaves_of,
     name_of,
-    size_of,
     write_down,
 )
 from relight.training.carried.values import Mark, changed, put_back, remember
@@ -163,7 +165,7 @@ class Carried:
             return
         self._spots.frames.forget()
         for one in self._kept.values():
-            one.mark = self._remember(one.spot.get(), grows=not one.feeds)
+            one.mark = self._remember(one.spot.get(), one)
         if self._comparison.is_due:
             self._comparison.begin()
         self._spots.frames.forget()
@@ -238,7 +240,7 @@ class Carried:
         writers, total = (Writer(self._homes, self._parts), Writer(self._homes, self._parts)), 0
         for one in [one for one in self._kept.values() if one.is_written]:
             value = one.spot.get()
-            one.kept = self._remember(value, grows=not one.feeds)
+            one.kept = self._remember(value, one)
             tree = self._written_down(one, value, weigh, writers[one.is_of_a_call])
             if tree is None:
                 continue
@@ -250,8 +252,8 @@ class Carried:
         if not names and not of_calls:
             return {}
         unsettled = [one.key for one in self._kept.values() if one.feeds and one.late] if self._in_step else []
-        lacking = [key for key in (*names, *of_calls) if self._in_step and self._kept[key].moves_on]
-        self._was_unsettled = bool(unsettled)
+        lacking = [key for key in (*names, *of_calls) if self._in_step and self._kept[key].may_move_on]
+        self._was_unsettled = bool(unsettled or lacking)
         self._spots.frames.forget()
         found = {"unsettled": unsettled, "lacking": lacking}  # what a step may change after this
         return {"names": names, "of_calls": of_calls, **found, "loop": self._loop.place}
@@ -264,7 +266,7 @@ class Carried:
                 if one.feeds:
                     value = one.spot.get()
                     if changed(one.looked, value):
-                        one.looked = self._remember(value)
+                        one.looked = self._remember(value, one)
                         self._looks += 1
             self._spots.frames.forget()
         return self._looks
@@ -411,13 +413,15 @@ class Carried:
         spot = self._spots.find(place)
         if spot is None:
             return None
-        if spot.get() is not MISSING and self._is_elsewhere(spot.get()):
-            if feeds and self._is_foreign(spot.get()):
-                began = mark.value if isinstance(mark, Mark) else spot.get()
-                self._stands_for.setdefault(key, (Kept(key, name, where, spot, feeds, late), began))
-            return None
-        one = self._kept[key] = Kept(key, name, where, spot, feeds, late, seen=seen)
-        self._homes.add(key, spot.get() if mark is None else mark)
+        one, value = Kept(key, name, where, spot, feeds, late, seen=seen), spot.get()
+        if value is not MISSING:
+            if self._is_foreign(value) and not late:  # nothing to carry until it stands for something else
+                self._stands_for.setdefault(key, (one, mark.value if isinstance(mark, Mark) else value))
+                return None
+            if self._is_of_data(value):
+                return None
+        self._kept[key] = one
+        self._homes.add(key, value if mark is None else mark)
         return one
 
     def _refuse_iterator(self, one: Kept) -> None:
@@ -455,15 +459,24 @@ class Carried:
         return key_of(place) in self._left_out
 
     # --- values -----------------------------------------------------------------------------------------------
-    def _remember(self, value: Any, *, grows: bool = False) -> Any:
-        return remember(value, grows=grows, is_part=lambda one: is_part(self._parts, one))
+    def _remember(self, value: Any, one: Kept) -> Any:
+        """For `one`. Tensors of what is left out are not copied: only which they are is put back."""
+        is_part = functools.partial(is_part_of, self._parts)
+        is_kept_otherwise = is_part if one.is_written else lambda thing: isinstance(thing, torch.Tensor)
+        return remember(value, grows=not one.feeds, is_part=is_kept_otherwise)
 
     def _written_down(self, one: Kept, value: Any, weigh: bool, writer: Writer) -> Any:
         if value is MISSING:
             return _MISSING_TREE
-        if not one.feeds and type(value) in (list, dict, set) and len(value) > MOST_LOG_LEAVES:
-            self._leave_out(one, f"it has {len(value)} items")
-            return None
+        if not one.feeds:
+            nbytes = tensor_bytes(value, self._parts) if weigh else 0
+            one.has_tensors = has_tensors(value)
+            if nbytes > MOST_SHOWN_BYTES:
+                self._leave_out(one, f"its tensors take {nbytes >> 20} MiB")
+                return None
+            if not one.has_tensors and type(value) in (list, dict, set) and len(value) > MOST_LOG_LEAVES:
+                self._leave_out(one, f"it has {len(value)} items")
+                return None
         try:
             tree = writer.write(one.key, value)
             if weigh and any(map(self._is_id, keys_of(tree))):
@@ -476,8 +489,9 @@ class Carried:
             return None
         if weigh and (one.seen or not one.feeds):
             size, leaves = size_of(tree), leaves_of(tree)
-            few = MOST_LEAVES if one.feeds else MOST_LOG_LEAVES
-            if size > (MOST_SEEN_BYTES if one.feeds else MOST_LOG_BYTES) or leaves > few:
+            few = MOST_LEAVES if one.feeds or one.has_tensors else MOST_LOG_LEAVES
+            most = MOST_SEEN_BYTES if one.feeds else MOST_SHOWN_BYTES if one.has_tensors else MOST_LOG_BYTES
+            if size > most or leaves > few:
                 writer.take_back()
                 self._leave_out(one, f"it has grown to {leaves} values, {size} bytes")
                 return None
@@ -490,7 +504,7 @@ class Carried:
         self._spots.frames.forget()
         for key, (one, began) in list(self._stands_for.items()):
             if one.spot.get() is not began:
-                one.mark = self._remember(began)
+                one.mark = self._remember(began, one)
                 self._kept[key] = one
                 del self._stands_for[key]
 
@@ -498,7 +512,7 @@ class Carried:
         if one.seen or one.feeds or is_iterator(one.spot.get()):
             self._forget(one)
         one.is_written = False  # but it is undone with its step
-        if one.feeds:
+        if one.feeds or one.has_tensors:
             self._left_out_why = f"{one.shown} {CHANGES}, and is not carried: {why}"
         self._say(f"carried {one.name}", one.left_out(why))
 

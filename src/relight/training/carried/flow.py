@@ -24,6 +24,7 @@ class Flow:
         self.exposed: set[Key] = set()  # read before they are written
         self.writes: dict[Key, tuple[str, int]] = {}
         self.written_late: set[Key] = set()
+        self._ends: list[State] = []  # of the ways through the iteration
         self._members: dict[Key, set[Key]] = {}  # places in what other places hold
         self._read_whole: set[Key] = set()
         self._edges: dict[Key, set[Key]] = {}
@@ -67,6 +68,14 @@ class Flow:
         for state in states:
             if state is not None:
                 self.state = set(state) if self.state is None else self.state & state
+
+    def end_turn(self) -> None:
+        """A way through the iteration ends here."""
+        self._ends.append(None if self.state is None else set(self.state))
+
+    def may_remain(self, key: Key) -> bool:
+        """Whether some way through the iteration leaves what an earlier one wrote."""
+        return any(end is not None and key not in end for end in self._ends)
 
     def hold(self, base: Ref, member: Ref) -> None:
         """What is at `member` is part of what is at `base`."""

@@ -2,7 +2,8 @@
 
 An iteration is read from where the loop asks for a step to where it asks for the next one, with the functions of the
 user that it calls. A name is carried if some way through the iteration reads it before it writes it, and some way
-writes it: what is made above the block is made anew by every process. Names are places: locals, globals, variables of
+writes it; or if it is read after the loop, and some way leaves what an earlier iteration wrote (the best weights so
+far): what is made above the block is made anew by every process. Names are places: locals, globals, variables of
 closures, attributes of objects; a change of a container's contents counts as a write of the place that holds it.
 """
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from relight.training.carried.flow import Flow
 from relight.training.carried.reader import Reader
-from relight.training.carried.refs import Key, Place
+from relight.training.carried.refs import Key, Place, describe
 from relight.training.carried.scope import Scope
 from relight.training.carried.source import Iteration
 
@@ -42,7 +43,7 @@ class Names:
 
     found: dict[Key, Found] = field(default_factory=dict)
     dead: set[Place] = field(default_factory=set)  # written before they are read: nothing of them is carried
-    shown_after: list[str] = field(default_factory=list)  # those of them that code after the loop reads
+    shown_after: list[str] = field(default_factory=list)  # those that code after the loop may read
 
 
 def is_of_a_call(place: Place, loop: int) -> bool:
@@ -59,22 +60,28 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     flow.late = iteration.begins_late
     for index, piece in enumerate(iteration.pieces):
         reader.read(scopes[piece.frame], piece.statements, returns=index + 1 < len(iteration.pieces))
+    flow.end_turn()
     flow.hold_the_same()
     flow.expose_members()
     feeding = flow.feeding()
-    names = Names()
+    read_after = iteration.read_after | {*frames[iteration.frames - 1].f_code.co_cellvars}
+    names, shown_after = Names(), []
     for key, (file, line) in flow.writes.items():
         value = flow.values.get(key)
-        if key[0] == "temporary" or (is_foreign(value) and not (key in flow.exposed and isinstance(value, _PARTS))):
+        if key[0] == "temporary" or (is_foreign(value) and not isinstance(value, _PARTS)):
             continue
         place = flow.places.get(key)
         if place is None or (len(place) == 1 and is_of_a_call(place, iteration.frames - 1)):
             continue
-        if key not in flow.exposed:
-            names.dead.add(place)
-            if len(place) == 1 and place[0][2] in iteration.read_after:
-                names.shown_after.append(place[0][2])
-        else:
+        is_read_after = len(place) > 1 or place[0][0] != "frame" or place[0][2] in read_after
+        if key in flow.exposed or (is_read_after and flow.may_remain(key)):
             is_counted = len(place) == 1 and place[0][2] in iteration.counted
             names.found[key] = Found(place, file, line, key in feeding, key in flow.written_late, is_counted)
+            continue
+        if not is_foreign(value):
+            names.dead.add(place)
+        if is_read_after:
+            shown_after.append(place)
+    made_anew = {place[0] for place in names.dead if len(place) == 1 and place[0][2] not in read_after}
+    names.shown_after = [describe(place) for place in shown_after if place[0] not in made_anew]
     return names

@@ -90,6 +90,8 @@ class Reader(Expressions):
             case ast.Continue() | ast.Break() | ast.Raise():
                 if isinstance(node, ast.Raise) and node.exc is not None:
                     self._value(node.exc, NOWHERE)
+                elif not self._loops:
+                    self._flow.end_turn()
                 self._flow.state = None
             case ast.Assert():
                 self._value(node.test, NOWHERE)

@@ -210,19 +210,6 @@ class Writer:
         return _WRITERS[kind](value)
 
 
-def keys_of(tree: Any) -> Iterator[int]:
-    """The numbers by which dictionaries and sets in a tree find what they hold."""
-    if isinstance(tree, dict):
-        parts = tree.get("v")
-        if tree.get(TAG) in ("dict", "set") and isinstance(parts, list):
-            keys = [one[0] for one in parts] if tree[TAG] == "dict" else parts
-            yield from (key for key in keys if type(key) is int)
-        yield from keys_of(parts)
-    elif isinstance(tree, (list, tuple)):
-        for one in tree:
-            yield from keys_of(one)
-
-
 def write_down(value: Any) -> Any:
     """One value by itself, as a tree for `encode_tree`. Raises Unsupported."""
     return Writer(Homes()).write("", value)
@@ -272,24 +259,6 @@ def name_of(value: Any) -> str:
 
 def _class_name(value: Any) -> str:
     return f"{type(value).__module__}:{type(value).__qualname__}"
-
-
-def size_of(tree: Any) -> int:
-    """About how many bytes a tree takes."""
-    if isinstance(tree, dict):
-        return 32 + sum(16 + size_of(one) for one in tree.values())
-    if isinstance(tree, (list, tuple)):
-        return 8 + sum(map(size_of, tree))
-    if isinstance(tree, (str, bytes)):
-        return 8 + len(tree)
-    return 16 + int(getattr(tree, "nbytes", 0))
-
-
-def leaves_of(tree: Any) -> int:
-    """How many values a tree holds."""
-    if isinstance(tree, dict):
-        return 1 if tree.get(TAG) == "part" else sum(map(leaves_of, tree.values()))
-    return sum(map(leaves_of, tree)) if isinstance(tree, (list, tuple)) else 1
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
