@@ -25,7 +25,7 @@ class Child:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._pidfd = os.pidfd_open(process.pid)
+        self._pidfd = _pidfd_of_child(process.pid)
 
     @property
     def pid(self) -> int:
@@ -45,8 +45,23 @@ class Child:
         return await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+
+def _pidfd_of_child(pid: int) -> int | None:
+    """None if it has ended, and asyncio has taken its exit status already: the number may be another process's."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        os.close(pidfd)
+        return None
+    return pidfd
 
 
 async def start_module(*arguments: str, pipe: bool = False) -> Child:

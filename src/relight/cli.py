@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from relight import config
-    from relight.launch import join, launch
+    from relight.launch.commands import join, launch
 
     if arguments.command == "chaos":
         if arguments.explain:
@@ -110,7 +110,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _agent(arguments: argparse.Namespace) -> int:
     from relight.config import find_tls, parse_endpoint, read_shared_token
-    from relight.launch import join
+    from relight.launch.commands import join
 
     endpoint = parse_endpoint(arguments.controller, "--controller")
     name = arguments.name or _host_name()
@@ -122,7 +122,7 @@ def _agent(arguments: argparse.Namespace) -> int:
 
 def _controller(arguments: argparse.Namespace) -> int:
     from relight.config import find_tls, parse_endpoint, read_shared_token
-    from relight.launch import go_on
+    from relight.launch.commands import go_on
 
     _check_run_dir(arguments.run_dir)
     endpoint = parse_endpoint(arguments.listen, "--listen")

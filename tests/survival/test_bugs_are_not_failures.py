@@ -1,12 +1,13 @@
 """Mistakes in the script end the job: one clear message, the user's own traceback once, nothing left running."""
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from relight.core.verdict import YES
-from tests.survival.harness import PATIENCE, PROGRAMS, Bench, Outcome, Training
+from tests.survival.harness import PATIENCE, PROGRAMS, Bench, Outcome, Training, plain_environment
 from tests.survival.judge import check_faults, check_survived
 
 THREE = 3
@@ -93,6 +94,18 @@ def test_an_exception_after_the_last_step(bench: Bench) -> None:
     outcome = bench.run(broken("exception_after"))
     check_refused(outcome, "rank 1", "sample 17 is broken", "after the last step")
     check_traceback(outcome, 1)
+
+
+@pytest.mark.all
+def test_an_agent_that_cannot_be_started_ends_the_job(bench: Bench, tmp_path: Path) -> None:
+    """Each one ends at once, with an error of its own: that is shown, and another one helps nobody."""
+    end = "import sys\nif 'relight.agent' in sys.orig_argv:\n    sys.exit('no room for an agent here')\n"
+    (tmp_path / "sitecustomize.py").write_text(end)
+    path = os.pathsep.join([str(tmp_path), plain_environment()["PYTHONPATH"]])
+    outcome = bench.run(Training(), environment={"PYTHONPATH": path})
+    assert outcome.status == 1, outcome.describe()
+    assert "no room for an agent here" in outcome.stdout + outcome.stderr, outcome.describe()
+    assert "at its start; ending the job" in outcome.stderr, outcome.describe()
 
 
 # --- scripts that do not train --------------------------------------------------------------------------------------

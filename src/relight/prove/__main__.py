@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from relight.launch import launch
+from relight.launch.commands import launch
 from relight.parent import end_with_parent
 from relight.wire.settings import decode_settings
 

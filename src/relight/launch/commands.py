@@ -1,0 +1,138 @@
+"""`relight run`, `relight join` and `relight resume`: one job from its start to its end, or one host's part in it."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from relight.agent.join import address_towards, fetch_settings, resolve
+from relight.errors import ProtocolError
+from relight.launch.launcher import Launcher
+from relight.launch.summary import sum_up
+from relight.parent import remove_private_dir
+from relight.server.claim import remove_unused
+from relight.server.journal import read_header
+from relight.terminal import Screen
+from relight.transfer.io.channel import SOCKET_NAME
+from relight.wire.address import Address
+from relight.wire.loopback import is_default
+from relight.wire.settings import HOST_ADDRESS, JobSettings, encode_settings
+from relight.wire.tls import Tls, leave_to_children
+
+JOIN_SECONDS = 300.0  # for a controller on another host to be there
+OUTPUT_SECONDS = 2.0  # for the screen to take the last lines
+MAX_TEMPORARY_BYTES = 60  # the agent's socket lies below it, and a socket's path has 107 bytes at most
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def launch(
+    settings: JobSettings,
+    token: bytes | None = None,
+    *,
+    quiet: bool,
+    dashboard: str | None = None,
+    tls: Tls | None = None,
+) -> int:
+    """Run one job to its end, with its controller here; returns the exit status of `relight run`.
+
+    `token` is the one that the job's hosts share; a job that keeps to this host makes its own.
+    `dashboard`: where to serve the live page, as "HOST:PORT"; None: nowhere. `tls`: None for none.
+    """
+    screen = Screen(quiet=quiet)
+    if not is_default(settings.controller_address):
+        os.environ.setdefault(HOST_ADDRESS, resolve(settings.controller_address))
+    try:
+        if tls is not None:
+            leave_to_children(tls.files)
+        launcher = Launcher(settings, screen, "node-0", dashboard=dashboard, tls=tls)
+        return asyncio.run(_launch(launcher, token or secrets.token_bytes(32), quiet=quiet))
+    except OSError as error:
+        screen.say(f"the job could not be started: {error}", "error")
+        return 1
+    finally:
+        screen.close(OUTPUT_SECONDS)
+
+
+def join(controller: tuple[str, int], token: bytes, name: str, *, quiet: bool, tls: Tls | None = None) -> int:
+    """Run what a job's controller on another host orders, until the job ends; returns the exit status."""
+    screen = Screen(quiet=quiet)
+    where = f"{controller[0]}:{controller[1]}"
+    screen.say(f"{name}: looking for the job's controller at {where}")
+    try:
+        if tls is not None:
+            leave_to_children(tls.files)
+        settings = asyncio.run(fetch_settings(controller, token, JOIN_SECONDS, tls))
+        os.environ.setdefault(HOST_ADDRESS, address_towards(*controller))
+        launcher = Launcher(settings, screen, name, Address(host=controller[0], port=controller[1], pid=0), tls=tls)
+        return asyncio.run(_launch(launcher, token, quiet=True))
+    except (OSError, ProtocolError) as error:
+        screen.say(f"cannot join the job at {where}: {error}", "error")
+        return 1
+    finally:
+        screen.close(OUTPUT_SECONDS)
+
+
+def go_on(
+    run_dir: Path, listen: tuple[str, int], token: bytes, *, take_over: bool, quiet: bool, tls: Tls | None = None
+) -> int:
+    """Run another controller of a job whose controller's host is gone, until the job ends; returns the exit status."""
+    screen = Screen(quiet=quiet)
+    try:
+        if tls is not None:
+            leave_to_children(tls.files)
+        settings = read_header(run_dir / "journal.jsonl").settings
+        settings = msgspec.structs.replace(
+            settings, run_dir=str(run_dir.absolute()), controller_address=listen[0], controller_port=listen[1]
+        )
+        resume = ("--resume", "--take-over") if take_over else ("--resume",)
+        launcher = Launcher(settings, screen, "controller", tls=tls, resume=resume)
+        return asyncio.run(_launch(launcher, token, quiet=quiet))
+    except (OSError, msgspec.MsgspecError) as error:
+        screen.say(f"the job in {run_dir} cannot be gone on with: {error}", "error")
+        return 1
+    finally:
+        screen.close(OUTPUT_SECONDS)
+
+
+async def _launch(launcher: Launcher, token: bytes, *, quiet: bool) -> int:
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, launcher.interrupt, number)
+    settings = launcher.settings
+    private_dir = launcher.private_dir = make_private_dir(settings, token)
+    try:
+        status = await launcher.run()
+    finally:
+        await launcher.end()
+        remove_private_dir(private_dir)
+        with contextlib.suppress(OSError):  # a publisher that was killed could not
+            Path(settings.run_dir, SOCKET_NAME).unlink()
+    launcher.screen.end_progress()
+    if launcher.has_started:
+        sum_up(settings, launcher.screen, launcher.ended, show_report=not quiet)
+    else:
+        remove_unused(Path(settings.run_dir))
+    return status
+
+
+def make_private_dir(settings: JobSettings, token: bytes) -> Path:
+    """A directory that only this user can look into, with the job's token and settings."""
+    place = tempfile.gettempdir()
+    if len(os.fsencode(place)) > MAX_TEMPORARY_BYTES:
+        place = "/tmp"
+    private_dir = Path(tempfile.mkdtemp(prefix="relight-", dir=place))  # mode 0700
+    try:
+        for name, content in (("token", token), ("settings.json", encode_settings(settings))):
+            descriptor = os.open(private_dir / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+    except OSError:
+        shutil.rmtree(private_dir, ignore_errors=True)
+        raise
+    return private_dir

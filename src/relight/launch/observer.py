@@ -1,0 +1,104 @@
+"""The launcher's connection to the controller: what the controller says of the job, and the request to end it."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from relight.agent.controller_connection import ControllerConnection
+from relight.errors import ProtocolError
+from relight.terminal import Screen
+from relight.wire.framing import encode_frame, make_decoder
+from relight.wire.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    JobEnded,
+    NoticeUpdate,
+    ObserverDown,
+    StatusUpdate,
+    StopAgent,
+)
+from relight.wire.tls import Tls
+
+REOBSERVE_SECONDS = 0.2
+
+
+class Observer:
+    """Stays connected, whichever controller the job has, and shows its updates."""
+
+    def __init__(
+        self,
+        screen: Screen,
+        read_token: Callable[[], bytes],
+        name_of_server: Callable[[str], str],
+        tls: Tls | None,
+    ) -> None:
+        """`name_of_server`: the name in the certificate of the controller at a host."""
+        self._screen = screen
+        self._read_token = read_token
+        self._name_of_server = name_of_server
+        self._tls = tls
+        self._connection: ControllerConnection | None = None
+        self._asked_to_end = ""
+        self._lost = ""  # why there was no connection the last time
+        self._decode = make_decoder(ObserverDown)
+        self.ended: JobEnded | None = None
+        self.winding_down = False  # a last step is being taken, or a checkpoint written
+        self.silent_looks = 0  # since the last update; counted by the one who looks
+
+    async def follow(self, find: Callable[[], tuple[str, int]]) -> None:
+        """Show what the controller at the address that `find` gives says, until it says that the job has ended."""
+        while True:
+            try:
+                connection = await self._connect(*await asyncio.to_thread(find))
+                try:
+                    while (update := await connection.receive()) is not None:
+                        self._take(update)
+                        if self.ended is not None:
+                            return
+                finally:
+                    self._connection = None
+                    connection.abort()
+            except OSError:
+                pass
+            except ProtocolError as error:
+                if str(error) != self._lost:  # once: it is tried again and again
+                    self._lost = str(error)
+                    self._screen.say(f"lost the controller's updates: {error}", "warning")
+            await asyncio.sleep(REOBSERVE_SECONDS)
+
+    def ask_to_end(self, why: str) -> None:
+        """Ask the controller to end the job; at the next connection if there is none."""
+        self._asked_to_end = why
+        if self._connection is not None:
+            self._connection.send(encode_frame(StopAgent(why=why)))
+
+    def abort(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    async def _connect(self, host: str, port: int) -> ControllerConnection:
+        hello = Hello(protocol_version=PROTOCOL_VERSION, role="observer", name=f"launcher-{os.getpid()}", mac=b"")
+        connection, _ = await ControllerConnection.connect(
+            (host, port),
+            self._read_token(),
+            hello,
+            tls=self._tls,
+            server_name=self._name_of_server(host),
+            decoder=self._decode,
+        )
+        self._connection, self._lost = connection, ""
+        if self._asked_to_end:
+            self.ask_to_end(self._asked_to_end)
+        return connection
+
+    def _take(self, update: ObserverDown) -> None:
+        self.silent_looks = 0
+        match update:
+            case StatusUpdate():
+                self.winding_down = update.winding_down
+                self._screen.progress(update)
+            case NoticeUpdate():
+                self._screen.say(update.text, update.level)
+            case JobEnded():
+                self.ended = update
