@@ -237,6 +237,14 @@ COLLECTIVES = {
     "broadcast": ("first = x[0].clone()", "dist.broadcast(first, 0)", "step.report(first=first.mean())"),
 }
 
+HOOKS = {
+    "handle": ("handle = net.last.register_forward_hook(lambda module, inputs, output: output * 0.9)",),
+    "late": (
+        "if step.number == 4:",
+        "    net.last.register_forward_hook(lambda module, inputs, output: output * 0.9)",
+    ),
+}
+
 TWEAKS_BEFORE_FORWARD = {
     "clamp-before": ("with torch.no_grad():", "    for p in net.parameters():", "        p.clamp_(-0.5, 0.5)"),
 }

@@ -52,7 +52,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "report": ("none", "before", "after"),
     "rng": ("step", "preserve"),
     "between": ("none", "print", "draws", "best"),
-    "hooks": ("none", "gradient", "forward"),
+    "hooks": ("none", "gradient", "forward", "handle", "late"),
     "scope": ("main", "module"),
 }
 SIMPLEST = {slot: options[0] for slot, options in SLOTS.items()}

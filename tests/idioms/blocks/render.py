@@ -169,6 +169,7 @@ def _block(script: Script, plan: Plan) -> list[str]:
     if plan["accumulate"] == "two":
         lines.append("x, y = batch[0]")
     lines.append('here(job, step, "start")')
+    lines += extras.HOOKS.get(plan["hooks"], ())
     if plan["flags"] == "freeze-until":
         lines.append("net.first.requires_grad_(step.number >= 4)")
     if plan["flags"] == "freeze-batchnorm":
@@ -188,6 +189,8 @@ def _block(script: Script, plan: Plan) -> list[str]:
     lines += _collective_before(plan)
     lines += _step_with_preparations(plan)
     lines.append('here(job, step, "after-write")')
+    if plan["hooks"] == "handle":
+        lines.append("handle.remove()")
     lines += _after_writes(plan)
     if plan["evaluate"] == "after-write":
         lines += evaluation

@@ -21,6 +21,7 @@ import xxhash
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from relight.training.state.hooks import HookLog
 from relight.training.state.plain_values import EXCERPT_BYTES, is_mutable, pack, plain_bytes, put_back, unpack
 from relight.training.state.slots import memory_of
 from relight.training.torch_private.autograd import not_compiled
@@ -51,6 +52,7 @@ class AttributeLog:
             int, tuple[dict[str, Any], list[str]]
         ] = {}  # of tables from which the step deleted something
         self._recording = False
+        self._hooks = HookLog()
         self._undo: list[Any] = []
         self.before_mode: Callable[[nn.Module], None] = lambda _: None  # told before train() or eval() of a module
         self.differ = False  # between ranks, once seen
@@ -86,8 +88,10 @@ class AttributeLog:
             nn.Module.__setattr__, nn.Module.__delattr__ = assign, delete  # type: ignore[method-assign]
 
         self._undo.append(undo)
+        self._hooks.install()
 
     def remove(self) -> None:
+        self._hooks.remove()
         for undo in self._undo:
             undo()
         self._undo.clear()
@@ -125,13 +129,15 @@ class AttributeLog:
         self._before.clear()
         self._orders.clear()
         self._recording = True
+        self._hooks.begin()
         values = {key: self._value(key) for key in self._change_in_place}
         self._in_place = {key: copy.deepcopy(value) for key, value in values.items() if plain_bytes(value) is not None}
         self._all_containers = {key: (value, seen) for key, value, seen in self._excerpts()} if learning else {}
 
     def roll_back(self) -> None:
-        """Every attribute is what it was when the step began."""
+        """Every attribute and hook is what it was when the step began."""
         self._recording = False
+        self._hooks.roll_back()
         for (module_id, name), (holder, value) in reversed(self._before.items()):
             tables = vars(self._paths[module_id][1])
             for table in (tables, *(tables.get(kind, {}) for kind in _TABLES)):
@@ -174,6 +180,7 @@ class AttributeLog:
 
     def commit(self) -> None:
         """What the step assigned stays."""
+        self._hooks.commit()
         self._before.clear()
         self._all_containers = {}
         self._recording = False

@@ -40,6 +40,7 @@ from relight.training.state.parameter_groups import (
 )
 from relight.training.state.references import References
 from relight.training.state.slots import Key, Slots
+from relight.training.state.structure import structure
 from relight.training.torch_private.autograd import reset_scaler
 from relight.training.torch_private.ddp import stateful_hooks, wrappers_made
 from relight.training.torch_private.fsdp import ShardedModules
@@ -275,6 +276,14 @@ class TrackedState:
 
         `private_buffers` is what `named_private_buffers` was where the copy was made.
         """
+        for name, part in tree["modules"].items():
+            unknown = [tensor for tensor in part["tensors"] if (name, tensor) not in self.slots.index]
+            if unknown:
+                raise UsageError(
+                    f"steps have changed how {name} is built: it has a {unknown[0]} where it was trained, and none in "
+                    "a process that has just built it, so that no failure can be survived any more. Build (and prune, "
+                    "wrap, fuse) modules before relight.Training(...)"
+                )
         with torch.no_grad():
             for name, part in tree["modules"].items():
                 module = self.modules[name]
@@ -345,6 +354,7 @@ class TrackedState:
         """What every copy of this state has to bring along, as it is in no tensor."""
         return {
             "modes": self._modes(),
+            "structure": structure(self.modules),
             "attributes": encode_tree(self.attributes.private(), "attributes").hex(),
         }
 

@@ -167,7 +167,9 @@ class StepLoop:
                 raise
             error = broken
         else:
-            if not isinstance(error, Exception) or not self._is_interruption(error) or self._progress.warming:
+            if self._progress.warming:
+                return isinstance(error, Exception) and self._give_up_rehearsal(error)
+            if not isinstance(error, Exception) or not self._is_interruption(error):
                 return False
         finally:
             self._runtime.in_step = False
@@ -175,6 +177,19 @@ class StepLoop:
         self._give_up_attempt()
         self._carried.roll_back()
         self._recover()
+        return True
+
+    def _give_up_rehearsal(self, error: Exception) -> bool:
+        """Whether the standby goes on: it was alone, and what collectives gave it may make no sense to the script."""
+        if isinstance(error, UsageError):
+            return False
+        self._runtime.say(
+            "rehearsal",
+            f"a standby's rehearsal of a step ended early ({type(error).__name__}: {error}). It was alone, "
+            "without values of other ranks. It takes a rank all the same, and its first step there takes longer",
+        )
+        _drop_frames(error)
+        self._carried.roll_back()
         return True
 
     def epoch_of(self, step: int) -> int:

@@ -26,6 +26,7 @@ from relight.training.process.runtime import Runtime, Superseded
 from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
 from relight.training.state.layouts import Layouts
+from relight.training.state.structure import structure_differs
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
 from relight.transfer.io.codec import decode_tree, raw_bytes, unflatten
@@ -352,6 +353,12 @@ class Recovery:
         progress.version, progress.lineage, progress.until = version, meta["lineage"], meta["until"]
         self._state.gradients_to_none = meta["gradients_to_none"]
         self._state.adopt_modes(meta.get("modes", {}))
+        if differing := structure_differs(self._state.modules, meta.get("structure", {})):
+            self._runtime.doubt(
+                f"{differing}: built or hooked otherwise in the replacement than where its state was copied from. "
+                "Change modules before relight.Training(...), or in every step anew",
+                version,
+            )
         self._transaction.forget()
         self._state.clear_gradients()
         page.claim_private(version)
