@@ -41,6 +41,7 @@ from relight.training.state.parameter_groups import (
 from relight.training.state.references import References
 from relight.training.state.slots import Key, Slots
 from relight.training.state.structure import structure
+from relight.training.state.torch_settings import shared_settings
 from relight.training.torch_private.autograd import reset_scaler
 from relight.training.torch_private.ddp import stateful_hooks, wrappers_made
 from relight.training.torch_private.fsdp import ShardedModules
@@ -355,6 +356,7 @@ class TrackedState:
         return {
             "modes": self._modes(),
             "structure": structure(self.modules),
+            "settings": shared_settings(),
             "attributes": encode_tree(self.attributes.private(), "attributes").hex(),
         }
 

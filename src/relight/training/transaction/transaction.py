@@ -9,6 +9,7 @@ import xxhash
 from torch.optim.lr_scheduler import LRScheduler
 
 from relight.training.state.slots import Key
+from relight.training.state.torch_settings import TorchSettings
 from relight.training.torch_private.ddp import around_buffer_sync
 from relight.training.transaction.data_access import DataAccess
 from relight.training.transaction.images import ObjectImages, OptimizerImages, TensorImages
@@ -51,6 +52,7 @@ class Transaction:
         self._access = DataAccess()
         self._tensors = TensorImages(state.slots)
         self._optimizers = OptimizerImages(state.optimizers)
+        self._settings = TorchSettings()
         self._objects = ObjectImages({**state.objects, **state.per_rank})
         self._learning = LEARNING_STEPS  # steps left in which everything is copied
         self._unused = set(state.optimizers)  # that have made no step since ranks last began to learn
@@ -171,6 +173,7 @@ class Transaction:
             self._trains = list(map(_requires_grad, self._state.parameters))
             self._seen_flags = self._access.flags_set
         self._attributes.begin(learning=learning)
+        self._settings.begin()
         self._optimizers.begin()
         if learning:
             self._tensors.take(self._slots.keys)
@@ -395,6 +398,7 @@ class Transaction:
         if not self.is_open:
             return
         self._attributes.roll_back()
+        self._settings.roll_back()
         self._slots.refresh()
         for parameter, trains in zip(self._state.parameters, self._trains, strict=True):
             if parameter.requires_grad != trains:

@@ -27,6 +27,7 @@ from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
 from relight.training.state.layouts import Layouts
 from relight.training.state.structure import structure_differs
+from relight.training.state.torch_settings import adopt_settings
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
 from relight.transfer.io.codec import decode_tree, raw_bytes, unflatten
@@ -353,6 +354,7 @@ class Recovery:
         progress.version, progress.lineage, progress.until = version, meta["lineage"], meta["until"]
         self._state.gradients_to_none = meta["gradients_to_none"]
         self._state.adopt_modes(meta.get("modes", {}))
+        adopt_settings(meta.get("settings", {}))
         if differing := structure_differs(self._state.modules, meta.get("structure", {})):
             self._runtime.doubt(
                 f"{differing}: built or hooked otherwise in the replacement than where its state was copied from. "

@@ -1,0 +1,57 @@
+"""Settings of torch as a whole that a step may change: gradients enabled, default type, precision, threads.
+
+A step that was interrupted between `torch.set_default_dtype(torch.float64)` and the way back would be repeated with it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# Read and set by the thread that trains.
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "autocast": (
+        lambda: torch.is_autocast_enabled("cpu"),
+        lambda enabled: torch.set_autocast_enabled("cpu", enabled),
+    ),
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "dtype": (lambda: str(torch.get_default_dtype()), lambda name: torch.set_default_dtype(_dtype(name))),
+    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+}
+_SHARED = ("dtype", "precision", "deterministic")  # whichever thread asks
+
+
+class TorchSettings:
+    """Those at the beginning of the step under way."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._before = {name: read() for name, (read, _) in _SETTINGS.items()}
+
+    def roll_back(self) -> None:
+        """They are what they were when the step began."""
+        adopt_settings(self._before)
+
+
+def shared_settings() -> dict[str, Any]:
+    """What a replacement needs to know of them."""
+    return {name: _SETTINGS[name][0]() for name in _SHARED}
+
+
+def adopt_settings(values: dict[str, Any]) -> None:
+    """Set what differs."""
+    for name, value in values.items():
+        read, change = _SETTINGS[name]
+        if read() != value:
+            change(value)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return found
