@@ -63,6 +63,7 @@ class Loop:
         self.fails_at, self.fails_in, self.begins_at, self.tree = fails_at, fails_in, begins_at, tree
         self.kept: list[bytes] = []  # of each version, as it was kept last
         self.doubt: str | None = None
+        self.risks: list[str] | None = None  # at the beginning of each step, if they are asked for
 
     def hand_over(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """For scripts, as `relight.Training` takes them."""
@@ -102,6 +103,8 @@ class Loop:
         doubt = self.carried.turn(sys._getframe(2))
         if number >= 0 and self.carried.needs_keeping:
             self.keep(number)
+        if self.risks is not None:
+            self.risks.append(self.carried.risk())
         self.doubt = self.doubt or doubt
         self.carried.remember()
 
@@ -110,6 +113,8 @@ class Loop:
 
     def exit(self, step: Step, error: BaseException | None) -> bool:
         if step.warmup or isinstance(error, Interrupted):
+            if not step.warmup:
+                self.doubt = self.doubt or self.carried.risk()
             self.carried.roll_back()
             return error is None or isinstance(error, Interrupted)
         if error is not None:

@@ -157,6 +157,7 @@ def judge(script: Script, seed: int, directory: Path) -> str:
     """`equal`, `refused: ...`, `doubted: ...`, or `SILENT: ...`."""
     draw = random.Random(f"faults/{seed}")
     first = Loop()
+    first.risks = []
     try:
         expected = run_script(script.source, first, directory)
     except UsageError as error:
@@ -175,7 +176,9 @@ def judge(script: Script, seed: int, directory: Path) -> str:
         found = run_script(script.source, again, directory)
         if found == expected:
             continue
-        doubt = again.doubt or first.doubt or "; ".join({*first.said, *again.said})
+        doubt = (
+            again.doubt or first.doubt or first.risks[min(version, STEPS - 1)] or "; ".join({*first.said, *again.said})
+        )
         if not doubt:
             return f"SILENT: replaced at version {version}: {found} instead of {expected}"
         doubts.append(doubt)

@@ -44,7 +44,8 @@ from relight.training.carried.trees import (
     name_of,
     write_down,
 )
-from relight.training.carried.values import Mark, changed, put_back, remember
+from relight.training.carried.unrepeatable import drawing_caches, is_iterated, keeps_its_order, only_grows
+from relight.training.carried.values import changed, kind_of, put_back, remember
 
 _HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'
 _NAMED = 5  # places in a message
@@ -89,7 +90,7 @@ class Carried:
         self._pending: dict[str, Any] | None = None  # to be put in at the next entry
         self._comparison = Comparison(self._spots, self._is_elsewhere)
         self._left_out_why = ""  # of what decides a step, perhaps
-        self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of a part of what was handed over, and that part
+        self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of parts of what was handed over, and their marks
         self._shown_after: list[str] = []
         self._was_unsettled = False
         self._captures = 0
@@ -204,6 +205,13 @@ class Carried:
         self._follow_parts()
         if self._left_out_why:
             return self._left_out_why
+        frames = self._spots.frames
+        names_of_modules = (names for _, names, _ in (frames.names(n) for n, f in enumerate(frames.frames) if f))
+        if caches := drawing_caches(names_of_modules):
+            return (
+                f"{', '.join(caches)}(): a cached function that draws random numbers. What it drew is not undone with "
+                "a step, and a replacement draws anew. Call it before the loop, or keep what it returns in a variable"
+            )
         places = [place for place in self._comparison.changed_since() if not self._is_covered(place)]
         self._spots.frames.forget()
         names = sorted({describe(place) for place in places} - self._ignored)
@@ -238,8 +246,12 @@ class Carried:
         names: dict[str, Any] = {}
         of_calls: dict[str, Any] = {}  # read back later, once the functions run to which they are given
         writers, total = (Writer(self._homes, self._parts), Writer(self._homes, self._parts)), 0
-        for one in [one for one in self._kept.values() if one.is_written]:
-            value = one.spot.get()
+        written = [(one, one.spot.get()) for one in self._kept.values() if one.is_written]
+        for one, value in written:
+            writers[one.is_of_a_call].look_at(value)
+        for one, value in written:
+            if isinstance(value, (set, frozenset)) and not (keeps_its_order(value) and only_grows(one.kept, value)):
+                self._doubt_order(one)
             one.kept = self._remember(value, one)
             tree = self._written_down(one, value, weigh, writers[one.is_of_a_call])
             if tree is None:
@@ -416,7 +428,7 @@ class Carried:
         one, value = Kept(key, name, where, spot, feeds, late, seen=seen), spot.get()
         if value is not MISSING:
             if self._is_foreign(value) and not late:  # nothing to carry until it stands for something else
-                self._stands_for.setdefault(key, (one, mark.value if isinstance(mark, Mark) else value))
+                self._stands_for.setdefault(key, (one, self._remember(value, one) if mark is None else mark))
                 return None
             if self._is_of_data(value):
                 return None
@@ -426,7 +438,7 @@ class Carried:
 
     def _refuse_iterator(self, one: Kept) -> None:
         value = one.spot.get()
-        if not is_iterator(value):
+        if not is_iterator(value) or kind_of(value) == "stream":
             return
         if one.feeds:
             raise UsageError(
@@ -497,14 +509,22 @@ class Carried:
                 return None
         return tree
 
+    def _doubt_order(self, one: Kept) -> None:
+        """Of a set: it follows from all that was ever in it."""
+        if not self._left_out_why and is_iterated(one.name, [frame for frame in self._spots.frames.frames if frame]):
+            self._left_out_why = (
+                f"{one.shown}: steps go through a set, in an order that another process cannot repeat. Go through "
+                "sorted(...), or use a dict"
+            )
+
     def _follow_parts(self) -> None:
         """Carry the names that stand for another part of the state than at first, or for none."""
         if not self._stands_for:
             return
         self._spots.frames.forget()
         for key, (one, began) in list(self._stands_for.items()):
-            if one.spot.get() is not began:
-                one.mark = self._remember(began, one)
+            if changed(began, one.spot.get()):
+                one.mark = began
                 self._kept[key] = one
                 del self._stands_for[key]
 

@@ -33,6 +33,7 @@ _FORMS: dict[type, tuple[_Write, Callable[[Any], Any]]] = {
     datetime.time: (datetime.time.isoformat, datetime.time.fromisoformat),
     datetime.datetime: (datetime.datetime.isoformat, datetime.datetime.fromisoformat),
 }
+_HOMES_OF_BUILTINS = ("torch", "torch.nn.functional", "math", "numpy")  # not all of these say where they are from
 _BY_NAME = {kind.__name__: kind for kind in _FORMS}
 
 
@@ -49,6 +50,27 @@ def write_constant(value: Any) -> tuple[str, Any] | None:
     if kind is type and value not in _BUILTIN.values():
         return None
     return kind.__name__, _FORMS[kind][0](value)
+
+
+def name_of_callable(value: Any) -> str | None:
+    """MODULE:NAME under which every process has this very function or class. None: there is none."""
+    name = getattr(value, "__qualname__", getattr(value, "__name__", None))
+    if not isinstance(name, str) or not callable(value):
+        return None
+    for module in (getattr(value, "__module__", None), *_HOMES_OF_BUILTINS):
+        text = f"{module}:{name.rpartition('.')[2] if module in _HOMES_OF_BUILTINS else name}"
+        if isinstance(module, str) and callable_of(text) is value:
+            return text
+    return None
+
+
+def callable_of(name: str) -> Any:
+    """The inverse of `name_of_callable`; None: this process has none of this name."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def read_constant(kind: str, written: Any) -> Any:

@@ -203,7 +203,7 @@ class Expressions:
                     self._value(argument, into if is_statement else union([into, use]))
                 return Ref()
         else:
-            self._value(function, NOWHERE)
+            self._value(function, None if is_statement else use)  # which function it is decides what comes of it
         if isinstance(function, ast.Call) and getattr(function.func, "id", "") == "getattr" and function.args:
             self._flow.mutate(self._refer(function.args[0]), self._at(node))  # some method of it
         target = self._refer(function)
@@ -232,7 +232,7 @@ class Expressions:
             elif index == 0 and name != "next" and (name in _MUTATORS_OF_FIRST or _is_in_place(name)):
                 self._flow.mutate(ref, self._at(node))
         for keyword in node.keywords:
-            if keyword.arg == "out":
+            if keyword.arg in ("out", "file"):
                 self._flow.mutate(self._refer(keyword.value), self._at(node))
         if receiver is not None and name in _VIEWS and has_contents(known(receiver)):
             return part_of(receiver)

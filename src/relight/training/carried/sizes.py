@@ -3,24 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from relight.training.carried.parts import Parts, is_part
 from relight.training.carried.trees import TAG
-from relight.training.carried.values import attributes_of, kind_of
-
-_DEEPEST = 4  # of containers that are looked into
-
-
-def tensors_in(value: Any, depth: int = _DEEPEST) -> Iterator[torch.Tensor]:
-    """The tensors that a value consists of or holds."""
-    kind = kind_of(value)
-    if kind == "tensor":
-        yield value
-    elif depth and kind in ("list", "tuple", "deque", "dict", "object"):
-        members = value.values() if kind == "dict" else attributes_of(value).values() if kind == "object" else value
-        for one in members:
-            yield from tensors_in(one, depth - 1)
+from relight.training.carried.values import tensors_in
 
 
 def has_tensors(value: Any) -> bool:

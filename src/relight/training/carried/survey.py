@@ -11,7 +11,15 @@ from torch import nn
 from relight.training.carried.places import Frames
 from relight.training.carried.refs import Place, is_added, is_own_optimizer, is_user_type
 from relight.training.carried.source import is_user_file
-from relight.training.carried.values import Mark, attributes_of, generator_state, kind_of, remember
+from relight.training.carried.values import (
+    Mark,
+    attributes_of,
+    generator_state,
+    gradient_of,
+    kind_of,
+    remember,
+    stream_state,
+)
 
 _DEEPEST = 4
 _MOST = 5000  # places
@@ -151,13 +159,17 @@ def trace(value: Any, depth: int = 0) -> Any:
     if kind in ("plain", "number"):
         return repr(value) if isinstance(value, (float, complex)) else value
     if kind == "tensor":
-        return id(value), -1 if value.is_inference() else value._version
+        gradient = gradient_of(value)
+        own = None if gradient is None else (id(gradient), gradient._version)
+        return id(value), -1 if value.is_inference() else value._version, own
     if kind == "array":
         return id(value), value.tobytes() if value.nbytes <= _TRACED_BYTES else b""
     if kind == "bytearray":
         return id(value), bytes(value)
     if kind == "generator":
         return id(value), repr(generator_state(value))
+    if kind == "stream":
+        return id(value), stream_state(value)
     if kind == "opaque" and isinstance(value, (dict, list, set, deque)):
         kind = "dict" if isinstance(value, dict) else "set" if isinstance(value, set) else "list"
     if kind == "opaque" or depth > _DEEPEST or (kind != "object" and len(value) > _TRACED):

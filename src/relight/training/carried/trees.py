@@ -16,23 +16,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.carried.constants import read_constant, write_constant
+from relight.training.carried.constants import callable_of, name_of_callable, read_constant, write_constant
+from relight.training.carried.memories import Memories, Memory
 from relight.training.carried.parts import NoParts, Parts
+from relight.training.carried.strides import overlaps, with_strides
 from relight.training.carried.values import (
     DEEPEST,
     PLAIN,
+    STREAMS,
     Mark,
     attributes_of,
     generator_state,
+    gradient_of,
     kind_of,
     kind_of_type,
     set_generator_state,
+    set_stream_state,
+    stream_state,
 )
 from relight.training.state.references import NotNameable
 
 TAG = "\x01"
 _FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (list, dict, set, int, float, str, bool, tuple, deque)}
-_OBJECTS = frozenset({"list", "dict", "set", "deque", "object", "generator", "array", "bytearray", "tensor"})
+_OBJECTS = frozenset({"list", "dict", "set", "deque", "object", "generator", "array", "bytearray", "tensor", "stream"})
+_SEPARATOR = "\x1f"  # between the parts of a place
+_STREAMS = {kind.__name__: kind for kind in STREAMS}
 _STEP = "\x1e"  # between the parts of a home's name
 
 
@@ -123,6 +131,12 @@ class Writer:
         self._numbers: dict[int, int] = {}  # of objects that were written, in that order
         self._alive: list[Any] = []
         self._begun = 0
+        self._memories = Memories(self._parts)
+        self._written_memories: set[int] = set()
+
+    def look_at(self, value: Any) -> None:
+        """To be called with all that will be written: tensors that share memory do so again where they are read."""
+        self._memories.add(value)
 
     def write(self, name: str, value: Any) -> Any:
         """As a tree for `encode_tree`. Raises Unsupported."""
@@ -150,7 +164,10 @@ class Writer:
         if depth > DEEPEST:
             raise Unsupported("something that is nested too deep")
         if kind == "opaque":
-            raise Unsupported(name_of(value))
+            function = name_of_callable(value)
+            if function is None or name.split(_SEPARATOR)[1:] == function.split(":"):  # the name that it has itself
+                raise Unsupported(name_of(value))
+            return {TAG: "callable", "v": function}
         if not is_one_object(value):
             return self._contents(kind, name, value, depth)
         if (number := self._numbers.get(id(value))) is not None:
@@ -207,7 +224,23 @@ class Writer:
         if kind == "object":
             parts = [[part, self._write(f"{name}{_STEP}{part}", one, depth + 1)] for part, one in members_of(value)]
             return {TAG: "object", "c": _class_name(value), "v": parts}
+        if kind == "tensor" and (shared := self._memories.of(value)) is not None:
+            return self._shared(value, shared)
         return _WRITERS[kind](value)
+
+    def _shared(self, value: torch.Tensor, memory: Memory) -> Any:
+        """A view of memory that other tensors see too; the memory itself comes with the first of these."""
+        node = {
+            TAG: "shared",
+            "m": memory.number,
+            "a": [list(value.shape), list(value.stride()), value.storage_offset() - memory.first],
+            "g": value.requires_grad and value.is_leaf,
+        }
+        if memory.number not in self._written_memories:
+            self._written_memories.add(memory.number)
+            home = self._homes.name_of(memory.widest) if memory.is_covered else None
+            node |= {"v": memory.contents(), "d": value.device.type, "h": home or ""}
+        return node
 
 
 def write_down(value: Any) -> Any:
@@ -219,13 +252,19 @@ def _write_tensor(value: torch.Tensor) -> Any:
     if value.layout is not torch.strided or value.is_quantized or type(value) not in (torch.Tensor, nn.Parameter):
         raise Unsupported(f"a {type(value).__name__} of layout {value.layout}")
     leaf = value.requires_grad and value.is_leaf
-    return {TAG: "tensor", "d": value.device.type, "g": leaf, "v": value.detach().clone()}
+    node = {TAG: "tensor", "d": value.device.type, "g": leaf, "v": value.detach().clone()}
+    if (gradient := gradient_of(value)) is not None:
+        node["r"] = gradient.detach().clone()
+    return node if value.is_contiguous() else {**node, "s": list(value.stride())}
 
 
 def _write_array(value: Any) -> Any:
+    import numpy as np
+
     if value.dtype.kind not in "biufc":
         raise Unsupported(f"a NumPy array of {value.dtype}")
-    return {TAG: "array", "v": value}
+    order = [] if value.flags.c_contiguous else [int(axis) for axis in np.argsort([-step for step in value.strides])]
+    return {TAG: "array", "v": value, **({"s": order} if order else {})}
 
 
 def _write_generator(generator: Any) -> Any:
@@ -237,6 +276,7 @@ def _write_generator(generator: Any) -> Any:
 
 
 _WRITERS: dict[str, Any] = {
+    "stream": lambda value: {TAG: "stream", "c": type(value).__name__, "v": stream_state(value)},
     "tensor": _write_tensor,
     "array": _write_array,
     "generator": _write_generator,
@@ -246,6 +286,8 @@ _WRITERS: dict[str, Any] = {
 
 def _constant(value: Any) -> Any:
     written = write_constant(value)
+    if written is None and (kind := name_of_callable(value)) is not None:
+        return {TAG: "callable", "v": kind}
     if written is None:
         raise Unsupported(name_of(value))
     return {TAG: "constant", "c": written[0], "v": written[1]}
@@ -269,6 +311,7 @@ class Reader:
         self._homes = homes
         self._parts = parts or NoParts()
         self._made: list[Any] = []  # each object that was read, by its number
+        self._memories: dict[int, torch.Tensor] = {}  # that several tensors share, by its number
 
     def read(self, name: str, tree: Any) -> Any:
         """The value that a tree tells of. Raises Unsupported for a class that this process does not have."""
@@ -293,12 +336,28 @@ class Reader:
             return node["v"][()]
         if tag == "constant":
             return _constant_of(node)
+        if tag == "callable":
+            return _callable_of(node["v"])
         if not is_placed:
             home = self._homes.at(name)
-        if tag in ("tensor", "array", "bytearray", "generator"):
+        if tag == "shared":
+            self._made.append(self._view(node, home))
+            return self._made[-1]
+        if tag in _READERS:
             self._made.append(_READERS[tag](node, home))
             return self._made[-1]
         return self._container(tag, name, node, home)
+
+    def _view(self, node: Any, home: Any) -> torch.Tensor:
+        """A tensor in memory that it shares with others that are read here."""
+        shape, stride, offset = node["a"]
+        if "v" in node:
+            self._memories[node["m"]] = _memory_in(node, self._homes.at(node["h"]) if node["h"] else None)
+        memory = self._memories[node["m"]]
+        made = memory.as_strided(shape, stride, memory.storage_offset() + offset)
+        if isinstance(home, torch.Tensor) and _lies_as(home, made):
+            return home
+        return made.requires_grad_() if node["g"] else made
 
     def _part(self, name: Any) -> Any:
         try:
@@ -365,15 +424,41 @@ def _empty(tag: str, tree: Any) -> Any:
     return {"OrderedDict": OrderedDict, "Counter": Counter}.get(tree["c"], dict)()
 
 
+def _memory_in(node: Any, home: Any) -> torch.Tensor:
+    """The memory that a tree tells of: that of the object with which this process began, if it is as large."""
+    contents: torch.Tensor = node["v"]
+    if isinstance(home, torch.Tensor) and home.dtype == contents.dtype and home.is_contiguous():
+        flat = home.detach().view(-1)
+        if flat.shape == contents.shape and not home.is_inference():
+            flat.copy_(contents)
+            return flat
+    return contents.to(node["d"])
+
+
+def _lies_as(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+
+
 def _read_tensor(tree: Any, old: Any) -> torch.Tensor:
     value: torch.Tensor = tree["v"]
     fits = isinstance(old, torch.Tensor) and old.shape == value.shape and old.dtype == value.dtype
-    if fits and not old.is_inference():
+    if (
+        fits
+        and not old.is_inference()
+        and not overlaps(old)
+        and list(old.stride()) == tree.get("s", list(value.stride()))
+    ):
         with torch.no_grad():
             old.copy_(value)
+        if old.is_leaf and old.requires_grad:
+            old.grad = tree.get("r")
         return old  # type: ignore[no-any-return]
     made = value.to(tree["d"])
-    return made.requires_grad_() if tree["g"] else made
+    if "s" in tree:
+        made = with_strides(made, tree["s"])
+    if tree["g"]:
+        made.requires_grad_().grad = tree.get("r")
+    return made
 
 
 def _read_generator(tree: Any, old: Any) -> Any:
@@ -400,8 +485,15 @@ def _new_generator(kind: str, state: Any) -> Any:
 
 
 def _read_array(tree: Any, old: Any) -> Any:
+    import numpy as np
+
     value = tree["v"]
-    if old is not None and getattr(old, "shape", None) == value.shape and old.dtype == value.dtype:
+    if "s" in tree:  # the axes from the outermost in memory to the innermost
+        made = np.empty([value.shape[axis] for axis in tree["s"]], value.dtype).transpose(np.argsort(tree["s"]))
+        made[...] = value
+        value = made
+    fits = old is not None and getattr(old, "shape", None) == value.shape and old.dtype == value.dtype
+    if fits and old.strides == value.strides:
         old[...] = value
         return old
     return value
@@ -413,11 +505,24 @@ def _read_bytes(tree: Any, old: Any) -> bytearray:
     return made
 
 
+def _read_stream(tree: Any, old: Any) -> Any:
+    made = old if type(old).__name__ == tree["c"] and not old.closed else _STREAMS[tree["c"]]()
+    set_stream_state(made, tree["v"])
+    return made
+
+
 def _constant_of(tree: Any) -> Any:
     try:
         return read_constant(tree["c"], tree["v"])
     except LookupError:
         raise Unsupported(f"a {tree['c']}, which this process does not have") from None
+
+
+def _callable_of(name: str) -> Any:
+    found = callable_of(name)
+    if found is None:
+        raise Unsupported(f"{name}, which this process does not have")
+    return found
 
 
 def _class_of(name: str) -> type:
@@ -432,6 +537,7 @@ def _class_of(name: str) -> type:
 
 
 _READERS: dict[str, Any] = {
+    "stream": _read_stream,
     "tensor": _read_tensor,
     "array": _read_array,
     "bytearray": _read_bytes,

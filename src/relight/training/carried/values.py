@@ -4,6 +4,7 @@ A value is remembered with the identity of everything in it that can change, so 
 name of the same object right.
 """
 
+import io
 import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -15,12 +16,15 @@ from torch import nn
 
 from relight.training.carried.constants import is_constant_type
 from relight.training.carried.refs import is_user_type
+from relight.training.carried.strides import overlaps, with_strides
 from relight.training.state.averages import same_bits
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 DICTS: tuple[type, ...] = (dict, OrderedDict, defaultdict, Counter)
+STREAMS: tuple[type, ...] = (io.StringIO, io.BytesIO)
 DEEPEST = 12
 _LONG = 256
+_LOOKED_INTO = 4  # containers, one inside another
 _kinds: dict[type, str] = {}
 
 
@@ -63,6 +67,8 @@ def kind_of_type(kind: type) -> str:
         return "bytearray"
     if kind is torch.Generator or kind is random.Random:
         return "generator"
+    if kind in STREAMS:
+        return "stream"
     return "object" if _is_plain_class(kind) else "opaque"
 
 
@@ -96,6 +102,17 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return found
 
 
+def tensors_in(value: Any, depth: int = _LOOKED_INTO) -> Iterator[torch.Tensor]:
+    """The tensors that a value consists of or holds."""
+    kind = kind_of(value)
+    if kind == "tensor":
+        yield value
+    elif depth and kind in ("list", "tuple", "deque", "dict", "object"):
+        members = value.values() if kind == "dict" else attributes_of(value).values() if kind == "object" else value
+        for one in members:
+            yield from tensors_in(one, depth - 1)
+
+
 # --- as it was -----------------------------------------------------------------------------------------------
 def remember(
     value: Any, *, grows: bool = False, depth: int = 0, is_part: Callable[[Any], bool] = lambda _: False
@@ -115,7 +132,9 @@ def remember(
     if kind == "opaque" or depth > DEEPEST or (kind in ("tensor", "list", "dict", "object") and is_part(value)):
         return Mark("opaque", value, None)
     if kind == "tensor":
-        return Mark(kind, value, (_version(value), value.data_ptr(), _copy(value)))
+        gradient = gradient_of(value)
+        own = None if gradient is None else Mark("tensor", gradient, (*_state_of(gradient), None))
+        return Mark(kind, value, (*_state_of(value), own))
     if kind == "list" and grows and len(value) > _LONG:
         return Mark("growing", value, len(value))
     if kind in ("list", "deque", "set", "tuple"):
@@ -126,6 +145,8 @@ def remember(
         return Mark(kind, value, {name: inside(one) for name, one in attributes_of(value).items()})
     if kind == "generator":
         return Mark(kind, value, generator_state(value))
+    if kind == "stream":
+        return Mark(kind, value, stream_state(value))
     return Mark(kind, value, value.copy())  # arrays and bytes
 
 
@@ -141,8 +162,8 @@ def changed(mark: Any, value: Any) -> bool:
         return True
     kind, saved = mark.kind, mark.saved
     if kind == "tensor":
-        version, address, copied = saved
-        if value.data_ptr() != address:
+        version, address, copied, gradient = saved
+        if value.data_ptr() != address or changed(gradient, gradient_of(value)):
             return True
         if value.device.type == "cpu":  # versions do not tell of what is changed by `.data`
             return not (torch.equal(copied, value) or same_bits(copied, value))
@@ -163,6 +184,8 @@ def changed(mark: Any, value: Any) -> bool:
         return now.keys() != saved.keys() or any(changed(saved[name], now[name]) for name in saved)
     if kind == "generator":
         return not same_state(saved, generator_state(value))
+    if kind == "stream":
+        return bool(stream_state(value) != saved)
     if kind == "opaque":
         return False
     return bytes(saved) != bytes(value) if kind == "bytearray" else saved.tobytes() != value.tobytes()
@@ -177,10 +200,12 @@ def put_back(mark: Any) -> Any:
         return value
     if kind == "tensor":
         with torch.no_grad():
-            if value.data_ptr() != saved[1]:
-                value.data = saved[2].clone()
+            if value.data_ptr() != saved[1] or overlaps(value):
+                value.data = with_strides(saved[2].clone(), value.stride())
             else:
                 value.copy_(saved[2])
+            if value.is_leaf and value.requires_grad:
+                value.grad = put_back(saved[3])
     elif kind == "growing":
         del value[saved:]
     elif kind == "list":
@@ -203,6 +228,8 @@ def put_back(mark: Any) -> Any:
             object.__setattr__(value, name, put_back(one))
     elif kind == "generator":
         set_generator_state(value, saved)
+    elif kind == "stream":
+        set_stream_state(value, saved)
     elif kind == "bytearray":
         value[:] = saved
     else:
@@ -214,8 +241,28 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
+def _state_of(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
+    return _version(tensor), tensor.data_ptr(), tensor.detach().clone()
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """That of a leaf; None: it has none now."""
+    return tensor.grad if tensor.is_leaf and tensor.requires_grad else None
+
+
+def stream_state(value: Any) -> tuple[Any, int]:
+    """Of a file in memory: what it holds, and where it is read or written next. Closed ones hold nothing."""
+    return ("", -1) if value.closed else (value.getvalue(), value.tell())
+
+
+def set_stream_state(value: Any, state: tuple[Any, int]) -> None:
+    contents, position = state
+    if position < 0 or value.closed:
+        return
+    value.seek(0)
+    value.truncate()
+    value.write(contents)
+    value.seek(position)
 
 
 def generator_state(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How modules are built: which modules, parameters, buffers and hooks there are, and where.
+"""How modules are built: which modules, parameters, buffers, hooks and attributes of parameters there are, and where.
 
 A replacement has what the script builds before its loop. What steps change of that later (a pruned layer, another
 head, a hook) it lacks; so every copy of the state says how the modules of its source are built.
@@ -10,6 +10,7 @@ import xxhash
 from torch import nn
 
 from relight.training.state.hooks import hook_name
+from relight.training.state.parameter_attributes import own_attributes
 
 _DIGITS = 8  # for each module
 _NAMED = 3  # modules in a message
@@ -49,5 +50,6 @@ def _digest(path: str, module: nn.Module) -> str:
     inside = {} if type(module).__module__.startswith(_WRAPPERS) else vars(module)
     hooks = [name for table in _HOOKS for hook in inside.get(table, {}).values() if (name := hook_name(hook))]
     methods = [f"{name}={getattr(value, '__qualname__', '')}" for name, value in inside.items() if callable(value)]
-    text = f"{path} {type(module).__qualname__} {[*module._parameters]} {[*module._buffers]} {hooks} {methods}"
+    noted = [sorted(own) for p in module._parameters.values() if p is not None and (own := own_attributes(p))]
+    text = f"{path} {type(module).__qualname__} {[*module._parameters]} {[*module._buffers]} {hooks} {methods} {noted}"
     return xxhash.xxh32_hexdigest(text.encode())

@@ -8,6 +8,7 @@ import torch
 import xxhash
 from torch.optim.lr_scheduler import LRScheduler
 
+from relight.training.state.parameter_attributes import ParameterAttributes
 from relight.training.state.slots import Key
 from relight.training.state.torch_settings import TorchSettings
 from relight.training.torch_private.ddp import around_buffer_sync
@@ -53,6 +54,7 @@ class Transaction:
         self._tensors = TensorImages(state.slots)
         self._optimizers = OptimizerImages(state.optimizers)
         self._settings = TorchSettings()
+        self._parameter_attributes = ParameterAttributes(state.parameters)
         self._objects = ObjectImages({**state.objects, **state.per_rank})
         self._learning = LEARNING_STEPS  # steps left in which everything is copied
         self._unused = set(state.optimizers)  # that have made no step since ranks last began to learn
@@ -174,6 +176,7 @@ class Transaction:
             self._seen_flags = self._access.flags_set
         self._attributes.begin(learning=learning)
         self._settings.begin()
+        self._parameter_attributes.begin()
         self._optimizers.begin()
         if learning:
             self._tensors.take(self._slots.keys)
@@ -399,6 +402,7 @@ class Transaction:
             return
         self._attributes.roll_back()
         self._settings.roll_back()
+        self._parameter_attributes.roll_back()
         self._slots.refresh()
         for parameter, trains in zip(self._state.parameters, self._trains, strict=True):
             if parameter.requires_grad != trains:
