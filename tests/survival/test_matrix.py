@@ -56,7 +56,11 @@ SHORT: tuple[tuple[tuple[Action, Point, int], ...], ...] = (
 )
 
 
-@pytest.mark.parametrize("cases", SHORT, ids=lambda cases: "-".join(f"{action}_{point}" for action, point, _ in cases))
+@pytest.mark.parametrize(
+    "cases",
+    [*SHORT[:-1], pytest.param(SHORT[-1], marks=pytest.mark.all)],
+    ids=lambda cases: "-".join(f"{action}_{point}" for action, point, _ in cases),
+)
 def test_faults_in_a_row(bench: Bench, cases: tuple[tuple[Action, Point, int], ...]) -> None:
     training = Training(steps=3 + 2 * len(cases))
     faults = [
