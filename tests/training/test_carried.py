@@ -59,6 +59,19 @@ SCRIPTS = {
         "out = []", "if step.number > 0:\n b = b + h\nh = b * .5\nout.append(h)", "out"
     ),
     "hidden state in place": function("h = torch.zeros(2)", "h.mul_(.9).add_(b)\nout = h.sum().item()", "h.tolist()"),
+    "tensor that gets other memory, of another shape": function(
+        "h, x = torch.ones(2), 0",
+        "x = x + b * h.sum().item()\nstep.point(0, x)\nh.data = torch.stack([h, h])\nstep.point(1, x)",
+        "x, h.tolist()",
+    ),
+    "row of a bank": function(
+        "bank, row, x = torch.zeros(4, 2), None, 0",
+        "bank[step.number % 3] += b\nrow = bank[step.number % 2]\nx = x + row.sum().item()",
+        "x, bank.tolist(), row.data_ptr() - bank.data_ptr()",
+    ),
+    "transposed tensor": function(
+        "t, x = torch.arange(6.).view(2, 3).t(), 0", "t = t + b\nx = x + t.sum().item()", "x, t.tolist(), t.stride()"
+    ),
     "hidden state and where it begins": function(
         "start = torch.zeros(2)\nh, out = start, []",
         "h = h + b\nif step.number % 3 == 2:\n h = start\nout.append(h.tolist())",
@@ -459,6 +472,30 @@ def test_doubts_a_name_that_stands_for_what_has_no_name() -> None:
     loop = Loop()
     run(source, loop)
     assert any("w (" in text and "graph" in text for text in loop.said), loop.said
+
+
+CACHE = (
+    "import functools\n@functools.lru_cache\ndef drawn(k):\n return torch.rand(2)\n"
+    "@functools.lru_cache\ndef table(k):\n return k * 2\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "called", "doubted"), [("", "drawn", True), ("drawn(0)\n", "drawn", False), ("", "table", False)]
+)
+def test_doubts_what_a_cached_function_draws_in_a_step(before: str, called: str, doubted: bool) -> None:
+    loop = Loop()
+    loop.risks = []
+    run(function(f"{before}x = 0", f"x = x + b + {called}(0) * 0", "x", setup=CACHE), loop)
+    assert any(f"{called}()" in risk for risk in loop.risks) == doubted
+
+
+@pytest.mark.parametrize(("block", "doubted"), [("x = x + next(iter(s))", True), ("x = x + (32 in s)", False)])
+def test_doubts_the_order_of_a_set_that_steps_iterate_over(block: str, doubted: bool) -> None:
+    loop = Loop()
+    grown = "s.add((step.number + 1) * 32)\ns.discard((step.number - 1) * 32)"
+    run(function("x, s = 0, {0}", f"{block}\nx = x + b + len(s)\nstep.point(0, x)\n{grown}", "x"), loop)
+    assert ("in an order" in loop.carried.risk()) == doubted
 
 
 LARGE = function(

@@ -13,7 +13,7 @@ import msgspec
 
 from relight.agent.join import address_towards, fetch_settings, resolve
 from relight.errors import ProtocolError
-from relight.launch.launcher import Launcher
+from relight.launch.launcher import OUTPUT_SECONDS, Launcher
 from relight.launch.summary import sum_up
 from relight.parent import remove_private_dir
 from relight.server.claim import remove_unused
@@ -26,7 +26,6 @@ from relight.wire.settings import HOST_ADDRESS, JobSettings, encode_settings
 from relight.wire.tls import Tls, leave_to_children
 
 JOIN_SECONDS = 300.0  # for a controller on another host to be there
-OUTPUT_SECONDS = 2.0  # for the screen to take the last lines
 MAX_TEMPORARY_BYTES = 60  # the agent's socket lies below it, and a socket's path has 107 bytes at most
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

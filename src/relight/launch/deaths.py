@@ -11,8 +11,10 @@ MINUTE_SECONDS = 60.0
 
 
 class Deaths:
-    """Of the controller, or of the agent. Killed ones are followed by another however many they are: later and later,
-    but before those who wait for it give it up."""
+    """Counts the ends of the controller, or of the agent.
+
+    One that was killed is always followed by another, after longer and longer pauses, but before its peers time out.
+    """
 
     def __init__(self, longest_pause_seconds: float) -> None:
         self._longest_pause_seconds = longest_pause_seconds

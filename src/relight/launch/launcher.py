@@ -28,7 +28,7 @@ END_SECONDS = 15.0  # for controller and agent, once the job has ended
 INTERRUPT_SECONDS = 5.0  # from Ctrl-C to SIGTERM
 WIND_DOWN_SECONDS = 600.0  # then, for a last step and a checkpoint; whoever sent the signal has a limit of his own
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
-OUTPUT_SECONDS = 2.0  # for the last output, once nobody is left to write any
+OUTPUT_SECONDS = 2.0  # for the last output, and for the screen to show it
 FROZEN_LOOK_SECONDS = 1.0
 SILENT_LOOK_SECONDS = 1.0
 SILENT_LOOKS = 30  # without a word of the controller, before it is held to hang
@@ -290,7 +290,7 @@ class Launcher:
         return self._ending.is_set() or self._at_once.is_set()
 
     async def _kill_if_frozen(self, child: Child, what: str) -> None:
-        """One that is stopped watches nobody: better none, and a successor, than this one."""
+        """Kill a child that a signal has stopped: it does no work, and a successor can."""
         while True:
             await asyncio.sleep(FROZEN_LOOK_SECONDS)
             if is_stopped(child.pid):
@@ -327,7 +327,7 @@ class Launcher:
 
     # --- the dashboard ------------------------------------------------------------------------------------------
     async def _show_dashboard(self, address: str) -> None:
-        """Its end is told, and nothing more: whoever wants it back starts `relight dashboard`."""
+        """Serve the live page. Its end is shown and nothing else: `relight dashboard` starts another."""
         dashboard = self._dashboard = await start_module(
             *("relight.dashboard", "--run-dir", self.settings.run_dir),
             *("--address", address, "--parent", str(os.getpid())),

@@ -91,6 +91,7 @@ class Carried:
         self._comparison = Comparison(self._spots, self._is_elsewhere)
         self._left_out_why = ""  # of what decides a step, perhaps
         self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of parts of what was handed over, and their marks
+        self._drawn_before: dict[str, int] = {}  # `_caches` when the loop began
         self._shown_after: list[str] = []
         self._was_unsettled = False
         self._captures = 0
@@ -205,12 +206,11 @@ class Carried:
         self._follow_parts()
         if self._left_out_why:
             return self._left_out_why
-        frames = self._spots.frames
-        names_of_modules = (names for _, names, _ in (frames.names(n) for n, f in enumerate(frames.frames) if f))
-        if caches := drawing_caches(names_of_modules):
+        if caches := [name for name, drawn in self._caches().items() if drawn > self._drawn_before.get(name, 0)]:
             return (
-                f"{', '.join(caches)}(): a cached function that draws random numbers. What it drew is not undone with "
-                "a step, and a replacement draws anew. Call it before the loop, or keep what it returns in a variable"
+                f"{', '.join(sorted(caches))}(): a cached function that draws random numbers. What it drew is not "
+                "undone with a step, and a replacement draws anew. Call it before the loop, or keep what it returns "
+                "in a variable"
             )
         places = [place for place in self._comparison.changed_since() if not self._is_covered(place)]
         self._spots.frames.forget()
@@ -360,6 +360,7 @@ class Carried:
         for text in self._declared_names:
             self._keep_named(text)
         loop.look_at(frame)
+        self._drawn_before = self._caches()
 
     def _keep_found(self, found: Found) -> None:
         where = f"{short(found.file)}:{found.line}"
@@ -509,8 +510,13 @@ class Carried:
                 return None
         return tree
 
+    def _caches(self) -> dict[str, int]:
+        """How often each cached function of the script that draws random numbers has been computed."""
+        frames = self._spots.frames
+        return drawing_caches(names for _, names, _ in (frames.names(n) for n, f in enumerate(frames.frames) if f))
+
     def _doubt_order(self, one: Kept) -> None:
-        """Of a set: it follows from all that was ever in it."""
+        """Doubt the bits if steps iterate over this set: its order depends on members that it no longer has."""
         if not self._left_out_why and is_iterated(one.name, [frame for frame in self._spots.frames.frames if frame]):
             self._left_out_why = (
                 f"{one.shown}: steps go through a set, in an order that another process cannot repeat. Go through "
@@ -567,9 +573,10 @@ class Carried:
         for key, part in trees.items():
             self._left_out.discard(key)
             place = place_of(key)
-            if key in self._stands_for:
-                self._kept[key], _ = self._stands_for.pop(key)
             one = self._kept.get(key) or self._keep(place, "", True, False, seen=True)
+            if key in self._stands_for:
+                one, _ = self._stands_for.pop(key)
+                self._kept[key] = one
             spot = one.spot if one is not None else self._spots.find(place)
             if spot is None:
                 raise UsageError(

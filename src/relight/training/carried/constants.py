@@ -77,10 +77,7 @@ def read_constant(kind: str, written: Any) -> Any:
     """The inverse of `write_constant`. Raises LookupError for an enumeration that this process does not have."""
     if kind in _BY_NAME:
         return _FORMS[_BY_NAME[kind]][1](written)
-    module, _, path = kind.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
+    found = callable_of(kind)
     if not (isinstance(found, type) and issubclass(found, enum.Enum)):
         raise LookupError(kind)
     return found[written]

@@ -62,7 +62,7 @@ class Memories:
                 memory.tensors.append(tensor)
 
     def of(self, tensor: torch.Tensor) -> Memory | None:
-        """What a tensor shares with others; None: nothing."""
+        """The memory that a tensor shares with other tensors; None: it shares none."""
         if not self._found or tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
             return None
         memory = self._found.get((tensor.untyped_storage().data_ptr(), tensor.dtype))

@@ -6,7 +6,6 @@ homes, so that names which are not carried see them too.
 """
 
 import random
-import sys
 import weakref
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -527,10 +526,7 @@ def _callable_of(name: str) -> Any:
 
 def _class_of(name: str) -> type:
     """A class that this process has already, by its name."""
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
+    found = callable_of(name)
     if not isinstance(found, type) or kind_of_type(found) not in ("object", "tuple"):
         raise Unsupported(f"a {name}, which this process does not have")
     return found

@@ -23,11 +23,11 @@ _ITERATES = "|".join(
 )
 
 
-def drawing_caches(modules: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Cached functions, in these modules' names, that have drawn random numbers for what they hold."""
+def drawing_caches(modules: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How often cached functions that draw random numbers, in these modules' names, have been computed."""
     kind = type(functools.lru_cache(len))
     found = [(name, one) for names in modules for name, one in list(names.items()) if type(one) is kind]
-    return sorted({name for name, one in found if one.cache_info().currsize and _draws(one.__wrapped__)})
+    return {name: one.cache_info().misses for name, one in found if _draws(one.__wrapped__)}
 
 
 def _draws(function: Any) -> bool:
@@ -47,7 +47,10 @@ def only_grows(before: Any, value: set[Any] | frozenset[Any]) -> bool:
 
 
 def is_iterated(name: str, frames: Iterable[FrameType]) -> bool:
-    """Whether the scripts of these frames seem to go through a set of this name, rather than look into it."""
-    pattern = re.compile(_ITERATES.format(re.escape(name.rpartition(".")[2])))
-    files = {frame.f_code.co_filename for frame in frames}
-    return any(pattern.search("".join(linecache.getlines(file))) for file in files)
+    """Whether the scripts of these frames seem to iterate over a set of this name, and not only test membership."""
+    return any(_is_iterated_in(frame.f_code.co_filename, name.rpartition(".")[2]) for frame in frames)
+
+
+@functools.cache
+def _is_iterated_in(file: str, name: str) -> bool:
+    return re.search(_ITERATES.format(re.escape(name)), "".join(linecache.getlines(file))) is not None

@@ -201,7 +201,9 @@ def put_back(mark: Any) -> Any:
     if kind == "tensor":
         with torch.no_grad():
             if value.data_ptr() != saved[1] or overlaps(value):
-                value.data = with_strides(saved[2].clone(), value.stride())
+                copied = saved[2].clone()
+                is_expanded = overlaps(value) and value.shape == copied.shape
+                value.data = with_strides(copied, value.stride()) if is_expanded else copied
             else:
                 value.copy_(saved[2])
             if value.is_leaf and value.requires_grad:
