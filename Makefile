@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-CODE := $(wildcard src tests benchmarks examples)
+CODE := $(wildcard src tests benchmarks examples checks)
 JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
@@ -15,11 +15,12 @@ help: ## list the targets
 
 setup: $(VENV)/.setup ## make .venv with the pinned packages
 
-check: setup ## lint, format, types, import rules, pages made from code
+check: setup ## lint, format, types, import rules, sizes, pages made from code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m checks.sizes
 	$(BIN)/python docs/protocol_page.py --check
 
 format: setup ## rewrite the code in the project's format

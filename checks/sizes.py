@@ -1,0 +1,111 @@
+"""Check that files, classes and functions of `src/` stay small enough to be read at once.
+
+    python -m checks.sizes
+
+Limits are lines: 400 for a file, 250 for a class, 60 for a function. `TOO_LARGE` names the exceptions that are still
+to be cut; one that has become small enough must leave the list.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "relight"
+FILE_LINES = 400
+CLASS_LINES = 250
+FUNCTION_LINES = 60
+TOO_LARGE: frozenset[str] = frozenset(
+    {
+        "agent/agent.py",
+        "agent/agent.py:Agent",
+        "core/controller.py:handle",
+        "core/decision.py:decide",
+        "core/detector.py",
+        "core/detector.py:Detector",
+        "core/job_stats.py",
+        "core/job_stats.py:JobStats",
+        "core/stages/stopping.py:_descend",
+        "dashboard/job.py:Job",
+        "launch/launcher.py:Launcher",
+        "server/server.py",
+        "server/server.py:Server",
+        "sim/__main__.py:main",
+        "sim/judge/checker.py",
+        "sim/judge/checker.py:Checker",
+        "sim/model/process/process.py:Process",
+        "sim/model/process/recovery.py:Recovery",
+        "sim/model/process/writes.py:Writes",
+        "sim/model/schedule.py:random_schedule",
+        "sim/planted/controllers.py",
+        "sim/search/exhaustive.py",
+        "sim/search/exhaustive.py:Situation",
+        "sim/search/sameness.py:key",
+        "sim/world/timed.py",
+        "sim/world/timed.py:SimulatedJob",
+        "sim/world/world.py",
+        "sim/world/world.py:World",
+        "training/carried/carried.py",
+        "training/carried/carried.py:Carried",
+        "training/carried/expressions.py",
+        "training/carried/expressions.py:Expressions",
+        "training/carried/expressions.py:_call",
+        "training/carried/reader.py:Reader",
+        "training/carried/source.py",
+        "training/carried/source.py:iteration_of",
+        "training/carried/trees.py",
+        "training/checkpoint/checkpointing.py:Checkpointing",
+        "training/checkpoint/snapshots.py:Snapshots",
+        "training/job.py:init",
+        "training/process/runtime.py",
+        "training/process/runtime.py:Runtime",
+        "training/process/runtime.py:__init__",
+        "training/publish/publishing.py:Publishing",
+        "training/state/tracked.py",
+        "training/state/tracked.py:TrackedState",
+        "training/transaction/transaction.py",
+        "training/transaction/transaction.py:Transaction",
+        "training/worker/inventory.py:take_inventory",
+        "training/worker/loop.py:StepLoop",
+        "training/worker/recovery.py:Recovery",
+        "transfer/plan/update.py:Update",
+        "transfer/publish/publisher.py",
+        "transfer/publish/publisher.py:Publisher",
+        "transfer/publish/receiver.py:Receiver",
+        "transfer/restore/restore.py",
+        "watch/events.py",
+    }
+)
+
+
+def main() -> int:
+    """Print each violation; return 1 if there is one."""
+    found = dict(entry for path in sorted(SOURCE.rglob("*.py")) for entry in too_large(path))
+    new = sorted(found.keys() - TOO_LARGE)
+    for name in new:
+        print(f"{name} has {found[name]}")
+    mended = sorted(TOO_LARGE - found.keys())
+    for name in mended:
+        print(f"{name} is small enough now: take it off checks/sizes.py")
+    return int(bool(new or mended))
+
+
+def too_large(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield what is too large in one file, as (name, lines and limit)."""
+    text, name = path.read_text(), path.relative_to(SOURCE).as_posix()
+    if (lines := text.count("\n")) > FILE_LINES:
+        yield name, f"{lines} lines (limit {FILE_LINES})"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            limit = CLASS_LINES
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            limit = FUNCTION_LINES
+        else:
+            continue
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > limit:
+            yield f"{name}:{node.name}", f"{lines} lines (limit {limit})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
