@@ -34,7 +34,7 @@ examples:
   relight chaos --nproc-per-node 4 --standby 2 --chaos "kill rank 2 in BACKWARD of step 13" train.py
   relight prove --nproc-per-node 2 train.py
   relight status
-  relight report runs/train-20260101-120000
+  relight report
   relight dashboard runs/train-20260101-120000
   relight weights plan model.safetensors --devices 4
   relight simulate --devices 16384
@@ -141,8 +141,8 @@ def _report(arguments: argparse.Namespace) -> int:
 
     from relight.timeline.show import print_report
 
-    _check_run_dir(arguments.run_dir)
-    return 0 if print_report(arguments.run_dir, Console()) else 1
+    run_dir = _find_run_dir(arguments.run_dir)
+    return 0 if print_report(run_dir, Console()) else 1
 
 
 def _explain_run(arguments: argparse.Namespace) -> int:
@@ -152,8 +152,8 @@ def _explain_run(arguments: argparse.Namespace) -> int:
     from relight.timeline.explain import explain
     from relight.watch.run import read_report
 
-    _check_run_dir(arguments.run_dir)
-    found = read_report(arguments.run_dir)
+    run_dir = _find_run_dir(arguments.run_dir)
+    found = read_report(run_dir)
     if isinstance(found, str):
         print(found)
         return 1
@@ -167,13 +167,13 @@ def _check(arguments: argparse.Namespace) -> int:
     from relight.server.journal import read_journal
     from relight.sim.judge.journal import check_journal
 
-    _check_run_dir(arguments.run_dir)
-    path = arguments.run_dir / "journal.jsonl"
+    run_dir = _find_run_dir(arguments.run_dir)
+    path = run_dir / "journal.jsonl"
     try:
         header, lines = read_journal(path)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"the journal {path} cannot be read: {error}") from error
-    is_over = (arguments.run_dir / "report.json").exists()
+    is_over = (run_dir / "report.json").exists()
     wrong = check_journal(lines, header.settings.world_size, ended=is_over)
     for sentence in wrong:
         print(sentence)
@@ -187,12 +187,12 @@ def _timeline(arguments: argparse.Namespace) -> int:
 
     from relight.timeline.show import print_timeline
 
-    _check_run_dir(arguments.run_dir)
+    run_dir = _find_run_dir(arguments.run_dir)
     if arguments.otlp:
         from relight.timeline.otel import send
         from relight.watch.run import read_report
 
-        found = read_report(arguments.run_dir)
+        found = read_report(run_dir)
         if isinstance(found, str):
             raise UsageError(found)
         print(send(found[0], arguments.otlp))
@@ -202,11 +202,11 @@ def _timeline(arguments: argparse.Namespace) -> int:
         from relight.timeline.export import write_timeline
 
         for sentence in write_timeline(
-            arguments.run_dir, step=arguments.step, recoveries=arguments.recoveries, **files
+            run_dir, step=arguments.step, recoveries=arguments.recoveries, **files
         ):
             print(sentence)
         return 0
-    shown = print_timeline(arguments.run_dir, Console(), step=arguments.step, recoveries=arguments.recoveries)
+    shown = print_timeline(run_dir, Console(), step=arguments.step, recoveries=arguments.recoveries)
     return 0 if shown else 1
 
 
@@ -214,10 +214,20 @@ def _dashboard(arguments: argparse.Namespace) -> int:
     from relight.config import check_dashboard_address, read_page_token
     from relight.dashboard.__main__ import serve
 
-    _check_run_dir(arguments.run_dir)
+    run_dir = _find_run_dir(arguments.run_dir)
     check_dashboard_address(arguments.address)
     token = read_page_token(arguments.token_file) if arguments.token_file else ""
-    return serve(arguments.run_dir, arguments.address, token)
+    return serve(run_dir, arguments.address, token)
+
+
+def _find_run_dir(asked: Path | None) -> Path:
+    """The directory that was given, or that of the newest run."""
+    if asked is None:
+        from relight.watch.run import find_run
+
+        return find_run(None)
+    _check_run_dir(asked)
+    return asked
 
 
 def _check_run_dir(run_dir: Path) -> None:
@@ -293,7 +303,7 @@ def _add_report_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str
         allow_abbrev=False,
     )
     for command in (report, check, timeline, explain):
-        command.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory of the run")
+        watch_command.add_run_dir(command)
     report.set_defaults(call=_report)
     check.set_defaults(call=_check)
     explain.set_defaults(call=_explain_run)
@@ -302,7 +312,7 @@ def _add_report_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str
         "--recoveries", type=int, default=5, metavar="N", help="how many recoveries to draw; default 5"
     )
     for flag, text in (
-        ("--svg", "write figures for papers instead, one file for each: FILE.svg, FILE-2.svg, ..."),
+        ("--svg", "write each figure to a file instead: --svg run.svg writes run.svg, run-2.svg, ..."),
         ("--png", "the same as pictures of 3300 pixels' width; needs relight[png]"),
         ("--html", "write a page that needs nothing else, with all figures and failures"),
         ("--trace", "write the whole job as a trace for https://ui.perfetto.dev or chrome://tracing"),
@@ -365,7 +375,7 @@ def _add_dashboard_command(choices: "argparse._SubParsersAction[Any]") -> dict[s
         "Prometheus. Ctrl-C ends the page, not the run.",
         allow_abbrev=False,
     )
-    dashboard.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory of the run")
+    watch_command.add_run_dir(dashboard)
     dashboard.add_argument("--address", default="", metavar="HOST:PORT", help=ADDRESS_HELP)
     dashboard.add_argument(
         "--token-file",

@@ -122,3 +122,14 @@ def test_a_job_without_a_report_is_explained_by_its_journal(relight: Relight, tm
     assert "Recovery 1: rank 1 was lost in BACKWARD of step 3" in " ".join(result.output.split())
     (tmp_path / "empty").mkdir()
     assert relight("explain", "empty").status == 1
+
+
+def test_commands_about_a_run_take_the_newest_one(relight: Relight, tmp_path: Path) -> None:
+    result = relight("explain")
+    assert result.status == 2
+    assert "there is no run under" in result.errors
+    make(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "run").rename(tmp_path / "runs" / "mine")
+    assert relight("explain").output.startswith("The job is still running")
+    assert "runs/mine/journal.jsonl: every invariant holds so far" in " ".join(relight("check").output.split())
