@@ -22,13 +22,15 @@ check: setup ## lint, format, types, import rules, sizes, pages made from code
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m checks.sizes
 	$(BIN)/python docs/protocol_page.py --check
+	$(BIN)/python docs/cli_page.py --check
+	$(BIN)/python docs/messages_page.py --check
 
 format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
 test-fast: setup ## the rooms that only decide and show, without processes or torch: some 660 tests in half a minute
-	$(BIN)/python -m pytest tests/core tests/chaos tests/goodput tests/watch tests/timeline
+	$(BIN)/python -m pytest tests/core tests/chaos tests/goodput tests/watch tests/timeline tests/docs
 
 test: setup ## the tests, without the long matrix; two at a time, JOBS=0: one after another
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal

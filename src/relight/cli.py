@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser, commands = _make_parser()
+    parser, commands = make_parser()
     given = list(sys.argv[1:] if arguments is None else arguments)
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
@@ -201,9 +201,7 @@ def _timeline(arguments: argparse.Namespace) -> int:
     if any(files.values()):
         from relight.timeline.export import write_timeline
 
-        for sentence in write_timeline(
-            run_dir, step=arguments.step, recoveries=arguments.recoveries, **files
-        ):
+        for sentence in write_timeline(run_dir, step=arguments.step, recoveries=arguments.recoveries, **files):
             print(sentence)
         return 0
     shown = print_timeline(run_dir, Console(), step=arguments.step, recoveries=arguments.recoveries)
@@ -251,7 +249,7 @@ def _explain_words() -> int:
 
 
 # --- the parser ---------------------------------------------------------------------------------------------------
-def _make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     parser = _Parser(
         prog="relight",
         description="Keeps synchronous data-parallel PyTorch training alive through failures, bit-identically.",

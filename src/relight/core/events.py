@@ -33,6 +33,8 @@ class AgentLost(_Event, frozen=True, kw_only=True):
 
 
 class ProcessStarted(_Event, frozen=True, kw_only=True):
+    """An agent started a process, as Spawn ordered."""
+
     process: str
     pid: Whole
 

@@ -77,7 +77,7 @@ class RepeatCheck:
             f"{', '.join(different[:_NAMED])}{more}. So a recovery could not repeat a step: the block reads something "
             "that its own first attempt has changed, and that relight does not put back. Often this is a generator of "
             "random numbers without a seed, a file, a clock, or an object that was not handed over: hand it over, "
-            "declare it (training.carry(...)), or compute it from step.number (docs/TRAINING.md). If operations of the "
+            "declare it (training.carry(...)), or compute it from step.number (docs/CARRIED.md). If operations of the "
             "device are not deterministic, `relight run --no-repeat-check` goes on, and the bits after a failure may "
             "differ from those of an undisturbed run"
         )

@@ -1,0 +1,148 @@
+"""Writes CLI.md, the reference of all commands and options, from the argument parsers. With --check, says whether it is
+current.
+
+    python docs/cli_page.py [--check]
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from relight.cli import make_parser
+
+PAGE = Path(__file__).with_name("CLI.md")
+BASE = "relight run"  # its options are explained once; other commands that have them refer to it
+
+INTRODUCTION = """\
+<!-- Written by docs/cli_page.py from the argument parsers; change the help texts there, and run it. -->
+# Commands
+
+After this page you know every command and every option of `relight`. The same texts are in `relight COMMAND --help`.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or compare it; return the exit status."""
+    page = render()
+    if "--check" not in arguments:
+        PAGE.write_text(page)
+        return 0
+    if PAGE.is_file() and PAGE.read_text() == page:
+        return 0
+    print(f"{PAGE} is not what the parsers say: run `python docs/cli_page.py`, and read the difference")
+    return 1
+
+
+def render() -> str:
+    """The text of the page."""
+    parsers = list(find_commands(make_parser()[0]))
+    shared = {help_of(parser, action): BASE for name, parser in parsers if name == BASE for action in options(parser)}
+    rows = "".join(f"| [`{name}`](#{name.replace(' ', '-')}) | {cell(text)} |\n" for name, text in summaries())
+    page = [INTRODUCTION, f"| command | does |\n|---|---|\n{rows}"]
+    page += [render_command(name, parser, {} if name == BASE else shared) for name, parser in parsers]
+    return "\n".join(page)
+
+
+def find_commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield each command that does something, with its full name."""
+    for action in subcommands(parser):
+        for child in action.choices.values():
+            if list(subcommands(child)):
+                yield from find_commands(child)
+            else:
+                yield child.prog, child
+
+
+def summaries() -> Iterator[tuple[str, str]]:
+    """Yield the name and the one line of each command that does something."""
+    yield from _summaries(make_parser()[0])
+
+
+def _summaries(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    for action in subcommands(parser):
+        for entry in action._choices_actions:
+            child = action.choices[entry.dest]
+            if list(subcommands(child)):
+                yield from _summaries(child)
+            else:
+                yield child.prog, entry.help or ""
+
+
+def subcommands(parser: argparse.ArgumentParser) -> "Iterator[argparse._SubParsersAction[argparse.ArgumentParser]]":
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield action
+
+
+def options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The options and positional arguments of a command, without --help."""
+    return [a for a in parser._actions if a.help != argparse.SUPPRESS and not isinstance(a, argparse._HelpAction)]
+
+
+def render_command(name: str, parser: argparse.ArgumentParser, shared: dict[str, str]) -> str:
+    """A section: usage, what the command does, and a table for each group of options."""
+    formatter = argparse.HelpFormatter(prog=name, width=120)
+    formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups)
+    lines = [f"## {name}", ""]
+    if parser.description:
+        lines += [*(line.strip() for line in parser.description.strip().splitlines()), ""]
+    lines += ["```", *formatter.format_help().rstrip().removeprefix("usage: ").splitlines(), "```", ""]
+    elsewhere = []
+    for group in parser._action_groups:
+        own = [a for a in group._group_actions if a in options(parser)]
+        elsewhere += [a for a in own if help_of(parser, a) in shared]
+        own = [a for a in own if a not in elsewhere]
+        if own:
+            is_named = group.title not in ("options", "positional arguments", "optional arguments")
+            lines += [f"**{(group.title or '').capitalize()}**", ""] if is_named else []
+            lines += ["| argument | meaning |", "|---|---|"]
+            lines += [f"| {spelling(a)} | {cell(meaning(parser, a))} |" for a in own]
+            lines.append("")
+    if elsewhere:
+        listed = ", ".join(f"`{long_name(a)}`" for a in elsewhere)
+        lines += [f"As for [`{BASE}`](#{BASE.replace(' ', '-')}): {listed}.", ""]
+    if parser.epilog and name != BASE and "a script needs these lines" not in parser.epilog:
+        lines += ["```text", *parser.epilog.strip().splitlines(), "```", ""]
+    return "\n".join(lines)
+
+
+def spelling(action: argparse.Action) -> str:
+    """All names of an argument, with its value."""
+    if not action.option_strings:
+        return f"`{action.metavar or action.dest}`"
+    value = "" if action.nargs == 0 else f" {action.metavar or ('{' + ','.join(action.choices or ()) + '}')}"
+    if action.nargs != 0 and not action.metavar and not action.choices:
+        value = f" {action.dest.upper()}"
+    return ", ".join(f"`{name}{value}`" for name in names(action))
+
+
+def names(action: argparse.Action) -> list[str]:
+    """The names of an option, without torchrun's spelling with underscores."""
+    return [n for n in action.option_strings if "_" not in n]
+
+
+def long_name(action: argparse.Action) -> str:
+    return (names(action) or [str(action.metavar or action.dest)])[-1 if len(names(action)) < 2 else 0]
+
+
+def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    return f"{action.option_strings} {meaning(parser, action)}"
+
+
+def meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    return parser._get_formatter()._expand_help(action) if action.help else ""
+
+
+def cell(text: str) -> str:
+    """Text in a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def spellings(parser: argparse.ArgumentParser) -> Iterable[str]:
+    """Every option that a parser knows, torchrun's spellings too."""
+    return [name for action in options(parser) for name in action.option_strings]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

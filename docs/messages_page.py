@@ -1,0 +1,104 @@
+"""Writes MESSAGES.md, the reference of the core's events, commands and actions, from their docstrings. With --check,
+says whether it is current.
+
+    python docs/messages_page.py [--check]
+"""
+
+import dataclasses
+import enum
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+
+import relight.core
+
+PAGE = Path(__file__).with_name("MESSAGES.md")
+CORE = Path(relight.core.__file__).parent
+KINDS = ("events", "commands", "actions")  # the names of files that define messages
+
+INTRODUCTION = """\
+<!-- Written by docs/messages_page.py from the docstrings in src/relight/core; change them there, and run it. -->
+# Messages
+
+After this page you can read a run's `journal.jsonl` line by line. The core takes events (what happened) and answers with
+commands or actions (what to do). [The recovery protocol](PROTOCOL.md) shows which event leads to which command.
+`relight events` has a schema of its own, which is stable ([Watching](WATCHING.md#events-for-programs)); these messages
+change with relight.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or compare it; return the exit status."""
+    page = render()
+    if "--check" not in arguments:
+        PAGE.write_text(page)
+        return 0
+    if PAGE.is_file() and PAGE.read_text() == page:
+        return 0
+    print(f"{PAGE} is not what the docstrings say: run `python docs/messages_page.py`, and read the difference")
+    return 1
+
+
+def render() -> str:
+    """The text of the page."""
+    return "\n".join([INTRODUCTION, *(render_module(module) for module in find_modules())])
+
+
+def find_modules() -> list[ModuleType]:
+    """The modules of the core that define messages; those of the controller first."""
+    paths = sorted(CORE.rglob("*.py"), key=lambda path: (len(path.parts), path.stem != "events", path))
+    return [
+        importlib.import_module(".".join(("relight", "core", *path.relative_to(CORE).with_suffix("").parts)))
+        for path in paths
+        if path.stem in KINDS
+    ]
+
+
+def find_messages(module: ModuleType) -> list[type]:
+    """The public classes that a module defines, in the order of the file."""
+    return [
+        value
+        for name, value in vars(module).items()
+        if inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+        and not issubclass(value, enum.Enum)
+    ]
+
+
+def render_module(module: ModuleType) -> str:
+    """A table of one module's messages."""
+    path = module.__name__.removeprefix("relight.").replace(".", "/")
+    lines = [f"## {title_of(module)}", "", f"Defined in `{path}.py`.", "", "| name | means | fields |", "|---|---|---|"]
+    for message in find_messages(module):
+        text = cell(inspect.cleandoc(message.__doc__ or ""))
+        named = ", ".join(f"`{name}`" for name in fields_of(message))
+        lines.append(f"| `{message.__name__}` | {text} | {named} |")
+    return "\n".join([*lines, ""])
+
+
+def title_of(module: ModuleType) -> str:
+    """`core.events` is the controller's; `core.worker.actions` belongs to the worker."""
+    *folders, kind = module.__name__.removeprefix("relight.core.").split(".")
+    return f"{kind.capitalize()} of the {folders[-1] if folders else 'controller'}"
+
+
+def fields_of(message: type) -> tuple[str, ...]:
+    if issubclass(message, msgspec.Struct):
+        return message.__struct_fields__
+    if dataclasses.is_dataclass(message):
+        return tuple(field.name for field in dataclasses.fields(message))
+    return ()
+
+
+def cell(text: str) -> str:
+    """Text in a cell of a table; a docstring that Python has made up counts as none."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

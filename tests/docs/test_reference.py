@@ -1,0 +1,83 @@
+"""The reference is complete: every public name, option, event and command is on a page, and the pages are current."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import relight
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))
+
+cli_page: Any = importlib.import_module("cli_page")  # docs/ is no package
+messages_page: Any = importlib.import_module("messages_page")
+
+
+def read(*pages: str) -> str:
+    return "\n".join((DOCS / page).read_text() for page in pages)
+
+
+@pytest.mark.parametrize("script", ["cli_page.py", "messages_page.py"])
+def test_a_page_made_from_code_is_current(script: str) -> None:
+    """If it is not: run the script without --check, and read the difference."""
+    result = subprocess.run(
+        [sys.executable, DOCS / script, "--check"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_public_name_has_a_reference() -> None:
+    page = read("API.md")
+    missing = [name for name in dir(relight) if not name.startswith("__") and f".{name}\n" not in page + "\n"]
+    assert not missing, f"docs/API.md lacks {missing}"
+
+
+def test_every_command_and_option_is_explained() -> None:
+    page = read("CLI.md")
+    for command, parser in cli_page.find_commands(cli_page.make_parser()[0]):
+        assert f"\n## {command}\n" in page
+        for action in cli_page.options(parser):
+            assert action.help or not action.option_strings, f"`{command}`: {action.option_strings} has no help text"
+            for name in cli_page.names(action):
+                assert f"`{name}" in page, f"docs/CLI.md lacks {name} of `{command}`"
+
+
+def test_every_summary_is_explained() -> None:
+    assert all(text for _, text in cli_page.summaries())
+
+
+@pytest.mark.parametrize("module", messages_page.find_modules(), ids=lambda module: str(module.__name__))
+def test_every_message_is_explained(module: Any) -> None:
+    page = read("MESSAGES.md", "GLOSSARY.md")
+    for message in messages_page.find_messages(module):
+        assert f"| `{message.__name__}` |" in page
+        assert vars(message).get("__doc__"), f"{message.__name__} has no docstring"
+
+
+def test_the_glossary_is_a_table_of_unique_terms() -> None:
+    rows = [line.split("|")[1:-1] for line in read("GLOSSARY.md").splitlines() if line.startswith("| ")]
+    terms = [term.strip() for row in rows[1:] for term in row[0].split(",")]
+    assert len(terms) > 40
+    assert len(set(terms)) == len(terms), sorted({term for term in terms if terms.count(term) > 1})
+    assert all(len(row) == 2 and row[1].strip() for row in rows)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    missing = [path.name for path in DOCS.glob("*.md") if f" {path.name}\n" not in navigation]
+    assert not missing, f"mkdocs.yml lacks {missing}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def test_the_types_are_shipped() -> None:
+    package = Path(relight.__file__).parent
+    assert (package / "py.typed").is_file()
+    assert (package / "__init__.pyi").is_file()
