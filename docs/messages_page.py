@@ -24,7 +24,7 @@ INTRODUCTION = """\
 <!-- Written by docs/messages_page.py from the docstrings in src/relight/core; change them there, and run it. -->
 # Messages
 
-After this page you can read a run's `journal.jsonl` line by line. The core takes events (what happened) and answers with
+After this page you can read a `journal.jsonl` line by line. The core takes events (what happened) and answers with
 commands or actions (what to do). [The recovery protocol](PROTOCOL.md) shows which event leads to which command.
 `relight events` has a schema of its own, which is stable ([Watching](WATCHING.md#events-for-programs)); these messages
 change with relight.
