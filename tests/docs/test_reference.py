@@ -82,3 +82,7 @@ def test_the_types_are_shipped() -> None:
     package = Path(relight.__file__).parent
     assert (package / "py.typed").is_file()
     assert (package / "__init__.pyi").is_file()
+
+
+def test_the_citation_names_the_version() -> None:
+    assert f"version: {relight.__version__}\n" in (ROOT / "CITATION.cff").read_text()
