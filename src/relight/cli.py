@@ -124,7 +124,7 @@ def _controller(arguments: argparse.Namespace) -> int:
     from relight.config import find_tls, parse_endpoint, read_shared_token
     from relight.launch.commands import go_on
 
-    _check_run_dir(arguments.run_dir)
+    _find_run_dir(arguments.run_dir)
     endpoint = parse_endpoint(arguments.listen, "--listen")
     token = read_shared_token(arguments.token_file)
     tls = find_tls(arguments, endpoint, is_first=True)
@@ -224,13 +224,9 @@ def _find_run_dir(asked: Path | None) -> Path:
         from relight.watch.run import find_run
 
         return find_run(None)
-    _check_run_dir(asked)
+    if not asked.is_dir():
+        raise UsageError(f"there is no run directory {asked}; `relight run` prints the path of each run")
     return asked
-
-
-def _check_run_dir(run_dir: Path) -> None:
-    if not run_dir.is_dir():
-        raise UsageError(f"there is no run directory {run_dir}; `relight run` prints the path of each run")
 
 
 def _explain_words() -> int:
