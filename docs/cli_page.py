@@ -123,7 +123,7 @@ def names(action: argparse.Action) -> list[str]:
 
 
 def long_name(action: argparse.Action) -> str:
-    return (names(action) or [str(action.metavar or action.dest)])[-1 if len(names(action)) < 2 else 0]
+    return next((name for name in names(action) if name.startswith("--")), str(action.metavar or action.dest))
 
 
 def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:

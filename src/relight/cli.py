@@ -256,7 +256,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
     parser.add_argument("--version", action="version", version=f"relight {_version()}")
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = choices.add_parser("run", help="train a script, through failures", **_style("run"))
-    chaos = choices.add_parser("chaos", help="run with faults: see what a script survives", **_style("chaos"))
+    chaos = choices.add_parser("chaos", help="run a script with faults on purpose", **_style("chaos"))
     chaos.add_argument("--explain", action="store_true", help="print every action and point, with examples, and exit")
     for command in (run, chaos):
         add_run_flags(command)
@@ -272,28 +272,28 @@ def _add_report_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str
     """What is told of one run by its directory."""
     report = choices.add_parser(
         "report",
-        help="what a finished run went through",
-        description="What failed in a run that is over, how each recovery was decided, what it cost, stage by stage.",
+        help="tables of a finished run: failures, decisions, costs",
+        description="Print the failures of a finished run, the decision of each recovery, and the cost of each stage.",
         allow_abbrev=False,
     )
     check = choices.add_parser(
         "check",
-        help="whether the recovery protocol was kept, by the run's journal",
+        help="check that a run kept the recovery protocol",
         description="Judge a run's journal by the invariants of the recovery protocol (docs/PROTOCOL.md). "
         "Exit status: 0 all hold, 1 some do not.",
         allow_abbrev=False,
     )
     timeline = choices.add_parser(
         "timeline",
-        help="who did what when in a finished run",
+        help="draw what each rank did around each recovery",
         description="Draw what each rank did around each recovery: in the terminal, or into files.",
         allow_abbrev=False,
     )
     explain = choices.add_parser(
         "explain",
-        help="in sentences: what failed, and why it took so long",
+        help="say in sentences what failed, and why the recovery took so long",
         description="Tell in sentences what failed, why each recovery took as long as it did, and what would have made "
-        "it faster. Also of a run that still trains.",
+        "it faster. Works during the run, too.",
         allow_abbrev=False,
     )
     for command in (report, check, timeline, explain):
@@ -315,7 +315,7 @@ def _add_report_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str
     timeline.add_argument(
         "--otlp",
         metavar="URL",
-        help="send the job, its recoveries and their stages as spans to an OpenTelemetry collector, such as "
+        help="send the job, its recoveries and their stages as spans to an OpenTelemetry collector, for example "
         "http://localhost:4318; needs relight[otel]",
     )
     timeline.set_defaults(call=_timeline)
@@ -327,7 +327,7 @@ def _add_host_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, 
     agent = choices.add_parser(
         "agent",
         help="let this host join a running job",
-        description="Join a running job: this host gives room for standbys and replacements, until the job ends.",
+        description="Join a running job: this host offers room for standbys and replacements until the job ends.",
         allow_abbrev=False,
     )
     agent.add_argument("--controller", required=True, metavar="HOST:PORT", help="the job's --rdzv-endpoint")
@@ -338,21 +338,21 @@ def _add_host_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, 
     agent.set_defaults(call=_agent)
     controller = choices.add_parser(
         "controller",
-        help="go on with a job whose controller's host is gone",
+        help="resume a job whose controller's host is lost",
         description="Run another controller of a job on several hosts, on a host that sees its run directory. Its "
-        "agents look there for the controller's address. Training goes on meanwhile; the lost host's ranks are "
+        "agents find the controller's address there. Training continues meanwhile; the lost host's ranks are "
         "replaced. Ctrl-C ends the job, as with `relight run`.",
         allow_abbrev=False,
     )
-    controller.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the job's, on storage that all hosts share")
+    controller.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="on storage that all hosts share")
     controller.add_argument(
         "--listen", required=True, metavar="HOST:PORT", help="where the job's hosts reach this controller"
     )
     controller.add_argument(
         "--take-over",
         action="store_true",
-        help="also if the old controller still holds the journal's lock: it is frozen, or its host cannot be reached. "
-        "Should it wake up, it finds that the journal is no longer its own, and ends without a word",
+        help="take the journal even if the old controller still holds its lock, since it is frozen or its host cannot "
+        "be reached. If it wakes up, it finds that the journal is no longer its own, and ends silently",
     )
     controller.add_argument("--quiet", action="store_true", help="show only warnings and errors")
     add_token_file(controller)
@@ -364,9 +364,9 @@ def _add_host_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, 
 def _add_dashboard_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
     dashboard = choices.add_parser(
         "dashboard",
-        help="a live page about a run, or about one that is over",
-        description="Serve a page about one run, live or over, by the files in its run directory, and /metrics for "
-        "Prometheus. Ctrl-C ends the page, not the run.",
+        help="serve a page about a run, running or over",
+        description="Serve a page about one run, and /metrics for Prometheus, from the files in its directory. "
+        "Ctrl-C ends the page, not the run.",
         allow_abbrev=False,
     )
     watch_command.add_run_dir(dashboard)
@@ -374,7 +374,7 @@ def _add_dashboard_command(choices: "argparse._SubParsersAction[Any]") -> dict[s
     dashboard.add_argument(
         "--token-file",
         metavar="FILE",
-        help="the token for an address that others can reach, instead of a new one each time: for Prometheus",
+        help="file with the token for an address that others can reach, for Prometheus; default: a new token each time",
     )
     dashboard.set_defaults(call=_dashboard)
     return {"dashboard": dashboard}

@@ -1,4 +1,4 @@
-"""The flags of `relight run` and `relight chaos`, and what is said of wrong ones. No torch.
+"""The flags of `relight run` and `relight chaos`, and the hints for wrong ones. No torch.
 
 They are torchrun's where torchrun has them, so that a launch line can be kept.
 """
@@ -15,8 +15,8 @@ from relight.wire.settings import JobSettings
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(JobSettings)}
 ADDRESS_HELP = (
-    "where to serve the page; default 127.0.0.1:7117, or another port if that one is taken. An address that others "
-    "can reach is guarded by a token in the printed URL"
+    "serve the page at this address; default 127.0.0.1:7117, or another port if that one is taken. An address that others "
+    "can reach is protected by a token in the printed URL"
 )
 
 
@@ -25,7 +25,7 @@ _RELIGHTS_OWN = frozenset(
     {"--nproc-per-node", "--nproc_per_node", "--nnodes", "--standby", "--rdzv-endpoint", "--rdzv_endpoint", "--chaos"}
 )
 _LOGS = "the output of every worker goes to RUN_DIR/logs, and to the terminal; drop it"
-# What torchrun has and relight has not, and what to do about it.
+# Flags of torchrun that relight lacks, and what to do instead.
 _TORCHRUN_FLAGS = {
     "--log-dir": "logs go to RUN_DIR/logs (--run-dir says where that is); drop it",
     "-r": _LOGS,
@@ -73,51 +73,55 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="workers to start: a number, 'gpu', 'cpu', or 'auto' (one for each GPU, or else each core); default 1",
     )
-    add("--nnodes", default="1", metavar="M", help="nodes; start the same command on each of them, as with torchrun")
+    add("--nnodes", default="1", metavar="M", help="number of nodes; start the same command on each of them; default 1")
     add(
         *("--node-rank", "--node_rank"),
         type=int,
         metavar="R",
-        help="this node's number; the controller runs on node 0; default: where --rdzv-endpoint is one of the host's "
-        "own addresses",
+        help="this node's number; the controller runs on node 0. Default: the host that owns the address of "
+        "--rdzv-endpoint is node 0",
     )
     add(
         *("--rdzv-endpoint", "--rdzv_endpoint"),
         metavar="HOST:PORT",
-        help="where the controller listens; default MASTER_ADDR:MASTER_PORT of several nodes; on one node it counts "
-        "only with a --token-file, for other hosts to join",
+        help="where the controller listens; default with several nodes: MASTER_ADDR:MASTER_PORT. On one node it has "
+        "an effect only with a --token-file, so that other hosts can join",
     )
-    add(*("--rdzv-backend", "--rdzv_backend"), metavar="NAME", help="accepted and needless")
-    add(*("--rdzv-id", "--rdzv_id"), metavar="ID", help="accepted and needless")
+    add(*("--rdzv-backend", "--rdzv_backend"), metavar="NAME", help="accepted for torchrun's sake, without effect")
+    add(*("--rdzv-id", "--rdzv_id"), metavar="ID", help="accepted for torchrun's sake, without effect")
     add_token_file(group)
     add_tls(group)
-    add("--standalone", action="store_true", help="accepted and needless: a job on one node always stands alone")
-    add("--role", metavar="NAME", help="accepted and needless")
+    add(
+        "--standalone",
+        action="store_true",
+        help="accepted for torchrun's sake, without effect",
+    )
+    add("--role", metavar="NAME", help="accepted for torchrun's sake, without effect")
     add(
         *("--monitor-interval", "--monitor_interval"),
         metavar="S",
-        help="accepted and needless: deaths are told at once",
+        help="accepted for torchrun's sake, without effect: deaths are noticed at once",
     )
-    add(*("--rdzv-conf", "--rdzv_conf"), metavar="CONF", help="accepted and needless")
+    add(*("--rdzv-conf", "--rdzv_conf"), metavar="CONF", help="accepted for torchrun's sake, without effect")
     add("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as with python -m")
     add(
         *("--no-python", "--no_python"),
         action="store_true",
-        help="SCRIPT is a program, run as it is; it must become the Python that calls relight.init(), as a shell "
-        "script does whose last line is `exec python train.py`",
+        help="SCRIPT is a program, run as it is. It must become the Python process that calls relight.init(): a shell "
+        "script ends with `exec python train.py`",
     )
     add(
         *("--master-addr", "--master_addr"),
         default=_DEFAULTS["master_address"],
         metavar="HOST",
-        help="what the script finds in MASTER_ADDR; relight itself does not need it",
+        help="value of MASTER_ADDR for the script; relight itself does not use it",
     )
     add(
         *("--master-port", "--master_port"),
         type=int,
         default=_DEFAULTS["master_port"],
         metavar="PORT",
-        help="the same for MASTER_PORT",
+        help="value of MASTER_PORT for the script",
     )
 
 
@@ -132,8 +136,8 @@ def add_token_file(group: argparse._ActionsContainer) -> None:
 def add_tls(group: argparse._ActionsContainer) -> None:
     """The names of `wire.tls.FLAGS`."""
     texts = {
-        "--tls-ca": "speak TLS, and only with hosts whose certificate this authority has signed",
-        "--tls-cert": "this host's certificate, for the name or address by which the others reach it",
+        "--tls-ca": "use TLS, and accept only hosts whose certificate this authority has signed",
+        "--tls-cert": "this host's certificate, for the name or address under which the others reach it",
         "--tls-key": "the key of --tls-cert",
     }
     for flag, text in texts.items():
@@ -148,33 +152,33 @@ def _add_job_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=_DEFAULTS["standbys"],
         metavar="N",
-        help="warm processes in reserve: with one, a lost rank is replaced without starting Python and torch",
+        help="warm processes in reserve, which take lost ranks without starting Python and torch; default 0",
     )
     add(
         "--run-dir",
         metavar="DIR",
-        help="where journal, logs and report go; default "
-        "runs/SCRIPT-DATE-TIME. One that holds a run which is over is used again: that run's files go to DIR/earlier-N",
+        help="directory for journal, logs and report; default runs/SCRIPT-DATE-TIME. A directory that holds a "
+        "finished run is used again: the old files move to DIR/earlier-N",
     )
-    add("--seed", type=int, default=_DEFAULTS["seed"], help="seed of each step's random streams; default 0")
+    add("--seed", type=int, default=_DEFAULTS["seed"], help="seed of the random streams of each step; default 0")
     add("--controller-port", type=int, default=0, metavar="PORT", help="port of the controller; default: a free one")
     add("--oversubscribe", action="store_true", help="allow more than 16 processes for each core")
     add("--dashboard", action="store_true", help="serve a live page about the job on this machine, and print its URL")
-    add("--dashboard-address", default="", metavar="HOST:PORT", help=f"the same, and {ADDRESS_HELP}")
+    add("--dashboard-address", default="", metavar="HOST:PORT", help=ADDRESS_HELP)
     add("--quiet", action="store_true", help="show only the workers' output, warnings and errors")
 
 
 def _add_detection_flags(group: argparse._ArgumentGroup) -> None:
     texts = {
-        "hang_timeout_seconds": "a rank without progress in a step, for which the others wait, is replaced after this "
-        "long; grows by itself for jobs with long steps",
-        "outside_hang_timeout_seconds": "the same for code between two steps, such as evaluation",
-        "startup_timeout_seconds": "the same for the script up to the end of its first step",
-        "frozen_timeout_seconds": "a process stopped by a signal (SIGSTOP) is replaced after this long",
-        "agent_timeout_seconds": "a host whose agent cannot be reached for so long is lost, with all that it ran",
-        "controller_timeout_seconds": "training goes on without a controller for so long; then it ends",
-        "stop_timeout_seconds": "a survivor that does not stand still this long after a failure is replaced too",
-        "restore_timeout_seconds": "a replacement must have the state of a healthy rank after this long; raise it for "
+        "hang_timeout_seconds": "replace a rank after this long without progress inside a step, while others wait for "
+        "it; grows by itself for jobs with long steps",
+        "outside_hang_timeout_seconds": "the same between two steps, for example in an evaluation",
+        "startup_timeout_seconds": "the same from the start of the script to the end of its first step",
+        "frozen_timeout_seconds": "replace a process after it was stopped by a signal (SIGSTOP) for this long",
+        "agent_timeout_seconds": "give up a host, with all its processes, if its agent was out of reach for this long",
+        "controller_timeout_seconds": "continue without a controller for this long; then end the job",
+        "stop_timeout_seconds": "replace a survivor too if it has not paused this long after a failure",
+        "restore_timeout_seconds": "time limit for the copy of a healthy rank's state to a replacement; raise it for "
         "a large state over a slow network",
     }
     for name, text in texts.items():
@@ -189,15 +193,15 @@ def _add_verify_flag(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=_DEFAULTS["verify_every"],
         metavar="K",
-        help="every K steps compare the state of all ranks, bit for bit, before it is written; a rank that is outvoted "
-        "(3 or more ranks) is replaced, since its memory was corrupted; default 0: only behind the first step, "
+        help="compare the state of all ranks bit for bit every K steps, before the write; a rank that is outvoted "
+        "(with 3 or more ranks) is replaced, since its memory was corrupted; default 0: only at the second step, "
         "in recoveries and at the end",
     )
     group.add_argument(
         "--no-repeat-check",
         action="store_true",
-        help="do not compute the second step of the job twice. By default that is done, with a comparison of the bits, "
-        "to find scripts that a recovery could not repeat; for devices whose operations are not deterministic",
+        help="do not compute the second step of the job twice. By default relight does, and compares the bits, "
+        "to find scripts that a recovery could not repeat. For devices whose operations are not deterministic",
     )
 
 
@@ -207,8 +211,8 @@ def _add_buddy_flag(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=_DEFAULTS["buddy_every"],
         metavar="K",
-        help="where the state is divided over ranks: every K steps each rank's part is copied into the host memory of "
-        "another rank, as training.buddy(every=K) does, which counts if the script calls it; default 0: never",
+        help="for state that is divided over ranks: copy each rank's part into the host memory of another rank every "
+        "K steps. training.buddy(every=K) in the script takes precedence; default 0: never",
     )
 
 
@@ -218,18 +222,18 @@ def _add_slow_flags(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=_DEFAULTS["slow_factor"],
         metavar="F",
-        help="report a rank whose own work, waiting for others not counted, has long taken F times as long as that of "
-        "the median rank; default %(default)s",
+        help="report a rank whose own work, without waiting for others, takes F times as long as that of the median "
+        "rank; default %(default)s",
     )
     group.add_argument(
         "--slow-window-seconds",
         type=float,
         default=_DEFAULTS["slow_window_seconds"],
         metavar="S",
-        help="it must be slow in three windows of so many seconds (and ten steps) in a row; default %(default)g",
+        help="... in three windows of this many seconds (and ten steps) in a row; default %(default)g",
     )
     group.add_argument(
-        "--replace-slow", action="store_true", help="and have a warm standby take its rank, between two steps"
+        "--replace-slow", action="store_true", help="replace such a rank by a warm standby, between two steps"
     )
 
 
@@ -247,8 +251,8 @@ def _add_retry_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=None,
         metavar="N",
-        help="end the job if one step fails more often, for whatever reason; default: 10 for what may be the "
-        "script's doing (exceptions, hangs, broken collectives), no limit for what comes from outside (signals, exits, "
+        help="end the job if one step fails more often, for any reason; default: 10 for failures that the script "
+        "may cause (exceptions, hangs, broken collectives), no limit for failures from outside (signals, exits, "
         "freezes, lost hosts)",
     )
     add(
@@ -256,9 +260,9 @@ def _add_retry_flags(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=None,
         metavar="N",
-        help="end the job after N attempts in a row to replace a rank that failed: processes lost before they had "
-        "finished a step, restores that broke; default: never, as long as an intact replica is left. From the third on "
-        "each attempt waits twice as long as the one before: 1, 2, 4, ... s, at most 60",
+        help="end the job after N failed attempts in a row to replace a rank (a process lost before it had finished "
+        "a step, or a restore that broke); default: never, as long as an intact replica is left. After three failed "
+        "attempts the next ones begin after pauses of 1, 2, 4, ... s, at most 60",
     )
 
 
@@ -269,19 +273,25 @@ def _add_chaos_flags(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="SENTENCE",
-        help='a fault, such as "kill rank 2 in BACKWARD of step 13"; may be given many times; all words: '
+        help='a fault, such as "kill rank 2 in BACKWARD of step 13"; may be repeated; all words: '
         "relight chaos --explain",
     )
-    add("--chaos-rate", type=float, default=0.0, metavar="P", help="a random fault in each step, with this probability")
-    add("--chaos-seed", type=int, default=0, metavar="SEED", help="seed of those; the same seed, the same faults")
+    add(
+        "--chaos-rate",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="probability of a random fault in each step; default 0",
+    )
+    add("--chaos-seed", type=int, default=0, metavar="SEED", help="seed of the random faults; default 0")
 
 
 def hint_at_misplaced_flags(script_and_arguments: Sequence[str]) -> None:
-    """A script may have flags of these names too, so it is no error."""
-    behind = {argument.partition("=")[0] for argument in script_and_arguments[1:]}
-    for flag in sorted(behind & _RELIGHTS_OWN):
+    """Warn of relight's flags after the script's name. No error: a script may have flags of these names too."""
+    after = {argument.partition("=")[0] for argument in script_and_arguments[1:]}
+    for flag in sorted(after & _RELIGHTS_OWN):
         print(
-            f"relight: {flag} stands behind the script's name, so the script gets it; relight's own flags go before",
+            f"relight: {flag} comes after the script's name, so the script gets it; put relight's own flags before it",
             file=sys.stderr,
             flush=True,
         )

@@ -29,4 +29,4 @@ def test_flags_behind_the_script_are_named(capsys: pytest.CaptureFixture[str]) -
     hint_at_misplaced_flags(["train.py", "--lr", "0.1"])
     assert not capsys.readouterr().err
     hint_at_misplaced_flags(["train.py", "--nproc-per-node=2"])
-    assert "--nproc-per-node stands behind the script's name" in capsys.readouterr().err
+    assert "--nproc-per-node comes after the script's name" in capsys.readouterr().err
