@@ -15,8 +15,8 @@ from relight.wire.settings import JobSettings
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(JobSettings)}
 ADDRESS_HELP = (
-    "serve the page at this address; default 127.0.0.1:7117, or another port if that one is taken. An address that others "
-    "can reach is protected by a token in the printed URL"
+    "serve the page at this address; default 127.0.0.1:7117, or another port if that one is taken. An address that "
+    "others can reach is protected by a token in the printed URL"
 )
 
 
