@@ -25,7 +25,7 @@ TOO_LARGE: frozenset[str] = frozenset(
         "core/detector.py:Detector",
         "core/job_stats.py",
         "core/job_stats.py:JobStats",
-        "core/stages/stopping.py:_descend",
+        "core/stages/stopping.py:_fall_back",
         "dashboard/job.py:Job",
         "launch/launcher.py:Launcher",
         "server/server.py",

@@ -94,7 +94,7 @@ last known write. What was written since the barrier has no pre-image, and the r
 3. If private state does not change, each rank commits alone.
 
 Torn ranks copy from whoever has committed the step, or from whoever has not written yet, if such a rank is left; the
-decision rule finds out without knowing of surprises. If none is left, the job goes to the rungs below replicas, or
+decision rule finds out without knowing of surprises. If none is left, the job goes to the fallback tiers, or
 ends and says so. A torn rank has its own private state beside its page, and says so by being *torn* and not *blank*,
 also after it has begun to copy. From the next step on, the barrier stands at the end.
 
@@ -152,10 +152,10 @@ No version that any rank had finished is ever undone, while each part of the sta
 
 ## Below replicas
 
-If some part has no intact holder, or some rank's private state is held by nobody, the controller looks whether a lower
-rung has all of it (`core/ladder.py`): snapshots in host memory, of which each rank reports those that it holds
-complete, its own and its ward's. The newest version of which every rank's snapshot is in some memory is the target,
-*all* ranks go back to it, and the Restore says from which rung, how many finished versions are undone, and why. If
+If some part has no intact holder, or some rank's private state is held by nobody, the controller looks whether a
+fallback tier has all of it (`core/fallback.py`): snapshots in host memory, of which each rank reports those that
+it holds complete, its own and its ward's. The newest version of which every rank's snapshot is in some memory is
+the target, *all* ranks go back to it, and the Restore says from which tier, how many versions are undone, and why. If
 there is none, the newest checkpoint that every rank can see. That is the exception to I7; the judge of journals demands
 that there was no intact holder and no newer version.
 

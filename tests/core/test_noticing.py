@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from relight.core import events as ev
-from relight.core.commands import Notice, Rung
+from relight.core.commands import FallbackTier, Notice
 from relight.core.controller import Stage
 from relight.core.decision import Decision
 from relight.core.job_stats import JobStats
@@ -107,7 +107,7 @@ def test_steps_that_were_undone_are_not_counted() -> None:
     job_stats.failure(None, "communication", "", None, 0, 1, 1.0)
     job_stats.stopping(2, 1.0)
     decision = Decision(target=4, direction="back", reason="", sources=(), finishers=(), targets=())
-    job_stats.decided(decision, [], 1.0, Rung.CHECKPOINT, 5)
+    job_stats.decided(decision, [], 1.0, FallbackTier.CHECKPOINT, 5)
     assert job_stats.report().steps == 4
     job_stats.committed(9, 1)  # the page of a process of before
     assert job_stats.report().steps == 4

@@ -6,11 +6,11 @@ import pytest
 from relight.core import events as ev
 from relight.core.commands import EndJob, Kill, Notice, Save, Spawn, Stop
 from relight.core.controller import HEARING_SECONDS, Stage
-from relight.core.ladder import Last, last_checkpoint
+from relight.core.fallback import Last, last_checkpoint
 from relight.core.shards import Shards
 from relight.core.stages.saving import SAVE_SECONDS
 from tests.core.test_controller import OUTSIDE_SECONDS, STOP_TIMEOUT_SECONDS, Desk, killed, kinds, one
-from tests.core.test_ladder import HSDP, NOW, report
+from tests.core.test_fallback import HSDP, NOW, report
 
 
 def training(world_size: int = 2, standbys: int = 0, every: int = 10, **settings: float | None) -> Desk:

@@ -251,7 +251,7 @@ def test_what_buddies_save_is_counted_as_by_trying_every_case(data: st.DataObjec
     assert {loss.what: loss.from_buddies for loss in found} == expected
 
 
-def test_rungs_are_said_in_words() -> None:
+def test_tiers_are_said_in_words() -> None:
     keys = tuple(f"shard {rank + 1}/4" for rank in range(4))
     groups = Shards(keys).groups()
     mib = dict.fromkeys(groups, 2**20)

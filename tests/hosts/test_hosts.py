@@ -263,7 +263,7 @@ def test_a_host_is_lost_with_half_of_a_state_without_replicas(tmp_path: Path) ->
         outcome = cluster.wait()
     assert (outcome.status, outcome.report.error) == (0, ""), outcome.describe()
     (recovery,) = outcome.report.recoveries
-    assert (recovery.rung, recovery.replaced) == ("buddy memory", (2, 3)), outcome.describe()
+    assert (recovery.tier, recovery.replaced) == ("buddy memory", (2, 3)), outcome.describe()
     assert recovery.steps_undone <= 20, outcome.describe()
     assert outcome.finals == undisturbed.finals, outcome.describe()
     assert outcome.report.final_state_digest == undisturbed.report.final_state_digest

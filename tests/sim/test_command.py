@@ -8,7 +8,7 @@ from relight.sim.__main__ import main
 @pytest.mark.parametrize(
     ("words", "option", "mode"),
     [
-        ("--replay x.txt --with ladder", "--with", "--replay"),
+        ("--replay x.txt --with fallback", "--with", "--replay"),
         ("--mutation no-barrier --with hosts", "--with", "--mutations"),
         ("--exhaustive 2 --with flips", "--with", "--exhaustive"),
         ("--seed 1 --first 5", "--first", "--seed"),
@@ -37,7 +37,7 @@ def test_what_would_be_ignored_is_refused(
     [
         ("", "required"),
         ("--seeds 10 --seconds 5", "not allowed with"),
-        ("--seeds 10 --with ladders", "there are hosts, ladder, flips, writes"),
+        ("--seeds 10 --with fallbacks", "there are hosts, fallback, flips, writes"),
         ("--seed 1 --mutation no-such", "there is none of that name"),
         (
             "--exhaustive 2 --shapes three",

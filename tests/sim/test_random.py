@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from relight.core.commands import Restore, Rung, Save
+from relight.core.commands import FallbackTier, Restore, Save
 from relight.core.events import AgentJoined, AgentLost
 from relight.core.fault import Action
 from relight.sim.model.contents import Violation
@@ -74,7 +74,7 @@ def test_many_more_random_schedules() -> None:
 @pytest.mark.all
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "kinds", [("hosts", "ladder"), ("ladder", "flips"), ("hosts", "ladder", "flips")], ids="+".join
+    "kinds", [("hosts", "fallback"), ("fallback", "flips"), ("hosts", "fallback", "flips")], ids="+".join
 )
 def test_many_more_of_a_kind(kinds: tuple[str, ...]) -> None:
     found = search(1_000_000, 40_000, kinds=kinds)
@@ -127,14 +127,16 @@ def test_bits_that_flip_by_themselves() -> None:
     """A minority is replaced; without a majority all go back, or the job ends. And it must come to that."""
     seen: Counter[str] = Counter()
     for seed in range(7_000_000, 7_000_600):
-        schedule = random_schedule(seed, flips=True, ladder=seed % 3 == 0)
+        schedule = random_schedule(seed, flips=True, fallback=seed % 3 == 0)
         job = run(schedule, f"seed {seed}, flips")
         report = job.controller.report()
         restores = [c for entry in job.journal for c in entry.commands if isinstance(c, Restore)]
         found = [failure for failure in report.failures if failure.kind == "corruption"]
         seen["flipped"] += bool(job.checker.spoilt)
         seen["a minority is replaced, and training ends well"] += bool(found) and not report.error
-        seen["all go back to where they agreed"] += any(r.distrust >= 0 and r.rung != Rung.REPLICA for r in restores)
+        seen["all go back to where they agreed"] += any(
+            r.distrust >= 0 and r.tier != FallbackTier.REPLICA for r in restores
+        )
         seen["nobody can tell, and the job ends"] += "no majority" in report.error
     floor = {
         "flipped": 300,
@@ -149,7 +151,7 @@ def test_last_checkpoints() -> None:
     """A bug of the script ends the job, and what it has reached is saved."""
     seen: Counter[str] = Counter()
     for seed in range(8_000_000, 8_001_000):
-        job = run(random_schedule(seed, ladder=True), f"seed {seed}, ladder")
+        job = run(random_schedule(seed, fallback=True), f"seed {seed}, fallback")
         seen["ordered"] += any(isinstance(c, Save) for entry in job.journal for c in entry.commands)
         seen["saved"] += "was saved as" in job.controller.report().error
         seen["other failures too"] += len(job.controller.report().failures) > 2 and job.schedule.bug_step >= 0
@@ -213,8 +215,8 @@ def test_a_search_finds_the_same_whoever_runs_it() -> None:
 
 
 def test_a_search_can_be_narrowed_down() -> None:
-    ladder = [schedule_of(seed, ("ladder", "hosts")) for seed in range(20)]
-    assert all(schedule.nodes > 1 and (schedule.buddy_every or schedule.checkpoint_every) for schedule in ladder)
+    fallback = [schedule_of(seed, ("fallback", "hosts")) for seed in range(20)]
+    assert all(schedule.nodes > 1 and (schedule.buddy_every or schedule.checkpoint_every) for schedule in fallback)
     assert all(schedule_of(seed, ("flips",)).verify_every for seed in range(20))
     found = search(0, 100, mutation="zombies-are-sources", kinds=("hosts",))
     broken = [seed for seed in range(100) if try_seed(seed, "zombies-are-sources", ("hosts",)) is not None]

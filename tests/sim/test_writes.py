@@ -70,10 +70,10 @@ def test_random_schedules() -> None:
     "kinds",
     [
         ("writes",),
-        ("writes", "ladder"),
+        ("writes", "fallback"),
         ("writes", "hosts"),
         ("writes", "flips"),
-        ("writes", "hosts", "ladder", "flips"),
+        ("writes", "hosts", "fallback", "flips"),
     ],
     ids="+".join,
 )

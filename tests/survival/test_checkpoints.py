@@ -63,7 +63,7 @@ def test_every_replica_is_lost_and_the_job_goes_back_to_its_checkpoint(
         outcome = job.wait()
     check_same_end(outcome, bench.reference(Training(ranks=2, steps=8, arguments=arguments)))
     (recovery,) = outcome.report.recoveries
-    assert (recovery.rung, recovery.target_version, recovery.steps_undone) == ("checkpoint", 4, 1), outcome.describe()
+    assert (recovery.tier, recovery.target_version, recovery.steps_undone) == ("checkpoint", 4, 1), outcome.describe()
     assert recovery.replaced == (0, 1)
 
 
@@ -110,7 +110,7 @@ def test_without_holders_and_buddies_the_job_goes_back_to_its_checkpoint(
         outcome = job.wait()
     check_same_end(outcome, bench.reference(divided(layout, *more)))
     (recovery,) = outcome.report.recoveries
-    assert (recovery.rung, recovery.target_version, recovery.steps_undone) == ("checkpoint", 4, 3), outcome.describe()
+    assert (recovery.tier, recovery.target_version, recovery.steps_undone) == ("checkpoint", 4, 3), outcome.describe()
 
 
 @pytest.mark.all
@@ -124,7 +124,7 @@ def test_both_holders_of_a_part_are_lost_and_the_checkpoint_is_read_once_a_part(
         outcome = job.wait()
     check_same_end(outcome, bench.reference(divided("hsdp")))
     (recovery,) = outcome.report.recoveries
-    assert (recovery.rung, recovery.target_version) == ("checkpoint", 4), outcome.describe()
+    assert (recovery.tier, recovery.target_version) == ("checkpoint", 4), outcome.describe()
     assert recovery.sources == (0, 1)
 
 
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_in_a_recovery(bench: Be
         outcome = job.wait()
     check_same_end(outcome, bench.reference(divided("fsdp", steps=12)))
     (recovery,) = outcome.report.recoveries
-    assert (recovery.rung, recovery.target_version) == ("checkpoint", 4), outcome.describe()
+    assert (recovery.tier, recovery.target_version) == ("checkpoint", 4), outcome.describe()
 
 
 @pytest.mark.all

@@ -98,8 +98,8 @@ def test_two_ranks_cannot_tell_who_is_right(bench: Bench) -> None:
     assert "Resume from your last checkpoint" in outcome.stderr
 
 
-# --- no majority, and a lower rung ----------------------------------------------------------------------------------
-def check_fell(outcome: Outcome, reference: Outcome, rung: str, target: int, compared: int) -> None:
+# --- no majority, and a fallback tier --------------------------------------------------------------------------------
+def check_fell(outcome: Outcome, reference: Outcome, tier: str, target: int, compared: int) -> None:
     """All went back to a version at which the replicas still agreed, and ended with the bits of an undisturbed run."""
     assert (outcome.status, outcome.report.error) == (0, ""), outcome.describe()
     assert outcome.report.final_state_digest == reference.report.final_state_digest, outcome.describe()
@@ -109,9 +109,9 @@ def check_fell(outcome: Outcome, reference: Outcome, rung: str, target: int, com
     assert (failure.kind, failure.rank, failure.step) == ("corruption", -1, compared), outcome.describe()
     assert "and no majority tells which is right" in failure.evidence
     (recovery,) = outcome.report.recoveries
-    assert (recovery.rung, recovery.target_version, recovery.replaced) == (rung, target, ()), outcome.describe()
+    assert (recovery.tier, recovery.target_version, recovery.replaced) == (tier, target, ()), outcome.describe()
     assert recovery.steps_undone == compared - target
-    assert f"down to the {rung}: all ranks go back to version {target}" in outcome.stderr
+    assert f"fallback to the {tier}: all ranks go back to version {target}" in outcome.stderr
     assert not check_protocol(outcome), outcome.describe()
 
 

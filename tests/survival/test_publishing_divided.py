@@ -130,7 +130,7 @@ def check_engine(bench: Bench, training: Training, model: nn.Module, faults: Seq
         outcome = job.wait(DEADLINE_SECONDS)
         digest = receiver.digest()
     if "--buddy" in arguments:  # several steps are repeated
-        assert [recovery.rung for recovery in outcome.report.recoveries] == ["buddy memory"]
+        assert [recovery.tier for recovery in outcome.report.recoveries] == ["buddy memory"]
         assert outcome.finals == reference.finals
         assert not check_protocol(outcome), outcome.describe()
     else:

@@ -16,7 +16,7 @@ class Audience(enum.StrEnum):
     EVERYONE = "everyone"  # members and standbys
 
 
-class Rung(enum.StrEnum):
+class FallbackTier(enum.StrEnum):
     """Where the state of a recovery comes from, the best first."""
 
     REPLICA = "replica"  # the memory of other ranks' devices: nothing that was finished is lost
@@ -87,7 +87,7 @@ class Restore(_Command, frozen=True, kw_only=True):
 
     `targets` are ranks that copy. `attempt` counts how often step `target` has been started before.
 
-    On a lower rung than REPLICA every rank goes back, whatever it holds. BUDDY: who is no target takes its own
+    On a fallback tier every rank goes back, whatever it holds. BUDDY: who is no target takes its own
     snapshot of `target`. CHECKPOINT: `sources` read their parts from the disk, and `targets` copy from them.
     """
 
@@ -98,8 +98,8 @@ class Restore(_Command, frozen=True, kw_only=True):
     sources: tuple[Source, ...]
     targets: tuple[int, ...]
     derived: tuple[int, ...] = ()  # of these: nobody holds their private state, and it follows from rank and step
-    rung: Rung = Rung.REPLICA
-    undone: int = 0  # versions that were finished, and are computed again: on a lower rung
+    tier: FallbackTier = FallbackTier.REPLICA
+    undone: int = 0  # versions that were finished, and are computed again: on a fallback tier
     history: int = 0  # the generation that last undid versions: what is kept of a version is of one history
     distrust: int = -1  # from this version on the state may be corrupted: checkpoints of such versions are removed
     keep: int = -1  # the version of which snapshots are not to be overwritten yet

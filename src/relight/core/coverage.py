@@ -36,10 +36,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     parameter_bytes: int  # of the parameters in one copy
 
 
-class RungCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What it costs to have one rung, and to need it. Bytes and seconds are estimates."""
+class TierCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What it costs to have one tier, and to need it. Bytes and seconds are estimates."""
 
-    rung: str  # "replica", "buddy memory", "checkpoint"
+    tier: str  # "replica", "buddy memory", "checkpoint"
     in_use: bool
     steps_lost: int | None  # at most, of the finished ones; of buddies besides those while a snapshot is on its way
     copied_bytes: int  # to restore one lost rank
@@ -53,7 +53,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
     parts: tuple[Part, ...]
     losses: tuple[Loss, ...]
-    rungs: tuple[RungCost, ...] = ()
+    tiers: tuple[TierCost, ...] = ()
 
 
 # Parameters are known before the first step, the optimizer's state is not: that of Adam is taken, two moments each.
@@ -113,35 +113,35 @@ def coverage(
         pairs: list[tuple[int | str, ...]] = [*rank_pairs, *host_pairs, *mixed]
         fatal = _Fatal(lone_ranks, lone_hosts, {frozenset(pair) for pair in pairs})
         losses = [_with_buddies(loss, fatal, hosts, buddies) for loss in losses]
-    return Coverage(parts=parts, losses=tuple(losses), rungs=_costs(parts, hosts, buddy_every, checkpoint_every))
+    return Coverage(parts=parts, losses=tuple(losses), tiers=_costs(parts, hosts, buddy_every, checkpoint_every))
 
 
 def _costs(
     parts: Sequence[Part], hosts: Sequence[str], buddy_every: int, checkpoint_every: int
-) -> tuple[RungCost, ...]:
+) -> tuple[TierCost, ...]:
     copied = STATE_PER_PARAMETER * max(part.parameter_bytes for part in parts)
     seconds = copied / COPY_BYTES_PER_SECOND
     fewest = min(len(part.ranks) for part in parts)
     buddy, checkpoint = buddy_every or None, checkpoint_every or None
     return (
-        RungCost(
-            rung="replica",
+        TierCost(
+            tier="replica",
             in_use=fewest > 1,
             steps_lost=0,
             copied_bytes=copied,
             copy_seconds=seconds,
             devices=len(hosts) // max(1, fewest),
         ),
-        RungCost(
-            rung="buddy memory",
+        TierCost(
+            tier="buddy memory",
             in_use=buddy is not None,
             steps_lost=buddy,
             copied_bytes=copied,
             copy_seconds=seconds,
             host_bytes=4 * copied,
         ),
-        RungCost(
-            rung="checkpoint",
+        TierCost(
+            tier="checkpoint",
             in_use=checkpoint is not None,
             steps_lost=checkpoint,
             copied_bytes=copied,
@@ -240,7 +240,7 @@ def describe(covered: Coverage) -> tuple[str, ...]:
         f"the state is divided into {len(covered.parts)} parts, up to {size:.1f} MiB of parameters each, each held by "
         f"{often}; a loss is survived if each part keeps a holder:"
     )
-    below = {cost.rung: cost for cost in covered.rungs if cost.in_use and cost.steps_lost}
+    below = {cost.tier: cost for cost in covered.tiers if cost.in_use and cost.steps_lost}
     return (
         head,
         *(
@@ -252,12 +252,12 @@ def describe(covered: Coverage) -> tuple[str, ...]:
     )
 
 
-def _says_nothing(loss: Loss, below: Mapping[str, RungCost]) -> bool:
+def _says_nothing(loss: Loss, below: Mapping[str, TierCost]) -> bool:
     """That a job on one host does not outlive it, everybody knows."""
     return loss.what == "a host" and loss.cases == loss.fatal == 1 and "checkpoint" not in below
 
 
-def _describe_loss(loss: Loss, below: Mapping[str, RungCost]) -> str:
+def _describe_loss(loss: Loss, below: Mapping[str, TierCost]) -> str:
     if not loss.fatal:
         return "always survived"
     if not below:
@@ -279,13 +279,13 @@ def _describe_loss(loss: Loss, below: Mapping[str, RungCost]) -> str:
 
 
 def _describe_costs(covered: Coverage) -> Iterable[str]:
-    """Of rungs in use: what they lose and take. Of others, if something is not survived: what they would cost."""
+    """Of tiers in use: what they lose and take. Of others, if something is not survived: what they would cost."""
     worst = covered.losses[0].fatal or covered.losses[1].fatal
-    for cost in covered.rungs:
+    for cost in covered.tiers:
         copied = f"{cost.copied_bytes / 2**20:.1f} MiB"
-        if cost.rung == "replica" and worst:
+        if cost.tier == "replica" and worst:
             yield f"one more replica would need {cost.devices} devices, with {copied} of state each"
-        elif cost.rung == "buddy memory" and (cost.in_use or worst):
+        elif cost.tier == "buddy memory" and (cost.in_use or worst):
             memory = f"{cost.host_bytes / 2**20:.1f} MiB of host memory for each rank"
             if cost.in_use:
                 yield (
@@ -294,7 +294,7 @@ def _describe_costs(covered: Coverage) -> Iterable[str]:
                 )
             else:
                 yield f"training.buddy(every=...) would take {memory}, and survive the loss of any one device"
-        elif cost.rung == "checkpoint" and cost.in_use and worst:
+        elif cost.tier == "checkpoint" and cost.in_use and worst:
             yield f"from a checkpoint at most {cost.steps_lost} steps are computed again, and each part is read once"
 
 

@@ -31,7 +31,7 @@ def describe_target(direction: str, target: int) -> str:
 
 
 class Halt(msgspec.Struct, frozen=True, kw_only=True):
-    """No target keeps the promise; the job ends and says why, unless a lower rung has what is `lost`."""
+    """No target keeps the promise; the job ends and says why, unless a fallback tier has what is `lost`."""
 
     reason: str
     lost: bool = True  # False: something has happened that must not happen, and nobody knows what else is wrong

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from relight.core.commands import Rung
+from relight.core.commands import FallbackTier
 from relight.core.events import TrainingDone
 from relight.core.report import DoubtReport, FailureReport
 from relight.core.verdict import verdict_of
@@ -33,16 +33,16 @@ class Doubts:
         self._found[key] = DoubtReport(rank=rank, process=process, step=step, reason=reason)
         return is_new
 
-    def decided(self, failures: Iterable[FailureReport | None], agreed: int, target: int, rung: Rung) -> None:
+    def decided(self, failures: Iterable[FailureReport | None], agreed: int, target: int, tier: FallbackTier) -> None:
         """Note ranks that were outvoted, if they may have contributed gradients of a wrong state before that.
 
         Args:
             failures: those that the recovery answers; None is one that is forgotten.
             agreed: the newest version of which a survivor knows that all replicas held the same bits.
             target: the version that everyone goes on from.
-            rung: where its state comes from. On a lower rung it is from before the ranks differed.
+            tier: where its state comes from. On a fallback tier it is from before the ranks differed.
         """
-        if rung is not Rung.REPLICA or agreed >= target - 1:
+        if tier is not FallbackTier.REPLICA or agreed >= target - 1:
             return
         since = f"since version {agreed}" if agreed >= 0 else "since the first step"
         for failure in failures:

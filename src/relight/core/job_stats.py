@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from relight.core import events as ev
-from relight.core.commands import Rung
+from relight.core.commands import FallbackTier
 from relight.core.decision import Decision, describe_target
 from relight.core.doubts import Doubts
 from relight.core.fault import Fault
@@ -41,7 +41,7 @@ class _Open:
     resumed: float = 0.0
     restarts: int = 0
     decision: Decision | None = None
-    rung: Rung = Rung.REPLICA
+    tier: FallbackTier = FallbackTier.REPLICA
     undone: int = 0  # finished versions that it goes back over
     replaced: tuple[int, ...] = ()
     replacement_kind: str = "none"
@@ -222,10 +222,10 @@ class JobStats:
         )
         time = f"{unnoticed + now - recovery.since:.3f} s{noticing}"
         said = f"recovered in {time}: {who}{describe_target(decision.direction, decision.target)}"
-        if recovery.rung is Rung.REPLICA:
+        if recovery.tier is FallbackTier.REPLICA:
             return said
         steps = f"{recovery.undone} finished step{'s are' if recovery.undone != 1 else ' is'}"
-        return f"{said} from the {recovery.rung}; {steps} computed again"
+        return f"{said} from the {recovery.tier}; {steps} computed again"
 
     # --- the recovery under way -------------------------------------------------------------------------------
     def stopping(self, generation: int, now: float) -> None:
@@ -267,17 +267,17 @@ class JobStats:
         decision: Decision,
         replacements: list[Process],
         now: float,
-        rung: Rung = Rung.REPLICA,
+        tier: FallbackTier = FallbackTier.REPLICA,
         undone: int = 0,
     ) -> None:
         if self._open is None:
             return
-        self._open.rung, self._open.undone = rung, undone
-        if rung is not Rung.REPLICA:
+        self._open.tier, self._open.undone = tier, undone
+        if tier is not FallbackTier.REPLICA:
             self._version, self._undone_in = decision.target, self._open.generation
         self.committed(decision.target)
         self._open.decided, self._open.decision = now, decision
-        self.doubts.decided(map(self._find, self._open.failures), self._open.agreed, decision.target, rung)
+        self.doubts.decided(map(self._find, self._open.failures), self._open.agreed, decision.target, tier)
         self._open.replaced = tuple(p.rank for p in replacements if p.rank is not None)
         kinds = {"fresh process" if p.fresh else "standby" for p in replacements}
         self._open.pids = ", ".join(str(p.pid) for p in replacements)
@@ -355,7 +355,7 @@ class JobStats:
                 total_seconds=(detect or 0.0) + (recovery.resumed - recovery.since) + resume,
             ),
             steps_repeated=repeated,
-            rung=recovery.rung,
+            tier=recovery.tier,
             steps_undone=recovery.undone,
             moved_bytes=sum(p.copied_bytes for p in recovery.progress),
             restarts=recovery.restarts,

@@ -74,8 +74,8 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     replacement_kind: str = "none"  # "standby", "fresh process", both joined by "and", or "none"
     sources: tuple[int, ...] = ()
     stages: RecoveryStages = RecoveryStages()
-    steps_repeated: int = 0  # 0 or 1 from replicas; on a lower rung the finished ones, and the one in flight
-    rung: str = "replica"  # where the state came from: "replica", "buddy memory" or "checkpoint"
+    steps_repeated: int = 0  # 0 or 1 from replicas; on a fallback tier the finished ones, and the one in flight
+    tier: str = "replica"  # where the state came from: "replica", "buddy memory" or "checkpoint"
     steps_undone: int = 0  # of those repeated, the ones that were finished
     moved_bytes: int = 0
     restarts: int = 0  # failures that struck during it

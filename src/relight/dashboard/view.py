@@ -205,7 +205,7 @@ def restore(status: RestoreStatus) -> Value:
 
 
 def coverage(job: Job) -> Value:
-    """What is survived, and from which rung: a few numbers for each kind of loss, and what each rung costs."""
+    """What is survived, and from which tier: a few numbers for each kind of loss, and what each tier costs."""
     covered = job.coverage()
     if covered is None:
         return None
@@ -222,7 +222,7 @@ def coverage(job: Job) -> Value:
             }
             for loss in covered.losses
         ],
-        "rungs": [msgspec.to_builtins(cost) for cost in covered.rungs],
+        "tiers": [msgspec.to_builtins(cost) for cost in covered.tiers],
     }
 
 

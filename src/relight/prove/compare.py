@@ -50,7 +50,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collect(evidence: Iterable[StepEvidence]) -> dict[tuple[int, int], StepEvidence]:
-    """Of each step and rank what was committed last: a lower rung undoes finished steps."""
+    """Of each step and rank what was committed last: a fallback tier undoes finished steps."""
     found: dict[tuple[int, int], StepEvidence] = {}
     for each in evidence:
         known = found.get((each.step, each.rank))

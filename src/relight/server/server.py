@@ -26,12 +26,12 @@ from relight.core.commands import (
     Begin,
     Command,
     EndJob,
+    FallbackTier,
     Kill,
     Notice,
     Release,
     Restore,
     Resume,
-    Rung,
     Save,
     Spawn,
     Stop,
@@ -366,7 +366,7 @@ class Server:
                 self._end_job(command)
 
     def _hand_over_private_state(self, restore: Restore) -> None:
-        if restore.rung is not Rung.REPLICA:
+        if restore.tier is not FallbackTier.REPLICA:
             return  # it comes with the rest, of an older version than any page has
         holders = self._core.rank_processes()
         for rank in restore.targets:

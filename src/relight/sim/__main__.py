@@ -24,7 +24,7 @@ EPILOG = """\
 examples:
   python -m relight.sim --seeds 100000                 the first 100,000 random schedules
   python -m relight.sim --seconds 180 --first 5000000  as many as three minutes allow, others than yesterday
-  python -m relight.sim --seconds 180 --with ladder    only jobs with rungs below replicas: buddy memory, checkpoints
+  python -m relight.sim --seconds 180 --with fallback    only jobs with fallback tiers: buddy memory, checkpoints
   python -m relight.sim --seed 4711                    one of them, with all that happens in it
   python -m relight.sim --seed 4711 --shrink           a smaller schedule that breaks the same invariant
   python -m relight.sim --replay FILE                  a recorded schedule (tests/sim/regressions)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dest="kinds",
         default="",
         metavar="A,B",
-        help="only random schedules with hosts (several), ladder (buddy memory, checkpoints), flips (of bits), "
+        help="only random schedules with hosts (several), fallback (buddy memory, checkpoints), flips (of bits), "
         "writes (steps with several) "
         "(default: each in some of them)",
     )

@@ -82,7 +82,7 @@ def _recovery(report: JobReport, recovery: RecoveryReport) -> str:
     guessed = any(failure.estimated for failure in failures if failure.number == min(recovery.failures))
     how = "about {} after the fault, as far as the last signs of progress tell" if guessed else "after {}"
     said.append(f"Training went on {how.format(duration(recovery.stages.total_seconds))}.")
-    if recovery.rung != "replica":
+    if recovery.tier != "replica":
         said.append(
             f"No replica had all of the state ({recovery.reason}), so all ranks went back to version "
             f"{recovery.target_version}: {_count(recovery.steps_undone, 'finished step')} had to be computed again."

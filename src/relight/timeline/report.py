@@ -49,9 +49,9 @@ def describe_recovery(report: JobReport, recovery: RecoveryReport) -> str:
         "back": f"back to version {recovery.target_version}, the step was repeated",
         "as they are": f"all were at version {recovery.target_version}",
     }.get(recovery.decision, f"{recovery.decision}, version {recovery.target_version}")
-    if recovery.rung != "replica":
+    if recovery.tier != "replica":
         decision = (
-            f"back to version {recovery.target_version} from the {recovery.rung}, {recovery.steps_undone} finished "
+            f"back to version {recovery.target_version} from the {recovery.tier}, {recovery.steps_undone} finished "
             "steps were computed again"
         )
     if recovery.replaced:
@@ -138,8 +138,8 @@ def _recoveries(recoveries: Sequence[RecoveryReport]) -> Table:
     for r in recoveries:
         restarts = f" (restarted {r.restarts}×)" if r.restarts else ""
         repeated = ", step repeated" if r.steps_repeated else ""
-        if r.rung != "replica":
-            repeated = f" from {r.rung}, {r.steps_undone} steps undone"
+        if r.tier != "replica":
+            repeated = f" from {r.tier}, {r.steps_undone} steps undone"
         table.add_row(
             str(r.number),
             _numbers(r.failures),

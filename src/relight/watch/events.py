@@ -140,8 +140,8 @@ class RecoveryFinished(_Event, frozen=True, kw_only=True, tag="recovery_finished
     replacement_kind: str
     sources: tuple[int, ...]
     steps_repeated: int
-    rung: str  # where the state came from: "replica", "buddy memory" or "checkpoint"
-    steps_undone: int  # of those repeated, the ones that were finished; only on a rung below replicas
+    tier: str  # where the state came from: "replica", "buddy memory" or "checkpoint"
+    steps_undone: int  # of those repeated, the ones that were finished; only on a fallback tier
     moved_bytes: int
     restarts: int
     wrote: tuple[int, ...]  # survivors that had begun to write in the interrupted step
@@ -423,7 +423,7 @@ class EventFeed:
             replacement_kind=recovery.replacement_kind,
             sources=recovery.sources,
             steps_repeated=recovery.steps_repeated,
-            rung=recovery.rung,
+            tier=recovery.tier,
             steps_undone=recovery.steps_undone,
             moved_bytes=recovery.moved_bytes,
             restarts=recovery.restarts,

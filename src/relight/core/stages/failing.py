@@ -103,8 +103,8 @@ class Failing(Saving):
         return out + self._fail(processes, version, ("corruption", wrong), now, limit=MAX_CORRUPTIONS)
 
     def _distrust(self, what: str, version: int, noticed_ns: int, now: float) -> list[Command]:
-        """Nobody can tell which replica is right: back to before it, if a lower rung has that. Else it is the end."""
-        if not self._has_lower_rung:
+        """Nobody can tell which replica is right: back to before it, if a fallback tier can; else the job ends."""
+        if not self._has_fallback:
             return self._end(f"{what}. {self._advice()}", now)
         known = self._fallback
         first = min(version, known.differed_at) if known.distrusts else version
@@ -114,7 +114,7 @@ class Failing(Saving):
 
     def _open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
         """A failure, wherever it struck: from the top, under a new number."""
-        if self._lost_without() and not self._has_lower_rung:
+        if self._lost_without() and not self._has_fallback:
             return self._end(self._all_lost(), now, self._last_traceback())
         last = self.job_stats.failures[-1]
         return [

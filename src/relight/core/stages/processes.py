@@ -25,7 +25,7 @@ class Processes(Starting, Stopping, Finishing):
             return []
         if not process.alive or self.stage in (Stage.STARTING, Stage.FINISHING):
             return []
-        if not process.failed and self._lost_without(process) and not self._has_lower_rung:
+        if not process.failed and self._lost_without(process) and not self._has_fallback:
             return []  # the end of the job; then better with the reason, which comes with its exit
         process.gone = True
         process.final_position = event.position

@@ -6,7 +6,7 @@ from relight.core import events as ev
 from relight.core.attempt import Ending
 from relight.core.commands import Audience, Command, Kill, Notice, Save
 from relight.core.decision import derived_ranks
-from relight.core.ladder import last_checkpoint
+from relight.core.fallback import last_checkpoint
 from relight.core.members import Process
 from relight.core.stages.reserve import Reserve
 from relight.core.stages.state import Stage
@@ -20,7 +20,7 @@ class Saving(Reserve):
     def _give_up(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
         """The job must end. If it keeps checkpoints, and every part of the state may still be held: one more first.
 
-        Not where ranks were on their way down to a lower rung: what they hold is on that rung already, or half gone, or
+        Not where ranks were on their way to a fallback tier: that tier holds what they hold, or half gone, or
         nobody knows what it is worth.
         """
         under_way = self.stage in (Stage.TRAINING, Stage.STOPPING, Stage.RESTORING)

@@ -111,7 +111,7 @@ class State:
         )
 
     @property
-    def _has_lower_rung(self) -> bool:
+    def _has_fallback(self) -> bool:
         """Whether there may be something below replicas. What there is, only the ranks' reports can say."""
         return bool(self.buddy_every or self.checkpoint_every)
 

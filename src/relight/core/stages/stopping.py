@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from relight.core import events as ev
-from relight.core.commands import Audience, Command, Notice, Restore, Rung, Source
+from relight.core.commands import Audience, Command, FallbackTier, Notice, Restore, Source
 from relight.core.decision import Decision, Halt, decide, derived_ranks, describe_target
-from relight.core.ladder import descend, has_gone_back, newest_snapshots, newest_to_trust, worth_keeping
+from relight.core.fallback import has_gone_back, newest_snapshots, newest_to_trust, plan_fallback, worth_keeping
 from relight.core.shards import require_every_part
 from relight.core.stages.failing import Failing
 from relight.core.stages.state import Stage
@@ -58,14 +58,14 @@ class Stopping(Failing):
         known = {rank: versions for rank, versions in private.items() if rank not in derived}
         unfinished, fallback = self._unfinished, self._fallback
         if unfinished is None and fallback.distrusts:
-            return self._descend(fallback.difference, reports, now)
+            return self._fall_back(fallback.difference, reports, now)
         if unfinished is not None:
             distrusted = 0 <= fallback.differed_at <= unfinished
             if distrusted or not has_gone_back(reports, unfinished):
-                return self._descend("the recovery that goes back that far is not finished", reports, now)
+                return self._fall_back("the recovery that goes back that far is not finished", reports, now)
         decision = require_every_part(decide(reports, known, self.settings.world_size), self.shards)
         if isinstance(decision, Halt) and decision.lost:
-            return self._descend(decision.reason, reports, now)
+            return self._fall_back(decision.reason, reports, now)
         if isinstance(decision, Halt):
             return self._end(f"{decision.reason}. {self._advice()}", now, self._last_traceback())
         self.stage, self._attempt.decision = Stage.RESTORING, decision
@@ -124,18 +124,18 @@ class Stopping(Failing):
         address, endpoint = report.restore_address, report.restore_endpoint
         return Source(rank=report.rank, address=address, endpoint=endpoint, shard=part, of=of)
 
-    def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
-        """What the replicas hold is not enough: the highest rung below them that is, or the end of the job."""
+    def _fall_back(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
+        """What the replicas hold is not enough: the highest tier below them that is, or the end of the job."""
         trusted = newest_to_trust(reports, self._fallback.differed_at)
-        fall = descend(reason, reports, self.shards, self._unfinished, trusted)
-        if fall is None and self._fallback.distrusts:
+        plan = plan_fallback(reason, reports, self.shards, self._unfinished, trusted)
+        if plan is None and self._fallback.distrusts:
             known = f"replicas agreed last at version {max(report.agreed for report in reports)}"
             return self._end(
                 f"{self._fallback.difference}. No buddy and no checkpoint holds a version from before that ({known}). "
                 "Do not go on from a newer checkpoint",
                 now,
             )
-        if fall is None:
+        if plan is None:
             if self._fallback.is_under_way:
                 target = self._fallback.target
                 reason = f"all were going back to version {target}, and of some rank's state every copy is lost"
@@ -146,44 +146,46 @@ class Stopping(Failing):
         finished = [self._fallback.newest_finished, *(r.version for r in reports if not r.blank)]
         finished += [process.final_position.version for process in dead]
         newest = max(finished)
-        self._fallback = msgspec.structs.replace(self._fallback, target=fall.target, newest_finished=newest)
+        self._fallback = msgspec.structs.replace(self._fallback, target=plan.target, newest_finished=newest)
         self._history = self.generation
-        undone = max(0, newest - fall.target)
+        undone = max(0, newest - plan.target)
         decision = Decision(
-            target=fall.target,
+            target=plan.target,
             direction="back",
-            reason=f"{fall.reason}; the {fall.rung} holds version {fall.target} of all of the state",
-            sources=fall.sources,
+            reason=f"{plan.reason}; the {plan.tier} holds version {plan.target} of all of the state",
+            sources=plan.sources,
             finishers=(),
-            targets=fall.targets,
-            recalled=tuple(rank for rank in fall.targets if fall.places[rank][1] == rank),
+            targets=plan.targets,
+            recalled=tuple(rank for rank in plan.targets if plan.places[rank][1] == rank),
         )
         self.stage, self._attempt.decision = Stage.RESTORING, decision
         for process in held.values():
             process.may_hold_state = True
         self._deadline = now + self.settings.restore_timeout_seconds
-        self.job_stats.decided(decision, [p for p in held.values() if p.replacement], now, fall.rung, undone)
-        self._attempts.add(fall.target)
-        asked = {fall.places[rank] for rank in fall.targets} or {(source, -1) for source in fall.sources}
+        self.job_stats.decided(decision, [p for p in held.values() if p.replacement], now, plan.tier, undone)
+        self._attempts.add(plan.target)
+        asked = {plan.places[rank] for rank in plan.targets} or {(source, -1) for source in plan.sources}
         steps = f"{undone} finished step{'s are' if undone != 1 else ' is'}"
         went = f"from version {newest}: {steps} computed again"
         return [
             Restore(
                 audience=Audience.MEMBERS,
                 generation=self.generation,
-                target=fall.target,
-                attempt=self._attempts[fall.target],
+                target=plan.target,
+                attempt=self._attempts[plan.target],
                 sources=tuple(self._source(reports[holder], of) for holder, of in sorted(asked)),
-                targets=fall.targets,
-                derived=tuple(rank for rank, (_, of) in enumerate(fall.places) if of not in (rank, -1)),
-                rung=fall.rung,
+                targets=plan.targets,
+                derived=tuple(rank for rank, (_, of) in enumerate(plan.places) if of not in (rank, -1)),
+                tier=plan.tier,
                 undone=undone,
                 history=self._history,
                 distrust=self._fallback.differed_at,
-                keep=fall.target if fall.rung is Rung.BUDDY else -1,
-                why=f"down to the {fall.rung}: back to version {fall.target} {went}, because {reason}",
+                keep=plan.target if plan.tier is FallbackTier.BUDDY else -1,
+                why=f"fallback to the {plan.tier}: back to version {plan.target} {went}, because {reason}",
             ),
-            Notice(why=f"down to the {fall.rung}: all ranks go back to version {fall.target} {went}", level="warning"),
+            Notice(
+                why=f"fallback to the {plan.tier}: all ranks go back to version {plan.target} {went}", level="warning"
+            ),
         ]
 
     def _choose_sources(self, decision: Decision) -> Sequence[int]:

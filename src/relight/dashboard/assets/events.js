@@ -128,13 +128,13 @@ export function showStragglers(element, stragglers, onRank) {
 
 export function showCoverage(element, coverage) {
   if (!coverage) return element.replaceChildren(empty("Every rank holds all of the state: any one that is left is enough. (Or training has not begun yet.)"));
-  const used = new Map(coverage.rungs.map((r) => [r.rung, r.in_use]));
+  const used = new Map(coverage.tiers.map((r) => [r.tier, r.in_use]));
   const last = used.get("checkpoint") ? "from a checkpoint" : "the job ends";
   const losses = coverage.losses.map((l) => make("tr", {}, cell(l.what), cell(count(l.cases), "n"), cell(count(l.replicas), "n"), cell(count(l.buddies), "n"), cell(count(l.rest), "n"), cell(l.examples.join("; "), "evidence")));
-  const rungs = coverage.rungs.map((r) => make("tr", {}, cell(r.rung), cell(r.in_use ? "yes" : "no"), cell(r.in_use ? count(r.steps_lost) : "–", "n"), cell(bytes(r.copied_bytes), "n"), cell(seconds(r.copy_seconds), "n"), cell(r.host_bytes ? `${bytes(r.host_bytes)} of each rank's host` : `${count(r.devices)} devices for one more`)));
+  const tiers = coverage.tiers.map((r) => make("tr", {}, cell(r.tier), cell(r.in_use ? "yes" : "no"), cell(r.in_use ? count(r.steps_lost) : "–", "n"), cell(bytes(r.copied_bytes), "n"), cell(seconds(r.copy_seconds), "n"), cell(r.host_bytes ? `${bytes(r.host_bytes)} of each rank's host` : `${count(r.devices)} devices for one more`)));
   element.replaceChildren(
     table([["losing"], ["cases", "n"], ["from replicas", "n"], ["from buddy memory", "n"], [last, "n"], ["not from replicas, for example"]], losses),
-    table([["rung"], ["in use"], ["steps lost, at most", "n"], ["copied for each lost rank", "n"], ["at 1 GiB/s", "n"], ["costs"]], rungs),
+    table([["tier"], ["in use"], ["steps lost, at most", "n"], ["copied for each lost rank", "n"], ["at 1 GiB/s", "n"], ["costs"]], tiers),
   );
   return undefined;
 }

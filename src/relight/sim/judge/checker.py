@@ -9,7 +9,7 @@ a real one, is in journal.py.
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import product
 
-from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Rung, Save, Spawn, Stop
+from relight.core.commands import Assign, Begin, Command, EndJob, FallbackTier, Kill, Restore, Resume, Save, Spawn, Stop
 from relight.core.events import Restored, Stopped, TrainingDone
 from relight.core.fault import Action
 from relight.core.report import JobReport
@@ -302,7 +302,7 @@ class Checker:
         for worker in members:
             self._check_alone(worker)
         self._check_sources(restore, members)
-        if restore.rung is not Rung.REPLICA:
+        if restore.tier is not FallbackTier.REPLICA:
             self._check_fall(restore, members)
             return
         if self._falling and restore.target != self._falls[-1][1]:
@@ -321,15 +321,15 @@ class Checker:
         intact = {worker.rank % self.parts for worker in members if not worker.blank and not worker.page.torn}
         trusted = self._trusted(restore, members)
         if trusted is not None and not self.spoilt:
-            raise Violation(f"I15: down to the {restore.rung}, because states differ, which they do not")
+            raise Violation(f"I15: fallback to the {restore.tier}, because states differ, which they do not")
         if trusted is not None and restore.target > trusted:
             raise Violation(f"I15: down to version {restore.target}, but replicas agreed last at {trusted}")
         sound = intact == set(range(self.parts)) and trusted is None
         if sound and not self._falling and not self._private_may_be_lost():
-            raise Violation(f"I15: down to the {restore.rung}, though every part of the state is held by a rank")
+            raise Violation(f"I15: fallback to the {restore.tier}, though every part of the state is held by a rank")
         floor = self._falls[-1][1] if self._falling else self._finished
         floor = floor if trusted is None else min(floor, trusted)
-        whole = restore.rung is Rung.CHECKPOINT  # all of it is of one history, undone or not
+        whole = restore.tier is FallbackTier.CHECKPOINT  # all of it is of one history, undone or not
         if restore.target > floor and not whole:
             raise Violation(f"I15: down to version {restore.target}, though all had gone back to {floor}")
         known = not {"agent", "host lost"} & self.disturbed  # else with a page it is lost who finished what
@@ -337,8 +337,8 @@ class Checker:
             said = f"{restore.undone} versions are said to be undone"
             raise Violation(f"I15: {said}, from {self._finished} back to {restore.target}")
         better = [version for version in self._complete_snapshots(members) if restore.target < version <= floor]
-        if better or (restore.rung is Rung.CHECKPOINT and self._complete_snapshots(members, restore.target)):
-            raise Violation(f"I15: down to {restore.target} by the {restore.rung}, though {better} are in memory")
+        if better or (restore.tier is FallbackTier.CHECKPOINT and self._complete_snapshots(members, restore.target)):
+            raise Violation(f"I15: down to {restore.target} by the {restore.tier}, though {better} are in memory")
         self._falls += ((restore.generation, restore.target),)
         if restore.target < self._kept[0]:
             self._kept = -1, ()

@@ -14,12 +14,12 @@ from relight.core.commands import (
     Begin,
     Command,
     EndJob,
+    FallbackTier,
     Kill,
     Notice,
     Release,
     Restore,
     Resume,
-    Rung,
     Save,
     Spawn,
     Stop,
@@ -217,7 +217,7 @@ class _Judge:
             alive = [process for process in holders[:-1] if process not in self._dead]
             if alive:
                 self._say(f"I10: rank {rank} was given to {holders[-1]} while {alive[-1]} was not known to be dead")
-        if restore.rung is not Rung.REPLICA:
+        if restore.tier is not FallbackTier.REPLICA:
             self._check_fall(restore, {rank: self._stopped[process] for rank, process in members.items()})
             return
         if restore.target < self._finished:
@@ -233,8 +233,8 @@ class _Judge:
         held = {self._parts.get(rank, "") for rank in intact}
         lost = held != set(self._parts.values()) or "private state" in restore.why
         if before < 0 and not lost and restore.distrust < 0:
-            self._say(f"I7: down to the {restore.rung}, though every part of the state has an intact holder")
-        if restore.rung is Rung.BUDDY:
+            self._say(f"I7: fallback to the {restore.tier}, though every part of the state has an intact holder")
+        if restore.tier is FallbackTier.BUDDY:
             self._check_snapshots(restore, reports, intact, before)
         elif any(restore.target not in report.checkpoints for report in reports.values()):
             self._say(f"I5: back to the checkpoint of version {restore.target}, which not every rank can see")

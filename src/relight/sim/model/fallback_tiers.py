@@ -1,4 +1,4 @@
-"""The rungs below replicas, as simulated ranks keep them: snapshots.py and checkpointing.py of training/checkpoint.
+"""The fallback tiers, as simulated ranks keep them: snapshots.py and checkpointing.py of training/checkpoint.
 
 What goes on beside the main thread (a copy is made, a ward's snapshot is fetched, a checkpoint is written) is one
 action of the world each: ("background", process, what, version, generation).
@@ -191,7 +191,7 @@ class FallbackTiers:
         """Complete ones, newest first."""
         return tuple(sorted(self.disk.complete, reverse=True)) if self.checkpoint_every else ()
 
-    def fall(self, version: int) -> None:
+    def discard_after(self, version: int) -> None:
         """Newer versions are undone. A copy that is being made is waited for first."""
         if self._writing is not None and self._writing.state.version > version:
             self._writing = None

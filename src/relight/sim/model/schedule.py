@@ -54,7 +54,7 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 SAMPLE_SECONDS = 0.5  # between two samples of a host
 HOST_KINDS = ("host", "cut", "unheard", "join")
-KINDS = ("hosts", "ladder", "flips", "writes")  # that a search may be narrowed down to
+KINDS = ("hosts", "fallback", "flips", "writes")  # that a search may be narrowed down to
 NETWORK_KINDS = ("silence", "blackhole", "agent", "asleep", "controller")
 
 
@@ -103,7 +103,7 @@ def schedule_of(seed: int, kinds: Collection[str]) -> Schedule:
     return random_schedule(
         seed,
         hosts="hosts" in kinds or None,
-        ladder="ladder" in kinds,
+        fallback="fallback" in kinds,
         flips="flips" in kinds,
         writes="writes" in kinds or None,
     )
@@ -116,7 +116,7 @@ def random_schedule(
     actions: Sequence[Action] = (),
     points: Sequence[str] = (),
     hosts: bool | None = None,
-    ladder: bool = False,
+    fallback: bool = False,
     flips: bool = False,
     writes: bool | None = None,
 ) -> Schedule:
@@ -128,7 +128,7 @@ def random_schedule(
         actions: of these kinds only, if there are any.
         points: at these only, if there are any.
         hosts: whether there are several; None: every fifth time, where the faults are not told.
-        ladder: whether there must be rungs below replicas; else every eighth time.
+        fallback: whether there must be fallback tiers; else every eighth time.
         flips: whether some rank's state must be silently corrupted; else every twelfth time, where faults are not told.
         writes: whether steps may have several writes; None: every fourth time, where the faults are not told.
     """
@@ -172,7 +172,7 @@ def random_schedule(
         sample_seconds=random.Random(f"pace? {seed}").choice((0.5, 0.5, 0.5, 2.0, 8.0)),
     )
     draw = random.Random(f"ladder? {seed}")
-    schedule = _with_ladder(schedule, draw) if draw.random() < 0.12 or ladder else schedule
+    schedule = _with_fallback(schedule, draw) if draw.random() < 0.12 or fallback else schedule
     draw = random.Random(f"flips? {seed}")
     schedule = _with_flips(schedule, draw, points) if flips or (draw.random() < 0.08 and not told) else schedule
     draw = random.Random(f"writes? {seed}")
@@ -221,8 +221,8 @@ def _with_flips(schedule: Schedule, draw: random.Random, points: Sequence[str] =
     )
 
 
-def _with_ladder(schedule: Schedule, draw: random.Random) -> Schedule:
-    """Parts that few hold, and rungs below replicas."""
+def _with_fallback(schedule: Schedule, draw: random.Random) -> Schedule:
+    """Parts that few hold, and fallback tiers."""
     size = schedule.world_size
     buddy_every, checkpoint_every = draw.choice(((1, 0), (1, 2), (2, 0), (2, 3), (3, 1), (0, 1), (0, 2)))
     schedule = msgspec.structs.replace(

@@ -9,7 +9,7 @@ from relight.core.buddies import choose_buddies
 from relight.core.commands import Command, Kill, Restore, Save, Source
 from relight.core.controller import HEARING_SECONDS, Controller, Stage
 from relight.core.decision import Decision, Halt, decide
-from relight.core.ladder import newest_snapshots
+from relight.core.fallback import newest_snapshots
 from relight.core.members import Process
 from relight.core.position import Phase
 from relight.sim.planted.rules import (
@@ -324,8 +324,8 @@ class ForgetsTheParts(Controller):
 class ForgetsThatItWentDown(Controller):
     """A recovery that goes back below what replicas hold begins again, and those who are not back yet count."""
 
-    def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
-        out = super()._descend(reason, reports, now)
+    def _fall_back(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
+        out = super()._fall_back(reason, reports, now)
         self._fallback = msgspec.structs.replace(self._fallback, target=-1)
         return out
 
@@ -372,26 +372,26 @@ class TakesTheLivingForSnapshots(Controller):
         with replaced("has_gone_back", lambda *_: False):
             return super()._advance(now)
 
-    def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
+    def _fall_back(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         stood = [
             msgspec.structs.replace(r, snapshots=(*r.snapshots, ev.Snapshot(rank=r.rank, version=r.version)))
             if r.version == self._fallback.target and not r.blank and not r.torn
             else r
             for r in reports
         ]
-        return super()._descend(reason, stood, now)
+        return super()._fall_back(reason, stood, now)
 
 
 class KeepsToTheBuddies(Controller):
     """Once ours: if buddy memory was lost in the middle of going back to it, a newer checkpoint did not count."""
 
-    def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
+    def _fall_back(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         if self._fallback.is_under_way:
             reports = [
                 msgspec.structs.replace(r, checkpoints=tuple(v for v in r.checkpoints if v <= self._fallback.target))
                 for r in reports
             ]
-        return super()._descend(reason, reports, now)
+        return super()._fall_back(reason, reports, now)
 
 
 class KeepsTheNewest(Controller):
@@ -422,9 +422,9 @@ class CountsCopiesAsVotes(Controller):
 class TrustsWhatIsNewest(Controller):
     """If replicas differ and nobody can tell which is right, all go back to the newest snapshot or checkpoint."""
 
-    def _descend(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
+    def _fall_back(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         with replaced("newest_to_trust", lambda *_: None):
-            return super()._descend(reason, reports, now)
+            return super()._fall_back(reason, reports, now)
 
 
 class BlamesTheFirst(Controller):

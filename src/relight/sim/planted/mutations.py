@@ -37,8 +37,8 @@ class Mutation:
     """A variant. Some of the first `within` random schedules must break an invariant; 0: they would be too many, and
     the recorded schedule must do.
 
-    `actions`, `points`, `hosts`, `ladder`, `flips` and `writes` narrow the schedules down, for bugs that need two rare
-    faults at once.
+    `actions`, `points`, `hosts`, `fallback`, `flips` and `writes` narrow the schedules down, for bugs that need two
+    rare faults at once.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Mutation:
     actions: tuple[Action, ...] = ()
     points: tuple[str, ...] = ()
     hosts: bool | None = None
-    ladder: bool = False
+    fallback: bool = False
     flips: bool = False
     writes: bool | None = None
 
@@ -83,13 +83,13 @@ class Mutation:
     def schedule(self, seed: int) -> Schedule:
         """The random schedule of this seed."""
         if not self.points:
-            return random_schedule(seed, hosts=self.hosts, ladder=self.ladder, flips=self.flips, writes=self.writes)
+            return random_schedule(seed, hosts=self.hosts, fallback=self.fallback, flips=self.flips, writes=self.writes)
         return random_schedule(
             seed,
             faults=3,
             actions=self.actions,
             points=self.points,
-            ladder=self.ladder,
+            fallback=self.fallback,
             flips=self.flips,
             writes=self.writes,
         )
@@ -104,7 +104,7 @@ class Mutation:
 
 
 # Where a second death finds ranks on their way down.
-_FALLING = ("OUTSIDE", "FORWARD", "READY", "OBEY", "COPY", "ROLLBACK", "REFORM", "RESTORED", "RESUME")
+_WHILE_FALLING_BACK = ("OUTSIDE", "FORWARD", "READY", "OBEY", "COPY", "ROLLBACK", "REFORM", "RESTORED", "RESUME")
 MUTATIONS = (
     Mutation("dead-ranks-tag", 100, controller=controllers.DecidesFromTheDeadRanksTag),
     Mutation("newest-of-survivors", 500, rule=rules.newest_of_the_survivors),
@@ -166,7 +166,7 @@ MUTATIONS = (
         controller=controllers.TakesAShortSleepForNone,
         actions=(Action.LOOP, Action.FREEZE, Action.KILL),
         points=("OBEY",),
-        ladder=True,
+        fallback=True,
     ),
     Mutation("restart-reuses-generation", 2000, controller=controllers.ReusesAGenerationAfterItsRestart),
     Mutation("restart-says-nothing", 2000, controller=controllers.SaysNothingAfterItsRestart),
@@ -188,15 +188,17 @@ MUTATIONS = (
     Mutation("lost-host-is-awaited", 200, controller=controllers.WaitsForALostHost, hosts=True),
     Mutation("gathers-for-ever", 5000, agent=GathersForEver(hold_seconds=10_000.0)),
     Mutation("parts-forgotten", 1000, controller=controllers.ForgetsTheParts),
-    Mutation("fall-forgotten", 20000, controller=controllers.ForgetsThatItWentDown, ladder=True),
-    Mutation("living-for-snapshots", 20000, controller=controllers.TakesTheLivingForSnapshots, hosts=True, ladder=True),
-    Mutation("keeps-to-the-buddies", 20000, controller=controllers.KeepsToTheBuddies, hosts=True, ladder=True),
+    Mutation("fallback-forgotten", 20000, controller=controllers.ForgetsThatItWentDown, fallback=True),
+    Mutation(
+        "living-for-snapshots", 20000, controller=controllers.TakesTheLivingForSnapshots, hosts=True, fallback=True
+    ),
+    Mutation("keeps-to-the-buddies", 20000, controller=controllers.KeepsToTheBuddies, hosts=True, fallback=True),
     Mutation(
         "undone-private-counts",
         20000,
         controller=controllers.TakesWhatIsUndoneForPrivateState,
         hosts=True,
-        ladder=True,
+        fallback=True,
     ),
     Mutation("thrown-away-private-not-missed", 0, controller=controllers.ForgetsWhoThrewItsPrivateStateAway),
     Mutation(
@@ -204,13 +206,13 @@ MUTATIONS = (
         60000,
         controller=controllers.TakesARecalledSnapshotForACopy,
         hosts=True,
-        ladder=True,
+        fallback=True,
         flips=True,
     ),
     Mutation("saves-with-what-is-gone", 0, controller=controllers.SavesWithWhatWentWithTheAgent),
-    Mutation("buddies-of-those-left", 5000, controller=controllers.NamesBuddiesOfThoseWhoAreLeft, ladder=True),
-    Mutation("saved-is-said-once", 30000, worker=workers.SaysOnceThatItHasSaved, hosts=True, ladder=True),
-    Mutation("only-snapshot-overwritten", 20000, worker=workers.OverwritesTheOnlySnapshot, ladder=True),
+    Mutation("buddies-of-those-left", 5000, controller=controllers.NamesBuddiesOfThoseWhoAreLeft, fallback=True),
+    Mutation("saved-is-said-once", 30000, worker=workers.SaysOnceThatItHasSaved, hosts=True, fallback=True),
+    Mutation("only-snapshot-overwritten", 20000, worker=workers.OverwritesTheOnlySnapshot, fallback=True),
     Mutation("kept-taken-for-established", 0, worker=workers.TakesKeptForEstablished),
     Mutation(
         "what-to-keep-forgotten",
@@ -218,23 +220,23 @@ MUTATIONS = (
         worker=workers.ForgetsWhatToKeep,
         actions=(Action.CUT, Action.KILL),
         points=("AFTER_STEP", "FORWARD", "OUTSIDE"),
-        ladder=True,
+        fallback=True,
     ),
     Mutation(
         "undone-snapshots-kept",
         20000,
         worker=workers.KeepsWhatIsUndone,
         actions=(Action.KILL,),
-        points=_FALLING,
-        ladder=True,
+        points=_WHILE_FALLING_BACK,
+        fallback=True,
     ),
     Mutation(
         "histories-mixed",
         20000,
         worker=workers.MixesHistoriesOnDisk,
         actions=(Action.KILL,),
-        points=_FALLING,
-        ladder=True,
+        points=_WHILE_FALLING_BACK,
+        fallback=True,
     ),
     Mutation(
         "newest-kept",
@@ -242,7 +244,7 @@ MUTATIONS = (
         controller=controllers.KeepsTheNewest,
         actions=(Action.CUT, Action.KILL),
         points=("AFTER_STEP",),
-        ladder=True,
+        fallback=True,
     ),
     Mutation("wrong-gradient-applied", 1000, worker=workers.ComparesInTheBarrier, flips=True),
     Mutation("copies-vote", 1000, controller=controllers.CountsCopiesAsVotes, flips=True),
@@ -255,7 +257,7 @@ MUTATIONS = (
         points=("FORWARD", "RESTORED", "OBEY"),
         flips=True,
     ),
-    Mutation("trusts-the-newest", 500, controller=controllers.TrustsWhatIsNewest, ladder=True, flips=True),
+    Mutation("trusts-the-newest", 500, controller=controllers.TrustsWhatIsNewest, fallback=True, flips=True),
     Mutation("first-is-right", 100, controller=controllers.BlamesTheFirst, flips=True),
     Mutation("differences-ignored", 500, controller=controllers.IgnoresDifferences, flips=True),
     Mutation("compares-seldom-heard", 10000, detector=detectors.ComparesThoughSeldomHeard, hosts=True),
@@ -282,7 +284,7 @@ MUTATIONS = (
     Mutation("rolled-back-before-decision", 100, worker=writes.RollsBackBeforeTheDecision, writes=True),
     Mutation("pre-images-lost-at-second-stop", 500, worker=writes.ForgetsPreImagesAtASecondStop, writes=True),
     Mutation("offered-before-rolled-back", 500, worker=writes.OffersBeforeItRollsBack, writes=True),
-    Mutation("saved-with-writes", 20000, worker=writes.SavesWhatWasWritten, ladder=True, writes=True),
+    Mutation("saved-with-writes", 20000, worker=writes.SavesWhatWasWritten, fallback=True, writes=True),
     Mutation("finished-by-writing-again", 100, worker=writes.FinishesByWritingAgain, writes=True),
     Mutation("prepared-inside-last-write", 2000, worker=writes.IsPreparedInsideTheLastWrite, writes=True),
     Mutation("replacement-is-prepared", 20000, worker=writes.CountsAReplacementAsPrepared, writes=True),

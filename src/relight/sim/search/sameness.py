@@ -49,7 +49,7 @@ _UNREAD_FIELDS = frozenset(
 LEFT_OUT = {
     "Controller": {
         **dict.fromkeys(("settings", "until", "shards", "coverage"), "the same throughout a search"),
-        **dict.fromkeys(("buddy_every", "checkpoint_every", "_fallback", "_history"), "of rungs below replicas"),
+        **dict.fromkeys(("buddy_every", "checkpoint_every", "_fallback", "_history"), "of fallback tiers"),
         **dict.fromkeys(("ended", "job_stats", "_tracebacks", "_recovery_step", "began_at"), "an account for people"),
         **dict.fromkeys(("_attempts", "_failures_at_step", "_identical", "_startup_restarts"), "far below its limit"),
         "_standby_errors": "far below its limit",
@@ -75,7 +75,7 @@ LEFT_OUT = {
     "Worker": {
         **dict.fromkeys(("name", "world", "ticket"), "names do not matter"),
         **dict.fromkeys(("resume_on_thaw", "waits_on"), "of thawing and patience, which do not occur"),
-        "lower": "rungs below replicas, which do not occur",
+        "lower": "fallback tiers, which do not occur",
         "agreed": "of corrupted memory, which does not occur",
         **dict.fromkeys(("next_private", "content", "last_report"), "follows from the rest where it is read"),
     },

@@ -83,7 +83,7 @@ class World:
     several_hosts = False
     derivable = False  # a rank's private state follows from its number and the step
     parts = 1  # that the state is divided into
-    buddy_every = checkpoint_every = 0  # steps; 0: there are no such rungs
+    buddy_every = checkpoint_every = 0  # steps; 0: there are no such tiers
     verify_every = 0  # steps from one comparison of the ranks' states to the next; 0: they are not compared
 
     def __init__(

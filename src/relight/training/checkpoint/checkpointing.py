@@ -1,4 +1,4 @@
-"""Checkpoints of a training job: the last rung, for when no replica lives, or the job ends and is started again.
+"""Checkpoints of a training job: the last tier, for when no replica lives, or the job ends and is started again.
 
 A finished version is never undone while a replica lives, so each rank may write its own of one as soon as it has
 committed it, without asking anybody; it fits together because it is of the same version. Tensors are copied between two
@@ -349,7 +349,7 @@ class Checkpointing:
         """What only this rank has, of the checkpoint that it went back to. Raises CheckpointError."""
         self._reader.take_private(self._root, version)
 
-    def fall(self, version: int, distrust: int = -1) -> None:
+    def discard_after(self, version: int, distrust: int = -1) -> None:
         """Newer versions are undone: those of which a checkpoint was begun come again.
 
         Checkpoints of `distrust` and later ones may hold corrupted state; none of them may be read again. -1: all are

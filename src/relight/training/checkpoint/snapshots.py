@@ -315,7 +315,7 @@ class Snapshots:
         found = (slot for slot in slots if slot.complete and (slot.rank, slot.version) == (rank, version))
         return next(found, None)
 
-    def fall(self, version: int) -> None:
+    def discard_after(self, version: int) -> None:
         """Newer versions are undone: no snapshot of them may ever be used, nor one that is being digested just now."""
         if self._thread is not None:
             self._thread.join()  # its generation is closed

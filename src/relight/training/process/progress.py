@@ -21,7 +21,7 @@ class Progress:
     started: int = -1  # newest step that was started
     attempt: int = 0  # how often the step after `version` was started before
     begun_before: int = 0  # steps below this one were started before, if a recovery went back over them
-    history: int = 0  # the generation that last undid versions, going back to a lower rung
+    history: int = 0  # the generation that last undid versions, going back to a fallback tier
     began: int = -1  # the version with which this generation began to train
     agreed: int = -1  # the newest version of which it is known that all replicas held the same bits
     passed: bool = False  # the barrier of the step under way was passed

@@ -70,7 +70,7 @@ class Lending:
             self._condition.wait_for(lambda: not self._lent, self._stall_timeout_seconds)
             self._withdraw(f"it kept the training waiting for {self._stall_timeout_seconds:g} s")
 
-    def fall(self) -> None:
+    def withdraw(self) -> None:
         """The version is undone."""
         with self._condition:
             self._withdraw("a recovery went back behind this version")

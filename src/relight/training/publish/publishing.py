@@ -166,12 +166,12 @@ class Publishing:
         if handle is not None and not handle.wait_until_read(patience):
             handle.cancel(f"it kept the training waiting for {patience:g} s (stall_timeout_seconds)")
 
-    def fall(self) -> None:
+    def withdraw(self) -> None:
         """Versions are undone, the one that is on its way perhaps among them: it is given up."""
         if self._handle is not None:
             self._handle.cancel("a recovery went back behind this version")
         if self._lending is not None:
-            self._lending.fall()
+            self._lending.withdraw()
 
     def finish(self) -> None:
         """All ranks hold the final version: every engine gets it before the job ends."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from relight.core.commands import Restore, Resume, Rung, Save
+from relight.core.commands import FallbackTier, Restore, Resume, Save
 from relight.core.events import Restored, RestoreProgress, Saved
 from relight.core.fault import Point
 from relight.core.position import Phase
@@ -186,7 +186,7 @@ class Recovery:
         started_ns = time.monotonic_ns()
         copied_bytes, known = 0, Digests()
         is_target = runtime.rank in restore.targets
-        if restore.rung is not Rung.REPLICA:
+        if restore.tier is not FallbackTier.REPLICA:
             copied_bytes = self._go_down(restore)
         elif is_target:
             copied_bytes, known = self._copy(restore)
@@ -273,7 +273,7 @@ class Recovery:
 
     # --- below replicas -------------------------------------------------------------------------------------------
     def _go_down(self, restore: Restore) -> int:
-        """Back to a version that a lower rung holds; whatever this rank has now is worth nothing. Returns bytes copied.
+        """Go back to a version that a fallback tier holds; this rank's own state is worthless. Returns bytes copied.
 
         From here until it is done this rank is blank: should the recovery begin again, it must not be a source of what
         it holds. The snapshot itself is only read.
@@ -281,13 +281,13 @@ class Recovery:
         runtime, state = self._runtime, self._state
         is_there = not (self._blank or runtime.torn) and self._progress.version == restore.target
         self._blank = True
-        self._snapshots.fall(restore.target)
-        self._tiers.checkpointing.fall(restore.target, restore.distrust)
-        self._tiers.publishing.fall()
+        self._snapshots.discard_after(restore.target)
+        self._tiers.checkpointing.discard_after(restore.target, restore.distrust)
+        self._tiers.publishing.withdraw()
         runtime.page.put("torn", 1)
         runtime.page.set_private_versions((-1, -1))  # of versions that are undone
         copied_bytes = 0
-        if restore.rung is Rung.CHECKPOINT:
+        if restore.tier is FallbackTier.CHECKPOINT:
             return self._read_checkpoint(restore)
         is_target = runtime.rank in restore.targets
         slot = None if is_target else self._snapshots.own(restore.target)

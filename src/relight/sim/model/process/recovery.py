@@ -1,7 +1,7 @@
 """training/worker/recovery.py: what a process does with the orders of a recovery."""
 
 from relight.core import events as ev
-from relight.core.commands import Restore, Resume, Rung, Save
+from relight.core.commands import FallbackTier, Restore, Resume, Save
 from relight.sim.model.contents import Violation, derived_private, part_key
 from relight.sim.model.fallback_tiers import Saved
 from relight.sim.model.network import Copying
@@ -47,7 +47,7 @@ class Recovery(Steps):
         if self.lower is not None:
             self.lower.history = restore.history
         self._begin_forming(restore.generation)
-        if restore.rung is not Rung.REPLICA:
+        if restore.tier is not FallbackTier.REPLICA:
             self._go_down(restore)
         elif self.rank in restore.targets:
             self._copy(restore)
@@ -86,11 +86,11 @@ class Recovery(Steps):
         is_there = not (self.blank or self.page.torn) and self.state.version == restore.target
         is_target = self.rank in restore.targets
         self.blank = self.page.torn = True
-        lower.fall(restore.target)
+        lower.discard_after(restore.target)
         self.staged = -1
         self.page.words = [-1, -1]
         saved = None
-        if restore.rung is Rung.CHECKPOINT:
+        if restore.tier is FallbackTier.CHECKPOINT:
             pieces = lower.disk.complete[restore.target]
             self.world.reads(self, pieces)
             saved = None if is_target else pieces[self.rank]
@@ -104,12 +104,12 @@ class Recovery(Steps):
                 return
         if saved is not None:
             self._take_back(restore, saved)
-            if restore.rung is Rung.CHECKPOINT:
+            if restore.tier is FallbackTier.CHECKPOINT:
                 self.offer = (restore.generation, self.state)
                 self.world.offered(self)
             self._go_to("ROLLBACK")
             return
-        if restore.rung is Rung.CHECKPOINT:
+        if restore.tier is FallbackTier.CHECKPOINT:
             self._copy(restore)
             return
         own = [source for source in restore.sources if source.of == self.rank]
@@ -124,7 +124,7 @@ class Recovery(Steps):
 
     def _take_back(self, restore: Restore, saved: Saved) -> None:
         """Recovery._stand_at."""
-        if restore.rung is Rung.BUDDY:
+        if restore.tier is FallbackTier.BUDDY:
             self.world.keeps(self, [saved])
         target = restore.target
         private = saved.private
@@ -178,7 +178,7 @@ class Recovery(Steps):
             self._take_back(self.restore, self.copying.saved)
             self._go_to("ROLLBACK")
             return
-        if self.lower is not None and self.restore.rung is Rung.CHECKPOINT:
+        if self.lower is not None and self.restore.tier is FallbackTier.CHECKPOINT:
             piece = self.lower.disk.complete[target][self.rank]
             self._take_back(self.restore, piece._replace(state=self.copying.state))
             self._go_to("ROLLBACK")

@@ -260,7 +260,7 @@ class Writes(Runtime):
 
     # --- publishing (training/publish/publishing.py) ------------------------------------------------------------
     def _publish(self) -> None:
-        # After a fall engines may have newer versions: they keep them.
+        # After a fallback engines may have newer versions: they keep them.
         is_new = self.lower is None or self.world.shown() <= self.state.version
         if self.rank == 0 and not self.is_standby and self.staged != self.state.version and is_new:
             self._stage(self.state)

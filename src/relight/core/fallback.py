@@ -1,8 +1,8 @@
-"""The rungs below replicas: what to go back to when some part of the state has no intact holder. Pure.
+"""The fallback tiers: what to go back to when some part of the state has no intact holder. Pure.
 
     replica on another device  ->  buddy memory  ->  checkpoint on disk  ->  the end of the job
 
-The highest rung that holds *every* part at one version is taken, and all ranks go back to that version: the only
+The highest tier that holds *every* part at one version is taken, and all ranks go back to that version: the only
 exception to the rule that no finished version is undone (I7). Everything follows from what the ranks report once they
 stand still; nothing that was said before a failure counts.
 """
@@ -11,16 +11,16 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from relight.core.commands import Rung
+from relight.core.commands import FallbackTier
 from relight.core.decision import Halt, decide, derived_ranks
 from relight.core.events import Stopped
 from relight.core.shards import Shards, require_every_part
 
 
-class Fall(msgspec.Struct, frozen=True, kw_only=True):
+class FallbackPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks go back to `target`."""
 
-    rung: Rung
+    tier: FallbackTier
     target: int
     reason: str
     places: tuple[tuple[int, int], ...]  # by rank: whose memory it comes from, and whose snapshot that is
@@ -32,34 +32,34 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted({self.places[rank][0] for rank in self.targets}))
 
 
-def descend(
+def plan_fallback(
     reason: str,
     reports: Sequence[Stopped],
     shards: Shards,
     at_most: int | None = None,
     trusted: int | None = None,
-) -> Fall | None:
-    """The highest rung below replicas that holds every part of the state at one version; None: there is none.
+) -> FallbackPlan | None:
+    """Return the highest fallback tier that holds every part of the state at one version; None: there is none.
 
     Args:
         reason: what the replicas lack.
         reports: of all ranks, in rank order, blank ones included.
         at_most: a version that an unfinished recovery has gone back to already: snapshots of newer ones are undone. A
             checkpoint may be newer: it is whole, and nothing is mixed with it.
-        trusted: the newest version that may be gone back to on any rung.
+        trusted: the newest version that may be gone back to on any tier.
     """
     found = newest_snapshots(reports, shards, min((v for v in (at_most, trusted) if v is not None), default=None))
     if found is not None:
         version, places = found
         targets = tuple(rank for rank, place in enumerate(places) if place != (rank, rank))
-        return Fall(rung=Rung.BUDDY, target=version, reason=reason, places=places, targets=targets)
+        return FallbackPlan(tier=FallbackTier.BUDDY, target=version, reason=reason, places=places, targets=targets)
     version = _newest_checkpoint(reports, trusted)
     if version < 0:
         return None
     readers = {key: ranks[0] for key, ranks in shards.groups().items()} if shards.divided else {"": reports[0].rank}
     places = tuple((readers[shards.key(report.rank)], -1) for report in reports)
     targets = tuple(rank for rank, (reader, _) in enumerate(places) if reader != rank)
-    return Fall(rung=Rung.CHECKPOINT, target=version, reason=reason, places=places, targets=targets)
+    return FallbackPlan(tier=FallbackTier.CHECKPOINT, target=version, reason=reason, places=places, targets=targets)
 
 
 def newest_to_trust(reports: Sequence[Stopped], differed_at: int) -> int | None:

@@ -22,8 +22,8 @@ def divided(steps: int, *arguments: str, layout: str = "fsdp") -> Training:
     )
 
 
-def check_came_back(outcome: Outcome, reference: Outcome, rungs: tuple[str, ...]) -> None:
-    """It ended as the reference did; each recovery came from the rung it should, and says what was undone."""
+def check_came_back(outcome: Outcome, reference: Outcome, tiers: tuple[str, ...]) -> None:
+    """It ended as the reference did; each recovery came from the tier it should, and says what was undone."""
     report = outcome.report
     assert (outcome.status, report.error) == (0, ""), outcome.describe()
     assert report.final_state_digest == reference.report.final_state_digest, outcome.describe()
@@ -31,9 +31,9 @@ def check_came_back(outcome: Outcome, reference: Outcome, rungs: tuple[str, ...]
     assert outcome.finals == reference.finals, outcome.describe()
     assert not check_protocol(outcome), f"{check_protocol(outcome)}\n{outcome.describe()}"
     assert not traceback_of(outcome), outcome.describe()
-    assert tuple(recovery.rung for recovery in report.recoveries) == rungs, outcome.describe()
+    assert tuple(recovery.tier for recovery in report.recoveries) == tiers, outcome.describe()
     for recovery in report.recoveries:
-        if recovery.rung == "buddy memory":
+        if recovery.tier == "buddy memory":
             # A snapshot is on its way for a few steps; if it has not arrived, the one before counts.
             assert recovery.steps_undone <= 2 * EVERY, outcome.describe()
             assert f"back to version {recovery.target_version} from version" in outcome.stderr, outcome.describe()

@@ -1,4 +1,4 @@
-"""The rungs below replicas: who keeps whose snapshots, and what is gone back to, over everything ranks can report."""
+"""The fallback tiers: who keeps whose snapshots, and what is gone back to, over everything ranks can report."""
 
 import msgspec
 import pytest
@@ -6,10 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.core.buddies import choose_buddies
-from relight.core.commands import Notice, Restore, Resume, Rung, Stop
+from relight.core.commands import FallbackTier, Notice, Restore, Resume, Stop
 from relight.core.controller import Stage
 from relight.core.events import Snapshot, StateDiffers, Stopped
-from relight.core.ladder import Fall, descend, has_gone_back, newest_snapshots, newest_to_trust, worth_keeping
+from relight.core.fallback import (
+    FallbackPlan,
+    has_gone_back,
+    newest_snapshots,
+    newest_to_trust,
+    plan_fallback,
+    worth_keeping,
+)
 from relight.core.shards import Shards
 from tests.core.test_controller import Desk, one
 
@@ -104,10 +111,10 @@ def snapshots_of_all(version: int, lost: int = -1) -> list[Stopped]:
 
 
 def test_one_rank_lost_comes_back_from_its_buddy() -> None:
-    fall = descend("rank 2 is lost", snapshots_of_all(10, lost=2), Shards(FSDP))
-    assert fall is not None
-    assert (fall.rung, fall.target, fall.targets, fall.sources) == (Rung.BUDDY, 10, (2,), (3,))
-    assert fall.places == ((0, 0), (1, 1), (3, 2), (3, 3))
+    plan = plan_fallback("rank 2 is lost", snapshots_of_all(10, lost=2), Shards(FSDP))
+    assert plan is not None
+    assert (plan.tier, plan.target, plan.targets, plan.sources) == (FallbackTier.BUDDY, 10, (2,), (3,))
+    assert plan.places == ((0, 0), (1, 1), (3, 2), (3, 3))
 
 
 def test_the_newest_version_of_which_all_is_there() -> None:
@@ -117,44 +124,44 @@ def test_the_newest_version_of_which_all_is_there() -> None:
         for r in reports  # nobody has fetched that of rank 2
         if r.rank != 2
     ]
-    fall = descend("", [*newer[:2], reports[2], newer[2]], Shards(FSDP))
-    assert fall is not None
-    assert fall.target == 10
+    plan = plan_fallback("", [*newer[:2], reports[2], newer[2]], Shards(FSDP))
+    assert plan is not None
+    assert plan.target == 10
 
 
 def test_a_buddy_that_dies_with_its_ward_leaves_the_checkpoint_on_disk() -> None:
     reports = snapshots_of_all(10, lost=2)
     reports[3] = report(3, blank=True)
-    assert descend("", reports, Shards(FSDP)) is None
+    assert plan_fallback("", reports, Shards(FSDP)) is None
     seen = [msgspec.structs.replace(r, checkpoints=(12, 8) if r.rank else (8, 4)) for r in reports]
-    fall = descend("", seen, Shards(FSDP))
-    assert fall is not None
-    assert (fall.rung, fall.target, fall.targets) == (Rung.CHECKPOINT, 8, ())  # each reads its own part
+    plan = plan_fallback("", seen, Shards(FSDP))
+    assert plan is not None
+    assert (plan.tier, plan.target, plan.targets) == (FallbackTier.CHECKPOINT, 8, ())  # each reads its own part
 
 
 def test_of_a_checkpoint_each_part_is_read_once() -> None:
-    fall = descend("", [report(rank, checkpoints=(8,)) for rank in range(4)], Shards(HSDP))
-    assert fall is not None
-    assert (fall.targets, fall.sources) == ((2, 3), (0, 1))
+    plan = plan_fallback("", [report(rank, checkpoints=(8,)) for rank in range(4)], Shards(HSDP))
+    assert plan is not None
+    assert (plan.targets, plan.sources) == ((2, 3), (0, 1))
 
 
 def test_buddy_memory_comes_before_a_newer_checkpoint() -> None:
     reports = [msgspec.structs.replace(r, checkpoints=(12,)) for r in snapshots_of_all(10, lost=2)]
-    fall = descend("", reports, Shards(FSDP))
-    assert fall is not None
-    assert (fall.rung, fall.target) == (Rung.BUDDY, 10)
+    plan = plan_fallback("", reports, Shards(FSDP))
+    assert plan is not None
+    assert (plan.tier, plan.target) == (FallbackTier.BUDDY, 10)
 
 
 def test_the_snapshot_of_another_holder_of_the_part_will_do_if_nothing_else_belongs_to_a_rank() -> None:
     """Ranks 0 and 2 hold the same part; both are lost, and so is one of their buddies."""
     reports = [report(0, blank=True), report(1, (1, 10), (0, 10)), report(2, blank=True), report(3, (3, 10), (2, 10))]
-    both = descend("", reports, Shards(HSDP))
+    both = plan_fallback("", reports, Shards(HSDP))
     assert both is not None
     assert both.places == ((1, 0), (1, 1), (3, 2), (3, 3))
     reports[3] = report(3, (3, 10))
-    assert descend("", reports, Shards(HSDP)) is None
+    assert plan_fallback("", reports, Shards(HSDP)) is None
     derivable = [msgspec.structs.replace(r, derivable=True) for r in reports]
-    one_copy = descend("", derivable, Shards(HSDP))
+    one_copy = plan_fallback("", derivable, Shards(HSDP))
     assert one_copy is not None
     assert one_copy.places == ((1, 0), (1, 1), (1, 0), (3, 3))
 
@@ -166,9 +173,9 @@ def test_who_has_gone_back_already_serves_no_snapshot() -> None:
     lost = report(2, blank=True, checkpoints=(8,))  # rank 2 holds the same part as rank 0
     reports = [stands, others[0], lost, others[1]]
     reports = [msgspec.structs.replace(r, derivable=True) for r in reports]
-    fall = descend("", reports, Shards(HSDP), at_most=8)
-    assert fall is not None
-    assert (fall.rung, fall.target) == (Rung.CHECKPOINT, 8)
+    plan = plan_fallback("", reports, Shards(HSDP), at_most=8)
+    assert plan is not None
+    assert (plan.tier, plan.target) == (FallbackTier.CHECKPOINT, 8)
     assert has_gone_back(reports, 8)  # so that replicas can help again, and nobody need go down
 
 
@@ -182,21 +189,21 @@ def test_who_holds_something_else_has_not_gone_back() -> None:
 def test_a_checkpoint_may_be_newer_than_what_was_gone_back_to() -> None:
     """Found by the simulator: buddy memory was lost in the middle of going back to it, and the job ended."""
     reports = [report(rank, version=5, blank=rank == 2, checkpoints=(12,)) for rank in range(4)]
-    fall = descend("", reports, Shards(FSDP), at_most=5)
-    assert fall is not None
-    assert (fall.rung, fall.target) == (Rung.CHECKPOINT, 12)
+    plan = plan_fallback("", reports, Shards(FSDP), at_most=5)
+    assert plan is not None
+    assert (plan.tier, plan.target) == (FallbackTier.CHECKPOINT, 12)
 
 
 def test_what_is_undone_is_not_gone_forward_to() -> None:
     """A recovery that went back to 5 began again: some stand there already, newer snapshots are worthless."""
     reports = snapshots_of_all(10)
     reports = [msgspec.structs.replace(r, snapshots=(*r.snapshots, Snapshot(rank=r.rank, version=5))) for r in reports]
-    assert descend("", reports, Shards(FSDP), at_most=4) is None
-    fall = descend("", reports, Shards(FSDP), at_most=5)
-    assert fall is not None
-    assert fall.target == 5
+    assert plan_fallback("", reports, Shards(FSDP), at_most=4) is None
+    plan = plan_fallback("", reports, Shards(FSDP), at_most=5)
+    assert plan is not None
+    assert plan.target == 5
     reports[2] = report(2, version=5)  # restored before the recovery began again; it has no snapshot of its own
-    again = descend("", reports, Shards(FSDP), at_most=5)
+    again = plan_fallback("", reports, Shards(FSDP), at_most=5)
     assert again is not None
     assert again.places[2] == (2, 2)
 
@@ -220,28 +227,28 @@ def jobs(draw: st.DrawFn) -> tuple[list[Stopped], Shards]:
 @settings(max_examples=200)
 def test_whatever_is_reported(job: tuple[list[Stopped], Shards]) -> None:
     reports, shards = job
-    fall = descend("why", reports, shards)
+    plan = plan_fallback("why", reports, shards)
     found = newest_snapshots(reports, shards)
-    assert (found is not None) == (fall is not None and fall.rung is Rung.BUDDY)
-    if fall is None or fall.rung is Rung.CHECKPOINT:
-        check_no_higher_rung(fall, reports, shards)
+    assert (found is not None) == (plan is not None and plan.tier is FallbackTier.BUDDY)
+    if plan is None or plan.tier is FallbackTier.CHECKPOINT:
+        check_no_higher_tier(plan, reports, shards)
         return
-    assert {rank for rank, place in enumerate(fall.places) if place != (rank, rank)} == set(fall.targets)
-    for rank, (holder, of) in enumerate(fall.places):
-        assert Snapshot(rank=of, version=fall.target) in reports[holder].snapshots
+    assert {rank for rank, place in enumerate(plan.places) if place != (rank, rank)} == set(plan.targets)
+    for rank, (holder, of) in enumerate(plan.places):
+        assert Snapshot(rank=of, version=plan.target) in reports[holder].snapshots
         assert shards.key(of) == shards.key(rank)
         assert of == rank or all(r.derivable for r in reports if not r.blank)
 
 
-def check_no_higher_rung(fall: Fall | None, reports: list[Stopped], shards: Shards) -> None:
+def check_no_higher_tier(plan: FallbackPlan | None, reports: list[Stopped], shards: Shards) -> None:
     """No version has a snapshot of every rank; and no newer checkpoint is seen by all."""
     held = [snapshot for r in reports for snapshot in r.snapshots]
     for version in (0, 5, 10):
         assert {s.rank for s in held if s.version == version} != set(range(4))
     seen = set.intersection(*(set(r.checkpoints) for r in reports))
-    assert max(seen, default=-1) == (-1 if fall is None else fall.target)
-    if fall is not None:
-        assert all(shards.key(reader) == shards.key(rank) for rank, (reader, _) in enumerate(fall.places))
+    assert max(seen, default=-1) == (-1 if plan is None else plan.target)
+    if plan is not None:
+        assert all(shards.key(reader) == shards.key(rank) for rank, (reader, _) in enumerate(plan.places))
 
 
 # --- the controller -----------------------------------------------------------------------------------------------
@@ -271,7 +278,7 @@ def test_a_lost_part_comes_from_buddy_memory() -> None:
     assert desk.controller.stage is Stage.STOPPING
     desk.report(snapshots_of_all(10, lost=2))
     restore = one(desk.said, Restore)
-    assert (restore.rung, restore.target, restore.undone, restore.keep) == (Rung.BUDDY, 10, 3, 10)
+    assert (restore.tier, restore.target, restore.undone, restore.keep) == (FallbackTier.BUDDY, 10, 3, 10)
     assert [(source.rank, source.of) for source in restore.sources] == [(3, 2)]
     assert restore.targets == (2,)
     assert "part shard 3/4 of the state, held by rank 2 only" in restore.why
@@ -279,7 +286,7 @@ def test_a_lost_part_comes_from_buddy_memory() -> None:
     desk.go_back(10)
     assert sorted(one(desk.said, Resume).buddies) == [0, 1, 2, 3]
     (recovery,) = desk.controller.report().recoveries
-    assert (recovery.rung, recovery.steps_undone) == ("buddy memory", 3)
+    assert (recovery.tier, recovery.steps_undone) == ("buddy memory", 3)
 
 
 def test_a_second_failure_while_all_go_back() -> None:
@@ -296,7 +303,7 @@ def test_a_second_failure_while_all_go_back() -> None:
     reports[3] = report(3, (3, 10), (2, 10), blank=True)  # it was in the middle of going back
     desk.report(reports)
     restore = one(desk.said, Restore)
-    assert (restore.rung, restore.target, restore.undone, restore.targets) == (Rung.BUDDY, 10, 3, (0,))
+    assert (restore.tier, restore.target, restore.undone, restore.targets) == (FallbackTier.BUDDY, 10, 3, (0,))
     desk.go_back(10)
     assert desk.controller.stage is Stage.TRAINING
     desk.exits("w1", step=10)  # from then on it is a recovery like any other
@@ -325,7 +332,7 @@ def test_replicas_come_first_and_no_snapshot_is_overwritten_meanwhile() -> None:
         snapshots = () if rank == 2 else snapshots_of_all(10)[rank].snapshots
         desk.stands(process, NOW, snapshots=snapshots)
     restore = one(desk.said, Restore)
-    assert (restore.rung, restore.target, restore.keep) == (Rung.REPLICA, NOW, 10)
+    assert (restore.tier, restore.target, restore.keep) == (FallbackTier.REPLICA, NOW, 10)
     assert [(source.rank, source.of) for source in restore.sources] == [(0, -1)]
 
 
@@ -352,12 +359,12 @@ def test_what_may_be_trusted(agreed: tuple[int, ...], differed_at: int, newest: 
     assert newest_to_trust(reports, differed_at) == newest
 
 
-def test_no_rung_goes_back_to_what_is_not_trusted() -> None:
+def test_no_tier_goes_back_to_what_is_not_trusted() -> None:
     reports = [msgspec.structs.replace(r, checkpoints=(12, 4)) for r in snapshots_of_all(10)]
-    fall = descend("", reports, Shards(FSDP), at_most=10, trusted=9)
-    assert fall is not None
-    assert (fall.rung, fall.target) == (Rung.CHECKPOINT, 4)
-    assert descend("", reports, Shards(FSDP), trusted=3) is None
+    plan = plan_fallback("", reports, Shards(FSDP), at_most=10, trusted=9)
+    assert plan is not None
+    assert (plan.tier, plan.target) == (FallbackTier.CHECKPOINT, 4)
+    assert plan_fallback("", reports, Shards(FSDP), trusted=3) is None
 
 
 def differing(**entered: int) -> Desk:
@@ -370,7 +377,7 @@ def differing(**entered: int) -> Desk:
     return desk
 
 
-def test_without_a_lower_rung_it_ends() -> None:
+def test_without_a_fallback_tier_it_ends() -> None:
     assert "no majority tells which is right" in differing().end().error
 
 
@@ -379,7 +386,7 @@ def test_all_go_back_to_a_checkpoint_of_a_version_that_agreed() -> None:
     assert desk.controller.stage is Stage.STOPPING
     desk.stands("w0", 8, checkpoints=(8, 6, 4, 2), agreed=4)
     restore = one(desk.stands("w1", 8, checkpoints=(8, 6, 4, 2), agreed=4), Restore)
-    assert (restore.rung, restore.target, restore.distrust) == (Rung.CHECKPOINT, 4, 8)
+    assert (restore.tier, restore.target, restore.distrust) == (FallbackTier.CHECKPOINT, 4, 8)
     assert "rank 0; rank 1, and no majority" in restore.why
     desk.restores("w0", 4)
     assert one(desk.restores("w1", 4), Resume)
