@@ -34,7 +34,7 @@ def test_a_job_that_nobody_runs_any_more_is_not_waited_for(relight: Relight, tmp
     os.utime(tmp_path / "run" / "journal.jsonl", (then, then))
     result = relight("events", "--follow", "run")
     assert result.status == 4
-    assert "nobody runs this job any more" in result.errors
+    assert "no controller runs this job" in result.errors
     assert "training_started" in result.output
 
 

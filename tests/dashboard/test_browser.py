@@ -168,7 +168,7 @@ def test_what_a_hung_rank_was_doing(made: MadeUpJob, tmp_path: Path, serve: Serv
     browser.wait_for("!document.getElementById('evidence').open", "the window is closed")
     browser.run("document.querySelectorAll('#ranks .row.line')[0].click()")
     browser.run("document.getElementById('stack-ask').click()")
-    shows(browser, "stack-note", "nobody holds this rank now")  # a made-up job has no processes
+    shows(browser, "stack-note", "no process holds this rank now")  # a made-up job has no processes
     browser.run("document.getElementById('rank').close()")
     assert browser.run("return window.hit ?? null") is None
 

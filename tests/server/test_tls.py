@@ -167,7 +167,7 @@ def test_a_plain_peer(controller: ControllerProcess, files: TlsFiles) -> None:
 
 
 def test_a_plain_controller(start: Start, files: TlsFiles) -> None:
-    assert "it does not speak TLS, and this side was told to" in told(start(world_size=2), files)
+    assert "it does not use TLS, and this side does" in told(start(world_size=2), files)
 
 
 @pytest.mark.parametrize(

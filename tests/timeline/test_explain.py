@@ -112,8 +112,8 @@ def test_slow_storage_is_named_where_it_held_a_recovery_up() -> None:
     said = explain(job([failure()], [stages], storage_waits=waits))[1]
     assert "1.80 s of it passed until the journal was safe on the disk" in said
     assert "--run-dir on a local disk" in said
-    assert "stands still" not in said
-    assert "stands still" in explain(job([failure()], [stages], storage_waits=waits[1:]))[1]
+    assert "a rank pauses" not in said
+    assert "a rank pauses" in explain(job([failure()], [stages], storage_waits=waits[1:]))[1]
 
 
 def test_a_hang_whose_begin_nobody_knows_is_told_by_its_last_sign_of_progress() -> None:
@@ -145,7 +145,7 @@ def test_where_several_recoveries_lost_most() -> None:
     cold = [recovery(number, kind="fresh process", replace_seconds=4.0, total_seconds=4.2) for number in range(1, 4)]
     said = explain(job(failures, cold, time_lost_seconds=12.6))[-1]
     assert said == (
-        "Over all 3 recoveries most of the time, 12.0 s of 12.6 s, went into finding somebody for the lost rank."
+        "Over all 3 recoveries most of the time, 12.0 s of 12.6 s, went into finding a process for the lost rank."
     )
     again = [
         msgspec.structs.replace(recovery(number, total_seconds=0.1, redo_seconds=9.0), steps_repeated=1)

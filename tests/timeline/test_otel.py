@@ -113,7 +113,7 @@ def test_a_collector_that_refuses_them_is_told_in_one_line(caplog: pytest.LogCap
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        with pytest.raises(UsageError, match="nobody took the spans"):
+        with pytest.raises(UsageError, match="the spans were not accepted"):
             send(hung()[0], f"http://127.0.0.1:{server.server_port}")
     finally:
         server.shutdown()

@@ -29,7 +29,7 @@ def test_a_job_is_drawn_from_its_files(tmp_path: Path, console: Console) -> None
     shown = text(console)
     assert "Recovery 1 of 1, 70.0 ms: rank 1 (w1): killed in FORWARD of step 7" in shown
     assert "⚡1" in shown
-    assert "nobody at this rank" in shown
+    assert "no process at this rank" in shown
 
 
 def test_a_report_is_printed_from_its_file(tmp_path: Path, console: Console) -> None:

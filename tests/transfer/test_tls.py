@@ -80,8 +80,8 @@ def test_a_source_at_another_address(tmp_path: Path, tls: Tls, authority: Author
 
 
 def test_only_one_of_the_two_speaks_tls(tmp_path: Path, tls: Tls) -> None:
-    assert "it does not speak TLS, and this side was told to" in refusal(serve(tmp_path, None), tls)
-    assert "it speaks TLS, and this side was told of no certificates" in refusal(serve(tmp_path, tls), None)
+    assert "it does not use TLS, and this side does" in refusal(serve(tmp_path, None), tls)
+    assert "it uses TLS, and this side has no certificates" in refusal(serve(tmp_path, tls), None)
 
 
 # --- both ways at once --------------------------------------------------------------------------------------------

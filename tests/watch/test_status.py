@@ -62,7 +62,7 @@ def test_a_job_that_waits_says_for_whom(tmp_path: Path) -> None:
     made.die(1)
     status = look(tmp_path)
     assert status.stage == "stopping"
-    assert status.waiting.startswith("waiting for ranks 0, 1, 2, 3 to stand still, for ")
+    assert status.waiting.startswith("waiting for ranks 0, 1, 2, 3 to pause, for ")
     assert status.ranks[1].phase != "DEAD"  # a standby holds it
     assert "last failure" in shown(status)
     made.recover()

@@ -59,7 +59,7 @@ class ControllerConnection:
         """Find out who is there, and whether both sides want TLS."""
         connection = self._writer.get_extra_info("socket")
         if connection.getsockname() == connection.getpeername():
-            raise OSError("nobody listens there")  # on a free port above 32768, TCP may connect to itself
+            raise OSError("no process listens there")  # on a free port above 32768, TCP may connect to itself
         notice_silence(connection)
         if tls is None:
             return
@@ -79,7 +79,7 @@ class ControllerConnection:
         self.send(encode_frame(msgspec.structs.replace(hello, nonce=nonce, mac=mac)))
         welcome: Welcome = await self._expect(Welcome)
         if not hmac.compare_digest(welcome.mac, welcome_mac(token, nonce, welcome.job)):
-            raise ProtocolError("whoever listens there does not know this job's token: it is not our controller")
+            raise ProtocolError("the process there does not know this job's token: it is not this job's controller")
         return welcome
 
     def send(self, frame: bytes) -> None:
@@ -125,7 +125,7 @@ class ControllerConnection:
             case None if self._writer.get_extra_info("sslcontext") is not None and expected is Challenge:
                 raise ProtocolError(f"the controller hung up: {BROKEN_OFF}")
             case None:  # it may be dying, or not be there yet behind something that is
-                raise ConnectionResetError(f"whoever listens there hung up before {expected.__name__}")
+                raise ConnectionResetError(f"the process that listens there hung up before {expected.__name__}")
         raise ProtocolError(f"the controller said {type(message).__name__} instead of {expected.__name__}")
 
 

@@ -16,7 +16,7 @@ from relight.errors import UsageError
 STANDBY_POINTS = frozenset({Point.WARMUP, Point.IDLE})
 
 ACTION_WORDS = {
-    Action.KILL: "SIGKILL: gone without a word",
+    Action.KILL: "SIGKILL: gone without a message",
     Action.SEGFAULT: "SIGSEGV, as from a bad native extension",
     Action.FREEZE: "SIGSTOP: alive, but stopped",
     Action.RAISE: "an exception in the script (written `raise in rank 2 ...`)",

@@ -33,7 +33,7 @@ def to_decide(members: Members, stopped: Collection[str], world_size: int, now: 
     if not moving:
         return ""
     seconds = now - min(process.asked_at for _, process in moving)
-    return f"waiting for {_ranks([rank for rank, _ in moving])} to stand still, for {seconds:.1f} s"
+    return f"waiting for {_ranks([rank for rank, _ in moving])} to pause, for {seconds:.1f} s"
 
 
 def for_next_attempt(members: Members, world_size: int, backoff: Backoff, limit: int | None, now: float) -> str:

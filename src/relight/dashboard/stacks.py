@@ -15,7 +15,7 @@ from relight.wire.stacks import MAIN_STACK
 async def ask_rank(rank: int, process: Process | None) -> dict[str, str]:
     """`text`, or `problem`: why there is none."""
     if process is None or not process.pid:
-        return {"process": "", "text": "", "problem": "nobody holds this rank now"}
+        return {"process": "", "text": "", "problem": "no process holds this rank now"}
     found = {"process": process.name, "text": "", "problem": ""}
     try:
         pidfd = os.pidfd_open(process.pid)

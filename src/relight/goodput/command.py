@@ -69,7 +69,7 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
         type=float,
         default=30.0,
         metavar="S",
-        help="that training stands still for one checkpoint; default 30",
+        help="pause of the training for one checkpoint; default 30",
     )
     add(
         "--restart-seconds",

@@ -157,7 +157,7 @@ class Launcher:
                 await self._await_children()
                 return
             if controller.status == SUPERSEDED:
-                self.screen.say("the job has another controller; this host goes on with that one", "warning")
+                self.screen.say("the job has another controller; this host continues with that one", "warning")
                 await self._observer.follow(self._find_remote)
                 await self._await_children()
                 return

@@ -39,7 +39,7 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
     """Add it; returns its parser by name."""
     prove = choices.add_parser(
         "prove",
-        help="whether a script keeps its bits through failures, before a long run",
+        help="test whether a script keeps its bits through failures",
         usage="relight prove [flags] SCRIPT [the script's own arguments]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -89,7 +89,7 @@ def _prove(arguments: argparse.Namespace) -> int:
     base = Path(settings.run_dir)
     if settings.world_size < 2:
         raise UsageError(
-            "a proof needs two ranks or more (--nproc-per-node): with one, there is nobody to recover from"
+            "a proof needs two ranks or more (--nproc-per-node): with one, there is no rank to recover from"
         )
     if (base / "undisturbed").exists():
         raise UsageError(f"--run-dir {base} holds an earlier proof; choose another")

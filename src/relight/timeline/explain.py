@@ -20,7 +20,7 @@ _REPEATED = 3  # failures of one rank that no longer look like chance
 _STAGES = {
     "detect": "noticing it",
     "stop": "stopping the healthy ranks",
-    "replace": "finding somebody for the lost rank",
+    "replace": "finding a process for the lost rank",
     "reform": "forming the new process group",
     "finish": "finishing the step that was all but done",
     "copy": "copying the state",
@@ -184,7 +184,7 @@ def _advice(
         )
     if stage == "stop":
         return (
-            "a rank stands still once its optimizer step is written and its running collective is broken off; long "
+            "a rank pauses once its optimizer step is written and its running collective is broken off; long "
             "work between two steps (evaluation, saving) delays that too"
         )
     if stage == "copy" and recovery.moved_bytes:

@@ -40,7 +40,7 @@ def export(report: JobReport, exporter: "SpanExporter", where: str) -> str:
     spans = make_spans(report)
     try:
         if exporter.export(spans) is not SpanExportResult.SUCCESS:
-            raise UsageError(f"--otlp {where}: nobody took the spans; does an OpenTelemetry collector listen there?")
+            raise UsageError(f"--otlp {where}: the spans were not accepted; does a collector listen there?")
     finally:
         exporter.shutdown()
     return f"Sent {len(spans)} spans to {where}, as trace {spans[0].context.trace_id:032x}."

@@ -35,7 +35,7 @@ NAMES = {
     Activity.PARKED: "standing still",
     Activity.STARTING: "starting",
     Activity.DONE: "done",
-    Activity.DEAD: "nobody",
+    Activity.DEAD: "no process",
 }
 _SHORT = {Activity.FORWARD: "F", Activity.BACKWARD: "B", Activity.OPTIMIZER: "O", Activity.PARKED: "p"}
 # What the controller has done, in words for every width.

@@ -37,8 +37,8 @@ _WORDS = {
     Activity.BARRIER: "barrier",
     Activity.OPTIMIZER: "optimizer",
     Activity.OUTSIDE: "between steps",
-    Activity.PARKED: "parked for a recovery",
-    Activity.DEAD: "nobody at this rank",
+    Activity.PARKED: "paused for a recovery",
+    Activity.DEAD: "no process at this rank",
     Activity.STARTING: "process starting",
     Activity.DONE: "done",
 }

@@ -1,4 +1,4 @@
-"""The commands that tell of a run by its files: `relight status`, `relight top`, `relight events`. No torch."""
+"""The commands that show a run from its files: `relight status`, `relight top`, `relight events`. No torch."""
 
 import argparse
 import os
@@ -10,15 +10,16 @@ import msgspec
 
 from relight.watch.run import EXIT_STATUS, State, find_run
 
-_STATES = "exit status: 0 finished, 1 failed, 3 running, 4 lost (nobody runs it any more), 2 wrong command line"
+_STATES = "exit status: 0 finished, 1 failed, 3 running, 4 lost (no controller runs it), 2 wrong command line"
 
 
 def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
     """Add them; returns their parsers by name."""
     status = choices.add_parser(
         "status",
-        help="how a job stands: running, finished, failed or lost",
-        description="How a job stands, by the files in its run directory: also from another host that sees them.",
+        help="show whether a job is running, finished, failed or lost",
+        description="Show the state of a job and its ranks, from the files in its run directory, on any host that "
+        "sees them.",
         epilog=_STATES,
         allow_abbrev=False,
     )
@@ -26,19 +27,20 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
     status.set_defaults(call=_status)
     top = choices.add_parser(
         "top",
-        help="the ranks of a job, live in the terminal",
-        description="What each rank does, live, by the files in the run directory; q leaves. Without a terminal: once.",
+        help="show the ranks of a job, live in the terminal",
+        description="Show what each rank does, live, from the files in its directory; q leaves. Without a terminal: "
+        "once.",
         allow_abbrev=False,
     )
     top.set_defaults(call=_top)
     events = choices.add_parser(
         "events",
-        help="what happens in a job, as JSON lines for programs",
-        description="What happened, one JSON object a line: failures, recoveries with their stages, processes, "
+        help="print the events of a job as JSON lines for programs",
+        description="Print what happened, one JSON object a line: failures, recoveries with their stages, processes, "
         "notices. Names and units are stable: docs/WATCHING.md.",
         allow_abbrev=False,
     )
-    events.add_argument("--follow", action="store_true", help="go on until the job has ended; also wait for its start")
+    events.add_argument("--follow", action="store_true", help="continue until the job ends; also wait for its start")
     events.add_argument("--schema", action="store_true", help="print the JSON schema of an event instead")
     events.set_defaults(call=_events)
     found = {"status": status, "top": top, "events": events}
@@ -110,6 +112,6 @@ def _events(arguments: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
         return 0
     if not is_whole:
-        print(f"relight: {run_dir}: nobody runs this job any more, and it has no end", file=sys.stderr)
+        print(f"relight: {run_dir}: no controller runs this job, and its journal has no end", file=sys.stderr)
         return EXIT_STATUS[State.LOST]
     return 0

@@ -152,4 +152,4 @@ def _report_so_far(run_dir: Path) -> tuple[JobReport, str]:
     )
     if job.ended is not None:
         return report, "is over, but left no report"
-    return report, "is still running" if is_running else "was killed: nobody runs it any more, and it has no end"
+    return report, "is still running" if is_running else "was killed: no controller runs it, and its journal has no end"

@@ -21,7 +21,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MIN_TOKEN_BYTES = 16
 _MAX_TOKEN_BYTES = 4096
 _TLS = {
-    "--tls-ca": "speak TLS, and only with hosts whose certificate this authority has signed",
+    "--tls-ca": "use TLS, and accept only hosts whose certificate this authority has signed",
     "--tls-cert": "this host's certificate; the gate's is for the name or address that relays are given",
     "--tls-key": "the key of --tls-cert",
 }
@@ -54,7 +54,7 @@ def add_commands(subcommands: "argparse._SubParsersAction[Any]") -> dict[str, ar
         subcommands,
         "relay",
         help="bring what is published on another host to the engines here",
-        description="Take part in what is published behind the gate at HOST:PORT, and publish it to the engines at "
+        description="Receive the weights that are published on the gate's host, and publish them to the engines at "
         "PLACE: over the network once, however many they are, through two buffers, without a copy of the weights.",
     )
     relay.add_argument("endpoint", metavar="HOST:PORT", help="where the gate on the publisher's host listens")
@@ -119,7 +119,7 @@ def _relay(arguments: argparse.Namespace) -> int:
         name=arguments.name,
         on_notice=_say,
     )
-    _say(f"bringing what is published behind {endpoint} to the engines at {arguments.place}; Ctrl-C ends it")
+    _say(f"bringing the weights published at {endpoint} to the engines at {arguments.place}; Ctrl-C ends it")
     try:
         return _until_interrupted(relay.run)
     except TransferError as error:

@@ -19,11 +19,9 @@ from relight.errors import ProtocolError, UsageError
 
 FLAGS = ("--tls-ca", "--tls-cert", "--tls-key")
 VARIABLES = ("RELIGHT_TLS_CA", "RELIGHT_TLS_CERT", "RELIGHT_TLS_KEY")
-NO_TLS_HERE = (
-    "it speaks TLS, and this side was told of no certificates: give --tls-ca, --tls-cert and --tls-key here too"
-)
+NO_TLS_HERE = "it uses TLS, and this side has no certificates: pass --tls-ca, --tls-cert and --tls-key here too"
 NO_TLS_THERE = (
-    "it does not speak TLS, and this side was told to: give --tls-ca, --tls-cert and --tls-key on all hosts, or on none"
+    "it does not use TLS, and this side does: pass --tls-ca, --tls-cert and --tls-key on all hosts, or on none"
 )
 BROKEN_OFF = (
     "the other side broke off the TLS handshake: it does not accept the certificate of this one, and says over there "

@@ -150,7 +150,7 @@ function showSummary(summary) {
 }
 
 // --- the page itself ------------------------------------------------------------------------------------------------
-for (const [kind, words] of [...LEGEND, ["DEAD", "nobody"], ["OLD", "parameters"], ["NEW", "updated"]]) {
+for (const [kind, words] of [...LEGEND, ["DEAD", "no process"], ["OLD", "parameters"], ["NEW", "updated"]]) {
   find("legend").append(make("li", {}, make("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), words));
 }
 const buttons = {

@@ -13,7 +13,7 @@ export const PHASES = [
 ];
 export const [STARTING, OUTSIDE, FORWARD, BACKWARD, BARRIER, OPTIMIZER, PARKED, STANDBY, DONE] = PHASES.keys();
 export const NOTHING = 255;
-export const WORDS = { DEAD: "nobody", ...Object.fromEntries(PHASES.map((phase) => [phase.name, phase.words])) };
+export const WORDS = { DEAD: "no process", ...Object.fromEntries(PHASES.map((phase) => [phase.name, phase.words])) };
 export const LEGEND = [FORWARD, BACKWARD, BARRIER, OPTIMIZER, OUTSIDE, PARKED].map((code) => [PHASES[code].name, PHASES[code].words]);
 
 export function readColours() {
