@@ -1,4 +1,4 @@
-"""Writes PROTOCOL.md: the text below, with tables that are read off the code. With --check, says whether it is current.
+"""Writes PROTOCOL.md: the text below, with tables generated from the code. With --check, says whether it is current.
 
     python docs/protocol_page.py [--check]
 
@@ -34,9 +34,11 @@ TEXT = """\
 <!-- Written by docs/protocol_page.py; change the text there, and run it. -->
 # The recovery protocol
 
-Terms are those of [GLOSSARY.md](GLOSSARY.md). The rule is `decide` in `src/relight/core/decision.py`; the
+After this page you can predict the decision of every recovery, and know the invariants on which bit-identity rests.
+
+Terms are those of the [glossary](GLOSSARY.md). The rule is `decide` in `src/relight/core/decision.py`; the
 [simulator](SIMULATOR.md) drives it, and the controller around it, through random schedules and through every order of
-events of small jobs. The tables of this page are read off the code.
+events of small jobs. The tables of this page are generated from the code.
 
 ## A step
 
@@ -45,10 +47,10 @@ events of small jobs. The tables of this page are read off the code.
    parameters at version i          |         |  i -> i+1                 parameters at version i+1
 ```
 
-A rank is **prepared(i)** when it can reach version i+1 without any other rank, and can also still go back to version i:
-every gradient of step i is reduced on it *and it knows so*, and its rank-private state for version i+1 is kept beside
-its page. Only then does it enter the BARRIER, an all-reduce of a few integers. Passing it proves that every rank is
-prepared. What is written after it is finished by each rank alone, and is never interrupted.
+A rank is **prepared(i)** when it can reach version i+1 without any other rank, and can also still go back to version
+i: every gradient of step i is reduced on it *and it knows so*, and its rank-private state for version i+1 is kept
+beside its page. Only then does it enter the BARRIER, an all-reduce of a few integers. Passing it proves that every
+rank is prepared. Each rank finishes the write after it alone, and is never interrupted there.
 
 ## Steps with several writes
 
@@ -60,19 +62,20 @@ them. It then has one of two forms, the same on all ranks. W is a write, C a col
    barrier at the end               ... C  W  C  W  | BARRIER | commit   nothing needs to be known
 ```
 
-- Before a write that comes *before* the barrier, a **pre-image** of what it changes is taken. Whoever goes back to
-  version i restores its pre-images, once the decision is there and before its state is served to anybody. They are
+- Before a write that comes *before* the barrier, a **pre-image** of what it changes is taken. A rank that goes back
+  to version i restores its pre-images, after the decision and before it serves its state to another rank. They are
   kept until the step is committed or undone, however often Stop comes in between, and dropped with the commit.
 - With the barrier **before the last write**, a prepared rank holds version i with the earlier writes of the step, and
-  the last gradient. Forward: it makes the last write. Back: it restores the pre-images. A step with one write has none.
+  the last gradient. Forward: it makes the last write. Back: it restores the pre-images. A step with one write has
+  none.
 - With the barrier **at the end**, a prepared rank holds all bits of version i+1, and the pre-images of version i.
-  Forward: it commits, and writes nothing again. Back: it restores them. The private state that it has kept is that
-  from the end of the step, so private state may change after the last write.
+  Forward: it commits, and writes nothing again. Back: it restores them. The private state that it has kept is that of
+  the end of the step, so private state may change after the last write.
 - Inside a write before the barrier a rank may be interrupted: it is not prepared, and the write is undone. It is not
   torn, so its phase is not OPTIMIZER there.
 - A replacement is blank, and later at the target version, but never prepared before it has done the step itself.
 
-Which form a step has is learnt, and agreed on in barriers. While nothing is known yet, and in the first step after a
+The form of a step is learnt, and agreed on in barriers. While nothing is known yet, and in the first step after a
 recovery, the barrier stands at the end; also until every optimizer that was handed over has made a step, since the
 first step of one (a discriminator that starts late) would be a surprise. The form changes no bit. Ranks must agree on
 it all the same: if more comes after the barrier than the last write, ranks of different form would bring different
@@ -80,30 +83,32 @@ collectives; and where states are compared before the barrier, they would compar
 
 ### A surprise
 
-Against what was learnt, a write, a collective or a change of private state comes after a barrier that stood before the
-last known write. What was written since the barrier has no pre-image, and the rest of the step needs the others:
+A write, a collective or a change of private state comes, contrary to what was learnt, after a barrier that stood
+before the last known write. Tensors written since the barrier have no pre-image, and the rest of the step needs the
+other ranks:
 
-1. Who is interrupted between the surprise and the commit is **torn**. A rank that was prepared at the barrier, and is
-   told to finish the step by itself, cannot, and is torn as well.
-2. If private state changes, what the rank has kept for version i+1 is wrong, and it withdraws it. At the end of the
-   step it is kept anew, and a second barrier proves that it is so everywhere; only then is the step committed. Without
-   that, a rank that dies before its change leaves what it kept at the first barrier, and its replacement would start
-   the next version with that: nothing that the survivors hold shows it. Where ranks need not all come to a second
-   barrier, since the change may depend on a rank's data, each commits alone, and a recovery before the next barrier has
-   been passed *doubts*: the report says that the bits are not known to be those of an undisturbed run.
+1. A rank that is interrupted between the surprise and the commit is **torn**. A rank that was prepared at the
+   barrier, and is ordered to finish the step by itself, cannot, and is torn as well.
+2. If private state changes, the state that the rank has kept for version i+1 is wrong, and the rank withdraws it. At
+   the end of the step it keeps the state anew, and a second barrier proves that every rank has done so; only then is
+   the step committed. Without that, a rank that dies before its change leaves the state of the first barrier, and its
+   replacement would start the next version with it: nothing that the survivors hold shows it. Where ranks need not
+   all come to a second barrier, since the change may depend on a rank's data, each commits alone, and a recovery
+   before the next barrier has been passed *doubts*: the report says that the bits are not known to be those of an
+   undisturbed run.
 3. If private state does not change, each rank commits alone.
 
-Torn ranks copy from whoever has committed the step, or from whoever has not written yet, if such a rank is left; the
-decision rule finds out without knowing of surprises. If none is left, the job goes to the fallback tiers, or
-ends and says so. A torn rank has its own private state beside its page, and says so by being *torn* and not *blank*,
+Torn ranks copy from a rank that has committed the step, or from one that has not written yet, if there is one; the
+decision rule finds it without knowing of surprises. If none is left, the job goes to the fallback tiers, or ends and
+says so. A torn rank has its own private state beside its page, and shows this by reporting *torn* and not *blank*,
 also after it has begun to copy. From the next step on, the barrier stands at the end.
 
 ## Why not decide from the failed rank
 
 An all-reduce is not atomic: when a rank dies inside it, it can complete on some survivors and fail on others. A rule
-that looks at the failed rank's phase, or at tags read before everyone has stopped, then lets ranks go on with
-different parameters, or waits for ever. What always holds is weaker: *if anyone passed the barrier of step i, every
-survivor is prepared(i)*. The rule rests on that alone.
+that looks at the failed rank's phase, or at tags read before everyone has stopped, then lets ranks continue with
+different parameters, or waits forever. Only a weaker statement always holds: *if any rank passed the barrier of step
+i, every survivor is prepared(i)*. The rule rests on that alone.
 
 ## After a failure
 
@@ -114,32 +119,32 @@ survivor is prepared(i)*. The rule rests on that alone.
 3. It **decides** over the members that are neither blank nor torn. With `base` the smallest version among them:
    forward to `base + 1` if every one of them is at `base + 1`, or prepared(`base`), and the dead ranks' private state
    for `base + 1` is there; otherwise back to `base`. (If a dead rank has no private state for `base + 1`, it never
-   entered the barrier, so nobody passed it; or it withdrew it after a surprise, and nobody finished the step. If it
+   entered the barrier, so no rank passed it; or it withdrew it after a surprise, and no rank finished the step. If it
    kept none for `base` either, its page was lost with its host, which proves nothing: the job halts.) A member at
-   `base + 1` beside one that is unprepared is impossible; the job halts and says so.
-   Of ranks whose page is gone with their host, or with all of its processes: if the private state of every intact
-   member follows from rank and step alone, so does theirs, for any version; if not, the job halts (decisions/0004).
-   Where the state is divided over ranks (`core/shards.py`) the rule is the same: it asks every intact survivor, of
-   whatever part, so there is one target for all. Each part must have an intact holder; if one has none, it goes down
-   (below), or halts and names it.
+   `base + 1` beside one that is unprepared is impossible; the job halts and says so. Of ranks whose page is gone with
+   their host, or with all of its processes: if the private state of every intact member follows from rank and step
+   alone, so does theirs, for any version; if not, the job halts (decisions/0004). Where the state is divided over
+   ranks (`core/shards.py`) the rule is the same: it asks every intact survivor, of whatever part, so there is one
+   target for all. Each part must have an intact holder; if one has none, the job goes down
+   ([below](#below-replicas)), or halts and names it.
 4. **Restore**: prepared members finish the step locally, or go back, as was decided. Copies go only into blank or
    torn ranks, are verified piece by piece, and do not count until the last digest matched. Of a divided state, only
    from holders of the same part.
-5. **Rollback**: what the step had written, from its pre-images, buffers that forward changed, objects that may have
-   changed, random streams, the batch in hand (kept; drawn again if the script changed it in place), and DDP's reducer,
-   whose bucket layout must not depend on who failed when.
+5. **Rollback** restores the tensors that the step had written, from their pre-images, buffers that forward changed,
+   objects that may have changed, random streams, the batch in hand (kept; drawn again if the script changed it in
+   place), and DDP's reducer, whose bucket layout must not depend on who failed when.
 6. Every member reports version, **lineage** (a hash chain over committed steps), layout and state digest. If they
-   agree (in their state: those who hold the same part), **Resume**; if not, the job halts.
+   agree (in their state: the ranks that hold the same part), **Resume**; if not, the job halts.
 
-The controller's own death: its successor replays the journal. A recovery that was under way begins again from 1; a
-decision that was taken is never gone on with, since it is not known who has heard of it. Otherwise the orders that hold
-(Begin or Resume of the current generation, Release, Kill, Spawn) are given again.
+The controller's own death: its successor replays the journal. A recovery in progress begins again from 1; the
+successor never continues an old decision, since it does not know which processes received it. Otherwise the orders
+that hold (Begin or Resume of the current generation, Release, Kill, Spawn) are given again.
 
-A failure at any point of this opens the next generation, from 1. Generation numbers are never reused; keys, orders and
-reports of an older generation are ignored. Every wait ends: by an answer, by a newer Stop, or by a deadline after which
-the one waited for has failed too.
+A failure at any point of this opens the next generation, from 1. Generation numbers are never reused; keys, orders
+and reports of an older generation are ignored. Every wait ends: by an answer, by a newer Stop, or by a deadline after
+which the awaited process counts as failed too.
 
-## What repeats, what does not
+## Which steps repeat
 
 | failed in | decision | steps repeated |
 |---|---|---|
@@ -148,69 +153,69 @@ the one waited for has failed too.
 | BARRIER, OPTIMIZER, commit | forward to i+1 | 0 (or the next step, if survivors had started it) |
 | after a surprise | by the ranks that are not torn; if there is none, below replicas | 0, 1, or more below replicas |
 
-No version that any rank had finished is ever undone, while each part of the state has an intact holder.
+No version that any rank had finished is ever undone while each part of the state has an intact holder.
 
 ## Below replicas
 
 If some part has no intact holder, or some rank's private state is held by nobody, the controller looks whether a
-fallback tier has all of it (`core/fallback.py`): snapshots in host memory, of which each rank reports those that
-it holds complete, its own and its ward's. The newest version of which every rank's snapshot is in some memory is
-the target, *all* ranks go back to it, and the Restore says from which tier, how many versions are undone, and why. If
-there is none, the newest checkpoint that every rank can see. That is the exception to I7; the judge of journals demands
-that there was no intact holder and no newer version.
+fallback tier has all of it (`core/fallback.py`): snapshots in host memory, of which each rank reports those that it
+holds complete, its own and its ward's. The newest version of which every rank's snapshot is in some memory is the
+target, *all* ranks go back to it, and the Restore says from which tier, how many versions are undone, and why. If
+there is none, the newest checkpoint that every rank can see. That is the exception to I7; the judge of journals
+demands that there was no intact holder and no newer version.
 
-The same way down is taken if replicas of one version hold different bits, and no majority tells which is right. A bit
-may have changed at any time since they were last seen to agree: in a comparison before a barrier, in the handshake of a
-recovery, or at the start. Each rank reports that version (`agreed`), and only versions up to the newest of these are
-gone back to, and never the one that differed. The Restore says from which version on nothing is trusted (`distrust`):
-rank 0 removes checkpoints of such versions before it reports.
+The job goes down in the same way if replicas of one version hold different bits, and no majority shows which is
+right. A bit may have changed at any time since they were last seen to agree: in a comparison before a barrier, in the
+handshake of a recovery, or at the start. Each rank reports that version (`agreed`), and the job returns only to
+versions up to the newest of these, never to the one that differed. The Restore names the version from which on no
+state is trusted (`distrust`): rank 0 removes checkpoints of such versions before it reports.
 
-From this order on, newer versions count for nothing: should the recovery begin again, ranks that have gone back stay,
-and the others are blank. Snapshots of newer versions are forgotten; the snapshot that is gone back to is only read.
+From this order on, newer versions count for nothing: if the recovery begins again, ranks that have gone back stay
+there, and the others are blank. Snapshots of newer versions are dropped; the snapshot of the target is only read.
 Snapshots fit together because all ranks make them of the same versions: at multiples of K, and at the first boundary
-after a recovery. A version is *established* when the barrier's all-reduce has counted every rank that has both its own
-snapshot and its ward's; only then may older ones be overwritten. A recovery keeps the newest version that is complete
-by the ranks' reports, so who had not heard of it yet does not overwrite it.
+after a recovery. A version is *established* when the barrier's all-reduce has counted every rank that has both its
+own snapshot and its ward's; only then may older ones be overwritten. A recovery keeps the newest version that is
+complete by the ranks' reports, so a rank that had not heard of it yet does not overwrite it.
 
-## What ends the job instead
+## What ends a job
 
 The same exception twice at the same step (a bug: its traceback is shown once), the same hang twice, too many of the
-script's own failures at one step, no intact replica left, ranks that contradict each other. Each says why. Deaths from
-outside and restores that break never do while an intact replica lives: after three in a row that no step followed, the
-next start, or the next Restore, waits 1 s, then 2, 4, ... at most 60 s (`core/backoff.py`; a limit:
-`--max-failed-attempts`). The pause is a deadline like any other, so a journal repeats it.
+script's own failures at one step, no intact replica left, ranks that contradict each other. Each says why. Deaths
+from outside and restores that break never end a job while an intact replica lives: after three in a row without a
+step in between, the next start, or the next Restore, waits 1 s, then 2, 4, ... at most 60 s (`core/backoff.py`; a
+limit: `--max-failed-attempts`). The pause is a deadline like any other, so a journal repeats it.
 
 If checkpoints are kept, and each part of the state may still be held, a last one comes first (stage *saving*):
-**Stop**, reports and the decision as above, over those who hold state; nobody is replaced and nothing is copied.
-Prepared ranks finish the step. Then **Save** names a holder of each part, who writes it; every rank writes its own
-private state, and that of ranks which are gone comes from their agents, through the store of the generation. The
-first holder waits for all, and completes the checkpoint. A process whose script raised an exception outside a write
-holds whole state too: it stays until it is killed, and counts if it was the last failure. A failure before the order
-is given is one holder less; one after it, or ten minutes, end the job without a checkpoint. If the controller dies in
+**Stop**, reports and the decision as above, over the members that hold state; no rank is replaced and nothing is
+copied. Prepared ranks finish the step. Then **Save** names a holder of each part, which writes it. Every rank writes
+its own private state, and that of lost ranks comes from their agents, through the store of the generation. The first
+holder waits for all, and completes the checkpoint. A process whose script raised an exception outside a write holds
+whole state too: it stays until it is killed, and counts if it was the last failure. A failure before the order is
+given is one holder less; one after it, or ten minutes, end the job without a checkpoint. If the controller dies in
 this stage, its successor begins it again, in a new generation; files that are whole already, or the whole checkpoint,
 stay as they are. Where ranks contradict each other nothing is saved.
 
 ## Stages of the controller
 
-What its deadline means differs by stage.
+The meaning of the deadline differs by stage.
 
 ${stages}
 
 ## Events and orders
 
-What the controller may order when it hears of something, and the stages it may go to. Which it does depends on the
-stage and on what is known; often it is nothing. An agent that joins again is also given the newest order to all ranks
-once more.
+For each event: the orders that the controller may give, and the stages that it may enter. Its choice depends on the
+stage and on what it knows; often it does nothing. [Messages](MESSAGES.md) explains each name. An agent that joins
+again is also given the newest order to all ranks once more.
 
 ${events}
 
 ## The decision table
 
-Three ranks, step ${base}, version ${base} at its start: all ${cases} combinations of what a rank can report, and of
-what is left of the private state of one that has nothing to report. They fall into ${rows} groups, each with one
+Three ranks, step ${base}, version ${base} at its start: all ${cases} combinations of the possible reports of a rank,
+and of the remains of the private state of one that reports nothing. They fall into ${rows} groups, each with one
 decision. *Unprepared* is at version ${base} and has not come to the barrier of the step, which it may have begun or
-not; *prepared* has; *ahead* is at version ${after}. Ranks of whose private state nothing is left, and whose state can
-be derived, are not counted among the lost ones.
+not; *prepared* has; *ahead* is at version ${after}. Ranks without any remaining private state, whose state can be
+derived, are not counted among the lost ones.
 
 ${decisions}
 
@@ -220,8 +225,8 @@ ${invariants}
 
 ## Planted bugs
 
-Each breaks the protocol in one place, and must be found by the simulator: soon by random schedules, and again by a
-recorded one (`tests/sim/regressions`), in which it breaks this first.
+Each bug breaks the protocol in one place. The simulator must find it: soon by random schedules, and again by a
+recorded schedule (`tests/sim/regressions`), in which it breaks the named invariant first.
 
 ${planted}
 """
