@@ -1,4 +1,4 @@
-"""Pages of the site that are made when it is built: the start from the README, benchmarks from their results."""
+"""Makes pages of the site as it is built: the start from the README, benchmarks from their results."""
 
 import re
 from pathlib import Path
@@ -12,14 +12,14 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List what is there: benchmarks and decisions come and go without a change here."""
+    """Add benchmarks and decisions to the navigation: they come and go without a change here."""
     assert config.nav is not None
     results = [path.name for path in sorted(RESULTS.glob("*.md")) if path.name != "README.md"]
     config.nav.append(
         {"Benchmarks": ["benchmarks/README.md", *({_title(name): f"benchmarks/{name}"} for name in results)]}
     )
-    decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-    config.nav.append({"Decisions": [f"decisions/{path.name}" for path in decisions]})
+    decisions = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+    config.nav.append({"Decisions": ["decisions/index.md", *(f"decisions/{path.name}" for path in decisions)]})
     return config
 
 
@@ -33,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Results lie beside the pages here; of a result, only its page."""
+    """Point links at the pages of results, which lie beside the others in the site; their data is left out."""
     markdown = re.sub(r"\]\((\.\./)+benchmarks/results/", _to_results(page), markdown)
     return re.sub(r"benchmarks/\w+\.json\)", "benchmarks/README.md)", markdown)
 

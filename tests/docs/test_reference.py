@@ -86,3 +86,16 @@ def test_the_types_are_shipped() -> None:
 
 def test_the_citation_names_the_version() -> None:
     assert f"version: {relight.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_every_decision_is_in_the_index() -> None:
+    index = read("decisions/index.md")
+    for path in sorted((DOCS / "decisions").glob("0*.md")):
+        number, title = path.read_text().splitlines()[0].removeprefix("# ").split(". ", 1)
+        assert f"| {number} | [{title}]({path.name}) |" in index
+
+
+def test_every_page_says_first_what_its_reader_can_do_after_it() -> None:
+    for path in (*DOCS.glob("*.md"), DOCS / "decisions" / "index.md"):
+        paragraphs = [text for text in path.read_text().split("\n\n") if not text.startswith(("#", "<!--"))]
+        assert paragraphs[0].startswith("After this page "), path.name
