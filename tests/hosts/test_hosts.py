@@ -93,7 +93,7 @@ def test_all_this_in_tls(tmp_path: Path, reference: Outcome) -> None:
         cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
         cluster.run_on(2, "agent", "--controller", cluster.endpoint, "--token-file", str(tmp_path / "token"))
         assert cluster.launchers.pop("h2").wait(30.0) == 1, cluster.messages(2)
-        assert "give --tls-ca, --tls-cert and --tls-key here too" in cluster.messages(2)
+        assert "pass --tls-ca, --tls-cert and --tls-key here too" in cluster.messages(2)
         (standby,) = [number for number in (0, 1) if len(cluster.workers(number)) == 3]
         victim = "w2" if standby == 0 else "w0"
         send(cluster.workers(1 - standby)[victim], signal.SIGKILL)

@@ -163,7 +163,7 @@ def test_a_peer_without_a_certificate(quiet: ControllerProcess, files: TlsFiles)
 
 
 def test_a_plain_peer(controller: ControllerProcess, files: TlsFiles) -> None:
-    assert "give --tls-ca, --tls-cert and --tls-key here too" in told(controller, None)
+    assert "pass --tls-ca, --tls-cert and --tls-key here too" in told(controller, None)
 
 
 def test_a_plain_controller(start: Start, files: TlsFiles) -> None:

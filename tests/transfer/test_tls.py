@@ -212,4 +212,4 @@ def test_weights_go_to_the_engines_of_another_host(tmp_path: Path, tls: Tls) -> 
                 one.stop()
             for thread in threads:
                 thread.join(DEADLINE_SECONDS)
-    assert any(re.search("told of no certificates", notice) for notice in notices), notices
+    assert any(re.search("this side has no certificates", notice) for notice in notices), notices
