@@ -122,7 +122,7 @@ def test_a_recovery_says_whom_it_waits_for_and_how_far_the_copy_is(
     made.die(1)
     served = serve(tmp_path / "run")
     browser.open(served.url)
-    shows(browser, "waiting", "waiting for ranks 0, 1, 2, 3 to stand still")
+    shows(browser, "waiting", "waiting for ranks 0, 1, 2, 3 to pause")
     made.stop()
     shows(browser, "waiting", "to hold the agreed version")
     half = {"rank": 1, "generation": made.generation, "copied_bytes": 2**30, "total_bytes": 2**31}

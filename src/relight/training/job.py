@@ -30,7 +30,7 @@ _runtime: Runtime | None = None
 class Job:
     """This process's place in the job.
 
-    Read `rank` where you need it instead of copying it: a standby learns its rank only when it takes one over.
+    Read `rank` where you need it instead of copying it: a standby learns its rank only when it takes one.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -53,21 +53,21 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """Where to put the model."""
+        """The device for the model."""
         return self._runtime.device
 
     @property
     def is_standby(self) -> bool:
-        """Whether this process has no rank (yet)."""
+        """Whether this process has no rank yet."""
         return self._runtime.is_standby
 
     @property
     def generation(self) -> int:
-        """1 until the first recovery."""
+        """The current generation: 1 until the first recovery."""
         return self._runtime.generation
 
 
-# Whoever imports these gives ranks modules of different kinds.
+# A script that imports these gives ranks modules of different kinds.
 _PIPELINES = "torch.distributed.pipelining"
 
 
@@ -78,10 +78,10 @@ def init(*, late_standby: bool | None = None) -> Job:
     `torch.distributed` works afterwards.
 
     Args:
-        late_standby: True: a standby waits in here until it is given a rank, and builds its modules only then. It must
-            where ranks build different things (the stages of a pipeline), and a recovery then takes as long as that
-            longer. False: a standby runs ahead to the first step, so that being given a rank is one message. None: True
-            if torch.distributed.pipelining was imported before.
+        late_standby: True: a standby waits in this call until it is given a rank, and builds its modules only then.
+            Necessary where ranks build different modules (the stages of a pipeline); recoveries take longer by the time
+            for building. False: a standby runs ahead to the first step, and takes a rank by one message.
+            None: True if torch.distributed.pipelining was imported before.
 
     Raises:
         UsageError: the script was not started by `relight run`.

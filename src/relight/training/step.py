@@ -7,7 +7,7 @@ import torch
 
 
 class Loop(Protocol):
-    """What a step asks of the loop that offers it."""
+    """The part of the loop that a step calls."""
 
     def enter_step(self, step: "Step") -> Any: ...
 
@@ -22,7 +22,7 @@ class Step:
     """Use it once, as `with step as batch`.
 
     `number` counts from 0. `committed` says afterwards whether the step counts: False if a failure elsewhere
-    interrupted it (it is offered again), and in a standby's warm-up.
+    interrupted it (the loop offers it again), and in a standby's warm-up.
     """
 
     def __init__(self, loop: Loop, number: int, attempt: int, *, warmup: bool = False) -> None:
@@ -35,7 +35,7 @@ class Step:
 
     @property
     def epoch(self) -> int:
-        """The epoch that this step's batch lies in."""
+        """The epoch of this step's batch."""
         return self._loop.epoch_of(self.number)
 
     def report(self, loss: torch.Tensor | float | None = None, **values: torch.Tensor | float) -> None:
@@ -43,9 +43,9 @@ class Step:
 
         Tensors have one element; one on a device is read at the barrier, where it costs no wait, and is not shown in
         the progress line. Report inside the block and before `optimizer.step()`: then a step's values are logged even
-        if rank 0 dies after the barrier. What an interrupted attempt of a step reported is forgotten.
+        if rank 0 dies after the barrier. The values of an interrupted attempt are dropped.
 
-        Raises UsageError for what is no number.
+        Raises UsageError for a value that is no number.
         """
         self._loop.report(loss, values)
 

@@ -43,14 +43,14 @@ class Training:
         optimizer: the optimizer of its parameters, or several as a dict.
         data: a DataLoader, or several (a dict, tuple or list of them), any object whose `__iter__` begins anew each
             time, an object with `state_dict` (StatefulDataLoader), a sequence of batches, or a function
-            from the batch's number to the batch. None: the block fetches its own data from `step.number`.
-        scheduler: of the learning rate, if there is one.
-        scaler: of gradients, for mixed precision.
-        ema: averaged weights, anything with `state_dict`.
+            from the batch's number to the batch. None: the block fetches its own data by `step.number`.
+        scheduler: the scheduler of the learning rate, if there is one.
+        scaler: the gradient scaler, for mixed precision.
+        ema: averaged weights, any object with `state_dict`.
         accumulate: batches per step. With more than one, `with step as batches` yields a list.
-        seed: of the random streams; every step starts with streams derived from (seed, step, rank). None: that of
+        seed: seed of the random streams; every step starts with streams derived from (seed, step, rank). None: that of
             `relight run --seed`.
-        rng: "step" for that, or "preserve" to let the script's own streams run on from step to step.
+        rng: "step" for such streams, or "preserve" to let the script's own streams continue from step to step.
         per_rank: objects with `state_dict` whose state differs between ranks.
         pipeline: the schedule (of torch.distributed.pipelining) that the step runs, or a list of them; `model` is then
             the module of this rank's stage, or a dict of those of its stages.
@@ -93,7 +93,7 @@ class Training:
 
     @property
     def version(self) -> int:
-        """Optimizer steps applied to the state."""
+        """Number of optimizer steps applied to the state."""
         return self._parts.progress.version
 
     def publish(
@@ -104,19 +104,21 @@ class Training:
         rename: Callable[[str, str], str] | None = None,
         stall_timeout_seconds: float = 5.0,
     ) -> None:
-        """Put the model's weights into every `relight.Receiver` that was given this run's directory.
+        """Put the model's weights into every `relight.Receiver` that names this run's directory.
 
-        With `every`: after every so many steps, and at the end; call it before the loop. Without: once, at the next
-        boundary between two steps. Buckets travel while the next step computes; its write waits for the last one to
-        be read, for `stall_timeout_seconds` at most: then the update is given up. Engines answer with a version only
-        once every rank is known to hold it. An engine that is silent for so long is dropped; publishing never fails
-        the training. Call it on every rank: where weights are divided over ranks (FSDP2, tensor parallelism,
-        pipelines), each writes the parts that it holds, and engines get whole tensors, those of all stages.
+        With `every`: after every `every` steps, and at the end; call it before the loop. Without: once, at the next
+        boundary between two steps. Buckets travel while the next step computes. The step's write waits until the last
+        bucket has been read, for at most `stall_timeout_seconds`; then the update is abandoned. Engines answer with a
+        version only once every rank is known to hold it. An engine that is silent for the same time is dropped;
+        publishing never fails the training. Call it on every rank: where weights are divided over ranks (FSDP2, tensor
+        parallelism, pipelines), each rank writes the parts that it holds, and engines get whole tensors of all stages.
 
         Args:
-            model: which, if `Training` was given several. Without it in a pipeline: those that stages run.
-            rename: what engines call a tensor, `rename(model, name)`; without it, by its own name, `name`. Needed if
-                stages have tensors of the same name.
+            every: number of steps from one update to the next.
+            model: name of the model, if `Training` has several. Default in a pipeline: all that stages run.
+            rename: function that gives each tensor its name in the engines, `rename(model, name)`. Default: `name`.
+                Needed if stages have tensors of the same name.
+            stall_timeout_seconds: time limit for a bucket.
 
         Raises:
             UsageError: no such model, every < 1, two tensors of one name, or a tensor that cannot be moved.
@@ -124,7 +126,7 @@ class Training:
         self._parts.publishing.ask(every, model, rename, stall_timeout_seconds)
 
     def log_to(self, logger: Any) -> None:
-        """Log what `step.report` is given, on rank 0: each committed step once, also when rank 0 is replaced.
+        """Log the values of `step.report` on rank 0: each committed step once, also when rank 0 is replaced.
 
         Call it before the loop, on every rank. Values are also written to `scalars.jsonl` in the run directory. Loggers
         work in a thread: a slow one delays no step, and one that fails is named and left out.
@@ -133,31 +135,31 @@ class Training:
             logger: "tensorboard" (into the run directory), "wandb" (a run with the job's name, in the project that
                 WANDB_PROJECT names), or a function that makes a logger, called on rank 0 alone:
                 `lambda: SummaryWriter("logs")`, `lambda: wandb.init(project="p", id="x", resume="allow")`. A logger has
-                `add_scalar(name, value, step)`, `log_metrics(values, step)` or `log(values, step=...)`. One that is
-                made already will do, but then every rank and every standby makes one.
+                `add_scalar(name, value, step)`, `log_metrics(values, step)` or `log(values, step=...)`. A
+                logger object is accepted too, but then every rank and every standby makes one.
 
         Raises:
-            UsageError: it is none of these, or not installed.
+            UsageError: the logger is none of these, or not installed.
         """
-        if not self._runtime.settings.evidence:  # it is no run of which anybody wants curves
+        if not self._runtime.settings.evidence:  # a proof's attempt logs nothing
             self._parts.scalars.log_to(logger)
 
     def checkpoint(self, directory: str | Path, *, every: int, keep: int = 2, resume: bool = True) -> None:
-        """Write a checkpoint after every so many steps, and at the end; start from the newest one there is.
+        """Write a checkpoint after every `every` steps, and at the end; start from the newest one if there is any.
 
-        Call it before the loop. With this, a job that ended (every replica lost, the cluster gone, Ctrl-C) goes on
-        where its last checkpoint was made when it is started again, with the bits of a run that never ended. Also, if
-        neither replicas nor buddies have all of the state, the ranks of a running job go back to it. While a replica
-        of every part lives, recoveries never read one. Rank 0, or the first holder of each part of a divided state,
-        copies it between two steps, and a thread writes the copy, in the format of torch.distributed.checkpoint; a
-        checkpoint appears in the directory when all of it is on the disk. What goes wrong while writing is told and
-        does not fail the training. Where the state is divided, a job of another layout can start from it.
+        Call it before the loop. A job that ended (every replica lost, the cluster gone, Ctrl-C) and is started again
+        resumes from its newest checkpoint, with the bits of a run that never ended. If neither replicas nor buddies
+        have all of the state, the ranks of a running job return to the newest checkpoint. While a replica of every part
+        lives, recoveries never read one. Rank 0, or the first holder of each part of a divided state, copies the state
+        between two steps, and a thread writes the copy, in the format of torch.distributed.checkpoint. A checkpoint
+        appears in the directory when all of it is on the disk. An error while writing is reported and does not fail
+        the training. Where the state is divided, a job of another layout can start from the checkpoint.
 
         Args:
-            directory: on a file system that all hosts share.
-            every: steps.
-            keep: complete checkpoints; older ones are removed.
-            resume: False: start anew; then the directory must hold no checkpoint.
+            directory: a directory on a file system that all hosts share.
+            every: number of steps from one checkpoint to the next.
+            keep: number of complete checkpoints to keep; older ones are removed.
+            resume: False to start anew; the directory must then hold no checkpoint.
 
         Raises:
             UsageError: every or keep < 1.
@@ -167,9 +169,9 @@ class Training:
     def buddy(self, *, every: int) -> None:
         """Keep snapshots of a divided state in the host memory of other ranks, for when a part has no holder left.
 
-        Call it before the loop, on every rank. After every so many steps each rank copies its part of the state into
+        Call it before the loop, on every rank. After every `every` steps each rank copies its part of the state into
         host memory, and another rank, its buddy, on another host if there is one, fetches that copy in the background.
-        If all holders of a part are lost, all ranks go back to the newest version of which there is a snapshot of
+        If all holders of a part are lost, all ranks return to the newest version of which there is a snapshot of
         every part: at most `every` steps, and those during which that version was on its way, are computed again. While
         each part has a holder, recoveries never use one.
 
@@ -178,7 +180,7 @@ class Training:
         do not, and nothing is copied. `relight run --buddy-every K` does the same for a script that does not call this.
 
         Args:
-            every: steps.
+            every: number of steps from one snapshot to the next.
 
         Raises:
             UsageError: every < 1.
@@ -186,16 +188,16 @@ class Training:
         self._parts.snapshots.ask(every)
 
     def carry(self, *things: Any, ignore: Sequence[str] = ()) -> None:
-        """Say what the script itself carries from step to step, where relight does not find it.
+        """Declare state that the script itself carries from step to step, where relight does not find it.
 
         relight finds such names by itself, and keeps them: variables that a step reads before it writes them, and that
         an earlier step wrote. Call this before the loop, on every rank.
 
         Args:
             things: names, as the function that holds the loop sees them (`"hidden"`, `"self.baseline"`), or objects
-                whose contents change: lists, dicts, deques, tensors, generators of random numbers, objects of a class
-                of yours.
-            ignore: names that are not to be carried, since no step depends on them.
+                whose contents change: lists, dicts, deques, tensors, random generators, objects of your own
+                classes.
+            ignore: names that need not be carried, since no step depends on them.
 
         Raises:
             UsageError: an object of a kind that cannot be carried.
@@ -205,9 +207,12 @@ class Training:
     def steps(self, until: int) -> Iterator[Step]:
         """Offer steps until `until` of them are committed, in total, on every rank.
 
-        What stands above `with step` in the loop's body belongs to the step, and is run again with it. Code after the
-        block may evaluate, log and save, but must not change what was handed over; guard it with `step.committed`,
+        Code above `with step` in the loop's body belongs to the step, and runs again with it. Code after the block may
+        evaluate, log and save, but must not change the objects passed to `Training`. Guard it with `step.committed`,
         since it also runs after a step that a failure interrupted.
+
+        Args:
+            until: number of steps of the whole job.
         """
         if until < 1:
             raise UsageError(f"steps(until={until}): at least one step")

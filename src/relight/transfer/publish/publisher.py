@@ -1,4 +1,4 @@
-"""The sending side: keeps the IPC buffers, hears engines, runs one update at a time.
+"""The sending side: keeps the IPC buffers, serves engines, runs one update at a time.
 
 Two threads. The *loop* thread owns every connection and the update's decisions (`update.Update`); it never copies a
 tensor. The *writer* thread fills buckets when the publisher itself is the source. Other processes that hold the same
@@ -61,16 +61,16 @@ def _until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
 
 
 class Publisher:
-    """Puts weights into every engine that is connected, again and again, through the same buffers.
+    """Puts weights into every connected engine, again and again, through the same buffers.
 
     Args:
         place: a directory (the socket is weights.sock in it) or the socket's own path. Engines name the same place.
-        bucket_bytes: of each of the two IPC buffers, which is all the memory that an update takes here.
-        form: serial or two-stage (the default: the next bucket is written while engines reload the last).
+        bucket_bytes: size of each of the two IPC buffers, which are all the memory that an update takes here.
+        form: "serial" or "two-stage" (the default: the next bucket is written while engines reload the last).
         stall_timeout_seconds: an engine or a source that does not answer for so long is dropped.
-        commit_timeout_seconds: the same for an engine that holds everything, and only has to finish the requests that
+        commit_timeout_seconds: the same for an engine that holds the whole version, and only has to finish requests that
             it is answering with the version before.
-        source_timeout_seconds: the same for a source; by default like an engine.
+        source_timeout_seconds: the same for a source; default: as for an engine.
         on_notice: called with a sentence for people; from the loop's thread.
 
     Raises:
@@ -152,9 +152,9 @@ class Publisher:
 
         The source's tensors must not change until `Handle.wait_until_read`. `hold`: they never will, so engines
         that come later get this version at once. Not `confirmed`: buckets are moved, but no engine answers with
-        the version before `Handle.confirm`. `held`: what this source holds, if it is not all; the rest must be held by
-        other sources that are connected. Raises TransferError if an update is under way or `close` was called,
-        UsageError for weights that cannot be moved, or of which nobody holds some bytes.
+        the version before `Handle.confirm`. `held`: the parts that this source holds, if not all; other connected
+        sources must hold the rest. Raises TransferError if an update is under way or `close` was called,
+        UsageError for weights that cannot be moved, or of which no source holds some bytes.
         """
         handle = Handle()
         source.settle()
@@ -193,7 +193,7 @@ class Publisher:
         return handle
 
     def publish(self, source: Source, *, version: int, generation: int = 0, form: Form | None = None) -> Published:
-        """`begin`, and wait for the end. Raises TransferError if no engine took the version."""
+        """Start an update and wait for its end. Raises TransferError if no engine took the version."""
         result = self.begin(source, version=version, generation=generation, form=form).wait()
         assert result is not None
         if result.error:
@@ -201,21 +201,20 @@ class Publisher:
         return result
 
     def engines(self) -> tuple[EngineState, ...]:
-        """Every engine that is connected."""
+        """Return every connected engine."""
         return tuple(
             EngineState(name=m.name, pid=m.channel.peer_pid, version=m.version, generation=m.generation)
             for m in self._members.engines()
         )
 
     def sources(self) -> tuple[str, ...]:
-        """Names of the other processes that write buckets."""
+        """Return the names of the other processes that write buckets."""
         return tuple(member.name for member in self._members.sources())
 
     def lacking(self, held: Held, timeout_seconds: float = 0.0) -> str:
-        """What an update of a source that holds only this still lacks; empty: all is held by who is connected.
+        """Say what an update of a source that holds only `held` still lacks; empty: connected sources hold all of it.
 
-        Waits for the holders of the rest to come, for so long at most. Raises UsageError if what they hold does not
-        fit.
+        Waits for the holders of the rest, for `timeout_seconds` at most. Raises UsageError if their parts do not fit.
         """
         why = ""
 
@@ -239,11 +238,11 @@ class Publisher:
         return self._divided[1]
 
     def wait_for_engines(self, count: int, timeout_seconds: float) -> bool:
-        """Until so many are connected. False: not within the time."""
+        """Wait until `count` engines are connected. Returns False if the time ran out."""
         return _until(lambda: len(self.engines()) >= count, timeout_seconds)
 
     def wait_for_sources(self, count: int, timeout_seconds: float) -> bool:
-        """The same for sources besides the publisher itself."""
+        """Wait until `count` sources besides the publisher are connected. Returns False if the time ran out."""
         return _until(lambda: len(self.sources()) >= count, timeout_seconds)
 
     def close(self) -> None:

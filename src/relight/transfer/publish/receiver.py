@@ -56,19 +56,19 @@ def _say_nothing(_: str) -> None:
 
 
 class Receiver:
-    """Keeps an engine's weights as new as what is published.
+    """Keeps an engine's weights up to date with the published ones.
 
     Args:
-        place: what the publisher was given (for a training job, its run directory). It need not exist yet.
-        model: a module whose parameters and persistent buffers are replaced, or named tensors; or
-        load: a callback that takes `(name, tensor)` pairs, such as a vLLM model's `load_weights`. A tensor it gets
-            is its own to keep in place, and valid only during the call when staged.
+        place: the publisher's directory (for a training job, its run directory). It need not exist yet.
+        model: a module whose parameters and persistent buffers are replaced, or named tensors. Either this, or
+        load: a callback that takes `(name, tensor)` pairs, such as a vLLM model's `load_weights`. It may keep a tensor
+            when in place; a staged tensor is valid only during the call.
         mode: "staged" or "in-place" (see the module); in place needs `load`.
         staging: where the second copy of a `model` lies: on the "device" that it is on, or in "host" memory, from where
-            taking it over needs a copy to the device, during which nobody is served.
+            an exchange needs a copy to the device, during which no request is served.
         pause: called before an update in place, for engines that have requests of their own in flight.
         resume: called after it.
-        name: of this engine, for people.
+        name: name of this engine, for people.
         on_notice: called with a sentence for people, from the receiver's thread.
 
     Raises:
@@ -125,7 +125,7 @@ class Receiver:
     # --- for the engine -----------------------------------------------------------------------------------------
     @property
     def version(self) -> int:
-        """Of the weights that `serving` answers with; -1 before the first update."""
+        """The version of the weights that `serving` answers with; -1 before the first update."""
         return self._version
 
     @property
@@ -134,12 +134,12 @@ class Receiver:
 
     @property
     def stale(self) -> str:
-        """Why the engine must not answer, or nothing."""
+        """The reason why the engine must not answer, or nothing."""
         return self._stale
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[int]:
-        """While inside, the weights stay as they are. Yields their version.
+        """Keep the weights unchanged while inside. Yields their version.
 
         -1 until the first update: the weights are those that the engine started with. `wait_for(0)` waits for it.
 
@@ -151,19 +151,19 @@ class Receiver:
             yield self._version
 
     def wait_for(self, version: int, timeout_seconds: float | None = None) -> bool:
-        """Until the engine answers with `version` or a newer one. False: not within the time."""
+        """Wait until the engine answers with `version` or a newer one. Returns False if the time ran out."""
         with self._changed:
             return self._changed.wait_for(lambda: self._version >= version and not self._stale, timeout_seconds)
 
     def digest(self) -> str:
-        """Of the live weights: the same as `relight.digest_weights` gives at the trainer. Only with model=."""
+        """Digest the live weights, as `relight.digest_weights` does at the trainer. Only with model=."""
         with self._update_lock.serve():
             if self._model is None:
                 raise UsageError("with load= the receiver does not know where the engine keeps its weights")
             return digest_weights(weights_of(self._model) if isinstance(self._model, torch.nn.Module) else self._model)
 
     def close(self) -> None:
-        """Stop listening; the weights stay. May be called while serving: an update that waits for that is given up."""
+        """Stop listening; the weights stay. May be called while serving: an update that waits for that is abandoned."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
