@@ -68,8 +68,8 @@ class Publisher:
         bucket_bytes: size of each of the two IPC buffers, which are all the memory that an update takes here.
         form: "serial" or "two-stage" (the default: the next bucket is written while engines reload the last).
         stall_timeout_seconds: an engine or a source that does not answer for so long is dropped.
-        commit_timeout_seconds: the same for an engine that holds the whole version, and only has to finish requests that
-            it is answering with the version before.
+        commit_timeout_seconds: the same for an engine that holds the whole version, and only has to finish requests
+            that it is answering with the version before.
         source_timeout_seconds: the same for a source; default: as for an engine.
         on_notice: called with a sentence for people; from the loop's thread.
 
