@@ -2,13 +2,11 @@
 
     python docs/protocol_page.py [--check]
 
-- stages, events and orders: from the syntax tree of `core/controller.py` and `core/stages`; an event *may* lead to what
-  its handler can reach;
+- stages, events and orders: by `controller_table.py`, from the syntax trees of `core/controller.py` and `core/stages`;
 - decisions: `core/decision.py` is run over all that three ranks can report;
 - invariants, planted bugs: `sim/judge/invariants.py`, `sim/planted/mutations.py`, tests/sim/regressions.
 """
 
-import ast
 import inspect
 import itertools
 import re
@@ -18,8 +16,10 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from relight.core import commands, events
-from relight.core.controller import Controller, Stage
+import controller_table
+
+from relight.core import events
+from relight.core.controller import Stage
 from relight.core.decision import Decision, Halt, decide
 from relight.sim.judge.invariants import INVARIANTS
 from relight.sim.planted.mutations import MUTATIONS, Mutation
@@ -27,7 +27,6 @@ from relight.sim.search.golden import read_golden
 
 PAGE = Path(__file__).with_name("PROTOCOL.md")
 REGRESSIONS = PAGE.parents[1] / "tests" / "sim" / "regressions"
-COMMANDS = tuple(kind.__name__ for kind in typing.get_args(commands.Command))
 BASE = 1  # the step that the decision table is about
 
 TEXT = """\
@@ -203,9 +202,9 @@ ${stages}
 
 ## Events and orders
 
-For each event: the orders that the controller may give, and the stages that it may enter. Its choice depends on the
-stage and on what it knows; often it does nothing. [Messages](MESSAGES.md) explains each name. An agent that joins
-again is also given the newest order to all ranks once more.
+The controller's table: for each event the stages in which it matters, the orders that may follow, and the stages that
+the job may go to. In other stages the event is only noted, or ignored. [Messages](MESSAGES.md) explains each name. An
+agent that joins again also gets the newest order to all ranks once more.
 
 ${events}
 
@@ -233,107 +232,23 @@ ${planted}
 
 
 # --- stages, events, orders ---------------------------------------------------------------------------------------
-class Reach(ast.NodeVisitor):
-    """Orders that a method names, stages it sets, and methods it calls."""
-
-    def __init__(self) -> None:
-        self.orders: set[str] = set()
-        self.stages: set[str] = set()
-        self.calls: set[str] = set()
-
-    def visit_Call(self, node: ast.Call) -> None:
-        if isinstance(node.func, ast.Name) and node.func.id in COMMANDS:
-            self.orders.add(node.func.id)
-        if (
-            isinstance(node.func, ast.Attribute)
-            and isinstance(node.func.value, ast.Name)
-            and node.func.value.id == "self"
-        ):
-            self.calls.add(node.func.attr)
-        self.generic_visit(node)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        targets = [item for t in node.targets for item in (t.elts if isinstance(t, ast.Tuple) else [t])]
-        if any(isinstance(t, ast.Attribute) and t.attr == "stage" for t in targets):
-            names = [n.attr for n in ast.walk(node.value) if isinstance(n, ast.Attribute) and _is_stage(n)]
-            self.stages.update(names)
-        self.generic_visit(node)
-
-
-def _is_stage(node: ast.Attribute) -> bool:
-    return isinstance(node.value, ast.Name) and node.value.id == "Stage"
-
-
-def _reached(start: Iterable[ast.AST], methods: dict[str, ast.FunctionDef]) -> Reach:
-    """By these pieces of code, and by all that they call."""
-    found, waiting, seen = Reach(), list(start), set[str]()
-    while waiting:
-        found.visit(waiting.pop())
-        new = {name for name in found.calls if name in methods} - seen
-        seen |= new
-        waiting += [methods[name] for name in sorted(new)]
-    return found
-
-
-def _methods() -> dict[str, ast.FunctionDef]:
-    """Of the controller and all that it inherits, by name."""
-    found: dict[str, ast.FunctionDef] = {}
-    for base in reversed(Controller.__mro__[:-1]):
-        (kind,) = ast.parse(inspect.getsource(base)).body
-        assert isinstance(kind, ast.ClassDef)
-        found.update({node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)})
-    return found
-
-
-def _branches(methods: dict[str, ast.FunctionDef]) -> Iterator[tuple[str, list[ast.stmt]]]:
-    """Of `handle`: each event, and what is done about it."""
-    for node in ast.walk(methods["handle"]):
-        if isinstance(node, ast.match_case) and isinstance(node.pattern, ast.MatchClass):
-            assert isinstance(node.pattern.cls, ast.Attribute)
-            yield node.pattern.cls.attr, node.body
-
-
-def _event_rows() -> Iterator[tuple[str, str, str, str]]:
-    methods = _methods()
-    for name, body in _branches(methods):
-        found = _reached(body, methods)
-        yield (
-            f"**{name}**",
-            _first_sentence(getattr(events, name)),
-            _listed(found.orders, COMMANDS),
-            _stages(found.stages),
-        )
-    found = _reached([methods["expire"]], methods)
-    yield "*its deadline passes*", "", _listed(found.orders, COMMANDS), _stages(found.stages)
+def _event_rows() -> Iterator[tuple[str, str, str, str, str]]:
+    for name, *outcome in controller_table.event_rows():
+        kind = getattr(events, name.strip("*"), None)
+        yield name, "" if kind is None else _first_sentence(kind), outcome[0], outcome[1], outcome[2]
 
 
 def _stage_rows() -> Iterator[tuple[str, str, str]]:
     source = inspect.getsource(Stage)
     comments = {line.split("=")[0].strip(): line.partition("# ")[2] for line in source.splitlines() if " = " in line}
-    expire = ast.unparse(_methods()["expire"])
+    handlers = controller_table.deadlines()
     for stage in Stage:
-        after = expire.partition(f"Stage.{stage.name}:\n")[2].partition("\n")[0]
-        handler = after.partition("self.")[2].rpartition("self.")[2] if "self.self" in after else after
-        name = next((n for n in _methods() if f"self.{n}(now)" in handler and n != "_given"), "")
-        yield stage.value, comments[stage.name], _deadline(name)
-
-
-def _deadline(handler: str) -> str:
-    """What the method is there for, in words of its own name."""
-    return handler.removeprefix("_on_").replace("_", " ") if handler else "none"
+        yield stage.value, comments[stage.name], handlers[stage].removeprefix("on_").replace("_", " ") or "none"
 
 
 def _first_sentence(kind: type) -> str:
     text = " ".join((kind.__doc__ or "").split())
     return "" if text.startswith(kind.__name__ + "(") else text.split(". ")[0].split(": ")[0].rstrip(".")
-
-
-def _listed(names: set[str], order: Sequence[str]) -> str:
-    return ", ".join(name for name in order if name in names) or "nothing"
-
-
-def _stages(names: set[str]) -> str:
-    return ", ".join(stage.value for stage in Stage if stage.name in names)
 
 
 # --- the decision table -------------------------------------------------------------------------------------------
@@ -427,7 +342,7 @@ def page() -> str:
     decisions = list(_decision_rows())
     return string.Template(TEXT).substitute(
         stages=_table(("stage", "waits for", "its deadline"), _stage_rows()),
-        events=_table(("event", "says that", "may order", "may go to"), _event_rows()),
+        events=_table(("event", "says that", "in stage", "may order", "may go to"), _event_rows()),
         base=BASE,
         after=BASE + 1,
         cases=len((*REPORTS, *LEFT)) ** RANKS,

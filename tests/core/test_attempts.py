@@ -8,7 +8,7 @@ from relight.core import events as ev
 from relight.core.backoff import Backoff, pause_seconds
 from relight.core.commands import Spawn, Stop
 from relight.core.controller import Stage
-from relight.core.stages.failing import MAX_OWN_FAILURES_PER_STEP
+from relight.core.stages.breaker import MAX_OWN_FAILURES_PER_STEP
 from tests.core.test_controller import Desk, kinds, one
 
 PAUSES = [0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
@@ -16,7 +16,7 @@ PAUSES = [0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 def next_start(desk: Desk, version: int = 4) -> str:
     """Rank 0 stands still where it has to; wait until a process without a rank is there; its name."""
-    if desk.controller.stage is Stage.STOPPING and "w0" not in desk.controller._attempt.stopped:
+    if desk.controller.stage is Stage.STOPPING and "w0" not in desk.controller.job.attempt.stopped:
         desk.stands("w0", version)
     while not desk.controller.members.standbys():
         assert desk.now < 10_000.0, "no process is started any more"
@@ -253,7 +253,7 @@ def test_deaths_from_outside_have_no_limit_at_one_step() -> None:
     for _ in range(3 * MAX_OWN_FAILURES_PER_STEP):
         desk.exits(holder(desk), step=4)
         replace(desk, 4)
-    assert desk.controller.failures == 3 * MAX_OWN_FAILURES_PER_STEP
+    assert desk.controller.job_stats.failure_count == 3 * MAX_OWN_FAILURES_PER_STEP
 
 
 def test_the_script_s_own_failures_have_one() -> None:

@@ -24,10 +24,10 @@ from relight.core.commands import (
 )
 from relight.core.controller import HEARING_SECONDS, Controller, ControllerSettings, Stage
 from relight.core.position import Phase, Position
+from relight.core.stages.deciding import MAX_SOURCES_PER_TARGET
 from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS
 from relight.core.stages.processes import STANDBY_PROVEN_SECONDS
 from relight.core.stages.reserve import STANDBY_PATIENCE_SECONDS
-from relight.core.stages.stopping import MAX_SOURCES_PER_TARGET
 
 Order = TypeVar("Order")
 RESTORE_TIMEOUT_SECONDS = 50.0

@@ -24,7 +24,7 @@ def training(world_size: int = 2, standbys: int = 0, every: int = 10, **settings
 
 
 def saved(desk: Desk, process: str = "w0", **changes: object) -> None:
-    order = desk.controller.saving
+    order = desk.controller.saving_order
     assert order is not None
     event = ev.Saved(process=process, generation=order.generation, version=order.target, path="/checkpoints/step")
     desk.tell(msgspec.structs.replace(event, **changes))
@@ -169,7 +169,7 @@ def test_a_successor_of_the_controller_begins_again() -> None:
     desk.stands("w0", 5)
     said = desk.tell(ev.ControllerRestarted())
     assert one(said, Stop).generation == 3
-    assert desk.controller.saving is None
+    assert desk.controller.saving_order is None
     assert one(desk.stands("w0", 5), Save).generation == 3
 
 
@@ -242,4 +242,4 @@ def test_private_state_that_a_successor_may_have_is_asked_for_again() -> None:
     assert desk.controller.members.private_versions(1) == set()
     desk.exits("w1", None, step=5)  # by its successor, with what lies in the hands of those who live
     assert desk.controller.members.private_versions(1) == {5}
-    assert desk.controller.saving == order
+    assert desk.controller.saving_order == order

@@ -3,6 +3,7 @@
 import inspect
 import re
 
+import msgspec
 import pytest
 
 from relight.core.attempt import RecoveryAttempt
@@ -11,6 +12,7 @@ from relight.sim.model.process.process import Process
 from relight.sim.model.shapes import ONE_WRITE, Pattern
 from relight.sim.planted.mutations import MUTATIONS, find_mutation
 from relight.sim.search import sameness
+from relight.sim.search.copies import parts_of
 from relight.sim.search.exhaustive import Script, Searched, explore, situation
 from relight.sim.world.timed import PRODUCTION, Parts
 
@@ -127,8 +129,9 @@ def test_nothing_that_somebody_remembers_is_forgotten_in_the_keys() -> None:
     """Whoever gives a controller or a worker something new to remember must say what it means for the search."""
     here = situation(2, 2, 1, ("kill",))
     worker = here.workers["w0"]
+    parts = parts_of(here.controller)
     remembered = {
-        "Controller": set(vars(here.controller)),
+        **{type(part).__name__: {name for name, v in vars(part).items() if v not in parts} for part in parts},
         "RecoveryAttempt": set(RecoveryAttempt.__slots__),
         "Members": set(vars(here.controller.members)),
         "Process": set(vars(here.controller.members.processes["w0"])),
@@ -184,6 +187,8 @@ def test_copies_of_a_situation_share_nothing_that_changes() -> None:
     here = situation(2, 2, 1, ("kill",))
     there = here.copy()
     there._own_controller()
-    for name, value in vars(here.controller).items():
-        if value is getattr(there.controller, name) and name not in sameness.LEFT_OUT["Controller"]:
-            assert isinstance(value, bool | int | float | str | tuple | frozenset | None), name
+    for mine, other in zip(parts_of(here.controller), parts_of(there.controller), strict=True):
+        assert mine is not other
+        for name, value in vars(mine).items():
+            if value is getattr(other, name) and name not in sameness.LEFT_OUT.get(type(mine).__name__, ()):
+                assert isinstance(value, bool | int | float | str | tuple | frozenset | None | msgspec.Struct), name

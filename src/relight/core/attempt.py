@@ -29,25 +29,6 @@ class RecoveryAttempt:
         return replace(self, stopped=self.stopped.copy(), restored=self.restored.copy(), done=self.done.copy())
 
 
-class Fallback(msgspec.Struct, frozen=True, kw_only=True):
-    """The reason to go below replicas, and how far an unfinished recovery went; it outlives single attempts."""
-
-    target: int = -1  # the version that all were ordered back to
-    newest_finished: int = -1  # when the first of these orders was given
-    differed_at: int = -1  # a version of which replicas held different bits, and no majority was right
-    difference: str = ""  # the same in words
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether all were ordered back to a buddy's or a checkpoint's version, and have not resumed."""
-        return self.target >= 0
-
-    @property
-    def distrusts(self) -> bool:
-        """Whether replicas are not trusted."""
-        return self.differed_at >= 0
-
-
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """A job that must end after a last checkpoint."""
 

@@ -161,3 +161,4 @@ class Notice(_Command, frozen=True, kw_only=True):
 
 Command = Spawn | Kill | Begin | Assign | Stop | Restore | Resume | Save | WindDown | Release | EndJob | Notice
 WorkerCommand = Begin | Assign | Stop | Restore | Resume | Save | WindDown | Release
+StandingOrder = Begin | Stop | Restore | Resume | Save | Release  # to all members: holds until the next one

@@ -12,164 +12,261 @@ and carries out the commands in order. It journals each event and command first,
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import assert_never
 
 from relight.core import events as ev
 from relight.core import waiting
-from relight.core.commands import Audience, Begin, Command, Notice, Release, Restore, Resume, Save, Stop
+from relight.core.commands import Audience, Command, EndJob, Save, StandingOrder
+from relight.core.coverage import Coverage
 from relight.core.fault import Fault
+from relight.core.job_stats import JobStats
+from relight.core.members import Members
 from relight.core.report import JobReport
 from relight.core.stages.agents import Agents
+from relight.core.stages.attempts import Attempts
+from relight.core.stages.deciding import Deciding
+from relight.core.stages.failing import Failing
+from relight.core.stages.finishing import Finishing
+from relight.core.stages.job import ControllerSettings, Job, Stage
 from relight.core.stages.processes import Processes
+from relight.core.stages.repeating import Repeating
+from relight.core.stages.reserve import Reserve
 from relight.core.stages.restoring import Restoring
-from relight.core.stages.state import ControllerSettings, Stage
+from relight.core.stages.saving import Saving
+from relight.core.stages.shutdown import Shutdown
+from relight.core.stages.starting import Starting
+from relight.core.stages.stopping import Stopping
 from relight.core.stages.training import Training
 
-__all__ = ["Controller", "ControllerSettings", "Stage"]
+__all__ = ["Controller", "ControllerSettings", "Kinds", "Stage"]
 
-HEARING_SECONDS = 1.0  # before a deadline counts, in case the controller was stopped until now: who answered is heard
+HEARING_SECONDS = 1.0  # before a deadline counts, in case the controller was stopped until now: answers are read first
 
 
-class Controller(Agents, Processes, Training, Restoring):
+@dataclass(frozen=True)
+class Kinds:
+    """The classes of a controller's parts. The simulator replaces one of them to plant a bug."""
+
+    job: type[Job] = Job
+    attempts: type[Attempts] = Attempts
+    reserve: type[Reserve] = Reserve
+    starting: type[Starting] = Starting
+    saving: type[Saving] = Saving
+    failing: type[Failing] = Failing
+    deciding: type[Deciding] = Deciding
+    stopping: type[Stopping] = Stopping
+    shutdown: type[Shutdown] = Shutdown
+    restoring: type[Restoring] = Restoring
+    training: type[Training] = Training
+    finishing: type[Finishing] = Finishing
+    processes: type[Processes] = Processes
+    repeating: type[Repeating] = Repeating
+    agents: type[Agents] = Agents
+
+
+PRODUCTION = Kinds()
+
+
+class Controller:
     """One job. See the module's docstring for the calling convention; core/stages has the decisions, by stage."""
 
-    # --- events ------------------------------------------------------------------------------------------------
+    def __init__(self, settings: ControllerSettings, *, full_account: bool = False, kinds: Kinds = PRODUCTION) -> None:
+        """`full_account`: keep every failure and recovery, for a report or a page, and not only the newest."""
+        self.settings = settings
+        self.kinds = kinds
+        self.job = job = kinds.job(settings, full_account=full_account)
+        self.attempts = kinds.attempts(job)
+        self.reserve = kinds.reserve(job, self.attempts)
+        self.starting = kinds.starting(job, self.reserve)
+        self.saving = kinds.saving(job)
+        self.failing = kinds.failing(job, self.attempts, self.reserve, self.saving)
+        self.deciding = kinds.deciding(job)
+        self.stopping = kinds.stopping(job, self.attempts, self.reserve, self.saving, self.failing, self.deciding)
+        self.shutdown = kinds.shutdown(job, self.saving)
+        self.restoring = kinds.restoring(job, self.attempts, self.reserve, self.saving, self.failing, self.shutdown)
+        self.training = kinds.training(job, self.failing, self.restoring)
+        self.finishing = kinds.finishing(job, self.reserve, self.failing, self.shutdown)
+        self.processes = kinds.processes(
+            job,
+            self.attempts,
+            self.reserve,
+            self.starting,
+            self.saving,
+            self.failing,
+            self.stopping,
+            self.finishing,
+        )
+        self.repeating = kinds.repeating(job, self.reserve, self.starting, self.saving, self.shutdown)
+        self.agents = kinds.agents(
+            job,
+            self.reserve,
+            self.starting,
+            self.failing,
+            self.stopping,
+            self.restoring,
+            self.finishing,
+            self.repeating,
+        )
+        self._extended: float | None = None  # the deadline that was put off, once, by HEARING_SECONDS
+
+    # --- events -------------------------------------------------------------------------------------------------
     def handle(self, event: ev.Event, now: float) -> tuple[Command, ...]:
         """Take in one fact; return the orders it leads to, in the order in which they must be carried out."""
-        if self.stage is Stage.ENDED:
+        if self.job.stage is Stage.ENDED:
             return ()
-        self._note_version(event)
+        self.job.note_version(event)
+        return self._given(self._on_event(event, now))
+
+    def _on_event(self, event: ev.Event, now: float) -> list[Command]:
+        """The handler of each event. Every one begins by asking whether the event matters in the job's stage."""
         match event:
             case ev.AgentJoined():
-                out = self._on_agent_joined(event, now)
-            case ev.ProcessStarted():
-                out = self._on_started(event)
-            case ev.ProcessDying():
-                out = self._on_dying(event, now)
-            case ev.ProcessExited():
-                out = self._on_exited(event, now)
-            case ev.ProcessSuspected():
-                out = self._on_suspected(event, now)
-            case ev.WorkerFailed():
-                out = self._on_worker_failed(event, now)
-            case ev.CollectiveFailed():
-                out = self._on_collective_failed(event, now)
-            case ev.RankSlow():
-                out = self._on_rank_slow(event)
-            case ev.StateDiffers():
-                out = self._on_state_differs(event, now)
-            case ev.CommunicationStalled():
-                out = self._on_stalled(event, now)
+                return self.agents.on_joined(event, now)
             case ev.AgentLost():
-                out = self._on_agent_lost(event, now)
-            case ev.TrainingEntered():
-                out = self._on_entered(event, now)
+                return self.agents.on_lost(event, now)
+            case ev.ProcessStarted():
+                return self.starting.on_started(event)
+            case ev.ProcessDying():
+                return self.processes.on_dying(event, now)
+            case ev.ProcessExited():
+                return self.processes.on_exited(event, now)
+            case ev.ProcessSuspected():
+                return self.processes.on_suspected(event, now)
+            case ev.WorkerFailed():
+                return self.processes.on_worker_failed(event, now)
             case ev.StandbyReady():
-                out = self._on_standby_ready(event, now)
+                return self.reserve.on_standby_ready(event, now)
+            case ev.TrainingEntered():
+                return self.starting.on_entered(event, now)
+            case ev.CollectiveFailed():
+                return self.training.on_collective_failed(event, now)
+            case ev.CommunicationStalled():
+                return self.training.on_stalled(event, now)
+            case ev.StateDiffers():
+                return self.training.on_state_differs(event, now)
+            case ev.RankSlow():
+                return self.training.on_rank_slow(event)
             case ev.Stopped():
-                out = self._on_stopped(event, now)
+                return self.stopping.on_stopped(event, now)
             case ev.Restored():
-                out = self._on_restored(event, now)
+                return self.restoring.on_restored(event, now)
             case ev.RestoreFailed():
-                out = self._on_restore_failed(event, now)
+                return self.restoring.on_restore_failed(event, now)
             case ev.StepResumed():
-                out = self._on_step_resumed(event, now)
+                return self.restoring.on_step_resumed(event, now)
             case ev.Saved():
-                out = self._on_saved(event, now)
+                return self.saving.on_saved(event, now)
             case ev.TrainingDone():
-                out = self._on_done(event, now)
+                return self.finishing.on_done(event, now)
             case ev.WorkerReleased():
-                self._released.add(event.process)
-                out = []
-            case ev.WorkerNotice():
-                out = [Notice(why=event.text, level="warning")] if self.job_stats.notice(event.text) else []
-            case ev.BitsDoubted():
-                out = self._on_doubt(event)
-            case ev.FaultStruck():
-                self.job_stats.struck.add(event.fault)
-                out = []
+                return self.finishing.on_released(event)
             case ev.ControllerRestarted():
-                out = self._on_controller_restarted(now)
+                return self.repeating.on_controller_restarted(now)
             case ev.ShutdownRequested():
-                out = self._on_shutdown(event, now)
+                return self.shutdown.on_shutdown(event, now)
+            case ev.WorkerNotice():
+                return self.job.on_notice(event)
+            case ev.BitsDoubted():
+                return self.job.on_doubt(event)
+            case ev.FaultStruck():
+                return self.job.on_fault_struck(event)
             case _:
                 assert_never(event)
-        return self._given(out)
 
-    def _on_doubt(self, event: ev.BitsDoubted) -> list[Command]:
-        if not self.job_stats.doubts.add(event.rank, event.step, event.reason, event.process):
-            return []
-        why = f"the bits may differ from those of an undisturbed run: rank {event.rank}: {event.reason}"
-        return [Notice(why=why, level="warning")]
+    def _on_deadline(self, now: float) -> list[Command]:
+        """The handler of each stage's deadline."""
+        match self.job.stage:
+            case Stage.STARTING:
+                return self.starting.on_startup_timeout(now)
+            case Stage.TRAINING:
+                return self.training.on_grace_over(now)
+            case Stage.STOPPING:
+                return self.stopping.on_stop_timeout(now)
+            case Stage.RESTORING:
+                return self.restoring.on_restore_timeout(now)
+            case Stage.SAVING:
+                return self.saving.on_save_timeout(now)
+            case Stage.FINISHING | Stage.ENDED:
+                return []
 
-    def _note_version(self, event: ev.Event) -> None:
-        """How far the job got is part of its account, however it ends."""
-        match event:
-            case ev.ProcessDying() | ev.ProcessExited() | ev.ProcessSuspected():
-                self.job_stats.committed(event.position.version, event.position.generation)
-            case ev.Stopped() if not event.blank:
-                self.job_stats.committed(event.version, event.generation - 1)
-            case ev.AgentLost() | ev.ShutdownRequested():
-                self.job_stats.committed(event.version)
-            case ev.WorkerFailed() if self.stage is Stage.TRAINING:
-                self.job_stats.committed(event.step)  # it was in this step: those before it are done
-            case ev.Saved() if event.generation == self.generation and not event.error:
-                self.job_stats.committed(event.version)
-            case ev.StepResumed() if event.generation == self.generation:
-                self.job_stats.committed(event.step + 1)
-
-    def expire(self, now: float) -> tuple[Command, ...]:
-        """The deadline has passed: whoever was waited for has failed too, or the grace is over."""
-        out = self._given(self._on_next_attempt(now))
-        if out or self._deadline is None or now < self._deadline or self.stage is Stage.ENDED:
-            return out
-        overslept = now - self._deadline > HEARING_SECONDS
-        if (overslept or self._somebody_pays(now)) and self._deadline != self._extended:
-            # Perhaps nobody looked until just now, and whoever is waited for has answered meanwhile.
-            self._deadline = self._extended = now + HEARING_SECONDS
-            return ()
-        self._deadline = None
-        if self.stage is Stage.STARTING:
-            return self._given(self._on_startup_timeout(now))
-        if self.stage is Stage.TRAINING:
-            return self._given(self._on_grace_over(now))
-        if self.stage is Stage.STOPPING:
-            return self._given(self._on_stop_timeout(now))
-        if self.stage is Stage.RESTORING:
-            return self._given(self._on_restore_timeout(now))
-        if self.stage is Stage.SAVING:
-            return self._given(self._on_save_timeout(now))
-        return ()
-
-    def _somebody_pays(self, now: float) -> bool:
-        """Whether a process is killed, or the job ends, if nothing is heard. Then a second more does not matter, and a
-        controller that was stopped until just after the deadline must not take itself for punctual."""
-        return self.stage in (Stage.STARTING, Stage.SAVING) or bool(self._late(now))
-
+    # --- time ---------------------------------------------------------------------------------------------------
     def next_deadline(self) -> float | None:
         """When `expire` wants to be called, or None."""
-        if self._next_attempt is None or self._deadline is None:
-            return self._next_attempt if self._deadline is None else self._deadline
-        return min(self._deadline, self._next_attempt)
+        if self.job.stage is Stage.ENDED:
+            return None
+        return min((at for at in (self.job.deadline, self.attempts.next_at) if at is not None), default=None)
+
+    def expire(self, now: float) -> tuple[Command, ...]:
+        """The deadline has passed: a rank that was waited for has failed too, or the time for a death is over."""
+        job, out = self.job, self._given(self._on_next_attempt(now))
+        if out or job.deadline is None or now < job.deadline or job.stage is Stage.ENDED:
+            return out
+        overslept = now - job.deadline > HEARING_SECONDS
+        if (overslept or self._is_costly(now)) and job.deadline != self._extended:
+            # The controller may have been stopped until just now, with answers unread.
+            job.deadline = self._extended = now + HEARING_SECONDS
+            return ()
+        job.deadline = None
+        return self._given(self._on_deadline(now))
+
+    def _is_costly(self, now: float) -> bool:
+        """Whether the deadline kills a process or ends the job. Then one more second does not matter, and a controller
+        that was stopped until just after the deadline must not take itself for punctual."""
+        return self.job.stage in (Stage.STARTING, Stage.SAVING) or bool(self.saving.late(now))
 
     def _on_next_attempt(self, now: float) -> list[Command]:
-        """What was put off, since several attempts in a row had failed, begins now."""
-        if self._next_attempt is None or now < self._next_attempt or self.stage is Stage.ENDED:
+        """Begin the attempt that was put off, since several in a row had failed."""
+        if self.attempts.next_at is None or now < self.attempts.next_at or self.job.stage is Stage.ENDED:
             return []
-        self._next_attempt = None
-        if self.stage is Stage.STOPPING:
-            return self._advance(now)
-        settled = self.stage in (Stage.STARTING, Stage.TRAINING) and not self._to_resume
-        return self._top_up_standbys(now) if settled else []
+        self.attempts.next_at = None
+        if self.job.stage is Stage.STOPPING:
+            return self.stopping.advance(now)
+        return self.reserve.top_up(now) if self.restoring.is_settled else []
 
     def _given(self, commands: list[Command]) -> tuple[Command, ...]:
         """Keep the newest order to all: it holds until the next one."""
         for command in commands:
-            if isinstance(command, Begin | Stop | Restore | Resume | Save | Release):
-                self._standing_order = command
+            if isinstance(command, StandingOrder):
+                self.repeating.standing_order = command
         return tuple(commands)
 
-    # --- what the shell and people look at --------------------------------------------------------------------
+    # --- for the shell and for people ---------------------------------------------------------------------------
+    @property
+    def stage(self) -> Stage:
+        """Where the job is."""
+        return self.job.stage
+
+    @property
+    def generation(self) -> int:
+        """The number of the newest generation."""
+        return self.job.generation
+
+    @property
+    def members(self) -> Members:
+        """The job's processes."""
+        return self.job.members
+
+    @property
+    def job_stats(self) -> JobStats:
+        """The account of the job."""
+        return self.job.job_stats
+
+    @property
+    def ended(self) -> EndJob | None:
+        """The end of the job, once it has ended."""
+        return self.job.ended
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """The losses that a divided state survives, once training has begun."""
+        return self.job.coverage
+
+    @property
+    def saving_order(self) -> Save | None:
+        """The order to write a last checkpoint, once it is given."""
+        return self.saving.order
+
     def audience(self, audience: Audience) -> tuple[str, ...]:
         """Names of the processes that a command of this audience goes to, now."""
         return self.members.audience(audience)
@@ -185,12 +282,7 @@ class Controller(Agents, Processes, Training, Restoring):
     @property
     def is_winding_down(self) -> bool:
         """Whether the job is to end after its next step, or after a last checkpoint."""
-        return bool(self._winding_down) or self.stage is Stage.SAVING
-
-    @property
-    def saving(self) -> Save | None:
-        """The order to write a last checkpoint, once it is given."""
-        return self._ending.order
+        return bool(self.shutdown.reason) or self.stage is Stage.SAVING
 
     @property
     def standbys_ready(self) -> int:
@@ -212,30 +304,15 @@ class Controller(Agents, Processes, Training, Restoring):
         return self.job_stats.report()
 
     def waiting(self, now: float) -> str:
-        """Whom the job waits for, and why, in words; empty while it trains."""
-        members, settings = self.members, self.settings
-        if self.stage is Stage.STOPPING and now < self._backoff.until:
-            limit = settings.max_failed_attempts
-            return waiting.for_next_attempt(members, settings.world_size, self._backoff, limit, now)
-        match self.stage:
-            case Stage.STARTING:
-                return waiting.for_first_step(members, self._entered, len(self.hosts), settings.nodes, now)
-            case Stage.STOPPING:
-                return waiting.to_decide(members, self._attempt.stopped, settings.world_size, now)
-            case Stage.RESTORING:
-                return waiting.to_resume(members, self._attempt.restored, self.job_stats.decided_at, now)
-            case Stage.SAVING:
-                return "the job must end: a last checkpoint is written"
-            case Stage.FINISHING:
-                return waiting.for_ends(members)
-        return ""
+        """Describe the ranks that the job waits for, and why; empty while it trains."""
+        return waiting.describe(self.job, self.starting.entered, self.attempts.backoff, now)
 
     def check(self) -> None:
         """Assert what must always hold."""
         assert self.generation >= 1
         ranks = [p.rank for p in self.members.processes.values() if p.rank is not None and p.alive and not p.failed]
         assert len(ranks) == len(set(ranks)), f"two live processes hold one rank: {sorted(ranks)}"
-        assert sorted(ranks) == list(self.members.by_rank()), "who holds which rank is kept wrongly"
+        assert sorted(ranks) == list(self.members.by_rank()), "the holders of ranks are kept wrongly"
         reserve = [p for p in self.members.processes.values() if p.rank is None and p.alive and not p.failed]
-        assert reserve == self.members.standbys(), "who is in reserve is kept wrongly"
-        assert self.stage is not Stage.RESTORING or self._attempt.decision is not None
+        assert reserve == self.members.standbys(), "the standbys are kept wrongly"
+        assert self.stage is not Stage.RESTORING or self.job.attempt.decision is not None

@@ -17,6 +17,25 @@ from relight.core.events import Stopped
 from relight.core.shards import Shards, require_every_part
 
 
+class Fallback(msgspec.Struct, frozen=True, kw_only=True):
+    """The reason to fall back, and the version that an unfinished fallback goes to; it outlives single attempts."""
+
+    target: int = -1  # the version that all were ordered back to
+    newest_finished: int = -1  # when the first of these orders was given
+    differed_at: int = -1  # a version of which replicas held different bits, and no majority was right
+    difference: str = ""  # between those replicas, in words
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether all were ordered back to a buddy's or a checkpoint's version, and have not resumed."""
+        return self.target >= 0
+
+    @property
+    def distrusts(self) -> bool:
+        """Whether replicas are not trusted."""
+        return self.differed_at >= 0
+
+
 class FallbackPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks go back to `target`."""
 

@@ -1,11 +1,31 @@
-"""Whom a job waits for while it does not train, and why: for people. Takes no decisions."""
+"""Describe, for people, the ranks that a job waits for while it does not train, and why. Takes no decisions."""
 
 from collections.abc import Collection, Sequence
 
 from relight.core.backoff import Backoff
 from relight.core.members import Members, Process
+from relight.core.stages.job import Job, Stage
 
 _NAMED = 4  # ranks that are named; more are counted
+
+
+def describe(job: Job, entered: Collection[str], backoff: Backoff, now: float) -> str:
+    """Describe the wait of the stage that the job is in. `entered`: processes that have reached their first step."""
+    members, settings = job.members, job.settings
+    if job.stage is Stage.STOPPING and now < backoff.until:
+        return for_next_attempt(members, settings.world_size, backoff, settings.max_failed_attempts, now)
+    match job.stage:
+        case Stage.STARTING:
+            return for_first_step(members, entered, len(job.hosts), settings.nodes, now)
+        case Stage.STOPPING:
+            return to_decide(members, job.attempt.stopped, settings.world_size, now)
+        case Stage.RESTORING:
+            return to_resume(members, job.attempt.restored, job.job_stats.decided_at, now)
+        case Stage.SAVING:
+            return "the job must end: a last checkpoint is written"
+        case Stage.FINISHING:
+            return for_ends(members)
+    return ""
 
 
 def for_first_step(members: Members, entered: Collection[str], hosts: int, nodes: int, now: float) -> str:

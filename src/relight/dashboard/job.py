@@ -199,7 +199,7 @@ class Job:
     @property
     def until(self) -> int:
         """Steps that were asked for; 0: not known yet."""
-        return 0 if self._core is None else self._core.until
+        return 0 if self._core is None else self._core.job.until
 
     def now_ns(self, wall_ns: int) -> int:
         """Time since the job's start; of a job that has ended, how long it took."""
@@ -254,9 +254,11 @@ class Job:
     def copies(self) -> list[tuple[str, int]]:
         """Each part of the state with its intact holders, the rarest first; plain replication: one part, all of it."""
         intact = set(self._intact_ranks())
-        if self._core is None or not self._core.shards.divided:
+        if self._core is None or not self._core.job.shards.divided:
             return [("all parameters", len(intact))]
-        parts = [(f"part {key}", len(intact.intersection(ranks))) for key, ranks in self._core.shards.groups().items()]
+        parts = [
+            (f"part {key}", len(intact.intersection(ranks))) for key, ranks in self._core.job.shards.groups().items()
+        ]
         return sorted(parts, key=lambda part: part[1])[:PARTS_LISTED]
 
     def dead_until_ns(self, failure: FailureReport) -> int | None:

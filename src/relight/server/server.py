@@ -219,7 +219,7 @@ class Server:
                 self._publications.take(status)
         self._board = StatusBoard(self._settings.job, self._core)
         self._store.open(self._core.generation)
-        lives = {name: self._core.hosts.life(name) for name in self._core.hosts.in_order()}
+        lives = {name: self._core.job.hosts.life(name) for name in self._core.job.hosts.in_order()}
         self._agents.recall(lives, self._core.members.processes.values())
         if self._core.ended is None and behind:
             text = (
@@ -227,7 +227,7 @@ class Server:
                 "known. Resume from your last checkpoint once there is room on the disk"
             )
             self._core.job_stats.ended(text, now)
-            self._core.ended = EndJob(error=text, details="", why=text)
+            self._core.job.ended = EndJob(error=text, details="", why=text)
         if self._core.ended is not None:
             if not passed.has_end:  # it died just before: whoever reads the journal is to find the end there
                 self._record(now, (self._core.ended,))
@@ -407,7 +407,8 @@ class Server:
             remember_all = functools.partial(Controller, full_account=True)
             return replay(self._core.settings, records(self._journal.so_far()), remember_all).report()
         except Exception as error:  # whatever it is: the job's end is not to be lost by it
-            text = f"only the newest of {self._core.failures} failures are listed: the journal cannot be read ({error})"
+            count = self._core.job_stats.failure_count
+            text = f"only the newest of {count} failures are listed: the journal cannot be read ({error})"
             return msgspec.structs.replace(report, notices=(*report.notices, text))
 
     def _write_report(self) -> None:
@@ -650,8 +651,8 @@ class Server:
                     self._refuse(f"ignored private state from agent {agent.name} that another one holds")
                 elif message.problem:
                     self.shut_down(f"rank-private state cannot be moved to another host: {message.problem}")
-                elif self._core.saving is not None:
-                    self._publish_private(message, self._core.saving)
+                elif self._core.saving_order is not None:
+                    self._publish_private(message, self._core.saving_order)
                 else:
                     self._agents.pass_on(message)
             case Hello():

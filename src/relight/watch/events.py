@@ -368,7 +368,7 @@ class EventFeed:
         match order:
             case Begin() if not self._begun:
                 self._begun = order.generation
-                yield TrainingStarted(**common, until=self._core.until)
+                yield TrainingStarted(**common, until=self._core.job.until)
             case Stop():
                 yield RecoveryStarted(**common, reason=order.why)
             case Restore():

@@ -1,96 +1,125 @@
-"""RESTORING: every member reaches the target version; they must agree before anybody goes on."""
+"""RESTORING: every member reaches the target version; their states must agree before training resumes."""
 
 from relight.core import events as ev
-from relight.core.attempt import Fallback
 from relight.core.commands import Audience, Command, Notice, Resume
+from relight.core.decision import Decision
+from relight.core.fallback import Fallback
 from relight.core.shards import Shards
+from relight.core.stages.attempts import Attempts
 from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, Failing
-from relight.core.stages.state import Stage
+from relight.core.stages.job import Job, Stage
+from relight.core.stages.reserve import Reserve
+from relight.core.stages.saving import Saving
+from relight.core.stages.shutdown import Shutdown
 
 
-class Restoring(Failing):
+class Restoring:
     """From Restore to Resume, and to the first step after it."""
 
-    def _on_restored(self, event: ev.Restored, now: float) -> list[Command]:
-        if self.stage is not Stage.RESTORING or event.generation != self.generation:
-            return []
-        if not self._is_member(event.process) or self._attempt.decision is None:
-            return []
-        self._attempt.restored[event.process] = event
-        self.job_stats.restored(event, now)
-        if len(self._attempt.restored) < self.settings.world_size:
-            return []
-        reports = sorted(self._attempt.restored.values(), key=lambda e: e.rank)
-        problem = _handshake_mismatch(reports, self._attempt.decision.target, self.shards)
-        if problem:
-            digests = {report.rank: report.state_digest for report in reports}
-            stood = [rank for rank in digests if rank not in self._attempt.decision.targets]
-            of_their_own = {*stood, *self._attempt.decision.recalled}
-            held = self.members.by_rank()
-            voters = [rank for rank in stood if not held[rank].replacement]  # others were copied before it began again
-            alike = len({(r.version, r.lineage) for r in reports}) == 1
-            alike = alike and not self.shards.differing({r.rank: r.layout_digest for r in reports})
-            if alike and self.shards.differing({rank: digests[rank] for rank in of_their_own}):
-                return self._on_corruption(digests, voters, self._attempt.decision.target, 0, now)
-            return self._end(problem, now)
-        self.stage, self._deadline = Stage.TRAINING, None
-        self._fallback = Fallback()
-        for process in self.members.by_rank().values():
-            process.replacement = False
-        self.members.predecessors.clear()
-        self._forget_the_dead()
-        if self._attempt.decision.targets:
-            self._standby_errors.clear()
-        notice = Notice(why=self.job_stats.describe_recovery(now), level="info")
-        self.job_stats.resumed(now)
-        out: list[Command] = [
-            Resume(
-                audience=Audience.MEMBERS,
-                generation=self.generation,
-                buddies=self._buddies(),
-                writers=self._writers(),
-                doubts=self.job_stats.doubts.reasons,
-                why=f"all ranks hold version {self._attempt.decision.target} "
-                f"({self.shards.digest([report.state_digest for report in reports])})",
-            )
-        ]
-        self._to_resume = set(self.members.audience(Audience.MEMBERS))
-        return [*out, *self._wind_down(), notice, *self._surplus()]
+    def __init__(
+        self, job: Job, attempts: Attempts, reserve: Reserve, saving: Saving, failing: Failing, shutdown: Shutdown
+    ) -> None:
+        self._job, self._attempts, self._reserve = job, attempts, reserve
+        self._saving, self._failing, self._shutdown = saving, failing, shutdown
+        self.to_resume: set[str] = set()  # members that have not committed a step since the last recovery
 
-    def _on_step_resumed(self, event: ev.StepResumed, now: float) -> list[Command]:
-        """A new standby is started once the interrupted step is done: its start would slow the redo down."""
-        self.job_stats.step_resumed(event, self.settings.world_size, now)
-        if event.process in self._to_resume:
-            self._to_resume.discard(event.process)
-            if not self._to_resume:
+    def on_restored(self, event: ev.Restored, now: float) -> list[Command]:
+        """A member holds the target version; with the last one, their states are compared."""
+        job, attempt = self._job, self._job.attempt
+        if job.stage is not Stage.RESTORING or event.generation != job.generation:
+            return []
+        if not job.is_member(event.process) or attempt.decision is None:
+            return []
+        attempt.restored[event.process] = event
+        job.job_stats.restored(event, now)
+        if len(attempt.restored) < job.settings.world_size:
+            return []
+        reports = sorted(attempt.restored.values(), key=lambda e: e.rank)
+        if problem := _handshake_mismatch(reports, attempt.decision.target, job.shards):
+            return self._on_mismatch(problem, reports, attempt.decision, now)
+        return self._resume(reports, attempt.decision, now)
+
+    def _on_mismatch(self, problem: str, reports: list[ev.Restored], decision: Decision, now: float) -> list[Command]:
+        """States differ: corrupted memory, if it is only their content; else the end of the job."""
+        job = self._job
+        digests = {report.rank: report.state_digest for report in reports}
+        stayed = [rank for rank in digests if rank not in decision.targets]
+        own = {*stayed, *decision.recalled}
+        held = job.members.by_rank()
+        voters = [rank for rank in stayed if not held[rank].replacement]  # others were copied in an earlier attempt
+        alike = len({(r.version, r.lineage) for r in reports}) == 1
+        alike = alike and not job.shards.differing({r.rank: r.layout_digest for r in reports})
+        if alike and job.shards.differing({rank: digests[rank] for rank in own}):
+            return self._failing.on_corruption(digests, voters, decision.target, 0, now)
+        return job.end(problem, now)
+
+    def _resume(self, reports: list[ev.Restored], decision: Decision, now: float) -> list[Command]:
+        job = self._job
+        job.stage, job.deadline = Stage.TRAINING, None
+        job.fallback = Fallback()
+        for process in job.members.by_rank().values():
+            process.replacement = False
+        job.members.predecessors.clear()
+        job.forget_the_dead()
+        if decision.targets:
+            self._reserve.forget_errors()
+        notice = Notice(why=job.job_stats.describe_recovery(now), level="info")
+        job.job_stats.resumed(now)
+        resume = Resume(
+            audience=Audience.MEMBERS,
+            generation=job.generation,
+            buddies=job.buddies(),
+            writers=job.writers(),
+            doubts=job.job_stats.doubts.reasons,
+            why=f"all ranks hold version {decision.target} "
+            f"({job.shards.digest([report.state_digest for report in reports])})",
+        )
+        self.to_resume = set(job.members.audience(Audience.MEMBERS))
+        return [resume, *self._shutdown.wind_down(), notice, *self._reserve.surplus()]
+
+    def on_step_resumed(self, event: ev.StepResumed, now: float) -> list[Command]:
+        """A member committed its first step. New standbys start after the last one: their start slows steps down."""
+        job = self._job
+        job.job_stats.step_resumed(event, job.settings.world_size, now)
+        if event.process in self.to_resume:
+            self.to_resume.discard(event.process)
+            if not self.to_resume:
                 self._prove()
-        return self._top_up_standbys(now) if not self._to_resume and self.stage is Stage.TRAINING else []
+        return self._reserve.top_up(now) if not self.to_resume and job.stage is Stage.TRAINING else []
 
     def _prove(self) -> None:
         """All members have committed a step: the recovery is over, and its replacements are of use."""
-        self._note_success()
-        for process in self.members.by_rank().values():
+        self._attempts.succeed()
+        for process in self._job.members.by_rank().values():
             process.proven = True
 
-    def _on_restore_failed(self, event: ev.RestoreFailed, now: float) -> list[Command]:
-        if self.stage is not Stage.RESTORING or event.generation != self.generation:
+    @property
+    def is_settled(self) -> bool:
+        """Whether no recovery is under way, its first step included."""
+        return self._job.stage in (Stage.STARTING, Stage.TRAINING) and not self.to_resume
+
+    # --- restores that fail -------------------------------------------------------------------------------------
+    def on_restore_failed(self, event: ev.RestoreFailed, now: float) -> list[Command]:
+        """A copy or the new group failed: most often the echo of a death, which is waited for."""
+        job = self._job
+        if job.stage is not Stage.RESTORING or event.generation != job.generation:
             return []
-        if self._attempt.suspected_restore is None:  # most often the echo of a death, as with collectives
-            self._attempt.suspected_restore = event
-            self._deadline = now + COLLECTIVE_GRACE_SECONDS
+        if job.attempt.suspected_restore is None:
+            job.attempt.suspected_restore = event
+            job.deadline = now + COLLECTIVE_GRACE_SECONDS
         return []
 
-    def _on_restore_timeout(self, now: float) -> list[Command]:
-        """Nobody can be blamed for a restore that does not end; who then does not stand still, can."""
-        event = self._attempt.suspected_restore
-        evidence = event.evidence if event else f"not done within {self.settings.restore_timeout_seconds:g} s"
-        self.job_stats.failure(
-            None, "communication", f"restoring: {evidence}", None, 0, self.generation, now, self._recovery_step
-        )
-        said = self._note_failed_attempt(now, f"restoring: {evidence}", now)
-        if used_up := self._attempts_used_up():
-            return self._give_up(f"{used_up}; last: restoring: {evidence}", now)
-        return [*self._open_generation(now, self.settings.stop_timeout_seconds), *said]
+    def on_restore_timeout(self, now: float) -> list[Command]:
+        """Begin the recovery again. No rank can be blamed for the restore; one that then does not stop, can."""
+        job, event = self._job, self._job.attempt.suspected_restore
+        evidence = event.evidence if event else f"not done within {job.settings.restore_timeout_seconds:g} s"
+        evidence = f"restoring: {evidence}"
+        step = self._failing.recovery_step
+        job.job_stats.failure(None, "communication", evidence, None, 0, job.generation, now, step)
+        notices = self._attempts.fail(now, evidence, now)
+        if used_up := self._attempts.used_up():
+            return self._saving.give_up(f"{used_up}; last: {evidence}", now)
+        return [*self._failing.open_generation(now, job.settings.stop_timeout_seconds), *notices]
 
 
 def _handshake_mismatch(reports: list[ev.Restored], target: int, shards: Shards) -> str:

@@ -7,125 +7,155 @@ from relight.core.commands import Assign, Audience, Begin, Command, Kill, Notice
 from relight.core.coverage import coverage, describe
 from relight.core.members import Process
 from relight.core.shards import Shards, content_mismatch
+from relight.core.stages.job import Job, Stage
 from relight.core.stages.reserve import Reserve
-from relight.core.stages.state import Stage
 
 MAX_NAMED = 64  # ranks in one line for people
 MAX_STARTUP_RESTARTS = 3
 
 
-class Starting(Reserve):
+class Starting:
     """From the first agent to Begin."""
 
-    def _spawn_initial(self, now: float, why: str) -> list[Command]:
-        places = self.hosts.initial(self.settings.world_size, self.settings.nodes)
-        return [self._spawn(rank, place, now, why=why) for rank, place in enumerate(places)]
+    def __init__(self, job: Job, reserve: Reserve) -> None:
+        self._job, self._reserve = job, reserve
+        self.entered: dict[str, ev.TrainingEntered] = {}  # by process
+        self._restarts = 0
 
-    def _on_started(self, event: ev.ProcessStarted) -> list[Command]:
-        process = self.members.processes.get(event.process)
+    def spawn_initial(self, now: float, why: str) -> list[Command]:
+        """Start a process for each rank."""
+        job = self._job
+        places = job.hosts.initial(job.settings.world_size, job.settings.nodes)
+        return [self._reserve.spawn(rank, place, now, why=why) for rank, place in enumerate(places)]
+
+    def on_started(self, event: ev.ProcessStarted) -> list[Command]:
+        """A process runs: it gets its rank."""
+        process = self._job.members.processes.get(event.process)
         if process is None or process.started:
             return []
         process.started, process.pid = True, event.pid
         if process.rank is None:
             return []
-        return [Assign(process=process.name, rank=process.rank, generation=self.generation, why="initial rank")]
+        generation = self._job.generation
+        return [Assign(process=process.name, rank=process.rank, generation=generation, why="initial rank")]
 
-    def _on_entered(self, event: ev.TrainingEntered, now: float) -> list[Command]:
-        if self.stage is not Stage.STARTING or not self._is_member(event.process):
+    def on_entered(self, event: ev.TrainingEntered, now: float) -> list[Command]:
+        """A rank reached its first step; with the last one, training begins."""
+        job = self._job
+        if job.stage is not Stage.STARTING or not job.is_member(event.process):
             return []
-        self._entered[event.process] = event
-        if len(self._entered) < self.settings.world_size:
+        self.entered[event.process] = event
+        if len(self.entered) < job.settings.world_size:
             return []
-        reports = sorted(self._entered.values(), key=lambda e: e.rank)
-        self.shards = Shards([report.shard for report in reports])
-        problem = _startup_mismatch(reports, self.shards)
+        reports = sorted(self.entered.values(), key=lambda e: e.rank)
+        job.shards = Shards([report.shard for report in reports])
+        problem = _startup_mismatch(reports, job.shards)
         if problem:
-            return self._end(problem, now)
-        self.stage, self._deadline = Stage.TRAINING, None
-        self.until, self.began_at = reports[0].until, reports[0].version
-        self.buddy_every, self.checkpoint_every = reports[0].buddy_every, reports[0].checkpoint_every
-        for process in self.members.by_rank().values():
+            return job.end(problem, now)
+        job.stage, job.deadline = Stage.TRAINING, None
+        job.until, job.began_at = reports[0].until, reports[0].version
+        job.buddy_every, job.checkpoint_every = reports[0].buddy_every, reports[0].checkpoint_every
+        for process in job.members.by_rank().values():
             process.may_hold_state = process.proven = True
-        self._slowest_start_seconds = now - min(p.spawned_at for p in self.members.by_rank().values())
-        self._entered.clear()
-        digest = self.shards.digest([report.state_digest for report in reports])
-        self.job_stats.began(now, reports[0], digest)
-        what = "replicas of the same state" if self.shards.divided else "the same state"
+        self._reserve.note_start(now - min(p.spawned_at for p in job.members.by_rank().values()))
+        self.entered.clear()
+        digest = job.shards.digest([report.state_digest for report in reports])
+        job.job_stats.began(now, reports[0], digest)
+        held = "replicas of the same state" if job.shards.divided else "the same state"
         return [
             *self._cover(reports),
             Begin(
                 audience=Audience.MEMBERS,
-                generation=self.generation,
-                buddies=self._buddies(),
-                writers=self._writers(),
-                why=f"all {self.settings.world_size} ranks hold {what} ({digest})",
+                generation=job.generation,
+                buddies=job.buddies(),
+                writers=job.writers(),
+                why=f"all {job.settings.world_size} ranks hold {held} ({digest})",
             ),
             Notice(why=self._describe_start(), level="info"),
         ]
 
     def _cover(self, reports: Sequence[ev.TrainingEntered]) -> list[Command]:
-        """Say what a divided state survives, before the first step."""
-        if not self.shards.divided:
+        """Say which losses a divided state survives, before the first step."""
+        job = self._job
+        if not job.shards.divided:
             return []
-        hosts = [process.agent for process in self.members.by_rank().values()]
-        self.coverage = coverage(
-            self.shards.groups(),
-            hosts,
+        job.coverage = coverage(
+            job.shards.groups(),
+            [process.agent for process in job.members.by_rank().values()],
             {r.shard: r.state_bytes for r in reports},
-            self._buddies(),
-            self.buddy_every,
-            self.checkpoint_every,
+            job.buddies(),
+            job.buddy_every,
+            job.checkpoint_every,
         )
-        return [Notice(why=line, level="info") for line in describe(self.coverage)]
+        return [Notice(why=line, level="info") for line in describe(job.coverage)]
 
     def _describe_start(self) -> str:
-        if self.began_at >= self.until:
-            return f"nothing left to do: the checkpoint is at step {self.began_at}, and the script wants {self.until}"
+        began_at, until = self._job.began_at, self._job.until
+        if began_at >= until:
+            return f"nothing left to do: the checkpoint is at step {began_at}, and the script wants {until}"
         return f"training; {self._describe_pids()}"
 
     def _describe_pids(self) -> str:
-        """For people with py-spy, gdb or kill."""
-        held = list(self.members.by_rank().items())
+        """List process ids, for people with py-spy, gdb or kill."""
+        held = list(self._job.members.by_rank().items())
         named = ", ".join(f"rank {rank} is pid {process.pid}" for rank, process in held[:MAX_NAMED])
         return f"{named}, and {len(held) - MAX_NAMED} more (see the journal)" if len(held) > MAX_NAMED else named
 
-    def _on_startup_timeout(self, now: float) -> list[Command]:
-        late = sorted(rank for rank, p in self.members.by_rank().items() if p.name not in self._entered)
-        return self._end(
+    # --- starts that fail ---------------------------------------------------------------------------------------
+    def on_startup_timeout(self, now: float) -> list[Command]:
+        """End the job: some rank has not reached its first step."""
+        late = sorted(rank for rank, p in self._job.members.by_rank().items() if p.name not in self.entered)
+        return self._job.end(
             f"rank {', '.join(map(str, late))} did not reach its first step within "
-            f"{self.settings.startup_timeout_seconds:g} s; raise --startup-timeout-seconds if the script needs longer",
+            f"{self._job.settings.startup_timeout_seconds:g} s; raise --startup-timeout-seconds if the script needs "
+            "longer",
             now,
         )
 
-    def _on_exit_before_training(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
-        raised = self._tracebacks.get(process.name)
+    def on_exit(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
+        """A rank's process ended before its first step: an error of the script, or another start."""
+        job = self._job
+        raised = job.tracebacks.get(process.name)
         if raised is not None:
-            return self._end(f"rank {process.rank} failed before its first step: {raised.summary}", now, raised)
+            return job.end(f"rank {process.rank} failed before its first step: {raised.summary}", now, raised)
         if event.exit_status == 0:
-            return self._end(
+            return job.end(
                 f"rank {process.rank} ended before its first step: the script must call relight.init() and take its "
                 "steps from training.steps(); see `relight run --help` for an example",
                 now,
             )
         if (event.exit_status or 0) > 0:
-            return self._end(f"rank {process.rank} {event.evidence} before its first step", now)
-        self.members.fail(process)
-        return self._restart_startup(f"rank {process.rank} {event.evidence}", now)
+            return job.end(f"rank {process.rank} {event.evidence} before its first step", now)
+        job.members.fail(process)
+        return self.restart(f"rank {process.rank} {event.evidence}", now)
 
-    def _restart_startup(self, failure: str, now: float) -> list[Command]:
-        """Before the first step there is nothing to preserve: start all ranks anew."""
-        self._startup_restarts += 1
-        if self._startup_restarts > MAX_STARTUP_RESTARTS:
-            return self._end(f"{failure}; {MAX_STARTUP_RESTARTS} starts have failed", now)
+    def restart(self, failure: str, now: float) -> list[Command]:
+        """Start all ranks anew: before the first step there is nothing to preserve."""
+        job = self._job
+        self._restarts += 1
+        if self._restarts > MAX_STARTUP_RESTARTS:
+            return job.end(f"{failure}; {MAX_STARTUP_RESTARTS} starts have failed", now)
         out: list[Command] = [Notice(why=f"{failure} before the first step; starting all ranks again", level="warning")]
-        for process in self.members.by_rank().values():
-            self.members.fail(process)
+        for process in job.members.by_rank().values():
+            job.members.fail(process)
             out.append(Kill(process=process.name, why="starting all ranks again"))
-        self.members.predecessors.clear()
-        self._entered.clear()
-        self.generation += 1
-        self._deadline = now + self.settings.startup_timeout_seconds
-        return out + self._spawn_initial(now, "initial rank, again")
+        job.members.predecessors.clear()
+        self.entered.clear()
+        job.generation += 1
+        job.deadline = now + job.settings.startup_timeout_seconds
+        return out + self.spawn_initial(now, "initial rank, again")
+
+    def repeat(self, now: float) -> list[Command]:
+        """Give the orders again after a restart of the controller."""
+        job = self._job
+        if not len(job.hosts):
+            return []
+        job.deadline = now + job.settings.startup_timeout_seconds
+        return [
+            Assign(process=process.name, rank=rank, generation=job.generation, why="again: initial rank")
+            for rank, process in job.members.by_rank().items()
+            if process.started
+        ]
 
 
 def _startup_mismatch(reports: list[ev.TrainingEntered], shards: Shards) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from relight.core.controller import Controller
 from relight.core.decision import decide
 from relight.core.detector import Detector
 from relight.core.fault import Action
@@ -17,7 +16,7 @@ from relight.core.gathering import HOLD_SECONDS
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import Schedule, random_schedule
 from relight.sim.model.worker import Worker
-from relight.sim.planted import controllers, detectors, rules, workers, writes
+from relight.sim.planted import controllers, detectors, fallbacks, rules, workers, writes
 from relight.sim.world.timed import Parts, SimulatedJob
 
 
@@ -44,7 +43,7 @@ class Mutation:
     name: str
     within: int
     rule: rules.Rule = decide
-    controller: type[Controller] = Controller
+    controller: type | tuple[type, ...] = ()  # parts of the controller, or the controller
     worker: type[Worker] = Worker
     detector: type[Detector] = Detector
     agent: Gatherer = Gatherer()
@@ -58,7 +57,9 @@ class Mutation:
     @property
     def what(self) -> str:
         """What is wrong with it, in words."""
-        for kind, original in ((self.controller, Controller), (self.worker, Worker), (self.detector, Detector)):
+        if parts := self._controller_parts():
+            return (parts[0].__doc__ or "").strip()
+        for kind, original in ((self.worker, Worker), (self.detector, Detector)):
             if kind is not original:
                 return (kind.__doc__ or "").strip()
         if type(self.agent) is not Gatherer:
@@ -69,7 +70,11 @@ class Mutation:
     def planted(self) -> Iterator[Parts]:
         """The parts to build a simulated job from, while this lasts."""
         with rules.planted_rule(self.rule):
-            yield Parts(self.controller, self.worker, self.detector, self.agent.hold_seconds)
+            build = controllers.controller_with(*self._controller_parts())
+            yield Parts(build, self.worker, self.detector, self.agent.hold_seconds)
+
+    def _controller_parts(self) -> tuple[type, ...]:
+        return self.controller if isinstance(self.controller, tuple) else (self.controller,)
 
     def breaks(self, schedule: Schedule) -> Violation | None:
         """The invariant that the variant breaks in this schedule."""
@@ -176,7 +181,7 @@ MUTATIONS = (
     Mutation(
         "killed-once-at-the-end",
         20000,
-        controller=controllers.SaysOnceThatTheLastIsToDie,
+        controller=fallbacks.SaysOnceThatTheLastIsToDie,
         actions=(Action.FREEZE,),
         points=("RELEASED",),
     ),
@@ -187,30 +192,28 @@ MUTATIONS = (
     Mutation("lost-private-derived", 200, controller=controllers.DerivesWhateverIsLost, hosts=True),
     Mutation("lost-host-is-awaited", 200, controller=controllers.WaitsForALostHost, hosts=True),
     Mutation("gathers-for-ever", 5000, agent=GathersForEver(hold_seconds=10_000.0)),
-    Mutation("parts-forgotten", 1000, controller=controllers.ForgetsTheParts),
-    Mutation("fallback-forgotten", 20000, controller=controllers.ForgetsThatItWentDown, fallback=True),
-    Mutation(
-        "living-for-snapshots", 20000, controller=controllers.TakesTheLivingForSnapshots, hosts=True, fallback=True
-    ),
-    Mutation("keeps-to-the-buddies", 20000, controller=controllers.KeepsToTheBuddies, hosts=True, fallback=True),
+    Mutation("parts-forgotten", 1000, controller=(fallbacks.ForgetsTheParts, fallbacks.DecidesWithoutTheParts)),
+    Mutation("fallback-forgotten", 20000, controller=fallbacks.ForgetsThatItWentDown, fallback=True),
+    Mutation("living-for-snapshots", 20000, controller=fallbacks.TakesTheLivingForSnapshots, hosts=True, fallback=True),
+    Mutation("keeps-to-the-buddies", 20000, controller=fallbacks.KeepsToTheBuddies, hosts=True, fallback=True),
     Mutation(
         "undone-private-counts",
         20000,
-        controller=controllers.TakesWhatIsUndoneForPrivateState,
+        controller=fallbacks.TakesWhatIsUndoneForPrivateState,
         hosts=True,
         fallback=True,
     ),
-    Mutation("thrown-away-private-not-missed", 0, controller=controllers.ForgetsWhoThrewItsPrivateStateAway),
+    Mutation("thrown-away-private-not-missed", 0, controller=fallbacks.ForgetsWhoThrewItsPrivateStateAway),
     Mutation(
         "recalled-taken-for-copy",
         60000,
-        controller=controllers.TakesARecalledSnapshotForACopy,
+        controller=fallbacks.TakesARecalledSnapshotForACopy,
         hosts=True,
         fallback=True,
         flips=True,
     ),
     Mutation("saves-with-what-is-gone", 0, controller=controllers.SavesWithWhatWentWithTheAgent),
-    Mutation("buddies-of-those-left", 5000, controller=controllers.NamesBuddiesOfThoseWhoAreLeft, fallback=True),
+    Mutation("buddies-of-those-left", 5000, controller=fallbacks.NamesBuddiesOfThoseWhoAreLeft, fallback=True),
     Mutation("saved-is-said-once", 30000, worker=workers.SaysOnceThatItHasSaved, hosts=True, fallback=True),
     Mutation("only-snapshot-overwritten", 20000, worker=workers.OverwritesTheOnlySnapshot, fallback=True),
     Mutation("kept-taken-for-established", 0, worker=workers.TakesKeptForEstablished),
@@ -241,25 +244,25 @@ MUTATIONS = (
     Mutation(
         "newest-kept",
         50000,
-        controller=controllers.KeepsTheNewest,
+        controller=fallbacks.KeepsTheNewest,
         actions=(Action.CUT, Action.KILL),
         points=("AFTER_STEP",),
         fallback=True,
     ),
     Mutation("wrong-gradient-applied", 1000, worker=workers.ComparesInTheBarrier, flips=True),
-    Mutation("copies-vote", 1000, controller=controllers.CountsCopiesAsVotes, flips=True),
-    Mutation("earlier-copies-vote", 20000, controller=controllers.CountsEarlierCopiesAsVotes, flips=True),
+    Mutation("copies-vote", 1000, controller=fallbacks.CountsCopiesAsVotes, flips=True),
+    Mutation("earlier-copies-vote", 20000, controller=fallbacks.CountsEarlierCopiesAsVotes, flips=True),
     Mutation(
         "one-is-a-majority",
         5000,
-        controller=controllers.TakesOneRankForAMajority,
+        controller=fallbacks.TakesOneRankForAMajority,
         actions=(Action.KILL,),
         points=("FORWARD", "RESTORED", "OBEY"),
         flips=True,
     ),
-    Mutation("trusts-the-newest", 500, controller=controllers.TrustsWhatIsNewest, fallback=True, flips=True),
-    Mutation("first-is-right", 100, controller=controllers.BlamesTheFirst, flips=True),
-    Mutation("differences-ignored", 500, controller=controllers.IgnoresDifferences, flips=True),
+    Mutation("trusts-the-newest", 500, controller=fallbacks.TrustsWhatIsNewest, fallback=True, flips=True),
+    Mutation("first-is-right", 100, controller=fallbacks.BlamesTheFirst, flips=True),
+    Mutation("differences-ignored", 500, controller=fallbacks.IgnoresDifferences, flips=True),
     Mutation("compares-seldom-heard", 10000, detector=detectors.ComparesThoughSeldomHeard, hosts=True),
     Mutation("slow-samples-are-none", 5000, detector=detectors.TakesSlowSamplingForBlindness, hosts=True),
     Mutation("blamed-by-an-old-sample", 0, detector=detectors.BlamesByAnOldSample),

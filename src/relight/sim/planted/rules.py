@@ -89,7 +89,7 @@ def one_source_and_the_rest_copies(reports: Sequence[ev.Stopped], private: Priva
 
 
 @contextmanager
-def replaced(name: str, by: Callable[..., object], stage: str = "stopping") -> Iterator[None]:
+def replaced(name: str, by: Callable[..., object], stage: str = "deciding") -> Iterator[None]:
     """Another function of that name, in the module of a stage: as a rule, where the controller decides."""
     module = importlib.import_module(f"relight.core.stages.{stage}")
     before = vars(module)[name]

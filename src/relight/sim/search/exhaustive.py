@@ -23,22 +23,16 @@ the write. Without, what nobody can tell apart happens at once, so that larger j
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from copy import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from relight.core import events as ev
-from relight.core.attempt import RecoveryAttempt
-from relight.core.backoff import Backoff
 from relight.core.commands import Restore, Stop
-from relight.core.controller import Controller, ControllerSettings, Stage
+from relight.core.controller import ControllerSettings, Stage
 from relight.core.fault import Action as Fault
-from relight.core.job_stats import JobStats
-from relight.core.members import Members
-from relight.core.position import Phase, Position
+from relight.core.position import Phase
 from relight.sim.model.contents import Violation
 from relight.sim.model.network import Group
 from relight.sim.model.process.process import Process
@@ -46,6 +40,7 @@ from relight.sim.model.shapes import ONE_WRITE, Pattern, pattern_of
 from relight.sim.model.worker import Worker
 from relight.sim.planted.mutations import find_mutation
 from relight.sim.search import sameness
+from relight.sim.search.copies import copy_controller, exact_key
 from relight.sim.world.timed import PRODUCTION, Parts, show
 from relight.sim.world.world import NODE, Action, World
 
@@ -140,7 +135,7 @@ class Situation(World):
         self._books = None
         if self._controller_is_shared:
             self._controller_is_shared = False
-            self.controller = _copy_controller(self.controller)
+            self.controller = copy_controller(self.controller)
 
     def feed(self, event: ev.Event) -> None:
         self._own_controller()
@@ -182,7 +177,7 @@ class Situation(World):
                 self.faults_left,
                 self.suspected,
                 self.checker.key(),
-                _controller_key(self.controller, self.now),
+                exact_key(self.controller, self.now),
             )
         )
 
@@ -351,85 +346,6 @@ class Situation(World):
 
     def plan_patience(self, worker: Process, seconds: float) -> None:
         """Deadlines of the controller are enough; those of workers are the random search's part."""
-
-
-def _copy_controller(controller: Controller) -> Controller:
-    twin = type(controller).__new__(type(controller))
-    mine = vars(twin)
-    mine.update(vars(controller))
-    for name, value in mine.items():
-        if isinstance(value, dict | set):
-            mine[name] = value.copy()
-        elif isinstance(value, Members):
-            mine[name] = _copy_members(value)
-        elif isinstance(value, JobStats):
-            mine[name] = _copy_job_stats(value)
-        elif isinstance(value, RecoveryAttempt):
-            mine[name] = value.copy()
-        elif isinstance(value, Backoff):
-            mine[name] = copy(value)
-    return twin
-
-
-def _copy_members(members: Members) -> Members:
-    twin = Members.__new__(Members)
-    for name, value in vars(members).items():
-        vars(twin)[name] = value.copy() if isinstance(value, dict | set | list) else value
-    twin.processes = {}
-    for name, process in members.processes.items():
-        other = twin.processes[name] = process.__class__.__new__(process.__class__)
-        vars(other).update(vars(process))
-    return twin
-
-
-def _copy_job_stats(job_stats: JobStats) -> JobStats:
-    twin = JobStats.__new__(JobStats)
-    for name, value in vars(job_stats).items():
-        vars(twin)[name] = value.copy() if isinstance(value, list | set | dict) else value
-    if job_stats._open is not None:
-        twin._open = job_stats._open.__class__.__new__(job_stats._open.__class__)
-        for name, value in vars(job_stats._open).items():
-            vars(twin._open)[name] = value.copy() if isinstance(value, list) else value
-    return twin
-
-
-# Of the controller: what it writes down for people does not change what it decides, nor do counts of failures that are
-# far below their limits.
-_ACCOUNTS = frozenset(
-    "settings hosts job_stats _slowest_start_seconds _tracebacks _entered _attempts _failures_at_step _identical "
-    "_recovery_step _standing_order".split()
-)
-
-
-def _controller_key(controller: Controller, now: float) -> Hashable:
-    return (
-        tuple([_key(value, now) for name, value in vars(controller).items() if name not in _ACCOUNTS]),
-        controller._patience_seconds,
-        len(controller.job_stats.failures),
-    )
-
-
-def _key(value: Any, now: float) -> Hashable:
-    """Of a part of the controller, by name; times from now on."""
-    if isinstance(value, Members):
-        processes = [tuple([_key(v, now) for v in vars(process).values()]) for process in value.processes.values()]
-        return tuple(processes), tuple(sorted(value.predecessors.items()))
-    if isinstance(value, Position):
-        return value.step, value.phase, value.version, value.private_versions
-    if isinstance(value, dict):
-        return tuple(sorted((repr(key), _key(item, now)) for key, item in value.items()))
-    if isinstance(value, set):
-        return tuple(sorted(map(repr, value)))
-    if isinstance(value, RecoveryAttempt):
-        reports = [_key(getattr(value, name), now) for name in ("stopped", "restored", "done")]
-        suspected = value.suspected_restore, value.suspected_collective
-        return value.stop_limit_seconds, value.decision, suspected, tuple(reports)
-    if isinstance(value, float):
-        return value - now
-    if isinstance(value, Backoff):
-        return value.relative_to(now)
-    other: Hashable = value
-    return other
 
 
 # --- the search ---------------------------------------------------------------------------------------------------

@@ -48,18 +48,27 @@ _UNREAD_FIELDS = frozenset(
 # What is left out, and why nothing that follows depends on it. A test demands that all else is mentioned below.
 LEFT_OUT = {
     "Controller": {
-        **dict.fromkeys(("settings", "until", "shards", "coverage"), "the same throughout a search"),
-        **dict.fromkeys(("buddy_every", "checkpoint_every", "_fallback", "_history"), "of fallback tiers"),
-        **dict.fromkeys(("ended", "job_stats", "_tracebacks", "_recovery_step", "began_at"), "an account for people"),
-        **dict.fromkeys(("_attempts", "_failures_at_step", "_identical", "_startup_restarts"), "far below its limit"),
-        "_standby_errors": "far below its limit",
-        "_said_of_attempts": "an account for people",
-        **dict.fromkeys(("hosts", "_extended", "_standing_order"), "of hosts, sleep and restarts, which do not occur"),
-        "_winding_down": "of a signal, which does not occur",
-        "_ending": "of checkpoints, which are not kept",
-        "_entered": "done with when training begins",
-        "_slowest_start_seconds": "_patience_seconds is what it is for",
+        **dict.fromkeys(("settings", "kinds"), "the same throughout a search"),
+        "_extended": "of sleep, which does not occur",
     },
+    "Job": {
+        **dict.fromkeys(("settings", "until", "shards", "coverage"), "the same throughout a search"),
+        **dict.fromkeys(("buddy_every", "checkpoint_every", "fallback"), "of fallback tiers"),
+        **dict.fromkeys(("ended", "job_stats", "tracebacks", "began_at"), "an account for people"),
+        "hosts": "of hosts, which do not come and go",
+    },
+    "Attempts": {"_announced": "an account for people"},
+    "Reserve": {
+        "_errors": "far below its limit",
+        "_slowest_start_seconds": "patience_seconds is what it is for",
+    },
+    "Starting": {"entered": "done with when training begins", "_restarts": "far below its limit"},
+    "Saving": {"_ending": "of checkpoints, which are not kept"},
+    "Breaker": dict.fromkeys(("_at_step", "_alike"), "far below its limit"),
+    "Failing": {"recovery_step": "an account for people"},
+    "Deciding": {"_history": "of fallback tiers", "_starts": "far below its limit"},
+    "Shutdown": {"reason": "of a signal, which does not occur"},
+    "Repeating": {"standing_order": "of restarts, which do not occur"},
     "Process": {
         **dict.fromkeys(("agent", "slot"), "there is one host"),
         **dict.fromkeys(("pid", "fresh"), "an account for people"),
@@ -228,7 +237,8 @@ class Books:
     def __init__(self, controller: Controller, now: float) -> None:
         members = controller.members
         recovers = controller.stage in (Stage.STOPPING, Stage.RESTORING)
-        attempt = controller._attempt
+        job, attempt = controller.job, controller.job.attempt
+        to_resume, next_at = controller.restoring.to_resume, controller.attempts.next_at
         reports = [attempt.done]
         if recovers:  # what was said in one is forgotten when the next one begins
             reports += [attempt.stopped, attempt.restored]  # type: ignore[list-item]
@@ -250,7 +260,7 @@ class Books:
             times = (process.spawned_at - now, process.asked_at - now, process.ready_at - now)
             life = (process.alive, process.failed, process.gone, process.doomed)
             state = (*life, process.ready, process.replacement, process.proven)
-            resumes, released = name in controller._to_resume, name in controller._released
+            resumes, released = name in to_resume, name in controller.finishing.released
             self.of[name] = hash((state, process.may_hold_state, ends, times, said, resumes, released))
             if process.alive and process.failed and name not in counted:
                 self.others.append(process)
@@ -259,16 +269,16 @@ class Books:
             (
                 controller.stage,
                 controller.generation,
-                None if controller._deadline is None else controller._deadline - now,
+                None if job.deadline is None else job.deadline - now,
                 None if suspected is None else suspected.step,
                 attempt.suspected_restore is None,
                 None if decision is None else decision.target,
-                controller._patience_seconds,
+                controller.reserve.patience_seconds,
                 attempt.stop_limit_seconds if recovers else None,
-                controller._backoff.relative_to(now),
-                None if controller._next_attempt is None else controller._next_attempt - now,
+                controller.attempts.backoff.relative_to(now),
+                None if next_at is None else next_at - now,
                 len(controller.job_stats.failures),
-                tuple([sum(name not in self.of for name in kept) for kept in (*reports, controller._to_resume)]),
+                tuple([sum(name not in self.of for name in kept) for kept in (*reports, to_resume)]),
             )
         )
 

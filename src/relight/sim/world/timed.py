@@ -99,7 +99,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
 class Parts:
     """What a job is built from; mutations.py puts in others."""
 
-    controller: type[Controller] = Controller
+    controller: Callable[[ControllerSettings], Controller] = Controller
     worker: type[Worker] = Worker
     detector: type[Detector] = Detector
     hold_seconds: float = HOLD_SECONDS

@@ -1,0 +1,130 @@
+"""Copies of a controller, and keys by which two of them are compared exactly.
+
+A controller is composed of parts, each with its own data, that refer to each other. A copy has the same parts with
+copies of their data. Values that are replaced whole are shared.
+"""
+
+from collections.abc import Hashable
+from copy import copy
+from dataclasses import fields
+from typing import Any
+
+from relight.core.attempt import RecoveryAttempt
+from relight.core.backoff import Backoff
+from relight.core.controller import PRODUCTION, Controller
+from relight.core.job_stats import JobStats
+from relight.core.members import Members
+from relight.core.position import Position
+from relight.core.stages.breaker import Breaker
+
+# What is written down for people does not change decisions, nor do counts of failures that are far below their limits.
+_ACCOUNTS = frozenset(
+    "settings kinds hosts job_stats tracebacks entered recovery_step standing_order _at_step _alike _starts "
+    "_slowest_start_seconds".split()
+)
+_KINDS = (Controller, Breaker, *(getattr(PRODUCTION, field.name) for field in fields(PRODUCTION)))
+
+
+_known_kinds: dict[type, bool] = {}  # since asking each time takes half of the time of a copy
+
+
+def _is_part(value: object) -> bool:
+    kind = type(value)
+    if kind not in _known_kinds:
+        _known_kinds[kind] = issubclass(kind, _KINDS)
+    return _known_kinds[kind]
+
+
+def parts_of(controller: Controller) -> list[Any]:
+    """The controller and its parts: the job, stages and concerns."""
+    found: list[Any] = [controller]
+    for part in found:
+        found += [value for value in vars(part).values() if _is_part(value) and value not in found]
+    return found
+
+
+def copy_controller(controller: Controller) -> Controller:
+    """Copy a controller, so that the copy can take other decisions."""
+    twin: Controller = _twin(controller, {})
+    return twin
+
+
+def _twin(part: Any, twins: dict[int, Any]) -> Any:
+    """Copy a part, and the parts that it refers to, each once."""
+    known = twins.get(id(part))
+    if known is not None:
+        return known
+    twin = twins[id(part)] = object.__new__(type(part))
+    mine = vars(twin)
+    for name, value in vars(part).items():
+        mine[name] = _twin(value, twins) if _is_part(value) else _copy(value)
+    return twin
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict | set | RecoveryAttempt):
+        return value.copy()
+    if isinstance(value, Members):
+        return _copy_members(value)
+    if isinstance(value, JobStats):
+        return _copy_job_stats(value)
+    return copy(value) if isinstance(value, Backoff) else value
+
+
+def _copy_members(members: Members) -> Members:
+    twin = Members.__new__(Members)
+    for name, value in vars(members).items():
+        vars(twin)[name] = value.copy() if isinstance(value, dict | set | list) else value
+    twin.processes = {}
+    for name, process in members.processes.items():
+        other = twin.processes[name] = process.__class__.__new__(process.__class__)
+        vars(other).update(vars(process))
+    return twin
+
+
+def _copy_job_stats(job_stats: JobStats) -> JobStats:
+    twin = JobStats.__new__(JobStats)
+    for name, value in vars(job_stats).items():
+        vars(twin)[name] = value.copy() if isinstance(value, list | set | dict) else value
+    if job_stats._open is not None:
+        twin._open = job_stats._open.__class__.__new__(job_stats._open.__class__)
+        for name, value in vars(job_stats._open).items():
+            vars(twin._open)[name] = value.copy() if isinstance(value, list) else value
+    return twin
+
+
+def exact_key(controller: Controller, now: float) -> Hashable:
+    """Equal only for controllers that have the same data, as far as decisions depend on it; times from now on."""
+    parts = parts_of(controller)
+    return (
+        tuple([_key(v, now) for part in parts for name, v in vars(part).items() if _counts(name, v)]),
+        controller.reserve.patience_seconds,
+        len(controller.job_stats.failures),
+    )
+
+
+def _counts(name: str, value: object) -> bool:
+    return name not in _ACCOUNTS and not _is_part(value)
+
+
+def _key(value: Any, now: float) -> Hashable:
+    """Of a part of the controller, by name; times from now on."""
+    if isinstance(value, Members):
+        processes = [tuple([_key(v, now) for v in vars(process).values()]) for process in value.processes.values()]
+        return tuple(processes), tuple(sorted(value.predecessors.items()))
+    if isinstance(value, Position):
+        return value.step, value.phase, value.version, value.private_versions
+    if isinstance(value, dict):
+        return tuple(sorted((repr(key), _key(item, now)) for key, item in value.items()))
+    if isinstance(value, set):
+        return tuple(sorted(map(repr, value)))
+    if isinstance(value, RecoveryAttempt):
+        reports = [_key(getattr(value, name), now) for name in ("stopped", "restored", "done")]
+        suspected = value.suspected_restore, value.suspected_collective
+        return value.stop_limit_seconds, value.decision, suspected, tuple(reports)
+    if isinstance(value, float):
+        return value - now
+    if isinstance(value, Backoff):
+        return value.relative_to(now)
+    other: Hashable = value
+    return other
