@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from relight.chaos.plan import ACTION_WORDS, EXAMPLES, POINT_WORDS
 from relight.cli import make_parser
 
 PAGE = Path(__file__).with_name("CLI.md")
@@ -41,7 +42,17 @@ def render() -> str:
     rows = "".join(f"| [`{name}`](#{name.replace(' ', '-')}) | {cell(text)} |\n" for name, text in summaries())
     page = [INTRODUCTION, f"| command | does |\n|---|---|\n{rows}"]
     page += [render_command(name, parser, {} if name == BASE else shared) for name, parser in parsers]
-    return "\n".join(page)
+    return "\n".join([*page, render_faults()])
+
+
+def render_faults() -> str:
+    """The words of `--chaos`: what happens, and where."""
+    lines = ["## Faults", "", "The words of `--chaos SENTENCE`; `relight chaos --explain` prints them.", ""]
+    for title, words in (("action", ACTION_WORDS), ("point", POINT_WORDS)):
+        lines += [f"| {title} | means |", "|---|---|"]
+        lines += [f"| `{word.value}` | {cell(text)} |" for word, text in words.items()]
+        lines.append("")
+    return "\n".join([*lines, "```text", *EXAMPLES, "```", ""])
 
 
 def find_commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:

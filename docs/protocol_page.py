@@ -75,7 +75,7 @@ them. It then has one of two forms, the same on all ranks. W is a write, C a col
 - A replacement is blank, and later at the target version, but never prepared before it has done the step itself.
 
 The form of a step is learnt, and agreed on in barriers. While nothing is known yet, and in the first step after a
-recovery, the barrier stands at the end; also until every optimizer that was handed over has made a step, since the
+recovery, the barrier stands at the end; also until every optimizer that the script passed has made a step, since the
 first step of one (a discriminator that starts late) would be a surprise. The form changes no bit. Ranks must agree on
 it all the same: if more comes after the barrier than the last write, ranks of different form would bring different
 collectives; and where states are compared before the barrier, they would compare different moments of the step.
@@ -156,7 +156,7 @@ No version that any rank had finished is ever undone while each part of the stat
 
 ## Below replicas
 
-If some part has no intact holder, or some rank's private state is held by nobody, the controller looks whether a
+If some part has no intact holder, or no process holds some rank's private state, the controller checks whether a
 fallback tier has all of it (`core/fallback.py`): snapshots in host memory, of which each rank reports those that it
 holds complete, its own and its ward's. The newest version of which every rank's snapshot is in some memory is the
 target, *all* ranks go back to it, and the Restore says from which tier, how many versions are undone, and why. If

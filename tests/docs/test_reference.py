@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import relight
+from relight.core.fault import Action, Point
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -99,3 +100,15 @@ def test_every_page_says_first_what_its_reader_can_do_after_it() -> None:
     for path in (*DOCS.glob("*.md"), DOCS / "decisions" / "index.md"):
         paragraphs = [text for text in path.read_text().split("\n\n") if not text.startswith(("#", "<!--"))]
         assert paragraphs[0].startswith("After this page "), path.name
+
+
+def test_every_fault_is_explained() -> None:
+    page = read("CLI.md")
+    missing = [word.value for word in (*Action, *Point) if f"| `{word.value}` |" not in page]
+    assert not missing, f"docs/CLI.md lacks {missing}; their words belong into chaos/plan.py"
+
+
+def test_the_stub_has_every_public_name() -> None:
+    stub = (Path(relight.__file__).parent / "__init__.pyi").read_text()
+    missing = [name for name in dir(relight) if not name.startswith("__") and f" as {name}\n" not in stub]
+    assert not missing, f"relight/__init__.pyi lacks {missing}"

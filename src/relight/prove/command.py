@@ -15,16 +15,16 @@ STEPS = 20
 ROUNDS = 2
 LEAST_STEPS = 4
 _DESCRIPTION = """\
-See before a long run whether a script keeps its bits through failures.
+Test before a long run whether a script keeps its bits through failures.
 
-The script is run for a few steps without any failure, and then again, in rounds, with failures on purpose: ranks are
-killed, frozen or cut off at random points of steps, in forward, backward, at the barrier, in the optimizer and between
-steps. Steps are repeated by that, and replacements take ranks over. After each step every rank writes down digests of
-all that training changes, tensor by tensor, and of the script's own variables. If a step is not what it was in the
-undisturbed run, it is named with its tensors, the variables that differ, and the line where it begins.
+The script runs for a few steps without a failure, and then again, in rounds, with faults: ranks are killed, frozen or
+cut off at random points of steps, in forward, backward, at the barrier, in the optimizer and between steps, so that
+steps are repeated and replacements take ranks. After each step every rank records digests of all that training changes,
+tensor by tensor, and of the script's own variables. The first step that differs from the undisturbed run is named with
+its tensors, the variables that differ, and the line where the difference begins.
 
 The script's own files are written again in each attempt; its checkpoints (training.checkpoint) go to the proof's run
-directory, its loggers (training.log_to) get nothing, and code after the loop is not run.
+directory, its loggers (training.log_to) get nothing, and code after the loop does not run.
 """
 _EPILOG = """\
 exit status: 0 equal, 1 something differs (or an attempt failed), 2 wrong command line

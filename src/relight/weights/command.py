@@ -86,7 +86,7 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
 def _add_plan(subcommands: "argparse._SubParsersAction[Any]") -> argparse.ArgumentParser:
     plan: argparse.ArgumentParser = subcommands.add_parser(
         "plan",
-        help="how an update would go: buckets, rounds, memory, predicted time, and a figure",
+        help="plan an update: buckets, rounds, memory, predicted time, and a figure",
         description="Plan an update of weights without running it: cut the tensors into buckets, schedule them over "
         "the devices, predict the time of each form of overlap, choose one, and draw the first rounds.",
         epilog=_PLAN_EXAMPLES,
@@ -101,7 +101,7 @@ def _add_plan(subcommands: "argparse._SubParsersAction[Any]") -> argparse.Argume
         type=Path,
         help="a .safetensors file, or a directory with one or with several and their index; only headers are read",
     )
-    add("--model", metavar="WORDS", help="a Llama-like model in words instead: see the examples")
+    add("--model", metavar="WORDS", help="a Llama-like model in words, instead of CHECKPOINT; see the examples")
     add("--devices", type=int, default=1, metavar="N", help="devices that hold the weights and take turns; default 1")
     add("--engines", type=int, metavar="E", help="engines that reload at the same time; default: one for each device")
     add("--bucket-bytes", default="32MiB", metavar="SIZE", help="size of one buffer, such as 64MiB; default 32MiB")

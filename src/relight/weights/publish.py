@@ -30,12 +30,12 @@ examples:
   relight weights publish checkpoints/llama/ runs/serving --version 500 --sources 2
   relight weights publish model.safetensors runs/serving --once --draw --trace update.json
 
-On a terminal a bar shows how much every engine holds already. At the end it is said where the time went: how long the
-update took, what each source wrote and each engine reloaded, and who has the version. docs/WEIGHTS.md has the rest.
+On a terminal a bar shows the progress of every engine. The last lines say where the time went: the duration of the
+update, the work of each source and each engine, and the engines that have the version. More: docs/WEIGHTS.md.
 
-An engine names the same place: relight.Receiver("runs/serving", model=model).
+An engine names the same directory: relight.Receiver("runs/serving", model=model).
 
-exit status: 0 every engine has the version, 1 some or all have not, 2 wrong usage
+exit status: 0 every engine has the version, 1 some or all have not, 2 wrong command line
 """
 
 
@@ -44,7 +44,7 @@ def add_command(subcommands: "argparse._SubParsersAction[Any]") -> argparse.Argu
     parser: argparse.ArgumentParser = subcommands.add_parser(
         "publish",
         help="put a safetensors checkpoint into running inference engines",
-        description="Put a checkpoint into every engine that is connected at PLACE, through two shared buffers. Each "
+        description="Put a checkpoint into every engine connected at PLACE, through two shared buffers. Each "
         "byte is read from disk once. Engines that come later get the same version, until Ctrl-C.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -58,24 +58,34 @@ def add_command(subcommands: "argparse._SubParsersAction[Any]") -> argparse.Argu
         type=int,
         default=1,
         metavar="V",
-        help="what engines call these weights; default 1. An engine refuses a version older than its own",
+        help="version of these weights in the engines; default 1. An engine refuses a version older than its own",
     )
-    add("--generation", type=int, default=0, metavar="G", help="goes before the version; default 0")
     add(
-        "--engines", type=int, default=1, metavar="N", help="wait for so many engines first (a relay is one); default 1"
+        "--generation",
+        type=int,
+        default=0,
+        metavar="G",
+        help="takes precedence over the version; default 0",
     )
-    add("--once", action="store_true", help="end when these engines have the version, instead of staying")
+    add("--engines", type=int, default=1, metavar="N", help="wait for N engines first (a relay is one); default 1")
+    add("--once", action="store_true", help="end when these engines have the version, instead of serving later ones")
     add("--sources", type=int, default=1, metavar="N", help="processes that read the checkpoint, in turns; default 1")
-    add("--bucket-bytes", default="32MiB", metavar="SIZE", help="of each of the two buffers; default 32MiB")
+    add("--bucket-bytes", default="32MiB", metavar="SIZE", help="size of each of the two buffers; default 32MiB")
     add(
         "--stall-timeout-seconds",
         type=float,
         default=10.0,
         metavar="S",
-        help="who does not answer for so long is dropped; default 10",
+        help="drop an engine or source that does not answer for this long; default 10",
     )
-    add("--wait-seconds", type=float, default=300.0, metavar="S", help="for the engines to come; default 300")
-    add("--draw", action="store_true", help="draw how the first buckets went, below how they were planned to go")
+    add(
+        "--wait-seconds",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="time limit for engines to connect; default 300",
+    )
+    add("--draw", action="store_true", help="draw the first buckets as measured, below the plan")
     add("--trace", type=Path, metavar="FILE", help="write every stage of the update to FILE, for ui.perfetto.dev")
     parser.set_defaults(call=_publish, command="weights publish")
     return parser

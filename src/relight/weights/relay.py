@@ -32,9 +32,9 @@ example: a trainer on host 10.0.0.1 that publishes to runs/mine, engines on two 
   elsewhere:  relight weights relay 10.0.0.1:7100 runs/serving --token-file ~/relight.token
               and in each engine there: relight.Receiver("runs/serving", model=model)
 
-The gate makes the token file if there is none; copy it to the other hosts. What goes over the network is encrypted only
-with --tls-ca, --tls-cert and --tls-key, on both sides.
-Both stay until Ctrl-C, and may be started in any order, before or after publisher and engines.
+The gate makes the token file if there is none; copy it to the other hosts. The weights are encrypted on the network
+only with --tls-ca, --tls-cert and --tls-key, on both sides.
+Gate and relay run until Ctrl-C, and may be started in any order, before or after publisher and engines.
 """
 
 
@@ -43,23 +43,23 @@ def add_commands(subcommands: "argparse._SubParsersAction[Any]") -> dict[str, ar
     gate = _add(
         subcommands,
         "gate",
-        help="let engines on other hosts have what is published here",
-        description="Pass on what is published at PLACE to relays on other hosts, each bucket straight from the "
+        help="offer the weights published here to relays on other hosts",
+        description="Pass on the weights published at PLACE to relays on other hosts, each bucket straight from the "
         "publisher's buffers.",
     )
-    gate.add_argument("place", metavar="PLACE", type=Path, help="what the publisher was given; a job's run directory")
+    gate.add_argument("place", metavar="PLACE", type=Path, help="the publisher's directory, as a job's run directory")
     gate.add_argument("endpoint", metavar="ADDRESS:PORT", help="an address of this host, and the port to listen at")
     gate.set_defaults(call=_gate, command="weights gate")
     relay = _add(
         subcommands,
         "relay",
-        help="bring what is published on another host to the engines here",
+        help="bring weights published on another host to the engines here",
         description="Receive the weights that are published on the gate's host, and publish them to the engines at "
         "PLACE: over the network once, however many they are, through two buffers, without a copy of the weights.",
     )
     relay.add_argument("endpoint", metavar="HOST:PORT", help="where the gate on the publisher's host listens")
     relay.add_argument("place", metavar="PLACE", type=Path, help="a directory shared with the engines; made if missing")
-    relay.add_argument("--name", help="of this relay, for people; default: made of host name and process")
+    relay.add_argument("--name", help="name of this relay, for people; default: made of host name and process")
     relay.set_defaults(call=_relay, command="weights relay")
     return {"weights gate": gate, "weights relay": relay}
 
