@@ -22,6 +22,23 @@ INTRODUCTION = """\
 After this page you know every command and every option of `relight`. The same texts are in `relight COMMAND --help`.
 """
 
+VARIABLES = """\
+## Environment variables
+
+| variable | read by | means |
+|---|---|---|
+| `RELIGHT_TOKEN_FILE` | `run`, `agent`, `controller` | default of `--token-file` |
+| `RELIGHT_TLS_CA`, `RELIGHT_TLS_CERT`, `RELIGHT_TLS_KEY` | the same | defaults of `--tls-ca`, `--tls-cert`, `--tls-key` |
+| `RELIGHT_HOST_ADDRESS` | `run`, `agent` | this host's address for other hosts ([why](OPERATING.md#addresses-between-hosts)) |
+| `MASTER_ADDR`, `MASTER_PORT` | `run` | with several nodes, default of `--rdzv-endpoint` |
+| `OMP_NUM_THREADS` | workers | threads of torch; 1 unless you set it, in jobs of two ranks or more |
+
+A worker finds the variables of torchrun: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,
+`GROUP_WORLD_SIZE`, `ROLE_RANK`, `ROLE_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RESTART_COUNT` (always 0)
+and `TORCHELASTIC_RUN_ID` (the job's name). A standby shows itself as the last rank; when it takes a rank, relight updates
+`RANK` and `LOCAL_RANK`. Prefer `job.rank`.
+"""
+
 
 def main(arguments: list[str]) -> int:
     """Write the page, or compare it; return the exit status."""
@@ -42,7 +59,7 @@ def render() -> str:
     rows = "".join(f"| [`{name}`](#{name.replace(' ', '-')}) | {cell(text)} |\n" for name, text in summaries())
     page = [INTRODUCTION, f"| command | does |\n|---|---|\n{rows}"]
     page += [render_command(name, parser, {} if name == BASE else shared) for name, parser in parsers]
-    return "\n".join([*page, render_faults()])
+    return "\n".join([*page, render_faults(), VARIABLES])
 
 
 def render_faults() -> str:

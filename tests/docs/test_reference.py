@@ -34,7 +34,9 @@ def test_a_page_made_from_code_is_current(script: str) -> None:
 
 def test_every_public_name_has_a_reference() -> None:
     page = read("API.md")
-    missing = [name for name in dir(relight) if not name.startswith("__") and f".{name}\n" not in page + "\n"]
+    missing = [
+        name for name in dir(relight) if not name.startswith("__") and f"::: relight.{name}\n" not in page + "\n"
+    ]
     assert not missing, f"docs/API.md lacks {missing}"
 
 
