@@ -28,15 +28,15 @@ VARIABLES = """\
 | variable | read by | means |
 |---|---|---|
 | `RELIGHT_TOKEN_FILE` | `run`, `agent`, `controller` | default of `--token-file` |
-| `RELIGHT_TLS_CA`, `RELIGHT_TLS_CERT`, `RELIGHT_TLS_KEY` | the same | defaults of `--tls-ca`, `--tls-cert`, `--tls-key` |
-| `RELIGHT_HOST_ADDRESS` | `run`, `agent` | this host's address for other hosts ([why](OPERATING.md#addresses-between-hosts)) |
+| `RELIGHT_TLS_CA`, `RELIGHT_TLS_CERT`, `RELIGHT_TLS_KEY` | the same | defaults of the options `--tls-...` |
+| `RELIGHT_HOST_ADDRESS` | `run`, `agent` | [this host's address for other hosts](OPERATING.md#addresses-between-hosts) |
 | `MASTER_ADDR`, `MASTER_PORT` | `run` | with several nodes, default of `--rdzv-endpoint` |
 | `OMP_NUM_THREADS` | workers | threads of torch; 1 unless you set it, in jobs of two ranks or more |
 
 A worker finds the variables of torchrun: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,
-`GROUP_WORLD_SIZE`, `ROLE_RANK`, `ROLE_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RESTART_COUNT` (always 0)
-and `TORCHELASTIC_RUN_ID` (the job's name). A standby shows itself as the last rank; when it takes a rank, relight updates
-`RANK` and `LOCAL_RANK`. Prefer `job.rank`.
+`GROUP_WORLD_SIZE`, `ROLE_RANK`, `ROLE_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RESTART_COUNT` (always
+0) and `TORCHELASTIC_RUN_ID` (the job's name). A standby shows itself as the last rank; when it takes a rank, relight
+updates `RANK` and `LOCAL_RANK`. Prefer `job.rank`.
 """
 
 
