@@ -29,7 +29,7 @@ VARIABLES = """\
 |---|---|---|
 | `RELIGHT_TOKEN_FILE` | `run`, `agent`, `controller` | default of `--token-file` |
 | `RELIGHT_TLS_CA`, `RELIGHT_TLS_CERT`, `RELIGHT_TLS_KEY` | the same | defaults of the options `--tls-...` |
-| `RELIGHT_HOST_ADDRESS` | `run`, `agent` | [this host's address for other hosts](OPERATING.md#addresses-between-hosts) |
+| `RELIGHT_HOST_ADDRESS` | `run`, `agent` | [this host's address for others](OPERATING.md#addresses-between-hosts) |
 | `MASTER_ADDR`, `MASTER_PORT` | `run` | with several nodes, default of `--rdzv-endpoint` |
 | `OMP_NUM_THREADS` | workers | threads of torch; 1 unless you set it, in jobs of two ranks or more |
 
