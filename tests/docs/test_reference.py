@@ -1,6 +1,7 @@
 """The reference is complete: every public name, option, event and command is on a page, and the pages are current."""
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +115,12 @@ def test_the_stub_has_every_public_name() -> None:
     stub = (Path(relight.__file__).parent / "__init__.pyi").read_text()
     missing = [name for name in dir(relight) if not name.startswith("__") and f" as {name}\n" not in stub]
     assert not missing, f"relight/__init__.pyi lacks {missing}"
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    """Paths are written from the root of the repository, or from src/relight."""
+    for page in (*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        for path in re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.(?:py|md|json))`", page.read_text()):
+            if path.split("/")[0] in ("transport",):  # gloo's
+                continue
+            assert (ROOT / path).exists() or (ROOT / "src" / "relight" / path).exists(), f"{page.name} names {path}"
