@@ -122,10 +122,10 @@ i, every survivor is prepared(i)*. The rule rests on that alone.
    kept none for `base` either, its page was lost with its host, which proves nothing: the job halts.) A member at
    `base + 1` beside one that is unprepared is impossible; the job halts and says so. Of ranks whose page is gone with
    their host, or with all of its processes: if the private state of every intact member follows from rank and step
-   alone, so does theirs, for any version; if not, the job halts (decisions/0004). Where the state is divided over
-   ranks (`core/shards.py`) the rule is the same: it asks every intact survivor, of whatever part, so there is one
-   target for all. Each part must have an intact holder; if one has none, the job goes down
-   ([below](#below-replicas)), or halts and names it.
+   alone, so does theirs, for any version; if not, the job halts ([decision
+   4](decisions/0004-private-state-beside-the-page.md)). Where the state is divided over ranks (`core/shards.py`) the
+   rule is the same: it asks every intact survivor, of whatever part, so there is one target for all. Each part must
+   have an intact holder; if one has none, the job goes down ([below](#below-replicas)), or halts and names it.
 4. **Restore**: prepared members finish the step locally, or go back, as was decided. Copies go only into blank or
    torn ranks, are verified piece by piece, and do not count until the last digest matched. Of a divided state, only
    from holders of the same part.
