@@ -32,7 +32,7 @@ NAMES = {
     Activity.BARRIER: "Barrier",
     Activity.OPTIMIZER: "Optimizer step",
     Activity.OUTSIDE: "between steps",
-    Activity.PARKED: "standing still",
+    Activity.PARKED: "paused",
     Activity.STARTING: "starting",
     Activity.DONE: "done",
     Activity.DEAD: "no process",

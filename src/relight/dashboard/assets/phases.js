@@ -7,7 +7,7 @@ export const PHASES = [
   { name: "BACKWARD", words: "Backward", letter: "B", colour: "--backward", texture: "lines" },
   { name: "BARRIER", words: "Barrier", letter: "|", colour: "--barrier" },
   { name: "OPTIMIZER", words: "Optimizer step", letter: "O", colour: "--optimizer", texture: "grid" },
-  { name: "PARKED", words: "standing still", letter: "p", colour: "--parked", texture: "dots" },
+  { name: "PARKED", words: "paused", letter: "p", colour: "--parked", texture: "dots" },
   { name: "STANDBY", words: "standby", letter: "s", colour: "--outside" },
   { name: "DONE", words: "done", letter: "d", colour: "--done" },
 ];

@@ -280,7 +280,7 @@ export class Timeline {
     if (rank === null || x < LEFT) return null;
     const near = this.failures.find((f) => f.rank === rank && Math.abs(this.x(f.struck_ns) - x) < 8);
     if (near) return `Failure ${near.number}: rank ${near.rank} ${near.kind} in ${near.phase} of step ${near.step}\n${near.evidence}`;
-    if (this.failures.some((f) => f.rank === rank && at >= f.struck_ns && at < this.deadUntil(f))) return `rank ${rank}: nobody`;
+    if (this.failures.some((f) => f.rank === rank && at >= f.struck_ns && at < this.deadUntil(f))) return `rank ${rank}: no process`;
     const kind = this.kind();
     const shift = this.shift();
     const tile = Math.floor(at / (CELLS * 2 ** shift));
