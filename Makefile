@@ -8,7 +8,7 @@ CODE := $(wildcard src tests benchmarks examples checks)
 JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test-fast test test-all demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried bench docs clean
+.PHONY: help setup check format test-fast test test-all test-versions demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,10 +62,16 @@ simulate-nightly: setup ## all planted bugs, every order of small jobs, and ten 
 fuzz: $(VENV)/.fuzz ## ten minutes of nonsense to a controller, guided by what it reaches
 	$(BIN)/python -m tests.wire.fuzz 600
 
+test-versions: setup ## the tests of private interfaces and the short matrix, on each version of torch that is promised
+	$(BIN)/python -m tests.versions
+
 idioms: setup ## scripts in the shapes that people publish, with kills in phases and at random times
 	$(BIN)/python -m tests.idioms --rounds 3
 
-fuzz-idioms: setup ## ten minutes of scripts composed at random, each disturbed and compared
+fuzz-test-versions: setup ## the tests of private interfaces and the short matrix, on each version of torch that is promised
+	$(BIN)/python -m tests.versions
+
+idioms: setup ## ten minutes of scripts composed at random, each disturbed and compared
 	$(BIN)/python -m tests.idioms.compose --minutes 10
 
 fuzz-carried: setup ## ten minutes of loops that hold state in any way, interrupted in one process, and compared

@@ -1,4 +1,4 @@
-"""The private interfaces of FSDP2 that relight leans on, each tried against the installed version (2.13.0).
+"""The private interfaces of FSDP2 that relight leans on, each tried against the installed version.
 
 One process: a group of one goes through the same states as a group of many.
 """

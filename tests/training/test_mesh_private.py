@@ -1,4 +1,4 @@
-"""The private interfaces of DeviceMesh, DTensor and c10d's groups, each tried on the installed version (2.13.0)."""
+"""The private interfaces of DeviceMesh, DTensor and c10d's groups, each tried on the installed version."""
 
 from collections.abc import Iterator
 

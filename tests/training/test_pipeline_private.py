@@ -1,4 +1,4 @@
-"""The private interfaces of torch's pipelines that relight leans on, each tried against the installed version (2.13.0).
+"""The private interfaces of torch's pipelines that relight leans on, each tried against the installed version.
 
 Several stages in one process: they hand each other tensors without sending them, and go through the same states.
 """

@@ -1,4 +1,4 @@
-"""The private interfaces of torch that relight leans on, each tried against the installed version (2.13.0)."""
+"""The private interfaces of torch that relight leans on, each tried against the installed version."""
 
 import multiprocessing
 import queue

@@ -2,7 +2,7 @@
 
 DCP has the ranks agree on a plan before they write. Here nobody needs to be asked: each part of the state is written by
 one rank, which knows where in the whole its tensors lie, and whoever has all of these notes describes the whole. The
-result is what DCP itself would have written, so its tools read it, into any other layout. Checked on torch 2.13.0.
+result is what DCP itself would have written, so its tools read it, into any other layout.
 """
 
 import dataclasses

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from relight.errors import StepInterrupted
+from relight.training.collectives.alone import complete
 from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.collectives.groups import Ranks
 from relight.training.collectives.operations import Exchange, Operation
@@ -109,8 +110,9 @@ class RelightProcessGroup(dist.ProcessGroup):
         gate = self._gate
         assert self.formed is not None
         if self.formed.is_detached:
-            getattr(self.formed.group, operation)(*args, **kwargs)
-            return _Done(args[0] if args else None)
+            rank = max(0, self.getRank())
+            complete(operation, rank, self._size, (*args, *kwargs.values()))
+            return _Done(args[0] if args else None, (rank + 1) % self._size)
         protected = gate.is_protected()
         if gate.closed:
             if protected:
@@ -155,9 +157,16 @@ for _operation in set(OPERATIONS) - vars(RelightProcessGroup).keys():
 class _Done(dist.Work):
     """The work of an operation that is over: one that was cut before it was launched, or a detached one."""
 
-    def __init__(self, result: Any = None) -> None:
+    def __init__(self, result: Any = None, source: int = 0) -> None:
+        """`source`: the rank that something is said to be received from."""
         super().__init__()
         self._result = result
+        self._source = source
+
+    def source_rank(self) -> int:
+        return self._source
+
+    _source_rank = source_rank
 
     @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Functions of c10d that do not come to a process group by its operations alone. Checked on torch 2.13.0."""
+"""Functions of c10d that do not come to a process group by its operations alone."""
 
 import functools
 import inspect
@@ -39,8 +39,8 @@ def adapt(is_own: Callable[[Any], bool], is_detached: Callable[[Any], bool]) -> 
     """
     alone = {
         "broadcast_object_list": lambda *_, **__: None,  # what the lists hold is this process's own
-        "scatter_object_list": lambda *_, **__: None,
-        "recv_object_list": lambda *_, **__: 0,
+        "scatter_object_list": _scatter_alone,
+        "recv_object_list": _receive_alone,
         "gather_object": _gather_alone,
     }
     for name, replacement in alone.items():
@@ -69,6 +69,30 @@ def _when(is_detached: Callable[[Any], bool], alone: Callable[..., Any], origina
 
 def _default(group: Any) -> Any:
     return dist.GroupMember.WORLD if group is None else group
+
+
+def _scatter_alone(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    group_src: int | None = None,
+    **_: Any,
+) -> None:
+    """What the source gives to itself; elsewhere the list keeps what it holds."""
+    source = group_src if group_src is not None else dist.get_group_rank(_default(group), src or 0)
+    own = dist.get_rank(group)
+    if scatter_object_input_list and source == own:
+        scatter_object_output_list[0] = scatter_object_input_list[own]
+
+
+def _receive_alone(_: list[Any], src: int | None = None, group: Any = None, **__: Any) -> int:
+    """The list keeps what it holds; without a source it is said to come from the next rank."""
+    return dist.get_global_rank(_default(group), _next_rank(group)) if src is None else src
+
+
+def _next_rank(group: Any) -> int:
+    return (dist.get_rank(group) + 1) % dist.get_world_size(group)
 
 
 def _gather_alone(thing: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:

@@ -11,12 +11,12 @@ from torch.distributed import ProcessGroup
 from relight.wire.loopback import IPV4, handed_down
 from relight.wire.settings import host_address
 
-# The operations of a process group, by the names of 2.13 and of older versions; those that exist are delegated.
+# The operations of a process group, by the names of 2.14 and of older versions; those that exist are delegated.
 _OPERATIONS = (
     "allreduce allreduce_coalesced broadcast reduce allgather _allgather_base all_gather_single allgather_coalesced "
-    "allgather_into_tensor_coalesced all_gather_single_coalesced gather scatter reduce_scatter _reduce_scatter_base "
-    "reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced all_to_all_single "
-    "alltoall_base alltoall send recv recv_anysource barrier"
+    "allgather_into_tensor_coalesced all_gather_single_coalesced gather gather_into_tensor gather_single scatter "
+    "reduce_scatter _reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced "
+    "reduce_scatter_single_coalesced all_to_all_single alltoall_base alltoall send recv recv_anysource barrier"
 ).split()
 REDUCE_SCATTERS = frozenset(
     "_reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced".split()

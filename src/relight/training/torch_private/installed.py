@@ -7,7 +7,7 @@ import torch
 
 from relight.errors import UsageError
 
-TESTED = ("2.13",)  # releases on which the tests of private interfaces and the survival tests ran
+TESTED = ("2.13", "2.14")  # releases on which `make test-versions` has passed: benchmarks/results/versions.md
 
 # Without these no job is right. What single features need (FSDP2, pipelines, ZeRO) is looked up when they are used.
 NEEDED = {

@@ -1,4 +1,4 @@
-"""Every private interface of DeviceMesh, DTensor and c10d's groups that relight leans on. Checked on torch 2.13.0.
+"""Every private interface of DeviceMesh, DTensor and c10d's groups that relight leans on.
 
 See tests/training/test_mesh_private.py. torch.distributed.tensor is imported only for a script that uses it.
 """

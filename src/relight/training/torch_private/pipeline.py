@@ -1,4 +1,4 @@
-"""Every private interface of torch's pipelines (torch.distributed.pipelining) that relight leans on. Checked on 2.13.0.
+"""Every private interface of torch's pipelines (torch.distributed.pipelining) that relight leans on.
 
 See tests/training/test_pipeline_private.py. Nothing here imports them: a script that has no pipeline pays nothing.
 """

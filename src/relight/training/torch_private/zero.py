@@ -1,4 +1,4 @@
-"""Every private interface of ZeroRedundancyOptimizer that relight leans on, in one place. Checked on torch 2.13.0.
+"""Every private interface of ZeroRedundancyOptimizer that relight leans on, in one place.
 
 See tests/training/test_zero_private.py. Nothing here imports it: a script that does not use it pays nothing.
 

@@ -1,0 +1,69 @@
+"""As much of a standby's runtime as its process groups ask, before and after it is given a rank."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from relight.training.collectives.groups import GroupTable
+from relight.training.job import _create_group, _is_detached, _is_own, _make_group
+from relight.training.torch_private.c10d import REFUSED_STORE, adapt
+from relight.training.torch_private.mesh import follow_rank, regroup, watch_groups, watch_skips
+
+BUILT_AS = 3
+REPLACED = "_process_group_name _warn_not_in_group broadcast_object_list scatter_object_list recv_object_list"
+
+
+class Standby:
+    """Of a job of four ranks: as much of a runtime as its groups ask."""
+
+    closed = False
+    launches = 0
+    is_standby = True
+    builds_late = False
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.table = GroupTable(4)
+        self.rank = BUILT_AS
+        self.groups: list[Any] = []
+
+    def note_skip(self) -> None:
+        self.table.skips = True
+
+    def take(self, rank: int) -> None:
+        self.rank = rank
+        for group in self.groups:
+            group.ranks = self.table.acting(group.place, group.built_as, rank)
+            regroup(group, group.ranks)
+
+
+@pytest.fixture
+def standby(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standby]:
+    for name in (*REPLACED.split(), "gather_object", "monitored_barrier"):  # put back later
+        monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
+        monkeypatch.setattr(dist, name, getattr(distributed_c10d, name), raising=False)
+    monkeypatch.setattr(DeviceMesh, "_coordinate_on_dim", None, raising=False)
+    runtime: Any = Standby()
+
+    def create(options: Any, _: Any = None) -> Any:
+        group = _create_group(runtime, runtime.table.normal(options.global_ranks_in_group), 0)
+        group.make_group = functools.partial(_make_group, runtime)
+        return group
+
+    dist.Backend.register_backend("relighttest", create, extended_api=True, devices=["cpu"])
+    dist.init_process_group("relighttest", store=REFUSED_STORE, rank=BUILT_AS, world_size=4)
+    adapt(_is_own, _is_detached)
+    watch_groups(lambda ranks, members_only: runtime.table.add(ranks, members_only=members_only))
+    watch_skips(runtime.note_skip)
+    follow_rank(BUILT_AS)
+    yield runtime
+    dist.destroy_process_group()
+    for kind in ("backend_list", "_plugins", "backend_capability", "backend_type_map"):
+        found: Any = getattr(dist.Backend, kind)
+        (found.remove if isinstance(found, list) else found.pop)("RELIGHTTEST" if kind == "_plugins" else "relighttest")
