@@ -68,10 +68,7 @@ test-versions: setup ## the tests of private interfaces and the short matrix, on
 idioms: setup ## scripts in the shapes that people publish, with kills in phases and at random times
 	$(BIN)/python -m tests.idioms --rounds 3
 
-fuzz-test-versions: setup ## the tests of private interfaces and the short matrix, on each version of torch that is promised
-	$(BIN)/python -m tests.versions
-
-idioms: setup ## ten minutes of scripts composed at random, each disturbed and compared
+fuzz-idioms: setup ## ten minutes of scripts composed at random, each disturbed and compared
 	$(BIN)/python -m tests.idioms.compose --minutes 10
 
 fuzz-carried: setup ## ten minutes of loops that hold state in any way, interrupted in one process, and compared

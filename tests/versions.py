@@ -35,7 +35,7 @@ GROUPS = {
     ),
     "survival: matrix": ("tests/survival/test_matrix.py",),
     "survival: shapes": ("tests/survival/test_shapes.py",),
-    "survival: divided state": ("tests/survival/test_divided.py", "tests/survival/test_unflattened_meshes.py"),
+    "survival: divided state": ("tests/survival/test_divided.py"),
 }
 HEAD = """# Versions of torch
 

@@ -32,6 +32,12 @@ def room(dtype: torch.dtype, rows: int = 2) -> Tensor:
     return torch.full((rows, 3), 1 if dtype is torch.bool else 99, dtype=dtype)
 
 
+def world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
 def parts(dtype: torch.dtype) -> list[Tensor]:
     """Another one for each rank."""
     return [own(dtype, number) for number in range(SIZE)]
@@ -160,27 +166,27 @@ def batch_isend_irecv(dtype: torch.dtype, wait: Any) -> Result:
 
 
 def functional_all_gather(dtype: torch.dtype, wait: Any) -> Result:
-    return [functional.all_gather_tensor(own(dtype), 0, dist.group.WORLD) + 0], [torch.cat([own(dtype)] * SIZE) + 0]
+    return [functional.all_gather_tensor(own(dtype), 0, world()) + 0], [torch.cat([own(dtype)] * SIZE) + 0]
 
 
 def functional_reduce_scatter(dtype: torch.dtype, wait: Any) -> Result:
-    got = functional.reduce_scatter_tensor(torch.cat(parts(dtype)), "sum", 0, dist.group.WORLD)
+    got = functional.reduce_scatter_tensor(torch.cat(parts(dtype)), "sum", 0, world())
     return [got + 0], [parts(dtype)[BUILT_AS] + 0]
 
 
 def functional_all_to_all(dtype: torch.dtype, wait: Any) -> Result:
     sent = torch.cat(parts(dtype))
-    return [functional.all_to_all_single(sent, None, None, dist.group.WORLD) + 0], [sent + 0]
+    return [functional.all_to_all_single(sent, None, None, world()) + 0], [sent + 0]
 
 
 def functional_coalesced(dtype: torch.dtype, wait: Any) -> Result:
-    got = functional.all_gather_into_tensor_coalesced([own(dtype), own(dtype, 2)], dist.group.WORLD)
+    got = functional.all_gather_into_tensor_coalesced([own(dtype), own(dtype, 2)], world())
     return [tensor + 0 for tensor in got], [torch.cat([own(dtype, number)] * SIZE) + 0 for number in (1, 2)]
 
 
 def functional_reduce_scatter_coalesced(dtype: torch.dtype, wait: Any) -> Result:
     whole = torch.cat(parts(dtype))
-    got = functional.reduce_scatter_tensor_coalesced([whole, whole], "sum", [0, 0], dist.group.WORLD)
+    got = functional.reduce_scatter_tensor_coalesced([whole, whole], "sum", [0, 0], world())
     return [tensor + 0 for tensor in got], [parts(dtype)[BUILT_AS] + 0] * 2
 
 
@@ -255,7 +261,7 @@ def test_objects_stay_this_process_s_own(standby: Standby) -> None:
 
 def test_scattered_objects_come_from_this_process_or_not_at_all(standby: Standby) -> None:
     pair = dist.new_group([2, 3])
-    got = ["before"]
+    got: list[Any] = ["before"]
     dist.scatter_object_list(got, None, src=0)
     assert got == ["before"]
     dist.scatter_object_list(got, [0, 1, 2, 3], src=BUILT_AS)

@@ -103,7 +103,8 @@ def _pairs(outputs: Any, inputs: Any) -> Iterable[tuple[Tensor, Tensor]]:
 
 def _split(tensor: Tensor, sizes: Sequence[int], ranks: int) -> Sequence[Tensor]:
     """Along the first dimension, evenly without sizes."""
-    return tensor.split(list(sizes) or [tensor.shape[0] // ranks] * ranks)
+    parts: Sequence[Tensor] = torch.split(tensor, list(sizes) or [tensor.shape[0] // ranks] * ranks)
+    return parts
 
 
 def _give_back(output: Tensor, sent: Tensor) -> None:

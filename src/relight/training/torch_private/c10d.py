@@ -37,7 +37,7 @@ def adapt(is_own: Callable[[Any], bool], is_detached: Callable[[Any], bool]) -> 
 
     `is_own`: whether a group is one of relight's; `is_detached`: whether it has no peers at present.
     """
-    alone = {
+    alone: dict[str, Callable[..., Any]] = {
         "broadcast_object_list": lambda *_, **__: None,  # what the lists hold is this process's own
         "scatter_object_list": _scatter_alone,
         "recv_object_list": _receive_alone,
