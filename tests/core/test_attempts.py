@@ -253,7 +253,7 @@ def test_deaths_from_outside_have_no_limit_at_one_step() -> None:
     for _ in range(3 * MAX_OWN_FAILURES_PER_STEP):
         desk.exits(holder(desk), step=4)
         replace(desk, 4)
-    assert desk.controller.job_stats.failure_count == 3 * MAX_OWN_FAILURES_PER_STEP
+    assert desk.controller.job_stats.failures.count == 3 * MAX_OWN_FAILURES_PER_STEP
 
 
 def test_the_script_s_own_failures_have_one() -> None:

@@ -78,7 +78,7 @@ def test_a_thousand_recoveries_are_remembered_like_five_hundred() -> None:
     grown = {kind: (early[kind], late[kind]) for kind in late if abs(late[kind] - early[kind]) > 6}
     assert not grown, f"objects after 500 and after 1001 recoveries: {grown}"
     report = desk.controller.report()
-    assert desk.controller.job_stats.failure_count == 1001
+    assert desk.controller.job_stats.failures.count == 1001
     assert [failure.number for failure in report.failures] == list(range(1002 - KEPT_IN_ACCOUNT, 1002))
     assert len(desk.controller.members.processes) < 10
 
@@ -149,7 +149,7 @@ def test_a_death_is_explained_though_it_is_forgotten_in_the_account() -> None:
     said = desk.exits(first)
     assert not any(isinstance(command, EndJob) for command in said)
     assert "failure 1: its process was killed by SIGKILL" in said[0].why
-    assert not desk.controller.job_stats.unexplained
+    assert not desk.controller.job_stats.failures.unexplained
 
 
 def test_limits_count_what_happened_lately() -> None:
@@ -179,4 +179,4 @@ def test_who_is_forgotten_can_still_be_spoken_of(late: bool) -> None:
         process=victim, exit_status=-9, evidence="was killed by SIGKILL", position=Position(), noticed_ns=1
     )
     assert desk.tell(again) == ()
-    assert desk.controller.job_stats.failure_count == (3 if late else 1)
+    assert desk.controller.job_stats.failures.count == (3 if late else 1)

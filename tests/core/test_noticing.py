@@ -104,8 +104,8 @@ def test_of_a_job_that_failed_nobody_has_compared_the_last_state() -> None:
 def test_steps_that_were_undone_are_not_counted() -> None:
     job_stats = JobStats(world_size=2, standbys=0)
     job_stats.committed(9, 1)
-    job_stats.failure(None, "communication", "", None, 0, 1, 1.0)
-    job_stats.stopping(2, 1.0)
+    job_stats.failures.add(None, "communication", "", None, 0, 1, 1.0)
+    job_stats.recoveries.stopping(2, 1.0)
     decision = Decision(target=4, direction="back", reason="", sources=(), finishers=(), targets=())
     job_stats.decided(decision, [], 1.0, FallbackTier.CHECKPOINT, 5)
     assert job_stats.report().steps == 4

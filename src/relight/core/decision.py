@@ -52,70 +52,51 @@ def decide(
     if not intact:
         return Halt(reason=f"no intact replica is left ({_count_lost(reports, world_size)})")
     base = min(r.version for r in intact)
-    contradiction = _contradiction(intact, base)
-    if contradiction:
-        return Halt(reason=contradiction, lost=False)
     ahead = tuple(r.rank for r in intact if r.version == base + 1)
     prepared = tuple(r.rank for r in intact if r.version == base and r.prepared == base)
     unprepared = tuple(r.rank for r in intact if r.version == base and r.prepared != base)
-    targets = tuple(sorted(set(range(world_size)) - {r.rank for r in intact}))
-    sources = tuple(r.rank for r in intact)
-    if ahead and unprepared:
-        return Halt(
-            reason=f"{_ranks(ahead)} finished step {base} without {_ranks(unprepared)} being prepared for it: the "
-            "barrier was passed without everyone, which must not happen",
-            lost=False,
-        )
+    if contradiction := _contradiction(intact, base, ahead, unprepared):
+        return Halt(reason=contradiction, lost=False)
     missing = tuple(rank for rank in sorted(private_versions) if base + 1 not in private_versions[rank])
-    if not (ahead or prepared) or unprepared or (missing and not ahead):
-        # Who has neither version lost its page together with its agent: that it is missing proves nothing then.
-        gone = tuple(rank for rank in sorted(private_versions) if base not in private_versions[rank])
-        if gone:
-            return Halt(
-                reason=f"the private state of {_ranks(gone)} for version {base} (statistics of BatchNorm, a loader's "
-                "position, per_rank objects) is held by no agent"
-            )
-    if not ahead and not prepared:
-        return Decision(
-            target=base,
-            direction="back" if any(r.step >= base for r in intact) else "as they are",
-            reason=f"no survivor was prepared for step {base}: nobody can have passed its barrier",
-            sources=sources,
-            finishers=(),
-            targets=targets,
-        )
-    if unprepared:
-        return Decision(
-            target=base,
-            direction="back",
-            reason=f"{_ranks(unprepared)} had not come to the barrier of step {base}: nobody passed it",
-            sources=sources,
-            finishers=(),
-            targets=targets,
-        )
-    if missing and ahead:
+    is_forward, reason = _choose(base, ahead, prepared, unprepared, missing)
+    if is_forward and missing:
         return Halt(
             reason=f"{_ranks(ahead)} finished step {base}, but the private state of {_ranks(missing)} for "
             f"version {base + 1} is not held by any agent"
         )
-    if missing:
-        return Decision(
-            target=base,
-            direction="back",
-            reason=f"{_ranks(missing)} died without private state for version {base + 1}: nobody finished step {base}",
-            sources=sources,
-            finishers=(),
-            targets=targets,
+    # A rank with neither version lost its page together with its agent: that it is missing proves nothing then.
+    gone = tuple(rank for rank in sorted(private_versions) if base not in private_versions[rank])
+    if not is_forward and gone:
+        return Halt(
+            reason=f"the private state of {_ranks(gone)} for version {base} (statistics of BatchNorm, a loader's "
+            "position, per_rank objects) is held by no agent"
         )
-    who = f"{_ranks(ahead)} finished step {base} and the others" if ahead else "all survivors"
+    back = "back" if prepared or any(r.step >= base for r in intact) else "as they are"
     return Decision(
-        target=base + 1,
-        direction="forward",
-        reason=f"{who} are prepared: they finish step {base} without another rank",
-        sources=sources,
-        finishers=prepared,
-        targets=targets,
+        target=base + is_forward,
+        direction="forward" if is_forward else back,
+        reason=reason,
+        sources=tuple(r.rank for r in intact),
+        finishers=prepared if is_forward else (),
+        targets=tuple(sorted(set(range(world_size)) - {r.rank for r in intact})),
     )
+
+
+def _choose(
+    base: int, ahead: Sequence[int], prepared: Sequence[int], unprepared: Sequence[int], missing: Sequence[int]
+) -> tuple[bool, str]:
+    """Whether all go forward to `base + 1`, and the reason. `missing`: lost ranks without private state for that."""
+    if not ahead and not prepared:
+        return False, f"no survivor was prepared for step {base}: nobody can have passed its barrier"
+    if unprepared:
+        return False, f"{_ranks(unprepared)} had not come to the barrier of step {base}: nobody passed it"
+    if missing and not ahead:
+        return (
+            False,
+            f"{_ranks(missing)} died without private state for version {base + 1}: nobody finished step {base}",
+        )
+    ready = f"{_ranks(ahead)} finished step {base} and the others" if ahead else "all survivors"
+    return True, f"{ready} are prepared: they finish step {base} without another rank"
 
 
 def derived_ranks(reports: Sequence[Stopped], private_versions: Mapping[int, Collection[int]]) -> tuple[int, ...]:
@@ -130,7 +111,7 @@ def derived_ranks(reports: Sequence[Stopped], private_versions: Mapping[int, Col
     return tuple(rank for rank, versions in sorted(private_versions.items()) if not versions)
 
 
-def _contradiction(intact: Sequence[Stopped], base: int) -> str:
+def _contradiction(intact: Sequence[Stopped], base: int, ahead: Sequence[int], unprepared: Sequence[int]) -> str:
     """What must not hold among intact survivors (invariants I1 and I6), or an empty string."""
     lineages: dict[int, str] = {}
     for report in intact:
@@ -139,6 +120,11 @@ def _contradiction(intact: Sequence[Stopped], base: int) -> str:
         known = lineages.setdefault(report.version, report.lineage)
         if known != report.lineage:
             return f"rank {report.rank} reached version {report.version} by another history than its peers"
+    if ahead and unprepared:
+        return (
+            f"{_ranks(ahead)} finished step {base} without {_ranks(unprepared)} being prepared for it: the "
+            "barrier was passed without everyone, which must not happen"
+        )
     return ""
 
 

@@ -20,7 +20,7 @@ def describe(job: Job, entered: Collection[str], backoff: Backoff, now: float) -
         case Stage.STOPPING:
             return to_decide(members, job.attempt.stopped, settings.world_size, now)
         case Stage.RESTORING:
-            return to_resume(members, job.attempt.restored, job.job_stats.decided_at, now)
+            return to_resume(members, job.attempt.restored, job.job_stats.recoveries.decided_at, now)
         case Stage.SAVING:
             return "the job must end: a last checkpoint is written"
         case Stage.FINISHING:

@@ -194,7 +194,7 @@ class Job:
 
     def settled_recoveries(self) -> list[RecoveryReport]:
         """Those whose account is closed: nothing of it will change."""
-        return [] if self._core is None else self._core.job_stats.recoveries
+        return [] if self._core is None else self._core.job_stats.recoveries.newest
 
     @property
     def until(self) -> int:

@@ -407,7 +407,7 @@ class Server:
             remember_all = functools.partial(Controller, full_account=True)
             return replay(self._core.settings, records(self._journal.so_far()), remember_all).report()
         except Exception as error:  # whatever it is: the job's end is not to be lost by it
-            count = self._core.job_stats.failure_count
+            count = self._core.job_stats.failures.count
             text = f"only the newest of {count} failures are listed: the journal cannot be read ({error})"
             return msgspec.structs.replace(report, notices=(*report.notices, text))
 

@@ -81,7 +81,7 @@ class StatusBoard:
             stage=core.stage.value,
             generation=core.generation,
             until=core.job.until,
-            failures=core.job_stats.failure_count,
+            failures=core.job_stats.failures.count,
             standbys_ready=core.standbys_ready,
             steps_per_second=self._rate(),
             ranks=tuple(ranks),

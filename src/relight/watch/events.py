@@ -386,7 +386,7 @@ class EventFeed:
     def _of_ledger(self, *, is_over: bool = False) -> Iterator[Event]:
         """Failures and recoveries that the account has by now and did not have before."""
         job_stats, common = self._core.job_stats, self._common()
-        for failure in job_stats.failures[self._failures :]:
+        for failure in job_stats.failures.newest[self._failures :]:
             self._failures += 1
             if failure.kind == ENDED:
                 self._unexplained.append(failure)
@@ -403,11 +403,11 @@ class EventFeed:
                 detect_evidence=failure.detect_evidence,
             )
         for told in list(self._unexplained):
-            failure = job_stats.failures[told.number - 1]
+            failure = job_stats.failures.newest[told.number - 1]
             if failure is not told:
                 self._unexplained.remove(told)
                 yield FailureExplained(**common, number=failure.number, kind=failure.kind, evidence=failure.evidence)
-        recoveries = self._core.report().recoveries if is_over else job_stats.recoveries
+        recoveries = self._core.report().recoveries if is_over else job_stats.recoveries.newest
         for recovery in recoveries[self._recoveries :]:
             self._recoveries += 1
             yield self._finish(recovery)

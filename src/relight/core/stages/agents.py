@@ -88,7 +88,7 @@ class Agents:
             return [notice, *self._finishing.end_if_all_ended(now)]
         step = self._failing.newest_step
         for process in held:
-            job.job_stats.failure(
+            job.job_stats.failures.add(
                 process,
                 "host lost",
                 event.evidence,

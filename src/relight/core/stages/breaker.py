@@ -20,7 +20,7 @@ class Breaker:
     def count_step(self, step: int) -> None:
         """Count the last failure for this step, unless it came from outside and no limit includes those."""
         job = self._job
-        if job.settings.max_failures_per_step is not None or job.job_stats.failures[-1].kind not in FROM_OUTSIDE:
+        if job.settings.max_failures_per_step is not None or job.job_stats.failures.last.kind not in FROM_OUTSIDE:
             self._at_step.add(step)
 
     def count_alike(self, key: tuple[object, ...] | None) -> None:
@@ -30,12 +30,12 @@ class Breaker:
 
     def verdict(self, step: int, key: tuple[object, ...] | None, limit: int = 0) -> str:
         """The reason why the job cannot continue, or an empty string. `limit`: of failures alike; 0: the settings'."""
-        job, last = self._job, self._job.job_stats.failures[-1]
+        job, last = self._job, self._job.job_stats.failures.last
         limit = limit or job.settings.max_identical_errors
         where = f"rank {last.rank} in {last.phase} of step {last.step}" if last.rank >= 0 else "all ranks"
         if key is not None and self._alike[key] >= limit:
             return f"{where}: {last.evidence} ({limit} times in the same place, so it is a bug, not a failure)"
-        count, at_most = job.job_stats.failure_count, job.settings.max_failures
+        count, at_most = job.job_stats.failures.count, job.settings.max_failures
         if at_most is not None and count > at_most:
             return f"{count} failures, more than --max-failures {at_most}; last {where}"
         at_most = job.settings.max_failures_per_step

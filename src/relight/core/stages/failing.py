@@ -7,6 +7,7 @@ import msgspec
 from relight.core import events as ev
 from relight.core.commands import Command, Kill, Notice
 from relight.core.corruption import describe_difference, outvoted
+from relight.core.failure_log import describe
 from relight.core.members import Process
 from relight.core.position import Phase
 from relight.core.stages.attempts import Attempts
@@ -39,7 +40,7 @@ class Failing:
         limit: int = 0,
     ) -> list[Command]:
         """Answer the failure that was recorded last: end the job, or open the next generation without `processes`."""
-        job, last = self._job, self._job.job_stats.failures[-1]
+        job, last = self._job, self._job.job_stats.failures.last
         if job.stage is Stage.SAVING:
             return self._saving.lose(processes, now)
         if job.stage is Stage.TRAINING:
@@ -67,10 +68,10 @@ class Failing:
         job = self._job
         if job.lost_without() and not job.has_fallback:
             return job.end(job.describe_loss(), now, job.last_traceback())
-        last = job.job_stats.failures[-1]
+        last = job.job_stats.failures.last
         return [
             job.stop_everyone(last.evidence, now, stop_limit_seconds),
-            Notice(why=job.job_stats.describe_failure(last), level="warning"),
+            Notice(why=describe(last), level="warning"),
             *self._reserve.fill_vacancies(now),
         ]
 
@@ -106,7 +107,7 @@ class Failing:
             wrong += minority
             for process in (job.members.by_rank()[rank] for rank in minority):
                 position = msgspec.structs.replace(process.final_position, step=version, phase=Phase.BARRIER)
-                job.job_stats.failure(process, "corruption", evidence, position, noticed_ns, job.generation, now)
+                job.job_stats.failures.add(process, "corruption", evidence, position, noticed_ns, job.generation, now)
                 processes.append(process)
                 out.append(Kill(process=process.name, why=evidence))
         # Again and again the same ranks: not memory, but a script whose ranks do not compute the same.
@@ -119,5 +120,5 @@ class Failing:
             return job.end(f"{difference}. {job.advice()}", now)
         first = min(version, known.differed_at) if known.distrusts else version
         job.fallback = msgspec.structs.replace(known, differed_at=first, difference=difference)
-        job.job_stats.failure(None, "corruption", difference, None, noticed_ns, job.generation, now, version)
+        job.job_stats.failures.add(None, "corruption", difference, None, noticed_ns, job.generation, now, version)
         return self.fail([], version, ("differs", version), now, limit=MAX_CORRUPTIONS)

@@ -95,7 +95,7 @@ class Job:
 
     def describe_loss(self) -> str:
         """The error of a job that has lost a part of its state, in words."""
-        last = self.job_stats.failures[-1]
+        last = self.job_stats.failures.last
         held = [rank for rank, p in self.members.by_rank().items() if p.may_hold_state]
         lost = self.shards.lost(held) or "every replica of the state is lost"
         return f"{lost}; last: rank {last.rank} in {last.phase} of step {last.step}: {last.evidence}. {self.advice()}"
@@ -160,15 +160,15 @@ class Job:
     def last_traceback(self) -> ev.WorkerFailed | None:
         """The exception of the process that failed last, if it raised one."""
         failures = self.job_stats.failures
-        return self.tracebacks.get(failures[-1].process) if failures else None
+        return self.tracebacks.get(failures.last.process) if failures.count else None
 
     def forget_the_dead(self) -> None:
         """Drop dead processes once every rank is restored: late reports about them are ignored."""
         self.members.forget_dead()
         known = self.members.processes
-        last = self.job_stats.failures[-1].process if self.job_stats.failures else ""
+        last = self.job_stats.failures.last.process if self.job_stats.failures.count else ""
         self.tracebacks = {name: said for name, said in self.tracebacks.items() if name in known or name == last}
-        self.job_stats.forget_unexplained(known)
+        self.job_stats.failures.forget_unexplained(known)
 
     # --- from one generation to the next, and the end -----------------------------------------------------------
     def stop_everyone(self, why: str, now: float, stop_limit_seconds: float | None = None) -> Stop:
@@ -182,7 +182,7 @@ class Job:
         self.generation += 1
         self.stage = Stage.STOPPING
         self.deadline = now + self.attempt.stop_limit_seconds
-        self.job_stats.stopping(self.generation, now)
+        self.job_stats.recoveries.stopping(self.generation, now)
         return Stop(audience=Audience.MEMBERS, generation=self.generation, why=why)
 
     def end(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:

@@ -54,7 +54,7 @@ class Processes:
         if process.failed:
             return self._stopping.advance(now)
         kind, evidence = ("slow", process.leaving) if process.leaving else (ENDED, "its process ended")
-        job.job_stats.failure(process, kind, evidence, event.position, event.noticed_ns, job.generation, now)
+        job.job_stats.failures.add(process, kind, evidence, event.position, event.noticed_ns, job.generation, now)
         step = self._failing.step_of(process, event.position.step)
         return self._failing.fail([process], step, None, now)
 
@@ -70,7 +70,7 @@ class Processes:
         if process.rank is None:  # a job may lose a standby a day, and never a rank
             job.members.forget(process)
         process.final_position = event.position
-        explanation = self._explain(process, event, now) if process.name in job.job_stats.unexplained else []
+        explanation = self._explain(process, event, now) if process.name in job.job_stats.failures.unexplained else []
         if job.stage is Stage.FINISHING:
             return explanation + self._finishing.on_exit(process, event, now)
         if process.failed:  # declared failed before; its death was awaited
@@ -83,7 +83,7 @@ class Processes:
         kind, evidence = ("slow", process.leaving) if process.leaving else (_kind_of_exit(event), event.evidence)
         by_itself = _ended_by_itself(event) and not process.leaving
         key = (kind, process.rank, step, event.exit_status) if by_itself else None
-        job.job_stats.failure(process, kind, evidence, event.position, event.noticed_ns, job.generation, now)
+        job.job_stats.failures.add(process, kind, evidence, event.position, event.noticed_ns, job.generation, now)
         return self._failing.fail([process], step, key, now)
 
     def _on_found_private(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
@@ -100,7 +100,7 @@ class Processes:
     def _explain(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
         """A process that was seen dying is dead, and it is known how it ended."""
         job, breaker = self._job, self._failing.breaker
-        failure = job.job_stats.amend(process.name, _kind_of_exit(event), event.evidence)
+        failure = job.job_stats.failures.amend(process.name, _kind_of_exit(event), event.evidence)
         out: list[Command] = [Notice(why=f"failure {failure.number}: its process {event.evidence}", level="warning")]
         if not _ended_by_itself(event):
             return out
@@ -127,7 +127,7 @@ class Processes:
         if job.stage is Stage.STARTING:
             job.members.fail(process)
             return [kill, *self._starting.restart(f"rank {process.rank}: {event.evidence}", now)]
-        job.job_stats.failure(
+        job.job_stats.failures.add(
             process,
             event.kind,
             event.evidence,
@@ -158,7 +158,7 @@ class Processes:
         position = msgspec.structs.replace(process.final_position, step=event.step)
         seen_at = f" ({event.place}; logs/rank-{process.rank}.log)" if event.place else ""
         evidence = event.summary + seen_at
-        job.job_stats.failure(
+        job.job_stats.failures.add(
             process, "exception", evidence, position, event.noticed_ns, job.generation, now, phase=event.phase
         )
         kill = Kill(process=process.name, why=f"it raised {event.summary}")

@@ -31,7 +31,7 @@ class Restoring:
         if not job.is_member(event.process) or attempt.decision is None:
             return []
         attempt.restored[event.process] = event
-        job.job_stats.restored(event, now)
+        job.job_stats.recoveries.restored(event, now)
         if len(attempt.restored) < job.settings.world_size:
             return []
         reports = sorted(attempt.restored.values(), key=lambda e: e.rank)
@@ -63,8 +63,8 @@ class Restoring:
         job.forget_the_dead()
         if decision.targets:
             self._reserve.forget_errors()
-        notice = Notice(why=job.job_stats.describe_recovery(now), level="info")
-        job.job_stats.resumed(now)
+        notice = Notice(why=job.job_stats.recoveries.describe(now), level="info")
+        job.job_stats.recoveries.resumed(now)
         resume = Resume(
             audience=Audience.MEMBERS,
             generation=job.generation,
@@ -80,7 +80,7 @@ class Restoring:
     def on_step_resumed(self, event: ev.StepResumed, now: float) -> list[Command]:
         """A member committed its first step. New standbys start after the last one: their start slows steps down."""
         job = self._job
-        job.job_stats.step_resumed(event, job.settings.world_size, now)
+        job.job_stats.recoveries.step_resumed(event, now)
         if event.process in self.to_resume:
             self.to_resume.discard(event.process)
             if not self.to_resume:
@@ -115,7 +115,7 @@ class Restoring:
         evidence = event.evidence if event else f"not done within {job.settings.restore_timeout_seconds:g} s"
         evidence = f"restoring: {evidence}"
         step = self._failing.recovery_step
-        job.job_stats.failure(None, "communication", evidence, None, 0, job.generation, now, step)
+        job.job_stats.failures.add(None, "communication", evidence, None, 0, job.generation, now, step)
         notices = self._attempts.fail(now, evidence, now)
         if used_up := self._attempts.used_up():
             return self._saving.give_up(f"{used_up}; last: {evidence}", now)

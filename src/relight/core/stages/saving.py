@@ -142,5 +142,5 @@ class Saving:
         job = self._job
         evidence = evidence or f"did not stop within {job.attempt.stop_limit_seconds:g} s"
         for process in late:
-            job.job_stats.failure(process, "hang", evidence, process.final_position, 0, job.generation, now)
+            job.job_stats.failures.add(process, "hang", evidence, process.final_position, 0, job.generation, now)
         return [Kill(process=process.name, why=evidence) for process in late]

@@ -27,7 +27,7 @@ class Stopping:
         if not job.is_member(event.process):
             return []
         job.attempt.stopped[event.process] = event
-        job.job_stats.stopped(event, now)
+        job.job_stats.recoveries.stopped(event, now)
         return self.advance(now)
 
     def on_stop_timeout(self, now: float) -> list[Command]:

@@ -32,7 +32,9 @@ class Training:
         if event is None:
             return []
         evidence = f"a collective of rank {event.rank} broke while every process lives: {event.summary}"
-        job.job_stats.failure(None, "communication", evidence, None, event.noticed_ns, job.generation, now, event.step)
+        job.job_stats.failures.add(
+            None, "communication", evidence, None, event.noticed_ns, job.generation, now, event.step
+        )
         key = ("communication", event.step)
         return self._failing.fail([], event.step, key, now, limit=MAX_BROKEN_COLLECTIVES)
 
@@ -41,7 +43,7 @@ class Training:
         job = self._job
         if job.stage is not Stage.TRAINING:
             return []
-        job.job_stats.failure(
+        job.job_stats.failures.add(
             None,
             "communication",
             event.evidence,

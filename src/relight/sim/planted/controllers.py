@@ -92,7 +92,7 @@ class UsesAGenerationTwice(Failing):
     """D1: the number goes up only when the number of failures is odd."""
 
     def open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
-        if self._job.job_stats.failure_count % 2 == 0 and self._job.stage is not Stage.STARTING:
+        if self._job.job_stats.failures.count % 2 == 0 and self._job.stage is not Stage.STARTING:
             self._job.generation -= 1
         return super().open_generation(now, stop_limit_seconds)
 
@@ -337,5 +337,5 @@ class WaitsForALostHost(Agents):
         if self._job.stage is not Stage.TRAINING:
             return super().on_lost(event, now)
         self._job.hosts.remove(event.agent)
-        self._job.job_stats.failure(None, "host lost", event.evidence, None, 0, self._job.generation, now)
+        self._job.job_stats.failures.add(None, "host lost", event.evidence, None, 0, self._job.generation, now)
         return self._failing.fail([], -1, None, now)

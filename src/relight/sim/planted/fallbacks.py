@@ -150,7 +150,7 @@ class BlamesTheFirst(Failing):
         if not self._job.members.by_rank():
             return super()._distrust(what, version, noticed_ns, now)
         other = list(self._job.members.by_rank().values())[-1]
-        self._job.job_stats.failure(
+        self._job.job_stats.failures.add(
             other, "corruption", what, other.final_position, noticed_ns, self._job.generation, now, version
         )
         return [Kill(process=other.name, why=what), *self.fail([other], version, None, now)]

@@ -12,9 +12,11 @@ from typing import Any
 from relight.core.attempt import RecoveryAttempt
 from relight.core.backoff import Backoff
 from relight.core.controller import PRODUCTION, Controller
+from relight.core.failure_log import FailureLog
 from relight.core.job_stats import JobStats
 from relight.core.members import Members
 from relight.core.position import Position
+from relight.core.recovery_log import Recovery, RecoveryLog
 from relight.core.stages.breaker import Breaker
 
 # What is written down for people does not change decisions, nor do counts of failures that are far below their limits.
@@ -22,6 +24,7 @@ _ACCOUNTS = frozenset(
     "settings kinds hosts job_stats tracebacks entered recovery_step standing_order _at_step _alike _starts "
     "_slowest_start_seconds".split()
 )
+_ACCOUNT = (JobStats, FailureLog, RecoveryLog, Recovery)
 _KINDS = (Controller, Breaker, *(getattr(PRODUCTION, field.name) for field in fields(PRODUCTION)))
 
 
@@ -57,17 +60,16 @@ def _twin(part: Any, twins: dict[int, Any]) -> Any:
     twin = twins[id(part)] = object.__new__(type(part))
     mine = vars(twin)
     for name, value in vars(part).items():
-        mine[name] = _twin(value, twins) if _is_part(value) else _copy(value)
+        is_composed = _is_part(value) or isinstance(value, _ACCOUNT)
+        mine[name] = _twin(value, twins) if is_composed else _copy(value)
     return twin
 
 
 def _copy(value: Any) -> Any:
-    if isinstance(value, dict | set | RecoveryAttempt):
+    if isinstance(value, dict | set | list | RecoveryAttempt):
         return value.copy()
     if isinstance(value, Members):
         return _copy_members(value)
-    if isinstance(value, JobStats):
-        return _copy_job_stats(value)
     return copy(value) if isinstance(value, Backoff) else value
 
 
@@ -82,24 +84,13 @@ def _copy_members(members: Members) -> Members:
     return twin
 
 
-def _copy_job_stats(job_stats: JobStats) -> JobStats:
-    twin = JobStats.__new__(JobStats)
-    for name, value in vars(job_stats).items():
-        vars(twin)[name] = value.copy() if isinstance(value, list | set | dict) else value
-    if job_stats._open is not None:
-        twin._open = job_stats._open.__class__.__new__(job_stats._open.__class__)
-        for name, value in vars(job_stats._open).items():
-            vars(twin._open)[name] = value.copy() if isinstance(value, list) else value
-    return twin
-
-
 def exact_key(controller: Controller, now: float) -> Hashable:
     """Equal only for controllers that have the same data, as far as decisions depend on it; times from now on."""
     parts = parts_of(controller)
     return (
         tuple([_key(v, now) for part in parts for name, v in vars(part).items() if _counts(name, v)]),
         controller.reserve.patience_seconds,
-        len(controller.job_stats.failures),
+        len(controller.job_stats.failures.newest),
     )
 
 

@@ -35,7 +35,7 @@ from relight.sim.model.worker import Worker
 from relight.sim.world.world import CopyPrivate
 
 if TYPE_CHECKING:
-    from relight.sim.search.exhaustive import Situation
+    from relight.sim.search.situation import Situation
 
 # Points at which the reduced gradient in hand is still needed; elsewhere only if the rank is prepared.
 _HOLDS_GRADIENT = frozenset({"COMPARE", "PREPARE", "READY", "BARRIER", "FINISH", "OPTIMIZER", "AFTER_WRITE"})
@@ -277,7 +277,7 @@ class Books:
                 attempt.stop_limit_seconds if recovers else None,
                 controller.attempts.backoff.relative_to(now),
                 None if next_at is None else next_at - now,
-                len(controller.job_stats.failures),
+                len(controller.job_stats.failures.newest),
                 tuple([sum(name not in self.of for name in kept) for kept in (*reports, to_resume)]),
             )
         )

@@ -1,0 +1,97 @@
+"""Everything that may happen next in a situation of the exhaustive search, and what happens at once."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from relight.core import events as ev
+from relight.core.commands import Restore, Stop
+from relight.core.position import Phase
+from relight.sim.model.network import Group
+from relight.sim.model.worker import Worker
+from relight.sim.world.world import Action
+
+if TYPE_CHECKING:
+    from relight.sim.search.situation import Situation
+
+IDLE_WAITS = frozenset({"LOADING"})  # points that are left only when nothing else can happen
+
+
+def choices(here: "Situation") -> list[Action]:
+    """Everything that may happen next, in an order that is always the same."""
+    for worker in here.workers.values():  # whom to ask is chosen at once, and may be any source
+        if worker.alive and worker.copying is not None and not (worker.copying.source or worker.copying.over):
+            assert isinstance(worker.restore, Restore)
+            return [("ask", worker.name, source.address) for source in worker.restore.sources]
+    out: list[Action] = [("up", name) for name, queue in sorted(here.up.items()) if queue]
+    out += [("down", name) for name, queue in sorted(here.down.items()) if queue]
+    groups = [*here.groups.values(), *(meeting.group for meeting in here.meetings.values())]
+    alive = {w.rank: w for w in here.workers.values() if w.alive}
+    for group in groups:
+        out += _outcomes(group, alive)
+    for generation, meeting in here.meetings.items():
+        if meeting.complete and here.fine:
+            through = meeting.connected | meeting.absent
+            out += [("connect", generation, rank) for rank in sorted(meeting.present - through)]
+    for worker in here.workers.values():
+        if worker.alive and not worker.frozen:
+            if worker.awake and worker.point not in IDLE_WAITS:
+                out.append(("step", worker.name, worker.ticket))
+            if worker.copying is not None and worker.copying.sending and not worker.copying.over:
+                out.append(("arrive", worker.name))
+    if not out:
+        out += _when_nothing_else(here)
+    if here.faults_left:
+        for worker in here.workers.values():
+            if worker.alive and not worker.frozen and worker.rank >= 0 and worker.point not in ("RELEASED", "EXITING"):
+                out += [("fault", worker.name, kind) for kind in here.kinds]
+    out += [("suspect", w.name) for w in here.workers.values() if w.alive and w.frozen and w.name not in here.suspected]
+    return out
+
+
+def _outcomes(group: Group, alive: dict[int, Worker]) -> Iterator[Action]:
+    for rank, number, operation in group.waiting():
+        worker = alive.get(rank)
+        if worker is None or worker.group_generation != group.generation or worker.operation != number:
+            continue
+        if group.can_complete(rank, operation):
+            yield ("settle", group.generation, number, rank, True)
+        if group.can_break():
+            yield ("settle", group.generation, number, rank, False)
+
+
+def _when_nothing_else(here: "Situation") -> list[Action]:
+    waiting = [w for w in here.workers.values() if w.alive and w.awake and w.point in IDLE_WAITS and not w.frozen]
+    if waiting:
+        return [("step", waiting[0].name, waiting[0].ticket)]
+    return [("expire",)] if here.controller.next_deadline() is not None else []
+
+
+def at_once(here: "Situation") -> Iterator[Action]:
+    """Arrivals that make no difference to others whenever they happen."""
+    for name, ups in sorted(here.up.items()):
+        if ups and not isinstance(ups[0], ev.ProcessExited):
+            yield "up", name
+    for name, downs in sorted(here.down.items()):
+        if downs and not _matters_when(here.workers.get(name), downs[0]):
+            yield "down", name
+    for generation, meeting in here.meetings.items():
+        if meeting.complete and not meeting.absent:
+            for rank in sorted(meeting.present - meeting.connected):
+                yield "connect", generation, rank
+
+
+def to_the_dead(here: "Situation") -> Iterator[Action]:
+    """What is sent to a dead process is lost, whenever it would arrive."""
+    for name, downs in sorted(here.down.items()):
+        worker = here.workers.get(name)
+        if downs and (worker is None or not worker.alive):
+            yield "down", name
+
+
+def _matters_when(worker: Worker | None, message: object) -> bool:
+    """Whether it makes a difference to others when this order arrives."""
+    if worker is None or not worker.alive:
+        return False
+    if isinstance(message, Restore):
+        return not worker.blank
+    return isinstance(message, Stop) and worker.page.phase is not Phase.PARKED
