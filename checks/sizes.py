@@ -25,7 +25,6 @@ TOO_LARGE: frozenset[str] = frozenset(
         "launch/launcher.py:Launcher",
         "server/server.py",
         "server/server.py:Server",
-        "sim/__main__.py:main",
         "sim/judge/checker.py",
         "sim/judge/checker.py:Checker",
         "sim/model/process/process.py:Process",

@@ -56,6 +56,35 @@ _GOES_WITH = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if any(word.startswith("--mutation=") or word == "--mutation" for word in given) and not _has_mode(given):
+        given.append("--mutations")
+    parser = _parser()
+    options = parser.parse_args(given)
+    mode = next(mode for mode in _MODES if getattr(options, mode) is not parser.get_default(mode))
+    _refuse(parser, options, mode)
+    kinds = _split(options.kinds)
+    mutation = find_mutation(options.mutation) if options.mutation else None
+    if options.mutations:
+        return _hunt([mutation] if mutation else HUNTED, options.first, options.record)
+    if options.rewrite:
+        return _rewrite(options.rewrite)
+    if options.exhaustive is not None:
+        return exhaustive.main(_script(options))
+    if options.seeds is not None or options.seconds is not None:
+        return _search(options.first, options.seeds, options.seconds, options.mutation, kinds, options.processes)
+    try:
+        if options.replay is not None and '"choices"' in options.replay:
+            return _follow(msgspec.json.decode(options.replay, type=exhaustive.Script))
+        schedule = _read(options.replay) if options.seed is None else schedule_of(options.seed, kinds)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        parser.error(f"--replay {options.replay}: {error}")
+    if options.shrink or options.record:
+        return _shrink(schedule, mutation, options.record)
+    return _show(schedule, mutation)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m relight.sim",
         description="Simulated jobs: the production controller and detector in virtual time, among workers that die, "
@@ -72,6 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--rewrite", nargs="+", type=Path, metavar="FILE", help="write recorded schedules anew")
     what.add_argument("--exhaustive", type=int, metavar="RANKS", help="try every order of events of a job of so many")
     what.add_argument("--mutations", action="store_true", help="hunt every planted bug")
+    _add_search_options(parser)
+    _add_exhaustive_options(parser)
+    return parser
+
+
+def _add_search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first seed (default: 0)")
     parser.add_argument(
         "--with",
@@ -86,6 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shrink", action="store_true", help="with --seed or --replay: make what fails small")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the (shrunk) schedule that was found here")
     parser.add_argument("--processes", type=int, metavar="N", help="to use at a time (default: one per processor)")
+
+
+def _add_exhaustive_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="of --exhaustive (default: 2)")
     parser.add_argument("--faults", type=int, default=2, metavar="N", help="of --exhaustive (default: 2)")
     parser.add_argument(
@@ -103,60 +141,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="of --exhaustive: the first step after a recovery has its barrier at the end",
     )
     parser.add_argument("--fine", action="store_true", help="of --exhaustive: tell more apart (only for small jobs)")
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if any(word.startswith("--mutation=") or word == "--mutation" for word in given) and not _has_mode(given):
-        given.append("--mutations")
-    options = parser.parse_args(given)
-    mode = next(mode for mode in _MODES if getattr(options, mode) is not parser.get_default(mode))
+
+
+def _refuse(parser: argparse.ArgumentParser, options: argparse.Namespace, mode: str) -> None:
+    """Exit with status 2 if an option does not go with the mode, or has a value that there is not."""
     for name, modes in _GOES_WITH.items():
         if mode not in modes and getattr(options, name) != parser.get_default(name):
             flag = "with" if name == "kinds" else name
             parser.error(f"--{flag} goes with {', '.join(f'--{other}' for other in modes)}, not with --{mode}")
-    actions = options.actions.split(",")
-    kinds = options.kinds.split(",") if options.kinds else []
-    shapes = options.shapes.split(",") if options.shapes else []
-    if not set(shapes) <= set(SHAPES):
-        parser.error(f"--shapes {options.shapes}: there are {', '.join(SHAPES)}")
-    if not set(kinds) <= set(KINDS):
-        parser.error(f"--with {options.kinds}: there are {', '.join(KINDS)}")
-    if not set(actions) <= set(exhaustive.FAULTS):
-        parser.error(f"--actions {options.actions}: there are {', '.join(exhaustive.FAULTS)}")
+    for flag, given, known in (
+        ("shapes", options.shapes, SHAPES),
+        ("with", options.kinds, KINDS),
+        ("actions", options.actions, exhaustive.FAULTS),
+    ):
+        if not set(_split(given)) <= set(known):
+            parser.error(f"--{flag} {given}: there are {', '.join(known)}")
     if options.exhaustive is not None and options.exhaustive < 2:
         parser.error(f"--exhaustive {options.exhaustive}: at least 2 ranks")
-    try:
-        mutation = find_mutation(options.mutation) if options.mutation else None
-    except KeyError:
-        names = ", ".join(m.name for m in MUTATIONS)
-        parser.error(f"--mutation {options.mutation}: there is none of that name; there are {names}")
-    if options.mutations:
-        return _hunt([mutation] if mutation else HUNTED, options.first, options.record)
-    if options.rewrite:
-        return _rewrite(options.rewrite)
-    if options.exhaustive is not None:
-        return exhaustive.main(
-            exhaustive.Script(
-                ranks=options.exhaustive,
-                steps=options.steps,
-                faults=options.faults,
-                kinds=tuple(actions),
-                choices=(),
-                fine=options.fine,
-                mutation=options.mutation,
-                shapes=tuple(shapes),
-                relearns=options.relearns,
-            )
-        )
-    if options.seeds is not None or options.seconds is not None:
-        return _search(options.first, options.seeds, options.seconds, options.mutation, kinds, options.processes)
-    try:
-        if options.replay is not None and '"choices"' in options.replay:
-            return _follow(msgspec.json.decode(options.replay, type=exhaustive.Script))
-        schedule = _read(options.replay) if options.seed is None else schedule_of(options.seed, kinds)
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        parser.error(f"--replay {options.replay}: {error}")
-    if options.shrink or options.record:
-        return _shrink(schedule, mutation, options.record)
-    return _show(schedule, mutation)
+    names = [mutation.name for mutation in MUTATIONS]
+    if options.mutation and options.mutation not in names:
+        parser.error(f"--mutation {options.mutation}: there is none of that name; there are {', '.join(names)}")
+
+
+def _split(words: str) -> list[str]:
+    return words.split(",") if words else []
+
+
+def _script(options: argparse.Namespace) -> exhaustive.Script:
+    """The job of an exhaustive search."""
+    return exhaustive.Script(
+        ranks=options.exhaustive,
+        steps=options.steps,
+        faults=options.faults,
+        kinds=tuple(_split(options.actions)),
+        choices=(),
+        fine=options.fine,
+        mutation=options.mutation,
+        shapes=tuple(_split(options.shapes)),
+        relearns=options.relearns,
+    )
 
 
 def _has_mode(given: Sequence[str]) -> bool:
