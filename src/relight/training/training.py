@@ -106,7 +106,7 @@ class Training:
     ) -> None:
         """Put the model's weights into every `relight.Receiver` that names this run's directory.
 
-        With `every`: after every `every` steps, and at the end; call it before the loop. Without: once, at the next
+        With `every`: at the start, after every `every` steps, and at the end; call it before the loop. Without: once, at the next
         boundary between two steps. Buckets travel while the next step computes. The step's write waits until the last
         bucket has been read, for at most `stall_timeout_seconds`; then the update is abandoned. Engines answer with a
         version only once every rank is known to hold it. An engine that is silent for the same time is dropped;
