@@ -106,12 +106,13 @@ class Training:
     ) -> None:
         """Put the model's weights into every `relight.Receiver` that names this run's directory.
 
-        With `every`: at the start, after every `every` steps, and at the end; call it before the loop. Without: once, at the next
-        boundary between two steps. Buckets travel while the next step computes. The step's write waits until the last
-        bucket has been read, for at most `stall_timeout_seconds`; then the update is abandoned. Engines answer with a
-        version only once every rank is known to hold it. An engine that is silent for the same time is dropped;
-        publishing never fails the training. Call it on every rank: where weights are divided over ranks (FSDP2, tensor
-        parallelism, pipelines), each rank writes the parts that it holds, and engines get whole tensors of all stages.
+        With `every`: at the start, after every `every` steps, and at the end; call it before the loop. Without: once,
+        at the next boundary between two steps. Buckets travel while the next step computes. The step's write waits
+        until the last bucket has been read, for at most `stall_timeout_seconds`; then the update is abandoned. Engines
+        answer with a version only once every rank is known to hold it. An engine that is silent for the same time is
+        dropped; publishing never fails the training. Call it on every rank: where weights are divided over ranks
+        (FSDP2, tensor parallelism, pipelines), each rank writes the parts that it holds, and engines get whole tensors
+        of all stages.
 
         Args:
             every: number of steps from one update to the next.
