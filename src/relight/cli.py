@@ -269,7 +269,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
 
 
 def _add_report_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
-    """What is told of one run by its directory."""
+    """Add the commands that show one run from its directory."""
     report = choices.add_parser(
         "report",
         help="tables of a finished run: failures, decisions, costs",
@@ -323,7 +323,7 @@ def _add_report_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str
 
 
 def _add_host_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
-    """What other hosts than the first one run."""
+    """Add the commands of hosts other than the first."""
     agent = choices.add_parser(
         "agent",
         help="let this host join a running job",

@@ -1,4 +1,4 @@
-"""What failures cost a job of many devices: relight beside checkpoint and restart. Pure; all times in seconds.
+"""The cost of failures in a job of many devices: relight beside checkpoint and restart. Pure; all times in seconds.
 
 Two independent ways to the same figures, which check each other: formulas for the mean (`restart_goodput`,
 `relight_goodput`) and a simulation of one failure after the other (`simulate_restart`, `simulate_relight`).
@@ -42,7 +42,7 @@ class Cluster:
 
     @property
     def failures_per_second(self) -> float:
-        """Of the devices that train, all together."""
+        """The rate of failures of all devices that train together."""
         return self.devices / self.mtbf_device_seconds
 
     @property
@@ -72,7 +72,7 @@ def published_restart_seconds(devices: int) -> float:
 
 # --- formulas -----------------------------------------------------------------------------------------------------
 def best_interval_seconds(cluster: Cluster) -> float:
-    """Of checkpoints, for a job that restarts: `t*` (see the module)."""
+    """The best interval of checkpoints, for a job that restarts: `t*` (see the module)."""
     return math.sqrt(2 * cluster.checkpoint_seconds / cluster.failures_per_second)
 
 
@@ -92,7 +92,7 @@ def restart_goodput(cluster: Cluster, interval_seconds: float) -> float:
 
 
 def relight_goodput(cluster: Cluster) -> float:
-    """The same with relight. What it costs, for each second of new steps:
+    """The goodput with relight. Costs for each second of new steps:
 
     - each failure: a recovery, half a step on average, and maybe waiting for a standby;
     - checkpoints, which are taken all the same, but seldom;

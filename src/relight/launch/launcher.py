@@ -86,7 +86,7 @@ class Launcher:
 
     @property
     def ended(self) -> JobEnded | None:
-        """What the controller said of the job's end."""
+        """The controller's message about the job's end."""
         return self._observer.ended
 
     # --- signals ------------------------------------------------------------------------------------------------

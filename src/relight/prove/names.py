@@ -15,7 +15,7 @@ _MUTATING = frozenset(
 
 
 class Uses(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script does with one name."""
+    """The uses of one name in a script."""
 
     carried: bool  # a step may read what an earlier one left in it
     lines: tuple[int, ...]  # that change it, those in the loop or in functions first

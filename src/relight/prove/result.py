@@ -1,4 +1,4 @@
-"""What a proof found, as one value: `relight prove --json` prints it, and people read its sentences. Pure."""
+"""The result of a proof, as one value: `relight prove --json` prints it, and people read its sentences. Pure."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What `relight prove --json` prints."""
+    """The output of `relight prove --json`."""
 
     format: int = 1
     script: str

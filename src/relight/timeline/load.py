@@ -1,4 +1,4 @@
-"""What a run directory says of its job. Missing and damaged files are said so, in sentences."""
+"""Loads a job from its run directory. Missing and damaged files are reported in sentences."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a job has published, from what its publishing processes said about themselves. Pure."""
+"""The publications of a job, from the reports of its publishing processes. Pure."""
 
 from relight.core.report import PublishReport
 from relight.wire.status import PublishStatus

@@ -1,7 +1,7 @@
 """From the phase stamps of processes to one row of spans per rank. Pure; times are ns since the job's start.
 
 A trace tells what *processes* did; people think in *ranks*. A row is therefore put together from all processes
-that held the rank one after the other, with a DEAD span where nobody did.
+that held the rank one after the other, with a DEAD span where none did.
 """
 
 import enum
@@ -17,7 +17,7 @@ Record = tuple[int, int, int, int, int]  # stamp_ns, generation, step, phase, ve
 
 
 class Activity(enum.StrEnum):
-    """What a rank's row shows: the phases of a worker, and DEAD for a rank that nobody holds."""
+    """The activities of a rank's row: the phases of a worker, and DEAD for a rank without a process."""
 
     STARTING = "STARTING"
     OUTSIDE = "OUTSIDE"
@@ -59,7 +59,7 @@ class Span(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return (
             f"{self.activity} of step {self.step} at version {self.version}, {self.start_ns / 1e6:.3f} to "
-            f"{self.end_ns / 1e6:.3f} ms (generation {self.generation}, {self.process or 'nobody'})"
+            f"{self.end_ns / 1e6:.3f} ms (generation {self.generation}, {self.process or 'no process'})"
         )
 
 
@@ -81,7 +81,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """What all ranks did, or what was kept of it."""
+    """The activities of all ranks, as far as they were kept."""
 
     rows: tuple[Row, ...]
     strikes: tuple[Strike, ...]
@@ -191,7 +191,7 @@ class SpanCollector:
         struck = {
             f.process: round(f.struck_seconds * 1e9)
             for f in reversed(report.failures)
-            if f.rank >= 0 and f.kind != "communication"  # a broken connection is nobody's death
+            if f.rank >= 0 and f.kind != "communication"  # a broken connection is no rank's death
         }
         holders: dict[int, list[_Holder]] = {rank: [] for rank in range(report.world_size)}
         for process, track in sorted(self._tracks.items()):

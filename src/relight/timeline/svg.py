@@ -90,7 +90,7 @@ def draw_svg(window: Window, title: str = "", width: int = WIDTH) -> str:
 
 
 def legend_svg(width: int = WIDTH) -> str:
-    """What the colours, textures and signs mean."""
+    """The legend of colours, textures and signs."""
     entries = [(activity.value, NAMES[activity]) for activity in Activity if activity is not Activity.STARTING]
     entries += [("dark", "parameters before the update (version i)"), ("light", "after it (i + 1)")]
     x, y = 4.0, 4.0

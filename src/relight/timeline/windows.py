@@ -22,7 +22,7 @@ class Band(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """What one figure shows. `rows` are all ranks; `important` those that must not be left out."""
+    """The content of one figure. `rows` are all ranks; `important` those that must not be left out."""
 
     start_ns: int
     end_ns: int

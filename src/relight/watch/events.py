@@ -1,4 +1,4 @@
-"""What happened in a job, as events for programs: one JSON object a line, with stable names. Pure.
+"""The history of a job, as events for programs: one JSON object a line, with stable names. Pure.
 
 The journal is written for replays and may change with relight; these events are what others may rely on. A field or a
 kind of event may be added within a version of the format; nothing is taken away, renamed or given another unit.
@@ -25,7 +25,7 @@ FORMAT_VERSION = 1
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """What every event says."""
+    """The fields of every event."""
 
     format: int = FORMAT_VERSION
     time: str  # of the wall clock, ISO 8601 with its offset
@@ -111,7 +111,7 @@ class FailureExplained(_Event, frozen=True, kw_only=True, tag="failure_explained
 
 
 class RecoveryStarted(_Event, frozen=True, kw_only=True, tag="recovery_started"):
-    """Every rank was told to stand still; once more, under a new generation, if another failure strikes meanwhile."""
+    """Every rank was ordered to stop; once more, under a new generation, if another failure strikes meanwhile."""
 
     reason: str
 
@@ -150,7 +150,7 @@ class RecoveryFinished(_Event, frozen=True, kw_only=True, tag="recovery_finished
 
 
 class WeightsPublished(_Event, frozen=True, kw_only=True, tag="weights_published"):
-    """A version went to the inference engines, or did not; it is told within a second or two."""
+    """A version went to the inference engines, or did not; it is reported within a second or two."""
 
     version: int
     engines: dict[str, int]  # those that are connected, and the version that each answers with (-1: none)
@@ -255,7 +255,7 @@ class EventFeed:
             yield from self._take(decode_line(line))
 
     def add_status(self, line: StatusLine) -> None:
-        """A line of `status.jsonl`; it is told in its turn. Add it before the lines of the journal that follow it."""
+        """Take a line of `status.jsonl`. Add it before the lines of the journal that follow it."""
         self._statuses.append(line)
 
     def flush(self) -> Iterator[Event]:

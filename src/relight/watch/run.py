@@ -136,7 +136,7 @@ def read_report(run_dir: Path) -> tuple[JobReport, str] | str:
 
 
 def _report_so_far(run_dir: Path) -> tuple[JobReport, str]:
-    """What the report of a job without one would say now, by its journal; and how the job stands, in words."""
+    """Make the report that a job without one would have now, from its journal; and say in words how the job stands."""
     run = Run(run_dir)
     run.read()
     run.close()

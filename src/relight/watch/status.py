@@ -30,7 +30,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What `relight status --json` prints. Times are seconds, moments are since the job's start."""
+    """The output of `relight status --json`. Times are seconds, moments are since the job's start."""
 
     format: int = FORMAT_VERSION
     job: str
@@ -72,7 +72,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 def status_of(
     job: Job, run_dir: str, now_ns: int, silent_seconds: float, rss_bytes: Mapping[str, int] | None = None
 ) -> Status:
-    """What is known of a job at `now_ns` since its start. `rss_bytes`: memory of processes on this host, by name."""
+    """The knowledge of a job at `now_ns` since its start. `rss_bytes`: memory of processes on this host, by name."""
     report, settings = job.report(), job.settings
     state = judge(job, silent_seconds)
     memory = rss_bytes or {}
@@ -137,6 +137,6 @@ def _line(line: view.Value, memory: Mapping[str, int]) -> RankLine:
 
 
 def _steps_per_second(ranks: tuple[RankLine, ...]) -> float:
-    """By the time of a step, since nobody has watched before: all ranks go at the same pace."""
+    """Estimate by the time of a step, since there is no earlier sample: all ranks go at the same pace."""
     known = [line.step_seconds for line in ranks if line.step_seconds > 0]
     return 1 / median(known) if known else 0.0

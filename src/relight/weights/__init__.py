@@ -1,1 +1,1 @@
-"""What people do with weights from the command line: plan an update, publish a checkpoint, relay to another host."""
+"""The commands about weights: plan an update, publish a checkpoint, relay to another host."""

@@ -40,7 +40,7 @@ def figure_of(schedule: Schedule, spans: Sequence[Span], rounds: int, width: int
 
 
 def figure_of_measured(result: Published, schedule: Schedule, spans: Sequence[Span], width: int) -> Figure:
-    """What was planned, and below it what was measured, from the first bucket's start; to the last shown one's end.
+    """Draw the plan, and below it the measurement, from the first bucket's start; to the last shown one's end.
 
     Both are as if there were one device: in host memory all sources write into the same two IPC buffers. Where the
     plan is the slower one it is cut off; a wait that would fill the figure is shortened. Without a stage there is
@@ -95,7 +95,7 @@ def _times(schedule: Schedule, spans: Sequence[Span]) -> dict[tuple[Kind, int], 
 
 
 def _planned_uses(schedule: Schedule, spans: Sequence[Span], end_seconds: float) -> Iterator[Use]:
-    """Of everything that begins before `end_seconds`."""
+    """Everything that begins before `end_seconds`."""
     rows = buffers_of(schedule)
     times = _times(schedule, spans)
     for operation, span in zip(schedule.operations, spans, strict=True):
@@ -119,7 +119,7 @@ def _planned_uses(schedule: Schedule, spans: Sequence[Span], end_seconds: float)
 
 
 def _measured_uses(result: Published, start_ns: int, end_seconds: float) -> Iterator[Use]:
-    """Of the second device: each time that a bucket was written, who read it then, and what lies between."""
+    """The second device: each time that a bucket was written, the engines that read it then, and the gaps between."""
     writes: dict[int, list[Stage]] = {}
     reloads: dict[int, list[Stage]] = {}
     for stage in stages_of(result, "broadcast"):

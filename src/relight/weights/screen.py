@@ -1,5 +1,5 @@
-"""What `relight weights publish` shows on standard error while it works: one bar on a terminal, now and then a line
-elsewhere. No torch.
+"""The lines that `relight weights publish` shows on standard error while it works: one bar on a
+terminal, now and then a line elsewhere. No torch.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What an update of weights took, as lines of facts for people. Pure, without torch."""
+"""The cost of an update of weights, as lines for people. Pure, without torch."""
 
 from collections.abc import Iterable, Sequence
 
