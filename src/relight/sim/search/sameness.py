@@ -288,64 +288,63 @@ def key(here: "Situation") -> int:
     """Equal for situations from which the same can follow, up to names."""
     if here.end is not None:
         return hash(here.end.error)
-    books, workers, generation = here.books(), here.workers, here.controller.generation
-    attached = {w.group_generation for w in workers.values() if w.alive}
-    newest = max(here.meetings, default=0)
-    groups = [g for number, g in here.groups.items() if number in attached]
-    meetings = [m for number, m in here.meetings.items() if number in attached or number == newest]
-    restores, late = _outstanding(here), here.checker.struck_late()
-
-    def process(name: str, rank: int, predecessors: tuple[str, ...]) -> Hashable:
-        worker = workers.get(name)
-        return (
-            books.of.get(name),
-            None if worker is None else here.worker_key(name),
-            name in here.suspected,
-            worker is not None and worker.alive and worker.struck,
-            tuple([_said(message) for message in here.up.get(name, ())]),
-            tuple([_told(message, rank, predecessors) for message in here.down.get(name, ())]),
-        )
-
+    books, restores = here.books(), _outstanding(here)
     place = {name: rank for rank, name in books.holders.items()}
-    ranks: list[tuple[Hashable, ...]] = []
-    for rank in range(here.world_size):
-        holder, predecessors = books.holders.get(rank), books.predecessors.get(rank, ())
-        others = [p.name for p in books.others if p.rank == rank]
-        ranks.append(
-            (
-                None if holder is None else process(holder, rank, predecessors),
-                tuple([process(name, rank, ()) for name in predecessors]),
-                _as_set([process(name, rank, ()) for name in others]),
-                tuple([here.describer.group(group, rank) for group in groups]),
-                tuple(
-                    [
-                        (rank in m.present, rank in m.absent, rank in m.connected, here.describer.group(m.group, rank))
-                        for m in meetings
-                    ]
-                ),
-                tuple(
-                    [
-                        (rank in restore.targets, any(source.address == holder for source in restore.sources))
-                        for restore in restores
-                    ]
-                ),
-                rank in books.targets,
-                rank in late,
-            )
-        )
     return hash(
         (
-            _with_copies(ranks, _copies(here, place)),
-            tuple([process(name, -1, ()) for name in books.reserve]),
-            _as_set([process(p.name, -1, ()) for p in books.others if p.rank is None]),
+            _with_copies(_ranks(here, restores), _copies(here, place)),
+            tuple([_process(here, name, -1, ()) for name in books.reserve]),
+            _as_set([_process(here, p.name, -1, ()) for p in books.others if p.rank is None]),
             tuple([(r.generation, r.target) for r in restores]),
             books.all,
-            generation,
+            here.controller.generation,
             here.store_generation,
             here.faults_left,
             here.checker.key_of_all(),
         )
     )
+
+
+def _process(here: "Situation", name: str, rank: int, predecessors: tuple[str, ...]) -> Hashable:
+    """One process: what is known of it, what it knows, and what is on its way."""
+    worker = here.workers.get(name)
+    return (
+        here.books().of.get(name),
+        None if worker is None else here.worker_key(name),
+        name in here.suspected,
+        worker is not None and worker.alive and worker.struck,
+        tuple([_said(message) for message in here.up.get(name, ())]),
+        tuple([_told(message, rank, predecessors) for message in here.down.get(name, ())]),
+    )
+
+
+def _ranks(here: "Situation", restores: list[Restore]) -> list[tuple[Hashable, ...]]:
+    """Each rank: its processes, its part in groups, and in restores that are not over."""
+    books, workers = here.books(), here.workers
+    attached = {w.group_generation for w in workers.values() if w.alive}
+    newest = max(here.meetings, default=0)
+    groups = [g for number, g in here.groups.items() if number in attached]
+    meetings = [m for number, m in here.meetings.items() if number in attached or number == newest]
+    late, group_key = here.checker.struck_late(), here.describer.group
+    ranks: list[tuple[Hashable, ...]] = []
+    for rank in range(here.world_size):
+        holder, predecessors = books.holders.get(rank), books.predecessors.get(rank, ())
+        others = [p.name for p in books.others if p.rank == rank]
+        met = [(rank in m.present, rank in m.absent, rank in m.connected, group_key(m.group, rank)) for m in meetings]
+        serves = [(rank in r.targets, any(source.address == holder for source in r.sources)) for r in restores]
+        ranks.append(
+            (
+                None if holder is None else _process(here, holder, rank, predecessors),
+                tuple([_process(here, name, rank, ()) for name in predecessors]),
+                _as_set([_process(here, name, rank, ()) for name in others]),
+                tuple([group_key(group, rank) for group in groups]),
+                tuple(met),
+                tuple(serves),
+                rank in books.targets,
+                rank in late,
+            )
+        )
+    return ranks
 
 
 def _as_set(things: list[Hashable]) -> Hashable:

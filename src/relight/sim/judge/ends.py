@@ -1,0 +1,143 @@
+"""Judge the end of a job: whether it finished with the right bits, or had to end."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from relight.core.commands import EndJob
+from relight.core.events import Stopped, TrainingDone
+from relight.core.fault import Action
+from relight.core.report import JobReport
+from relight.core.shards import Shards
+from relight.sim.judge.restores import complete_snapshots
+from relight.sim.model.contents import Violation, digest_of, part_key
+from relight.sim.model.process.process import Process
+
+if TYPE_CHECKING:
+    from relight.sim.judge.checker import Checker
+
+# Where a bit may flip of what was just copied.
+_BEHIND_A_COPY = ("TAKE_OVER", "PRIVATE", "ROLLBACK", "REFORM")
+
+
+def check_end(seen: "Checker", end: EndJob, report: JobReport) -> None:
+    """The job has ended; was that its right end?"""
+    quiet = not seen.faults and not seen.disturbed
+    if quiet and seen.generation > 1 and not any(f.rank < 0 for f in report.failures):
+        raise Violation(f"L3: generation {seen.generation} though nothing ever happened")
+    if not end.error:
+        members = _those_who_are_done(seen)
+        _check_completed(seen, members)
+        _check_report(seen, report, [worker.state.content for worker in members])
+    elif _is_torn_at_the_end(seen, end.error):
+        pass  # it had to end anyway, and what a last checkpoint would need was torn
+    elif any(text in end.error for text in ("every replica", "no intact replica", "every copy is lost")):
+        _check_all_lost(seen, end)
+    elif not _is_excused(seen, end.error):
+        raise Violation(f"L1: the job ended without need: {end.error}")
+
+
+def _those_who_are_done(seen: "Checker") -> list[Process]:
+    """In rank order: who said last that it has done all steps. By now they have ended."""
+    done = [(w.last_report.generation, w) for w in seen.workers.values() if isinstance(w.last_report, TrainingDone)]
+    last = max((generation for generation, _ in done), default=0)
+    return sorted((worker for generation, worker in done if generation == last), key=lambda worker: worker.rank)
+
+
+def _check_completed(seen: "Checker", members: Sequence[Process]) -> None:
+    """I12: the end is that of the run that nothing disturbed."""
+    if len(members) != seen.world_size:
+        raise Violation(f"I12: the job ended well, and {len(members)} ranks had done all steps")
+    held: dict[int, int] = {}  # content of each part
+    for worker in members:
+        seen.check_content(worker, "ends with")
+        if held.setdefault(worker.rank % seen.parts, worker.state.content) != worker.state.content:
+            raise Violation(f"I12: rank {worker.rank} ends with another content than those who hold the same part")
+        if worker.state.applied != tuple(range(seen.until)):
+            raise Violation(f"I2: rank {worker.rank} applied the steps {worker.state.applied}")
+
+
+def _check_report(seen: "Checker", report: JobReport, contents: Sequence[int]) -> None:
+    """What people read must be what happened. `contents`: by rank, which are right, but for flipped bits."""
+    if (report.final_version, report.until, report.error) != (seen.until, seen.until, ""):
+        raise Violation(f"I12: the report says version {report.final_version} of {report.until}: {report.error}")
+    ranks = range(seen.world_size)
+    keys = [part_key(rank, seen.parts) for rank in ranks]
+    digests = [digest_of(content, rank, seen.parts) for rank, content in enumerate(contents)]
+    if report.final_state_digest != Shards(keys).digest(digests):
+        raise Violation(f"I12: the report has the digest {report.final_state_digest}")
+    answered = sorted(number for recovery in report.recoveries for number in recovery.failures)
+    if answered != [failure.number for failure in report.failures]:
+        raise Violation(f"I12: failures {answered} were answered, of {len(report.failures)}")
+
+
+def _check_all_lost(seen: "Checker", end: EndJob) -> None:
+    holders = [
+        worker
+        for worker in seen.workers.values()
+        if worker.healthy and worker.page.rank >= 0 and not seen.is_lost(worker) and worker.name not in seen.fenced
+    ]
+    of_private = seen.falling_back and seen.private_may_be_lost()  # that is why they were going back
+    if {worker.rank % seen.parts for worker in holders} == set(range(seen.parts)) and not of_private:
+        names = ", ".join(worker.name for worker in holders)
+        raise Violation(f"L1: {names} hold all of the state, but: {end.error}")
+    kept, places = seen.kept
+    living = {worker.name for worker in seen.workers.values() if worker.healthy and worker.name not in seen.fenced}
+    if places and all(living & set(holders) for holders in places):
+        raise Violation(f"L1: of version {kept} every rank's snapshot had a holder that lives, but: {end.error}")
+    members = seen.members()
+    visible = [set(w.last_report.checkpoints) for w in members if isinstance(w.last_report, Stopped)]
+    if len(visible) == seen.world_size and set.intersection(*visible) and not seen.spoilt:
+        raise Violation(f"L1: all ranks see checkpoints {sorted(set.intersection(*visible))}, but: {end.error}")
+    below = complete_snapshots(seen, members) if len(members) == seen.world_size else []
+    if below:
+        raise Violation(f"L1: snapshots of versions {below} are in memory, but: {end.error}")
+
+
+def _is_torn_at_the_end(seen: "Checker", error: str) -> bool:
+    """Whether the script's own bug ends the job, and some survivor was torn by a surprise when it did."""
+    why, unsaved, _ = error.partition("No last checkpoint was written: ")
+    torn = any(w.alive and not w.blank and seen.is_lost(w) for w in seen.members())
+    return bool(unsaved) and torn and "times in the same place" in why and _is_excused(seen, why)
+
+
+def _is_excused(seen: "Checker", error: str) -> bool:
+    """Whether these faults must end a job in this way."""
+    kinds = [action for action, _, _ in seen.faults]
+    points = {point for _, _, point in seen.faults}
+    struck = [(kind, seen.workers[name]) for kind, name, _ in seen.faults]
+    unsaved = error.partition("No last checkpoint was written: ")[2]
+    if unsaved.startswith(("it was not done within", "not all of it is there")):
+        # Who cannot write says so, or is known to be dead; unless it hung once it had said that it stands still.
+        reports = [worker.last_report for worker in seen.workers.values() if worker.hung]
+        hangs = any(isinstance(r, Stopped) and r.generation == seen.generation for r in reports)
+        torn = any(worker.surprised for worker in seen.workers.values())
+        return hangs or torn or seen.private_may_be_lost()
+    if unsaved and not seen.disturbed and all(kind is Action.RAISE for kind in kinds):
+        # Who raised stays and keeps its state, so nothing of it is missing.
+        return unsaved.startswith(("no step was finished yet", "that of step"))
+    if error.startswith("training finished, but"):
+        late = [worker for _, worker in struck if worker.state.version == seen.until]
+        return any(f"rank {worker.rank} " in error for worker in late)
+    if "before its first step" in error:
+        loading = {"START", "LOADING", "ENTERED"} & points
+        return bool(loading) and any(kind in (Action.EXIT, Action.RAISE) for kind in kinds)
+    if "did not reach its first step" in error:
+        return any(kind is Action.LOOP and worker.state.version == 0 for kind, worker in struck)
+    if "private state" in error:  # it dies with the process and its agent
+        return seen.private_may_be_lost()
+    if "differs between" in error and Action.FLIP_PARAMETER in kinds:
+        alone = len(kinds) == 1 and not seen.disturbed and seen.world_size >= 3 * seen.parts
+        return not alone or "of version 1 " in error  # right behind the first step it is taken for the script's
+    if "halting rather than training" in error:  # a copy that is not what was copied
+        return any(kind is Action.FLIP_PARAMETER and point in _BEHIND_A_COPY for kind, _, point in seen.faults)
+    if "was lost before the first step" in error or "was lost before its scripts had ended" in error:
+        return "host lost" in seen.disturbed
+    if "starts have failed" in error:
+        return len(kinds) + ("agent" in seen.disturbed) > 3  # one that died before it could say what it had started
+    if "times in the same place" in error:
+        again = [worker.rank for kind, worker in struck if kind in (Action.LOOP, Action.RAISE)]
+        return len(again) > len(set(again)) or "blackhole" in seen.disturbed
+    if "failed before they could take rank" in error:
+        with_agent = "agent" in seen.disturbed  # before it could say that it had started them
+        return sum(worker.is_standby for _, worker in struck) + with_agent >= 3
+    return False
