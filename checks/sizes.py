@@ -19,8 +19,6 @@ TOO_LARGE: frozenset[str] = frozenset(
     {
         "agent/agent.py",
         "agent/agent.py:Agent",
-        "core/detector.py",
-        "core/detector.py:Detector",
         "dashboard/job.py:Job",
         "launch/launcher.py:Launcher",
         "server/server.py",

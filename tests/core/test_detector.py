@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 
-from relight.core.detector import Detector, DetectorSettings, Sample
+from relight.core.detector import Detector, DetectorSettings
 from relight.core.events import CommunicationStalled, Event, ProcessSuspected
 from relight.core.pace import TRACED_RANKS
 from relight.core.position import Phase, Position
+from relight.core.sampling import Sample
 
 SECOND = 10**9
 START_NS = 1_000 * SECOND

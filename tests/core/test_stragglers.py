@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.detector import Sample
 from relight.core.events import RankSlow
 from relight.core.pace import TRACED_RANKS
 from relight.core.position import Position
+from relight.core.sampling import Sample
 from relight.core.stragglers import WINDOW_STEPS, WINDOWS, Stragglers, Work, slow_ranks
 
 MS = 10**6

@@ -12,7 +12,6 @@ import pytest
 
 from relight.core.commands import Assign, Command, Kill, Notice, Spawn
 from relight.core.controller import Controller, ControllerSettings
-from relight.core.detector import Sample
 from relight.core.events import (
     AgentJoined,
     AgentLost,
@@ -25,6 +24,7 @@ from relight.core.events import (
 )
 from relight.core.position import Phase, Position
 from relight.core.report import decode_report
+from relight.core.sampling import Sample
 from relight.server.journal import read_journal
 from relight.server.trace import read_statuses
 from relight.wire.framing import encode_payload

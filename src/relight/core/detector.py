@@ -7,13 +7,14 @@ count, nor does time in which nobody looked (a late sample, a suspended terminal
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
+from relight.core import evidence
 from relight.core.events import CommunicationStalled, Event, ProcessSuspected
 from relight.core.pace import SAMPLE_SECONDS, TRACED_RANKS, judge_seconds
-from relight.core.position import IN_STEP, Phase, Position, usual_step_ns
+from relight.core.position import IN_STEP, Phase
+from relight.core.sampling import PhaseTimes, Sample, Watch, note_leaders
 
 LEARNED_FACTOR = 10  # a phase may take this many times as long as it ever took
 BLIND_GAP_NS = 2 * 10**9  # a sample that is later than this is late, and the rest of the pause counts for nobody
@@ -24,18 +25,7 @@ FORGET_SECONDS = 600.0
 
 _NEVER = frozenset({Phase.PARKED, Phase.STANDBY, Phase.DONE})
 # Where no rank gets before Resume. OPTIMIZER is not among them: a recovery may have it finish a step by itself.
-_BEHIND_RESUME = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.BARRIER, Phase.DONE})
-
-
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent sees of one live process. Sent a few times a second; never journaled."""
-
-    process: str
-    position: Position
-    state: str  # third field of /proc/PID/stat: R, S, D, T, Z, ...
-    run_delay_ns: int  # time spent waiting for a CPU since the process started (/proc/PID/schedstat)
-    rss_bytes: int
-    sampled_ns: int
+_AFTER_RESUME = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.BARRIER, Phase.DONE})
 
 
 class DetectorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,87 +37,17 @@ class DetectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     frozen_timeout_seconds: float
 
 
-@dataclass
-class _Watch:
-    """What is remembered of one process."""
-
-    sample: Sample
-    seen_at: float  # the detector's `now`
-    since_ns: int  # the stamp from which it is idle
-    before_ns: int  # when it was sampled the last time before; at first, now
-    ahead_ns: int = 0  # when it was sampled when nobody was found to wait for it the last time; 0: never
-    excused_ns: int = 0  # of that time: starved, or not looked at
-    frozen_ns: int = 0
-    leading_idle_ns: int = 0  # longest it was idle in this phase while it waited for nobody
-    behind_since_ns: int = 0  # from when, at the earliest, others have been waiting for it; 0: nobody does
-    idle_ns: int = 0  # by the newest sample
-    key: tuple[int, int, int, int] = (0, 0, 0, 0)  # how far it got
-
-    def __post_init__(self) -> None:
-        self.refresh()
-
-    def refresh(self) -> None:
-        """After a new sample. Kept, since all ranks are compared much more often than each is sampled."""
-        self.idle_ns = max(0, self.sample.sampled_ns - self.since_ns - self.excused_ns)
-        self.key = _key(self.position)
-
-    @property
-    def position(self) -> Position:
-        return self.sample.position
-
-    @property
-    def committed(self) -> bool:
-        """Whether it has finished a step of its own: the first one compiles, allocates and fills caches."""
-        return self.sample.position.commits > 0
-
-    @property
-    def blamed_ns(self) -> int:
-        """How long it has been idle while others waited for it.
-
-        A rank that has long waited for a hung one is suddenly the last when the others stop sooner than it does.
-        """
-        return min(self.idle_ns, self.sample.sampled_ns - self.behind_since_ns)
-
-    @property
-    def stamped_at(self) -> float:
-        """When it stamped last, by the detector's clock: those of two hosts cannot be compared."""
-        return self.seen_at - (self.sample.sampled_ns - self.position.stamp_ns) / 1e9
-
-
-# Waiting for a command after a step comes before that step's forward; done comes after everything.
-_ORDER = {
-    Phase.STARTING: 0,
-    Phase.STANDBY: 0,
-    Phase.PARKED: 1,
-    Phase.OUTSIDE: 2,
-    Phase.FORWARD: 3,
-    Phase.BACKWARD: 4,
-    Phase.BARRIER: 5,
-    Phase.OPTIMIZER: 6,
-    Phase.DONE: 7,
-}
-
-
-def _key(at: Position) -> tuple[int, int, int, int]:
-    """How far a rank got. Between steps, the step that comes next counts, which its version names.
-
-    The generation comes first: a survivor that was told to stop and has not is behind those that have.
-    """
-    step = at.step if at.phase in IN_STEP else at.version
-    return (at.generation, step, at.collectives, _ORDER[at.phase])
-
-
 class Detector:
     """Feed it every batch of samples; it returns what the controller should know."""
 
     def __init__(self, settings: DetectorSettings) -> None:
         self._settings = settings
-        self._watched: dict[str, _Watch] = {}
+        self._watched: dict[str, Watch] = {}
         self._suspected: set[str] = set()
         self._members: frozenset[str] = frozenset()
         self._stalled_generation = -1
         self._parked_said_ns = 0  # when it was said the last time that all ranks are parked
-        self._longest_ns: dict[Phase, int] = {}  # per phase, over all ranks
+        self._phase_times = PhaseTimes()
         self._judged_at = float("-inf")
         # Of a phase that never took longer than this nothing has to be learned: the limits are above what would follow.
         # A large job in which nobody has been idle for so long is not looked at any closer.
@@ -171,7 +91,7 @@ class Detector:
             return []
         if len(ranks) > TRACED_RANKS and max(watch.idle_ns for watch in ranks.values()) < self._negligible_ns:
             return []
-        self._note_leaders(ranks)
+        note_leaders(ranks)
         if any(now - watch.seen_at > self._stale_seconds for watch in ranks.values()):
             return []
         return self._check_hangs(ranks)
@@ -181,7 +101,7 @@ class Detector:
         watch = self._watched.get(sample.process)
         if watch is None:
             since = sample.position.stamp_ns or sample.sampled_ns
-            self._watched[sample.process] = _Watch(
+            self._watched[sample.process] = Watch(
                 sample=sample, seen_at=now, since_ns=since, before_ns=sample.sampled_ns
             )
             return
@@ -194,7 +114,7 @@ class Detector:
         if (at.generation, at.progress, at.stamp_ns) == (before.generation, before.progress, before.stamp_ns):
             watch.excused_ns += max(starved_ns, blind_ns)
         else:
-            self._learn(watch, at)
+            self._phase_times.learn(watch, at)
             # When within the gap it stamped is not known, so all of the gap's starvation and blindness is excused.
             watch.since_ns = at.stamp_ns
             watch.excused_ns = max(0, min(max(starved_ns, blind_ns), sample.sampled_ns - at.stamp_ns))
@@ -203,29 +123,12 @@ class Detector:
         watch.sample, watch.seen_at = sample, now
         watch.refresh()
 
-    def _learn(self, watch: _Watch, at: Position) -> None:
-        """A phase ended well: remember how long it may take. A phase that a recovery cut short teaches nothing."""
-        before = watch.position
-        if not watch.committed or before.phase not in IN_STEP or at.generation != before.generation:
-            return
-        if at.phase is Phase.PARKED:
-            return
-        longest = self._longest_ns.get(before.phase, 0)
-        self._longest_ns[before.phase] = max(longest, watch.leading_idle_ns)
-
-    def _note_leaders(self, ranks: Mapping[int, _Watch]) -> None:
-        """Only time in which a rank waited for nobody tells how long its phase takes."""
-        last = min(watch.key for watch in ranks.values())
-        for watch in ranks.values():
-            if watch.key == last:
-                watch.leading_idle_ns = max(watch.leading_idle_ns, watch.idle_ns)
-
     def _forget(self, now: float) -> None:
         gone = [name for name, watch in self._watched.items() if now - watch.seen_at > FORGET_SECONDS]
         for name in gone:
             del self._watched[name]
 
-    def _excuse_the_bereft(self, members: frozenset[str], ranks: Mapping[int, _Watch], now: float) -> None:
+    def _excuse_the_bereft(self, members: frozenset[str], ranks: Mapping[int, Watch], now: float) -> None:
         """Who waited for a rank that was out of sight, and is none any more, is waited for from now on.
 
         Until its host was given up nobody could say whom all waited for. Those left must not be blamed for that time.
@@ -241,10 +144,10 @@ class Detector:
         watch = self._watched[process]
         if watch.frozen_ns < self._settings.frozen_timeout_seconds * 1e9:
             return None
-        evidence = f"stopped (process state T) for {_seconds(watch.frozen_ns)} in {_where(watch.position)}"
-        return self._suspect(process, "frozen", evidence, watch.frozen_ns)
+        text = f"stopped (process state T) for {evidence.seconds(watch.frozen_ns)} in {evidence.where(watch.position)}"
+        return self._suspect(process, "frozen", text, watch.frozen_ns)
 
-    def _check_hangs(self, ranks: Mapping[int, _Watch]) -> list[Event]:
+    def _check_hangs(self, ranks: Mapping[int, Watch]) -> list[Event]:
         limits = {rank: self._limit_ns(watch, ranks) for rank, watch in ranks.items()}
         last = _last(ranks, limits)
         self._note_since_when(ranks, last)
@@ -271,7 +174,7 @@ class Detector:
                 events += [event] if event else []
         return events
 
-    def _note_since_when(self, ranks: Mapping[int, _Watch], last: frozenset[int]) -> None:
+    def _note_since_when(self, ranks: Mapping[int, Watch], last: frozenset[int]) -> None:
         """Since when each rank has been waited for: perhaps from just after it was last seen not to be.
 
         One that is found to be behind by the very sample by which it was not, since the others have been heard of
@@ -283,7 +186,7 @@ class Detector:
             elif not watch.behind_since_ns:
                 watch.behind_since_ns = max(watch.since_ns, watch.before_ns, watch.ahead_ns)
 
-    def _limit_ns(self, watch: _Watch, ranks: Mapping[int, _Watch]) -> int:
+    def _limit_ns(self, watch: Watch, ranks: Mapping[int, Watch]) -> int:
         """How long this process may be idle where it is; 0: for ever."""
         settings, phase = self._settings, watch.position.phase
         if phase is Phase.PARKED and self._peers_train(watch, ranks):
@@ -294,56 +197,49 @@ class Detector:
             return round(settings.outside_hang_timeout_seconds * 1e9)
         if phase is Phase.STARTING or not watch.committed:
             return round(settings.startup_timeout_seconds * 1e9)
-        learned = LEARNED_FACTOR * self._longest_ns.get(phase, 0)
+        learned = LEARNED_FACTOR * self._phase_times.longest_ns(phase)
         return max(round(self._hang_seconds * 1e9), learned)
 
-    def _peers_train(self, watch: _Watch, ranks: Mapping[int, _Watch]) -> bool:
+    def _peers_train(self, watch: Watch, ranks: Mapping[int, Watch]) -> bool:
         """Whether a peer went on after this one parked: then Resume was sent, and no deadline of the core runs."""
         return any(
-            peer.position.phase in _BEHIND_RESUME
+            peer.position.phase in _AFTER_RESUME
             and peer.position.generation == watch.position.generation
             and peer.stamped_at > watch.stamped_at
             for peer in ranks.values()
         )
 
-    def _hang_evidence(self, watch: _Watch, ahead: Mapping[int, _Watch], ranks: Mapping[int, _Watch]) -> str:
-        limit = _seconds(self._limit_ns(watch, ranks))
-        text = f"no progress in {_where(watch.position)} for {_seconds(watch.idle_ns)}"
+    def _hang_evidence(self, watch: Watch, ahead: Mapping[int, Watch], ranks: Mapping[int, Watch]) -> str:
+        limit = evidence.seconds(self._limit_ns(watch, ranks))
+        text = f"no progress in {evidence.where(watch.position)} for {evidence.seconds(watch.idle_ns)}"
         if ahead:
-            text += f" while {_waiting(ahead)}"
+            text += f" while {evidence.waiting(ahead)}"
         return f"{text} (limit {limit}{self._hint(watch)})"
 
-    def _hint(self, watch: _Watch) -> str:
-        """Where the limit comes from, or how to raise it."""
-        phase = watch.position.phase
-        if phase is Phase.OUTSIDE:
-            return "; --outside-hang-timeout-seconds raises it"
-        if phase is Phase.STARTING or not watch.committed:
-            return " up to the end of the first step; --startup-timeout-seconds raises it"
-        longest = self._longest_ns.get(phase)
-        return f"; the longest such phase so far took {_seconds(longest)}" if longest else ""
+    def _hint(self, watch: Watch) -> str:
+        return evidence.hint(watch, self._phase_times.longest_ns(watch.position.phase))
 
-    def _stalled(self, ranks: Mapping[int, _Watch]) -> list[Event]:
+    def _stalled(self, ranks: Mapping[int, Watch]) -> list[Event]:
         watches = list(ranks.values())
         generation = watches[0].position.generation
         if generation == self._stalled_generation:
             return []
         self._stalled_generation = generation
         shortest = min(watches, key=lambda watch: watch.idle_ns)
-        evidence = (
-            f"no rank made progress for {_seconds(shortest.idle_ns)}: all {len(ranks)} are in "
-            f"{_where(shortest.position)}, none behind the others "
-            f"(limit {_seconds(self._limit_ns(shortest, ranks))}{self._hint(shortest)})"
+        text = (
+            f"no rank made progress for {evidence.seconds(shortest.idle_ns)}: all {len(ranks)} are in "
+            f"{evidence.where(shortest.position)}, none behind the others "
+            f"(limit {evidence.seconds(self._limit_ns(shortest, ranks))}{self._hint(shortest)})"
         )
         noticed_ns = max(watch.sample.sampled_ns for watch in watches)
-        idle_seconds = _beyond_a_step(shortest)
+        idle_seconds = evidence.beyond_a_step(shortest)
         return [
             CommunicationStalled(
-                evidence=evidence, step=shortest.position.step, noticed_ns=noticed_ns, idle_seconds=idle_seconds
+                evidence=text, step=shortest.position.step, noticed_ns=noticed_ns, idle_seconds=idle_seconds
             )
         ]
 
-    def _parked(self, ranks: Mapping[int, _Watch]) -> list[Event]:
+    def _parked(self, ranks: Mapping[int, Watch]) -> list[Event]:
         """Perhaps all hung just after Resume. The core ignores this while it has a deadline of its own."""
         limit_seconds = self._settings.startup_timeout_seconds
         shortest = min(watch.idle_ns for watch in ranks.values())
@@ -351,11 +247,11 @@ class Detector:
         if shortest <= limit_seconds * 1e9 or noticed_ns - self._parked_said_ns <= limit_seconds * 1e9:
             return []
         self._parked_said_ns = noticed_ns
-        evidence = f"no rank left PARKED for {_seconds(shortest)}: all {len(ranks)} wait there"
+        text = f"no rank left PARKED for {evidence.seconds(shortest)}: all {len(ranks)} wait there"
         step = max(watch.position.version for watch in ranks.values())
-        return [CommunicationStalled(evidence=evidence, step=step, noticed_ns=noticed_ns)]
+        return [CommunicationStalled(evidence=text, step=step, noticed_ns=noticed_ns)]
 
-    def _left_behind(self, left: Mapping[int, _Watch], ranks: Mapping[int, _Watch]) -> list[Event]:
+    def _left_behind(self, left: Mapping[int, Watch], ranks: Mapping[int, Watch]) -> list[Event]:
         """Some ranks are through with their loops, the others wait for them in a step."""
         waiting = {rank: watch for rank, watch in ranks.items() if rank not in left}
         generation = next(iter(waiting.values())).position.generation
@@ -363,16 +259,16 @@ class Detector:
             return []
         self._stalled_generation = generation
         version = max(watch.position.version for watch in left.values())
-        evidence = (
-            f"{_rank_list(sorted(left))} left the loop after {version} steps, but {_waiting(waiting)}: every rank must "
-            "take the same number of steps, or `break` after the same one"
+        text = (
+            f"{evidence.rank_list(sorted(left))} left the loop after {version} steps, but {evidence.waiting(waiting)}: "
+            "every rank must take the same number of steps, or `break` after the same one"
         )
         step = max(watch.position.step for watch in waiting.values())
         noticed_ns = max(watch.sample.sampled_ns for watch in waiting.values())
-        idle_seconds = _beyond_a_step(min(waiting.values(), key=lambda watch: watch.idle_ns))
-        return [CommunicationStalled(evidence=evidence, step=step, noticed_ns=noticed_ns, idle_seconds=idle_seconds)]
+        idle_seconds = evidence.beyond_a_step(min(waiting.values(), key=lambda watch: watch.idle_ns))
+        return [CommunicationStalled(evidence=text, step=step, noticed_ns=noticed_ns, idle_seconds=idle_seconds)]
 
-    def _suspect(self, process: str, kind: str, evidence: str, stopped_ns: int = 0) -> Event | None:
+    def _suspect(self, process: str, kind: str, text: str, stopped_ns: int = 0) -> Event | None:
         """A process is suspected once: it will be killed for it."""
         if process in self._suspected:
             return None
@@ -381,50 +277,14 @@ class Detector:
         return ProcessSuspected(
             process=process,
             kind=kind,
-            evidence=evidence,
+            evidence=text,
             position=sample.position,
             noticed_ns=sample.sampled_ns,
             stopped_seconds=stopped_ns / 1e9,
         )
 
 
-def _last(ranks: Mapping[int, _Watch], limits: Mapping[int, int]) -> frozenset[int]:
+def _last(ranks: Mapping[int, Watch], limits: Mapping[int, int]) -> frozenset[int]:
     """The ranks that got least far. Who may be idle for ever is none of them: it waits for the core, or for these."""
     least = min((watch.key for rank, watch in ranks.items() if limits[rank]), default=None)
     return frozenset(rank for rank, watch in ranks.items() if limits[rank] and watch.key == least)
-
-
-def _beyond_a_step(watch: _Watch) -> float:
-    """For how many seconds it has got nowhere, beyond the time of a usual step."""
-    return max(0, watch.idle_ns - usual_step_ns(watch.position)) / 1e9
-
-
-def _seconds(nanoseconds: int) -> str:
-    return f"{nanoseconds / 1e9:.1f} s"
-
-
-def _where(position: Position) -> str:
-    if position.phase in IN_STEP:
-        return f"{position.phase.name} of step {position.step}"
-    if position.phase is Phase.OUTSIDE:
-        return f"OUTSIDE (the code before step {position.version})"
-    return position.phase.name
-
-
-def _waiting(ahead: Mapping[int, _Watch]) -> str:
-    """ "ranks 0, 1 and 3 wait in BARRIER and rank 2 waits in BACKWARD"."""
-    phases: dict[Phase, list[int]] = {}
-    for rank, watch in sorted(ahead.items()):
-        phases.setdefault(watch.position.phase, []).append(rank)
-    return " and ".join(
-        f"rank {ranks[0]} waits in {phase.name}" if len(ranks) == 1 else f"ranks {_list(ranks)} wait in {phase.name}"
-        for phase, ranks in phases.items()
-    )
-
-
-def _rank_list(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_list(ranks)}"
-
-
-def _list(ranks: Sequence[int]) -> str:
-    return f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

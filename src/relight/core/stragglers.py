@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from relight.core.detector import Sample
 from relight.core.events import RankSlow
 from relight.core.pace import TRACED_RANKS
 from relight.core.position import Phase
+from relight.core.sampling import Sample
 
 WINDOW_STEPS = 10  # at least
 WINDOWS = 3  # in a row

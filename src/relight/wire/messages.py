@@ -7,7 +7,6 @@ that proves knowledge of the job's token. The agent relays workers' messages and
 import msgspec
 
 from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Save, Spawn, Stop, WindDown
-from relight.core.detector import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
 from relight.core.events import (
     BitsDoubted,
     CollectiveFailed,
@@ -29,6 +28,7 @@ from relight.core.events import (
     WorkerReleased,
 )
 from relight.core.position import Position
+from relight.core.sampling import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
 from relight.wire.status import GpuStatus, PublishStatus, RestoreStatus
 
 PROTOCOL_VERSION = 4

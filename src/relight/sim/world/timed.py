@@ -11,11 +11,12 @@ import msgspec
 from relight.core import events as ev
 from relight.core.commands import Command, EndJob, Spawn
 from relight.core.controller import Controller, ControllerSettings
-from relight.core.detector import Detector, DetectorSettings, Sample
+from relight.core.detector import Detector, DetectorSettings
 from relight.core.fault import Action as Fault
 from relight.core.gathering import HOLD_SECONDS, Gathering, subject
 from relight.core.position import IN_STEP, Phase, Position
 from relight.core.replay import Record, replay
+from relight.core.sampling import Sample
 from relight.sim.model.contents import Violation
 from relight.sim.model.network import Copying, Group
 from relight.sim.model.points import PAUSES
