@@ -230,7 +230,7 @@ def _add_slow_flags(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=_DEFAULTS["slow_window_seconds"],
         metavar="S",
-        help="... in three windows of this many seconds (and ten steps) in a row; default %(default)g",
+        help="length of a window; a rank is slow after three in a row, of ten steps or more each; default %(default)g",
     )
     group.add_argument(
         "--replace-slow", action="store_true", help="replace such a rank by a warm standby, between two steps"
