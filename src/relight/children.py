@@ -14,7 +14,7 @@ _STATE, _START_TIME = 0, 19  # fields of /proc/PID/stat, counted after the comma
 
 
 class _Listed(msgspec.Struct):
-    """The part of an agent's roster line that identifies a process."""
+    """The part of a line of an agent's process table that identifies a process."""
 
     pid: int
     start_time: int | None = None
@@ -97,8 +97,8 @@ async def end_children(children: Iterable[Child], grace_seconds: float) -> None:
 def kill_listed(private_dir: Path) -> int:
     """SIGKILL every process that an agent has listed and that is still the same one. Returns how many there were."""
     killed = 0
-    for roster in sorted(private_dir.glob("agent-*.pids")):
-        for line in _read_lines(roster):
+    for table in sorted(private_dir.glob("agent-*.pids")):
+        for line in _read_lines(table):
             try:
                 listed = msgspec.json.decode(line, type=_Listed)
             except msgspec.DecodeError:  # blank, or cut short by the agent's death

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relight.agent.adoption import adopt, put_down
+from relight.agent.adoption import adopt, kill_unadoptable
 from relight.agent.page import Pages
 from relight.agent.probes import MemoryKills, environment, start_time
-from relight.agent.roster import Record
+from relight.agent.process_table import Record
 from relight.core.events import ProcessExited, ProcessStarted
 from relight.errors import ProtocolError
 from relight.wire.messages import CopyPrivate, ForgetProcess, Samples, StoreReply
@@ -52,8 +52,8 @@ def test_a_successor_takes_over_processes_output_and_messages(job: Job) -> None:
 
 
 def board_of(pid: int) -> int:
-    """The inode of the board that a worker shares."""
-    return os.stat(f"/proc/{pid}/fd/{environment(pid)['RELIGHT_BOARD_FD']}").st_ino
+    """The inode of the shared barrier of a worker."""
+    return os.stat(f"/proc/{pid}/fd/{environment(pid)['RELIGHT_SHARED_BARRIER_FD']}").st_ino
 
 
 def test_workers_of_a_host_share_one_board_whoever_started_them(job: Job) -> None:
@@ -180,10 +180,10 @@ def test_a_stranger_to_the_record_is_not_believed(job: Job) -> None:
     connection.exit_of("exit0")
     first.sigkill()
     connection.close()
-    roster = job.private_dir / "agent-node-0.pids"
-    records = roster.read_text()
+    table = job.private_dir / "agent-node-0.pids"
+    records = table.read_text()
     pid = int(records.split('"pid":')[1].split(",")[0])
-    roster.write_text(records.replace(f'"pid":{pid}', f'"pid":{os.getpid()}') + "half a line")
+    table.write_text(records.replace(f'"pid":{pid}', f'"pid":{os.getpid()}') + "half a line")
 
     agent, connection = job.start_agent(adopt=True)
     assert connection.hello.processes == ("exit0",)  # whose end is reported once more
@@ -212,10 +212,10 @@ def test_a_recorded_process_that_cannot_be_looked_into_is_killed(tmp_path: Path)
         record = Record(process="w1", pid=child.pid, start_time=start_time(child.pid), rank=0)
         with pytest.raises(ProtocolError, match="is not w1 of this job"):
             adopt("w1", child.pid, tmp_path, record)
-        assert put_down(msgspec.structs.replace(record, start_time=1), pages, "test") is None
-        process = put_down(record, pages, "test")
+        assert kill_unadoptable(msgspec.structs.replace(record, start_time=1), pages, "test") is None
+        process = kill_unadoptable(record, pages, "test")
         assert process is not None
         assert child.wait(30.0) == -signal.SIGKILL
         assert process.reap(MemoryKills(())).evidence.endswith("it could not be taken over (test)")
         process.page.close()
-        assert put_down(record, pages, "test") is None
+        assert kill_unadoptable(record, pages, "test") is None

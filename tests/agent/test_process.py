@@ -133,7 +133,7 @@ def test_a_rank_sees_what_torchrun_would_show_it(tmp_path: Path) -> None:
         "RELIGHT_PAGE_FD": "5",
         "RELIGHT_PAGE_OFFSET": "4096",
         "RELIGHT_OUTPUT_FDS": "6,7",
-        "RELIGHT_BOARD_FD": "",
+        "RELIGHT_SHARED_BARRIER_FD": "",
         "RELIGHT_ROLE": "rank",
         "RELIGHT_SLOT": "2",
         "RANK": "2",

@@ -1,4 +1,4 @@
-"""What is posted on a board is seen whole, by all, also after the death of who posted it; and nobody sleeps over it."""
+"""A posted row is read whole or not at all, by all ranks, also after its writer's death; no waiter misses it."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from relight.wire.shared_barrier import _PLACES_OFFSET, MAX_NUMBERS, SharedBarrier
+from relight.wire.shared_barrier import _ENTRIES_OFFSET, MAX_NUMBERS, SharedBarrier
 
 RANKS = 3
 DEADLINE_SECONDS = 60
@@ -66,7 +66,7 @@ def test_half_a_row_is_none(descriptor: int, byte: int) -> None:
     shared_barrier = SharedBarrier(descriptor, RANKS)
     shared_barrier.post(0, 0, 2, list(range(1, 1 + MAX_NUMBERS)))
     assert shared_barrier.row(0, 0, 2) is not None
-    offset = _PLACES_OFFSET + byte
+    offset = _ENTRIES_OFFSET + byte
     (found,) = os.pread(descriptor, 1, offset)
     os.pwrite(descriptor, bytes([found ^ 1]), offset)
     assert shared_barrier.row(0, 0, 2) is None
@@ -75,17 +75,17 @@ def test_half_a_row_is_none(descriptor: int, byte: int) -> None:
 def test_a_ring_since_the_bell_was_read_is_not_slept_over(descriptor: int) -> None:
     shared_barrier = SharedBarrier(descriptor, RANKS)
     for rank in (0, 1, 1, 2):
-        bell = shared_barrier.bell
-        shared_barrier.ring(rank)
-        shared_barrier.sleep(bell, 1e6)  # returns at once
+        futex_word = shared_barrier.futex_word
+        shared_barrier.wake(rank)
+        shared_barrier.sleep(futex_word, 1e6)  # returns at once
 
 
 def test_who_sleeps_is_woken(descriptor: int) -> None:
     shared_barrier = SharedBarrier(descriptor, RANKS)
-    bell = shared_barrier.bell
-    sleeper = threading.Thread(target=shared_barrier.sleep, args=(bell, 1e6), daemon=True)
+    futex_word = shared_barrier.futex_word
+    sleeper = threading.Thread(target=shared_barrier.sleep, args=(futex_word, 1e6), daemon=True)
     sleeper.start()
-    SharedBarrier(descriptor, RANKS).ring(1)
+    SharedBarrier(descriptor, RANKS).wake(1)
     sleeper.join(DEADLINE_SECONDS)
     assert not sleeper.is_alive()
 
@@ -96,11 +96,11 @@ def test_processes_in_step_see_each_others_rows_in_every_round(descriptor: int) 
         for number in range(1, ROUNDS + 1):
             shared_barrier.post(rank, 5, number, [number, rank])
             while True:
-                bell = shared_barrier.bell
+                futex_word = shared_barrier.futex_word
                 rows = [shared_barrier.row(other, 5, number) for other in range(RANKS)]
                 if None not in rows:
                     break
-                shared_barrier.sleep(bell, 1e6)  # for ever, if a ring could be lost
+                shared_barrier.sleep(futex_word, 1e6)  # for ever, if a ring could be lost
             assert rows == [(number, other) for other in range(RANKS)]
 
     processes = [in_a_process(lambda rank=rank: run(rank)) for rank in range(RANKS)]  # type: ignore[misc]
@@ -108,7 +108,7 @@ def test_processes_in_step_see_each_others_rows_in_every_round(descriptor: int) 
 
 
 def test_another_file_is_no_board(descriptor: int) -> None:
-    with pytest.raises(ValueError, match=f"a board for {RANKS + 1} ranks has"):
+    with pytest.raises(ValueError, match=f"a shared barrier for {RANKS + 1} ranks has"):
         SharedBarrier(descriptor, RANKS + 1)
 
 

@@ -1,4 +1,4 @@
-"""Takes over processes that a predecessor of this agent started, after proof that they are this job's."""
+"""Take over processes that a predecessor of this agent started, after proof that they belong to this job."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 from relight.agent import probes
 from relight.agent.page import Pages
 from relight.agent.process import Process, has_ended
-from relight.agent.roster import Record
+from relight.agent.process_table import Record
 from relight.errors import ProtocolError
 
 
@@ -54,18 +54,18 @@ def adopt(name: str, pid: int, private_dir: Path, record: Record | None) -> Proc
         return process
 
 
-def open_board(pid: int) -> int:
-    """A descriptor of the board that worker `pid` shares. Raises OSError or ValueError if it has none."""
-    number = int(probes.environment(pid).get("RELIGHT_BOARD_FD", ""))
+def open_shared_barrier(pid: int) -> int:
+    """Open the shared barrier of worker `pid`; return its descriptor. Raises OSError or ValueError if it has none."""
+    number = int(probes.environment(pid).get("RELIGHT_SHARED_BARRIER_FD", ""))
     return os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def open_pages(pid: int) -> Pages:
-    """Those of this host, which worker `pid` holds too. Raises OSError, ValueError or KeyError if it has none."""
+    """Open the pages of this host through worker `pid`. Raises OSError, ValueError or KeyError if it has none."""
     return Pages.open(f"/proc/{pid}/fd/{int(probes.environment(pid)['RELIGHT_PAGE_FD'])}")
 
 
-def put_down(record: Record, pages: Pages, why: str) -> Process | None:
+def kill_unadoptable(record: Record, pages: Pages, why: str) -> Process | None:
     """Kill a recorded process that cannot be adopted, so that its rank can be given to another. None: it is gone."""
     with contextlib.ExitStack() as undo:
         try:

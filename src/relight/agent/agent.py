@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from relight.agent.adoption import adopt, open_board, open_pages, put_down
+from relight.agent.adoption import adopt, kill_unadoptable, open_pages, open_shared_barrier
 from relight.agent.controller_connection import ControllerConnection
 from relight.agent.gpus import Gpus
 from relight.agent.link import MAX_RELAYED_BYTES, Mailbox, Reception
@@ -19,7 +19,7 @@ from relight.agent.output import Output, Printer
 from relight.agent.page import Page, Pages
 from relight.agent.probes import MemoryKills, start_time
 from relight.agent.process import STATUS_UNKNOWN, Launch, Process, spawn
-from relight.agent.roster import Record, Roster
+from relight.agent.process_table import ProcessTable, Record
 from relight.agent.stacks import NoStack, take_stack
 from relight.core.commands import Assign, Kill, Spawn
 from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
@@ -105,7 +105,7 @@ class Agent:
         self._server_name = server_name
         self._printer = Printer(launch.settings.run_dir)
         self._memory_kills = MemoryKills()
-        self._roster: Roster  # opened by `run`, like the next three
+        self._table: ProcessTable  # opened by `run`, like the next three
         self._reception: Reception
         self._pages: Pages
         self._shared_barrier: int | None  # a descriptor
@@ -136,14 +136,14 @@ class Agent:
 
         Raises UsageError if another agent of this name is running, OSError if the socket cannot be made.
         """
-        self._roster = Roster(self._launch.private_dir / f"agent-{self._name}.pids", keep=take_over)
+        self._table = ProcessTable(self._launch.private_dir / f"agent-{self._name}.pids", keep=take_over)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._ending.set)
         loop.add_signal_handler(signal.SIGCHLD, self._told.set)
         self._reception = Reception(self._launch.socket_path, self)
         self._take_over()
-        self._shared_barrier = self._find_board()
+        self._shared_barrier = self._find_shared_barrier()
         self._watch_gpus()
         serving = asyncio.create_task(self._serve())
         ending = asyncio.create_task(self._ending.wait())
@@ -255,7 +255,7 @@ class Agent:
         if self._controller_connection is not None:
             await self._controller_connection.close(FLUSH_SECONDS)
         self._launch.socket_path.unlink(missing_ok=True)
-        self._roster.close(remove=not self._live)
+        self._table.close(remove=not self._live)
         self._printer.flush(FLUSH_SECONDS)
 
     def _say(self, text: str) -> None:
@@ -263,16 +263,16 @@ class Agent:
 
     # --- processes ----------------------------------------------------------------------------------------------
     def _take_over(self) -> None:
-        self._started.update(self._roster.names())
+        self._started.update(self._table.names())
         others: list[tuple[Record, str]] = []
-        for record in self._roster.standing():
+        for record in self._table.standing():
             try:
                 self._watch(adopt(record.process, record.pid, self._launch.private_dir, record))
             except (OSError, ProtocolError) as error:
                 others.append((record, str(error)))
         self._pages = self._find_pages()
         for record, why in others:
-            process = put_down(record, self._pages, why)
+            process = kill_unadoptable(record, self._pages, why)
             if process is not None:
                 self._watch(process)
             else:
@@ -304,11 +304,11 @@ class Agent:
         worker = self._known.get(process)
         return self._left.get(process) if worker is None else worker.process.page
 
-    def _find_board(self) -> int | None:
+    def _find_shared_barrier(self) -> int | None:
         """One for all workers of this host, also for those that a predecessor started. None: they do without."""
         for worker in self._live.values():
             with contextlib.suppress(OSError, ValueError):
-                return open_board(worker.process.pid)
+                return open_shared_barrier(worker.process.pid)
         ranks = self._launch.settings.world_size
         with contextlib.suppress(OSError):
             return SharedBarrier.create(ranks) if ranks <= MAX_RANKS else None
@@ -331,8 +331,8 @@ class Agent:
                 )
             )
             return
-        with self._roster_kept():
-            self._roster.add(
+        with self._table_kept():
+            self._table.add(
                 Record(
                     process=process.name,
                     pid=process.pid,
@@ -396,8 +396,8 @@ class Agent:
         if name in self._live:
             self._say(f"{name} is not forgotten: it lives")
             return
-        with self._roster_kept():
-            self._roster.forget(name)
+        with self._table_kept():
+            self._table.forget(name)
         worker = self._known.pop(name, None)
         if worker is not None:
             worker.output.finish()
@@ -443,8 +443,8 @@ class Agent:
             target.process.page.inherit(state.version, state.payload, state.batch)
 
     @contextlib.contextmanager
-    def _roster_kept(self) -> Iterator[None]:
-        """A roster that cannot be written costs a successor its knowledge, not this agent its work."""
+    def _table_kept(self) -> Iterator[None]:
+        """A table that cannot be written costs a successor its knowledge, not this agent its work."""
         try:
             yield
         except OSError as error:
@@ -456,7 +456,7 @@ class Agent:
             raise ProtocolError(f"it calls itself process {hello.pid}")
         worker = self._live.get(hello.process)
         if worker is None:
-            self._watch(adopt(hello.process, peer_pid, self._launch.private_dir, self._roster.get(hello.process)))
+            self._watch(adopt(hello.process, peer_pid, self._launch.private_dir, self._table.get(hello.process)))
             worker = self._live[hello.process]
             worker.process.kill("it came back after it had been counted as lost")
         if worker.process.pid != peer_pid:
@@ -555,8 +555,8 @@ class Agent:
         if worker is not None and worker.process.rank != assign.rank:
             worker.process.rank = assign.rank
             worker.output.assign(assign.rank)
-            with self._roster_kept():
-                self._roster.assign(assign.process, assign.rank)
+            with self._table_kept():
+                self._table.assign(assign.process, assign.rank)
 
     # --- reports ------------------------------------------------------------------------------------------------
     def _report(self, message: msgspec.Struct) -> None:

@@ -124,7 +124,7 @@ def spawn(
 ) -> Process:
     """Start a worker, or a standby if `rank` is None. Raises OSError if that fails; nothing is left then.
 
-    It gets a page of `pages`. `board` is the descriptor of the one that all workers of this host share.
+    It gets a page of `pages`. `shared_barrier` is a descriptor that all workers of this host inherit.
 
     A worker also gets the read ends of its own output pipes: should this agent die, the pipes neither break nor
     lose anything, and the agent's successor finds them in the worker.
@@ -188,7 +188,7 @@ def worker_environment(
         "RELIGHT_PAGE_FD": str(page[0]),
         "RELIGHT_PAGE_OFFSET": str(page[1]),
         "RELIGHT_OUTPUT_FDS": ",".join(str(descriptor) for descriptor in outputs),
-        "RELIGHT_BOARD_FD": "" if shared_barrier is None else str(shared_barrier),
+        "RELIGHT_SHARED_BARRIER_FD": "" if shared_barrier is None else str(shared_barrier),
         "RELIGHT_ROLE": "standby" if rank is None else "rank",
         "RELIGHT_SLOT": str(slot),
         "RANK": str(shown_rank),

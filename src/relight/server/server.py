@@ -60,9 +60,9 @@ from relight.errors import ProtocolError
 from relight.server.agents import Agent, Agents
 from relight.server.connection import MAX_STRANGERS, Connection, Gate
 from relight.server.faults import ControllerFault
-from relight.server.inquiry import Inquiries
 from relight.server.journal import Journal, JournalLine, records
 from relight.server.observers import Observers
+from relight.server.stack_capture import StackCaptures
 from relight.server.status import StatusBoard
 from relight.server.store import Store
 from relight.server.trace import StatusFile, TraceFile, read_statuses
@@ -135,7 +135,7 @@ class Server:
         self._trace = TraceFile(self._run_dir, self._observers.alarm)
         self._status = StatusFile(self._run_dir, self._observers.alarm)
         self._publications = Publications()
-        self._inquiries = Inquiries(self._agents.ask_for_stack, self.feed)
+        self._stack_captures = StackCaptures(self._agents.ask_for_stack, self.feed)
         self._storage_waits: list[StorageWait] = []  # under this controller
         self._away: dict[str, asyncio.TimerHandle] = {}  # agents that may come back
         self._sample_seconds = SAMPLE_SECONDS  # that agents were told
@@ -638,7 +638,7 @@ class Server:
                     self._status.append(self._now(), message)
             case StackTaken():
                 if self._runs(agent, message.process):
-                    self._inquiries.take(message)
+                    self._stack_captures.take(message)
             case ProcessExited():
                 self._on_exit(agent, message)
             case ProcessStarted() | ProcessDying():
@@ -684,9 +684,9 @@ class Server:
         if isinstance(event, ProcessSuspected) and event.kind == "hang":
             process = self._core.members.processes.get(event.process)
             rank = None if process is None else process.rank
-            self._inquiries.begin(event, {event.process: "it" if rank is None else f"rank {rank}"})
+            self._stack_captures.begin(event, {event.process: "it" if rank is None else f"rank {rank}"})
         elif isinstance(event, CommunicationStalled):
-            self._inquiries.begin(event, {p: f"rank {rank}" for rank, p in self._core.rank_processes().items()})
+            self._stack_captures.begin(event, {p: f"rank {rank}" for rank, p in self._core.rank_processes().items()})
         else:
             self.feed(event)
 

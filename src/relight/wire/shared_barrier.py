@@ -1,10 +1,10 @@
-"""A board in shared memory where the ranks of one host post a few numbers, for all of them to see.
+"""Shared memory in which the ranks of one host post a few numbers that all of them can read.
 
-The agent makes it, and its workers inherit it. Each place is written by one process at a time, and a reader takes a
-whole row or none (a checksum tells), so there is no lock that a dying process could hold. What a process posted stays
-there after its death, as what it sent through a socket would.
+The agent creates the memory and its workers inherit it. Each entry has one writer at a time, and a checksum tells a
+reader whether it has read a complete row, so there is no lock that a dying process could hold. A row outlives the
+process that posted it, as data sent through a socket would.
 
-Whoever waits sleeps on one word, the bell, by futex(2); whoever posts changes it, and wakes all.
+A waiting process sleeps in futex(2) on one word, the futex word; a process that posts changes the word and wakes all.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from collections.abc import Sequence
 
 import xxhash
 
-MAX_RANKS = 64  # of one host: everybody reads every place
+MAX_RANKS = 64  # of one host: each rank reads every entry
 MAX_NUMBERS = 6
 
 _HEADER = struct.Struct("<q")  # the token
-_BELL_OFFSET = 64  # in a cache line of its own
-_PLACES_OFFSET = 128
-_PLACE_BYTES = 128
+_FUTEX_WORD_OFFSET = 64  # in a cache line of its own
+_ENTRIES_OFFSET = 128
+_ENTRY_BYTES = 128
 _ROW = struct.Struct(f"<qqq{MAX_NUMBERS}q")  # generation, round, how many, the numbers
 _ROWS = [struct.Struct(f"<qqq{count}q{8 * (MAX_NUMBERS - count)}x") for count in range(MAX_NUMBERS + 1)]  # the same
 _CHECKSUM = struct.Struct("<Q")
@@ -46,26 +46,26 @@ class _Timespec(ctypes.Structure):
 
 
 class SharedBarrier:
-    """One process's view of it."""
+    """Maps the memory into one process."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:
         """Map `descriptor`, made for so many ranks. Raises ValueError if it is something else, OSError."""
         size = _mapping_bytes(ranks)
         if os.fstat(descriptor).st_size != size:
-            raise ValueError(f"a board for {ranks} ranks has {size} bytes, not {os.fstat(descriptor).st_size}")
+            raise ValueError(f"a shared barrier for {ranks} ranks has {size} bytes, not {os.fstat(descriptor).st_size}")
         if _FUTEX is None:
             raise OSError(f"the number of futex(2) on {platform.machine()} is not known here")
         self.ranks = ranks
         self._map = mmap.mmap(descriptor, size)
-        self._bell = memoryview(self._map)[_BELL_OFFSET : _BELL_OFFSET + 4].cast("I")
-        self._address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._map, _BELL_OFFSET)))
-        self._rings = itertools.count(secrets.randbits(32))
-        (self.token,) = _HEADER.unpack_from(self._map)  # the same for all that share this board, and for nobody else
+        self._futex_word = memoryview(self._map)[_FUTEX_WORD_OFFSET : _FUTEX_WORD_OFFSET + 4].cast("I")
+        self._address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._map, _FUTEX_WORD_OFFSET)))
+        self._wakes = itertools.count(secrets.randbits(32))
+        (self.token,) = _HEADER.unpack_from(self._map)  # identifies this memory
 
     @staticmethod
     def create(ranks: int) -> int:
-        """A descriptor of an empty one, which cannot be resized. Raises OSError."""
-        descriptor = os.memfd_create("relight-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        """Create empty memory that cannot be resized; return its descriptor. Raises OSError."""
+        descriptor = os.memfd_create("relight-shared-barrier", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, descriptor)
             os.ftruncate(descriptor, _mapping_bytes(ranks))
@@ -75,15 +75,15 @@ class SharedBarrier:
         return descriptor
 
     def post(self, rank: int, generation: int, number: int, row: Sequence[int]) -> None:
-        """Show `row` (at most MAX_NUMBERS) as what `rank` says in round `number` of a generation, and ring."""
+        """Post `row` (at most MAX_NUMBERS) for `rank` in round `number` of a generation, and wake all waiters."""
         packed = _ROWS[len(row)].pack(generation, number, len(row), *row)
         offset = self._offset(rank, generation, number)
         self._map[offset : offset + _ROW.size] = packed
         _CHECKSUM.pack_into(self._map, offset + _ROW.size, xxhash.xxh3_64_intdigest(packed))
-        self.ring(rank)
+        self.wake(rank)
 
     def row(self, rank: int, generation: int, number: int) -> tuple[int, ...] | None:
-        """What `rank` said in that round; None if it has not yet."""
+        """Return the row that `rank` posted in that round; None if it has not yet."""
         offset = self._offset(rank, generation, number)
         packed = self._map[offset : offset + _ROW.size]
         found_generation, found_number, count, *numbers = _ROW.unpack(packed)
@@ -94,24 +94,24 @@ class SharedBarrier:
         return tuple(numbers[:count])
 
     @property
-    def bell(self) -> int:
-        """To be read before one looks, and handed to `sleep`: what is posted in between is not slept over."""
-        return self._bell[0]
+    def futex_word(self) -> int:
+        """The word to read before looking at rows and to pass to `sleep`, which then misses no row."""
+        return self._futex_word[0]
 
-    def ring(self, rank: int) -> None:
-        """Wake everybody. `rank` is the caller's: two that ring at once must not write the same."""
-        self._bell[0] = (next(self._rings) * self.ranks + rank) % 2**32
+    def wake(self, rank: int) -> None:
+        """Wake all waiters. `rank` is the caller's: two simultaneous callers must not write the same word."""
+        self._futex_word[0] = (next(self._wakes) * self.ranks + rank) % 2**32
         _libc.syscall(_FUTEX, self._address, _FUTEX_WAKE, _ALL)
 
-    def sleep(self, bell: int, seconds: float) -> None:
-        """Until somebody rings, unless somebody has since `bell` was read; or so long. Releases the GIL."""
+    def sleep(self, futex_word: int, seconds: float) -> None:
+        """Wait until the word differs from `futex_word`, or `seconds` have passed. Releases the GIL."""
         limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
-        _libc.syscall(_FUTEX, self._address, _FUTEX_WAIT, ctypes.c_uint32(bell), ctypes.byref(limit), None, 0)
+        _libc.syscall(_FUTEX, self._address, _FUTEX_WAIT, ctypes.c_uint32(futex_word), ctypes.byref(limit), None, 0)
 
     def _offset(self, rank: int, generation: int, number: int) -> int:
-        place = (generation % _GENERATIONS * self.ranks + rank) * _ROUNDS + number % _ROUNDS
-        return _PLACES_OFFSET + place * _PLACE_BYTES
+        entry = (generation % _GENERATIONS * self.ranks + rank) * _ROUNDS + number % _ROUNDS
+        return _ENTRIES_OFFSET + entry * _ENTRY_BYTES
 
 
 def _mapping_bytes(ranks: int) -> int:
-    return _PLACES_OFFSET + _GENERATIONS * ranks * _ROUNDS * _PLACE_BYTES
+    return _ENTRIES_OFFSET + _GENERATIONS * ranks * _ROUNDS * _ENTRY_BYTES

@@ -85,12 +85,12 @@ class SharedMemoryAllReduce:
 
     def abandon(self) -> None:
         self._abandoned = True
-        self._shared_barrier.ring(self.rank)
+        self._shared_barrier.wake(self.rank)
 
     def _await_all(self, number: int) -> list[int]:
         rows: list[tuple[int, ...]] = []
         while True:
-            bell = self._shared_barrier.bell
+            futex_word = self._shared_barrier.futex_word
             while (
                 len(rows) < self._size
                 and (row := self._shared_barrier.row(len(rows), self._generation, number)) is not None
@@ -101,4 +101,4 @@ class SharedMemoryAllReduce:
                 return [sum(column) for column in zip(*rows, strict=False)]
             if self._abandoned:
                 raise StepInterrupted("the barrier was abandoned: its generation is closed")
-            self._shared_barrier.sleep(bell, _SLEEP_SECONDS)
+            self._shared_barrier.sleep(futex_word, _SLEEP_SECONDS)

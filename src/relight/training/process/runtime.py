@@ -86,7 +86,9 @@ class Runtime:
         self.world_size = settings.world_size
         self.rank = settings.world_size - 1 if self.is_standby else int(environment["RANK"])
         self.page = PositionPage(int(environment["RELIGHT_PAGE_FD"]), int(environment["RELIGHT_PAGE_OFFSET"]))
-        self.shared_barrier = _open_board(environment.get("RELIGHT_BOARD_FD", ""), settings.world_size)
+        self.shared_barrier = _open_shared_barrier(
+            environment.get("RELIGHT_SHARED_BARRIER_FD", ""), settings.world_size
+        )
         self.device = _choose_device(self.slot)
         self._on_gpu = self.device.type == "cuda"
         self.generation = 0  # the one the main thread works in
@@ -576,7 +578,7 @@ def _choose_device(slot: int) -> torch.device:
     return torch.device("cuda", slot % torch.cuda.device_count())
 
 
-def _open_board(descriptor: str, world_size: int) -> SharedBarrier | None:
+def _open_shared_barrier(descriptor: str, world_size: int) -> SharedBarrier | None:
     """What this process shares with the other workers of its host; None: gloo does without."""
     try:
         return SharedBarrier(int(descriptor), world_size)

@@ -22,7 +22,7 @@ Suspicion = ProcessSuspected | CommunicationStalled
 
 
 @dataclass
-class _Inquiry:
+class _Capture:
     suspicion: Suspicion
     asked: dict[str, str]  # process to its name for people
     begun: float
@@ -30,14 +30,14 @@ class _Inquiry:
     timer: asyncio.TimerHandle | None = None
 
 
-class Inquiries:
+class StackCaptures:
     """Suspicions that wait for stacks."""
 
     def __init__(self, ask: Callable[[str], bool], tell: Callable[[Suspicion], None]) -> None:
         """`ask` a process for its stack (False: its agent is away); `tell` the suspicion, with what was learned."""
         self._ask = ask
         self._tell = tell
-        self._open: list[_Inquiry] = []
+        self._open: list[_Capture] = []
 
     def begin(self, suspicion: Suspicion, names: dict[str, str]) -> None:
         """Ask these processes, whose names for people are given, and tell the suspicion once they have answered."""
@@ -45,25 +45,25 @@ class Inquiries:
         if not asked:
             self._tell(suspicion)
             return
-        inquiry = _Inquiry(suspicion, asked, time.monotonic())
-        inquiry.timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._end, inquiry)
-        self._open.append(inquiry)
+        capture = _Capture(suspicion, asked, time.monotonic())
+        capture.timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._end, capture)
+        self._open.append(capture)
 
     def take(self, answer: StackTaken) -> None:
         """An agent's answer."""
-        for inquiry in [each for each in self._open if answer.process in each.asked]:
-            inquiry.answers.setdefault(answer.process, answer)
-            if len(inquiry.answers) == len(inquiry.asked):
-                self._end(inquiry)
+        for capture in [each for each in self._open if answer.process in each.asked]:
+            capture.answers.setdefault(answer.process, answer)
+            if len(capture.answers) == len(capture.asked):
+                self._end(capture)
 
-    def _end(self, inquiry: _Inquiry) -> None:
-        if inquiry not in self._open:
+    def _end(self, capture: _Capture) -> None:
+        if capture not in self._open:
             return
-        self._open.remove(inquiry)
-        if inquiry.timer is not None:
-            inquiry.timer.cancel()
-        asking_ns = round((time.monotonic() - inquiry.begun) * 1e9)
-        self._tell(with_stacks(inquiry.suspicion, inquiry.asked, inquiry.answers, asking_ns))
+        self._open.remove(capture)
+        if capture.timer is not None:
+            capture.timer.cancel()
+        asking_ns = round((time.monotonic() - capture.begun) * 1e9)
+        self._tell(with_stacks(capture.suspicion, capture.asked, capture.answers, asking_ns))
 
 
 def with_stacks(

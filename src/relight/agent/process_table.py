@@ -21,11 +21,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     forgotten: bool = False  # the controller has dealt with its end
 
 
-class Roster:
+class ProcessTable:
     """JSON lines, appended. Holding the file's lock means being the only agent of that name in this job."""
 
     def __init__(self, path: Path, *, keep: bool) -> None:
-        """Open the roster; `keep` the records of a predecessor, or begin anew."""
+        """Open the table; `keep` the records of a predecessor, or begin anew."""
         self._path = path
         self._records: dict[str, Record] = {}
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

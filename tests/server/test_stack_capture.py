@@ -7,8 +7,8 @@ import pytest
 
 from relight.core.events import CommunicationStalled, ProcessSuspected
 from relight.core.position import Position
-from relight.server import inquiry
-from relight.server.inquiry import Inquiries, Suspicion
+from relight.server import stack_capture
+from relight.server.stack_capture import StackCaptures, Suspicion
 from relight.wire.messages import StackTaken
 
 HANG = ProcessSuspected(
@@ -26,7 +26,7 @@ class Desk:
         self.told: list[Suspicion] = []
         self.heard = asyncio.Event()
         self.reachable = reachable
-        self.inquiries = Inquiries(self._ask, self._tell)
+        self.captures = StackCaptures(self._ask, self._tell)
 
     def _ask(self, process: str) -> bool:
         self.asked.append(process)
@@ -48,12 +48,12 @@ def on_a_loop(test: Callable[[], Coroutine[None, None, None]]) -> None:
 def test_a_hang_is_told_with_what_the_process_was_doing() -> None:
     async def test() -> None:
         desk = Desk()
-        desk.inquiries.begin(HANG, {"w1": "rank 1"})
+        desk.captures.begin(HANG, {"w1": "rank 1"})
         assert (desk.asked, desk.told) == (["w1"], [])
-        desk.inquiries.take(StackTaken(process="w0", text="of somebody else"))
+        desk.captures.take(StackTaken(process="w0", text="of somebody else"))
         assert desk.told == []
-        desk.inquiries.take(StackTaken(process="w1", text=STACK))
-        desk.inquiries.take(StackTaken(process="w1", text=STACK))  # nobody waits for it any more
+        desk.captures.take(StackTaken(process="w1", text=STACK))
+        desk.captures.take(StackTaken(process="w1", text=STACK))  # nobody waits for it any more
         (told,) = desk.told
         assert told.evidence == "no progress for 30.0 s; rank 1 is at train.py, line 7 in load"
         assert told.stack == f"rank 1 (w1):\n{STACK}"
@@ -65,7 +65,7 @@ def test_a_hang_is_told_with_what_the_process_was_doing() -> None:
 def test_without_an_agent_nothing_is_waited_for() -> None:
     async def test() -> None:
         desk = Desk(reachable=False)
-        desk.inquiries.begin(HANG, {"w1": "rank 1"})
+        desk.captures.begin(HANG, {"w1": "rank 1"})
         assert desk.told == [HANG]
 
     on_a_loop(test)
@@ -73,10 +73,10 @@ def test_without_an_agent_nothing_is_waited_for() -> None:
 
 def test_an_agent_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        monkeypatch.setattr(inquiry, "PATIENCE_SECONDS", 0.02)
+        monkeypatch.setattr(stack_capture, "PATIENCE_SECONDS", 0.02)
         desk = Desk()
-        desk.inquiries.begin(STALL, {"w0": "rank 0", "w1": "rank 1"})
-        desk.inquiries.take(StackTaken(process="w1", text=STACK))
+        desk.captures.begin(STALL, {"w0": "rank 0", "w1": "rank 1"})
+        desk.captures.take(StackTaken(process="w1", text=STACK))
         assert desk.told == []
         await desk.heard.wait()
         (told,) = desk.told
@@ -90,10 +90,10 @@ def test_an_agent_that_is_silent_is_not_waited_for_for_long(monkeypatch: pytest.
 def test_why_there_is_no_stack_is_told_and_many_are_not_all_asked() -> None:
     async def test() -> None:
         desk = Desk()
-        desk.inquiries.begin(STALL, {f"w{rank}": f"rank {rank}" for rank in range(100)})
-        assert len(desk.asked) == inquiry.MAX_ASKED
+        desk.captures.begin(STALL, {f"w{rank}": f"rank {rank}" for rank in range(100)})
+        assert len(desk.asked) == stack_capture.MAX_ASKED
         for process in desk.asked:
-            desk.inquiries.take(StackTaken(process=process, problem="it is stopped"))
+            desk.captures.take(StackTaken(process=process, problem="it is stopped"))
         (told,) = desk.told
         assert told.evidence == STALL.evidence
         assert told.stack.startswith("rank 0 (w0): it is stopped\n\nrank 1 (w1): it is stopped")
