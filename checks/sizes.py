@@ -21,8 +21,6 @@ TOO_LARGE: frozenset[str] = frozenset(
         "agent/agent.py:Agent",
         "dashboard/job.py:Job",
         "launch/launcher.py:Launcher",
-        "server/server.py",
-        "server/server.py:Server",
         "sim/model/process/process.py:Process",
         "sim/model/process/recovery.py:Recovery",
         "sim/model/process/writes.py:Writes",

@@ -8,7 +8,6 @@ import pytest
 
 from relight.core.commands import Audience, Notice, Stop
 from relight.server.journal import Journal
-from relight.server.server import Server
 from relight.wire.settings import JobSettings
 
 DISK_SECONDS = 0.05
@@ -16,8 +15,7 @@ DISK_SECONDS = 0.05
 
 def test_orders_that_waited_for_the_disk_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = JobSettings(job="j", script="s", run_dir=str(tmp_path))
-    server = Server(settings, b"token")
-    server._journal = Journal(tmp_path, settings, lambda level, text: None)
+    journal = Journal(tmp_path, settings, lambda level, text: None)
     slow = os.fdatasync
 
     def fdatasync(descriptor: int) -> None:
@@ -25,13 +23,13 @@ def test_orders_that_waited_for_the_disk_are_remembered(tmp_path: Path, monkeypa
         slow(descriptor)
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
-    assert server._record(3.0, [Notice(why="nothing that must be safe", level="info")]) == ""
-    assert server._storage_waits == []
-    assert server._record(4.0, [Stop(audience=Audience.MEMBERS, generation=2, why="a failure")]) == ""
-    (wait,) = server._storage_waits
+    assert journal.commands(3.0, [Notice(why="nothing that must be safe", level="info")]) == ""
+    assert journal.storage_waits == []
+    assert journal.commands(4.0, [Stop(audience=Audience.MEMBERS, generation=2, why="a failure")]) == ""
+    (wait,) = journal.storage_waits
     assert wait.at_seconds == 4.0
     assert wait.seconds >= DISK_SECONDS
-    server._journal.close()
+    journal.close()
 
 
 def test_a_journal_shows_that_its_controller_lives(tmp_path: Path) -> None:

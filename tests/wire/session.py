@@ -37,6 +37,7 @@ from relight.core.position import Phase, Position
 from relight.core.replay import replay
 from relight.server.connection import Connection
 from relight.server.journal import Journal, read_journal, records
+from relight.server.observers import Observers
 from relight.server.server import Server
 from relight.wire.framing import encode_frame, encode_payload, make_decoder, split_payloads
 from relight.wire.handshake import hello_mac
@@ -274,15 +275,15 @@ class Judge:
 
     async def _play(self, who: int, stream: bytes) -> str:
         settings = JobSettings(job="fuzz", script="x.py", world_size=2, standbys=1, run_dir=str(self._directory))
-        server = Server(settings, TOKEN)
         path = self._directory / "journal.jsonl"
         path.unlink(missing_ok=True)
-        server._journal = Journal(self._directory, settings, server._observers.tell)
+        observers = Observers()
+        server = Server(settings, TOKEN, Journal(self._directory, settings, observers.tell), observers)
         reader, line = asyncio.StreamReader(), _Line(self._loop)
         line.protocol = asyncio.StreamReaderProtocol(reader)
         line.protocol.connection_made(line)
         connection = Connection(reader, asyncio.StreamWriter(line, line.protocol, reader, self._loop))
-        serving = self._loop.create_task(server._serve(connection))
+        serving = self._loop.create_task(server.serve(connection))
         while not line.said:
             await asyncio.sleep(0)
         if who != STRANGER:
@@ -292,15 +293,12 @@ class Judge:
         reader.feed_data(stream)
         reader.feed_eof()
         await serving
-        ended = server._ended
-        for handle in (*server._away.values(), server._timer):
-            if handle is not None:
-                handle.cancel()
-        server._journal.close()
+        ended = server.end.command
+        server.close()
         if ended is not None and "defect in relight" in ended.error:
             return f"{ended.error}\n{ended.details}"
         _, lines = read_journal(path)
-        replay(server._core.settings, records(lines))
+        replay(server.core.settings, records(lines))
         return ""
 
     def _hello(self, said: bytearray, who: int) -> bytes:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import os
 import resource
 import signal
 import sys
@@ -12,11 +13,14 @@ from pathlib import Path
 
 from relight.errors import ProtocolError
 from relight.parent import end_with_parent, is_dying, tidy_up_for
-from relight.server.journal import JournalInUse
-from relight.server.server import LAUNCHER_GONE, Server
+from relight.server.journal import Journal, JournalInUse
+from relight.server.listener import Listener
+from relight.server.observers import Observers
+from relight.server.server import Server
+from relight.server.shutdown import LAUNCHER_GONE
 from relight.wire.address import announce, find_address
 from relight.wire.handshake import read_token
-from relight.wire.settings import JobSettings, read_settings
+from relight.wire.settings import SUPERSEDED, JobSettings, read_settings
 from relight.wire.tls import Tls
 
 
@@ -37,47 +41,56 @@ def main() -> int:
     settings = read_settings(arguments.private_dir)
     _allow_many_files()
     try:
-        token = read_token(arguments.private_dir)
-        server = Server(
-            settings,
-            token,
-            tls=Tls.from_environment(),
-            resume=arguments.resume,
-            take_over=arguments.take_over,
-        )
-        return asyncio.run(
-            _serve(server, settings, arguments.private_dir, resume=arguments.resume, parent=arguments.parent)
-        )
-    except ProtocolError as error:
+        return asyncio.run(_serve(settings, arguments))
+    except (ProtocolError, JournalInUse) as error:
         print(f"relight: {error}", file=sys.stderr, flush=True)
         return 2
     finally:
         tidy_up_for(arguments.parent, arguments.private_dir)
 
 
-async def _serve(server: Server, settings: JobSettings, private_dir: Path, *, resume: bool, parent: int) -> int:
-    before = find_address(private_dir) if resume else None
+async def _serve(settings: JobSettings, arguments: argparse.Namespace) -> int:
+    """Open the port, then the journal; serve the job. Raises ProtocolError or JournalInUse."""
+    private_dir: Path = arguments.private_dir
+    tls = Tls.from_environment()
+    token = read_token(private_dir)
+    before = find_address(private_dir) if arguments.resume else None
     try:
-        host, port = await server.listen(before.port if before else 0)
+        listener = await Listener.open(settings, before.port if before else 0)
     except OSError as error:
         return _refuse_to_listen(settings, error)
-    except JournalInUse as error:
-        print(f"relight: {error}", file=sys.stderr, flush=True)
-        return 2
+    observers = Observers()
+    journal = Journal(
+        Path(settings.run_dir),
+        settings,
+        observers.tell,
+        resume=arguments.resume,
+        take_over=arguments.take_over,
+        give_way=_give_way,
+    )
+    server = Server(settings, token, journal, observers, tls)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _shut_down, server, number, parent)
+        loop.add_signal_handler(number, _shut_down, server, number, arguments.parent)
+    await listener.start(server.serve)
+    host, port = listener.address
     if not ip_address(host).is_loopback and not ip_address(host).is_unspecified:
         with contextlib.suppress(OSError):  # hosts that know the address already do not need it
             announce(Path(settings.run_dir), settings.controller_address, port)
     announce(private_dir, host, port)
-    return await server.run()
+    return await server.run(listener)
+
+
+def _give_way() -> None:
+    """End at once: another controller has taken the job over, and agents must not obey two of them."""
+    print("relight: another controller has taken over this job; this one ends", file=sys.stderr, flush=True)
+    os._exit(SUPERSEDED)
 
 
 def _shut_down(server: Server, number: int, parent: int) -> None:
-    """The kernel's word that `relight run` is gone is a SIGTERM too."""
+    """Tell a SIGTERM of the user from the kernel's, which says that `relight run` is gone."""
     gone = number == signal.SIGTERM and is_dying(parent)
-    server.shut_down(LAUNCHER_GONE if gone else signal.Signals(number).name)
+    server.shutdown.request(LAUNCHER_GONE if gone else signal.Signals(number).name)
 
 
 def _allow_many_files() -> None:

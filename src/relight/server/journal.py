@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import msgspec
 from relight.core.commands import Assign, Begin, Command, Stop
 from relight.core.events import Event
 from relight.core.replay import Record
+from relight.core.report import StorageWait
 from relight.server.reserve import Reserve
 from relight.wire.settings import JobSettings
 
@@ -27,6 +29,8 @@ JOURNAL = "journal.jsonl"
 SILENT_SECONDS = 30.0  # six signs of life missed, and clocks of hosts may differ by a little: nobody runs the job
 RESERVE_NAME = "journal.reserve"
 MAX_UNWRITTEN_BYTES = 8 * 2**20  # kept in memory while the disk takes nothing
+LONG_WRITE_SECONDS = 0.02  # worth a line in the report
+MAX_LONG_WRITES = 1000
 _CHUNK_BYTES = 64 * 1024
 
 
@@ -93,6 +97,7 @@ class Journal:
         self._descriptor: int | None = None
         self._reserve: Reserve | None = None
         self._found_bytes = 0  # written by an earlier controller, if this resumes its journal
+        self.storage_waits: list[StorageWait] = []  # writes of this controller that took long
         self.behind = False  # more happened under that controller than it could write
         try:
             self._open(settings, resume=resume, take_over=resume and take_over)
@@ -147,11 +152,19 @@ class Journal:
         self._write(JournalLine(now=now, wall=_wall(), note=text))
 
     def commands(self, now: float, commands: Sequence[Command]) -> str:
-        """Record orders about to be sent; a generation is on the disk before anyone can be in it.
+        """Record commands about to be sent; a generation is on the disk before a process can join it.
 
         Returns an empty string, or why a generation among them must not be used: a restarted controller would not
         know of it, and might use it again.
         """
+        since = time.monotonic()
+        refused = self._record(commands, now)
+        waited = time.monotonic() - since
+        if waited >= LONG_WRITE_SECONDS and len(self.storage_waits) < MAX_LONG_WRITES:
+            self.storage_waits.append(StorageWait(at_seconds=now, seconds=waited))
+        return refused
+
+    def _record(self, commands: Sequence[Command], now: float) -> str:
         for command in commands:
             self._write(JournalLine(now=now, command=command))
         if self._gathers and commands:

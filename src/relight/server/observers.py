@@ -10,7 +10,6 @@ from relight.wire.messages import NoticeUpdate
 
 MAX_UNHEARD = 100
 MAX_NAMES = 100  # of observers whose place in the unheard notices is remembered
-REFUSALS_TOLD_PER_SECOND = 5  # a hostile peer must not flood the terminal
 
 
 class Observers:
@@ -21,7 +20,6 @@ class Observers:
         self._unheard: deque[NoticeUpdate] = deque(maxlen=MAX_UNHEARD)
         self._unheard_count = 0  # including those that are no longer kept
         self._told: dict[str, int] = {}  # by observer's name: how many of them it has been told, or were before it
-        self._refusals: list[float] = []
 
     def __bool__(self) -> bool:
         return bool(self._connections)
@@ -53,15 +51,6 @@ class Observers:
 
     def alarm(self, text: str) -> None:
         self.tell("error", text)
-
-    def tell_refusal(self, text: str, now: float) -> bool:
-        """Something was refused. False if too many were in the last second for another line about it."""
-        self._refusals = [told for told in self._refusals if now - told < 1.0]
-        if len(self._refusals) >= REFUSALS_TOLD_PER_SECOND:
-            return False
-        self._refusals.append(now)
-        self.tell("warning", text)
-        return True
 
     async def finish(self, timeout_seconds: float) -> None:
         """Let the last words reach everyone, within `timeout_seconds`."""

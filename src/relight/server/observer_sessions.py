@@ -1,0 +1,33 @@
+"""Serves connections of observers: `relight run`, and hosts that join."""
+
+from relight.server.admission import Admission
+from relight.server.connection import Connection
+from relight.server.job_end import JobEnd
+from relight.server.observers import Observers
+from relight.server.shutdown import Shutdown
+from relight.wire.framing import decode, make_decoder, read_payload
+from relight.wire.messages import Hello, ObserverUp, StopAgent
+
+
+class ObserverSessions:
+    """One session for each connection of an observer."""
+
+    def __init__(self, admission: Admission, observers: Observers, shutdown: Shutdown, end: JobEnd) -> None:
+        self._admission = admission
+        self._observers = observers
+        self._shutdown = shutdown
+        self._end = end
+        self._decode = make_decoder(ObserverUp)
+
+    async def serve(self, connection: Connection, hello: Hello) -> None:
+        """Serve one connection. Raises ProtocolError."""
+        self._admission.welcome(connection, hello)
+        self._observers.add(connection, hello.name)
+        try:
+            self._end.tell_observer(connection)
+            while (payload := await read_payload(connection.reader)) is not None:
+                message = decode(self._decode, payload)
+                if isinstance(message, StopAgent):
+                    self._shutdown.request(message.why)
+        finally:
+            self._observers.discard(connection)
