@@ -17,8 +17,6 @@ CLASS_LINES = 250
 FUNCTION_LINES = 60
 TOO_LARGE: frozenset[str] = frozenset(
     {
-        "agent/agent.py",
-        "agent/agent.py:Agent",
         "dashboard/job.py:Job",
         "launch/launcher.py:Launcher",
         "sim/model/process/process.py:Process",

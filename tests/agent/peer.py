@@ -23,10 +23,11 @@ from relight.agent.page import Page
 from relight.agent.probes import environment
 from relight.core.commands import Kill, Spawn
 from relight.core.events import ProcessExited, ProcessStarted
-from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder, receive_payload
+from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder
 from relight.wire.handshake import check_mac, welcome_mac
 from relight.wire.messages import PROTOCOL_VERSION, AgentUp, Challenge, Hello, Samples, StopAgent, ToWorkers, Welcome
 from relight.wire.settings import JobSettings
+from relight.wire.streams import receive_payload
 
 DEADLINE_SECONDS = 30.0
 CONTROLLER_TIMEOUT_SECONDS = 2.0

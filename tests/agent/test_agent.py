@@ -300,7 +300,7 @@ def test_orders_that_make_no_sense_are_told_and_ignored(job: Job) -> None:
     connection.kill("never-there")
     connection.tell(StoreReply(request=1, values=()), "never-there")
     ask(connection, "talk-0", 2)
-    agent.expect_printed("talk-0 is not forgotten: it lives")
+    agent.expect_printed("talk-0 is not forgotten: it is alive")
     assert [started.pid for started in connection.of_kind(ProcessStarted)] == [pid]
     stop_agent(agent, connection)
 

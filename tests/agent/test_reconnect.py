@@ -6,8 +6,9 @@ import signal
 import pytest
 
 from relight.core.events import ProcessExited, ProcessStarted
-from relight.wire.framing import encode_frame, receive_payload
+from relight.wire.framing import encode_frame
 from relight.wire.messages import PROTOCOL_VERSION, Challenge, FromWorker, Received, Welcome
+from relight.wire.streams import receive_payload
 from tests.agent.peer import Connection, Job, stop_agent, wait_until
 from tests.agent.test_agent import ask
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from relight.server.journal import JournalLine, read_journal
-from relight.wire.framing import encode_frame, encode_payload, receive_payload
+from relight.wire.framing import encode_frame, encode_payload
 from relight.wire.handshake import hello_mac
 from relight.wire.messages import (
     PROTOCOL_VERSION,
@@ -33,6 +33,7 @@ from relight.wire.messages import (
 )
 from relight.wire.outbox import COUNTED
 from relight.wire.settings import JobSettings
+from relight.wire.streams import receive_payload
 from relight.wire.tls import VARIABLES, TlsFiles
 
 DEADLINE_SECONDS = 20.0

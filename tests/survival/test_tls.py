@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from relight.wire.address import read_address
-from relight.wire.framing import decode, make_decoder, receive_payload
+from relight.wire.framing import decode, make_decoder
 from relight.wire.messages import StartTls
+from relight.wire.streams import receive_payload
 from tests.certificates import Authority, flags
 from tests.survival.harness import Bench, Job, Training, send
 from tests.survival.judge import check_survived

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,14 +82,18 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
     def find_controller() -> tuple[str, int]:
         return read_address(run_dir, private_dir) or options.controller
 
-    here = read_address(private_dir) is not None  # it is told where to find it, and knows it by the endpoint's name
+    here = read_address(private_dir) is not None  # the controller runs on this host: known by the endpoint's name
+    told_to_end = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, told_to_end.set)
     agent = Agent(
         options.name,
         launch,
         read_token(private_dir),
         find_controller,
+        take_over=options.adopt,
         tls=Tls.from_environment(),
-        # What is said in the run directory is the name that the controller was given.
+        # The run directory has the name that the controller was given.
         server_name=lambda address: (
             address[0]
             if address == read_address(run_dir)
@@ -97,7 +102,7 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
             else options.controller[0]
         ),
     )
-    return await agent.run(take_over=options.adopt)
+    return await agent.run(told_to_end)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from relight.agent import probes
@@ -9,6 +10,7 @@ from relight.agent.page import Pages
 from relight.agent.process import Process, has_ended
 from relight.agent.process_table import Record
 from relight.errors import ProtocolError
+from relight.wire.shared_barrier import MAX_RANKS, SharedBarrier
 
 
 def adopt(name: str, pid: int, private_dir: Path, record: Record | None) -> Process:
@@ -52,6 +54,28 @@ def adopt(name: str, pid: int, private_dir: Path, record: Record | None) -> Proc
             raise ProcessLookupError(f"process {pid} has ended")
         undo.pop_all()
         return process
+
+
+def adopt_all(records: Iterable[Record], private_dir: Path) -> tuple[list[Process], list[tuple[Record, str]]]:
+    """Adopt the processes of a predecessor; return also those that cannot be adopted, and why."""
+    adopted: list[Process] = []
+    others: list[tuple[Record, str]] = []
+    for record in records:
+        try:
+            adopted.append(adopt(record.process, record.pid, private_dir, record))
+        except (OSError, ProtocolError) as error:
+            others.append((record, str(error)))
+    return adopted, others
+
+
+def find_shared_barrier(adopted: Iterable[Process], ranks: int) -> int | None:
+    """Return a descriptor of the shared barrier of this host's workers, old or new; None: they do without one."""
+    for process in adopted:
+        with contextlib.suppress(OSError, ValueError):
+            return open_shared_barrier(process.pid)
+    with contextlib.suppress(OSError):
+        return SharedBarrier.create(ranks) if ranks <= MAX_RANKS else None
+    return None
 
 
 def open_shared_barrier(pid: int) -> int:

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from relight.errors import ProtocolError
-from relight.wire.framing import decode, encode_frame, make_decoder, read_payload
+from relight.wire.framing import decode, encode_frame, make_decoder
 from relight.wire.handshake import hello_mac, welcome_mac
 from relight.wire.keepalive import notice_silence
 from relight.wire.messages import PROTOCOL_VERSION, AgentDown, Challenge, Hello, Refused, StartTls, Welcome
+from relight.wire.streams import read_payload
 from relight.wire.tls import BROKEN_OFF, NO_TLS_HERE, NO_TLS_THERE, Tls, explain, start_tls
 
 HANDSHAKE_SECONDS = 10.0

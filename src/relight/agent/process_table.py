@@ -50,8 +50,8 @@ class ProcessTable:
         """All processes that were ever started, by predecessors; and by this agent, if they are not forgotten."""
         return frozenset(self._records)
 
-    def standing(self) -> tuple[Record, ...]:
-        """The processes whose end the controller has not dealt with."""
+    def unforgotten(self) -> tuple[Record, ...]:
+        """Return the processes whose end the controller has not dealt with."""
         return tuple(record for _, record in sorted(self._records.items()) if not record.forgotten)
 
     def add(self, record: Record) -> None:

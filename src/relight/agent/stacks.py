@@ -7,7 +7,9 @@ import signal
 import time
 from pathlib import Path
 
-from relight.wire.stacks import stack_path
+from relight.agent.process import Process
+from relight.wire.messages import StackTaken
+from relight.wire.stacks import ALL_STACKS, stack_path
 
 ANSWER_SECONDS = 2.0  # a dump takes less than a millisecond; a machine may be busy
 POLL_SECONDS = 0.005
@@ -17,6 +19,15 @@ MAX_STACK_BYTES = 32 * 2**10
 
 class NoStack(Exception):
     """Why there is none, for people."""
+
+
+async def capture_stack(process: Process, private_dir: Path) -> StackTaken:
+    """Return the stacks of all threads of a process, or the reason why there are none."""
+    try:
+        text = await take_stack(process.pid, process.pidfd, process.name, private_dir, ALL_STACKS)
+        return StackTaken(process=process.name, text=text)
+    except NoStack as error:
+        return StackTaken(process=process.name, problem=str(error))
 
 
 async def take_stack(

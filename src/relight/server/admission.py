@@ -6,10 +6,11 @@ import secrets
 
 from relight.errors import ProtocolError
 from relight.server.connection import Connection
-from relight.wire.framing import decode, make_decoder, read_payload
+from relight.wire.framing import decode, make_decoder
 from relight.wire.handshake import NAME, ROLES, check_mac, welcome_mac
 from relight.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Refused, Welcome
 from relight.wire.settings import JobSettings, encode_settings
+from relight.wire.streams import read_payload
 from relight.wire.tls import Tls
 
 HANDSHAKE_SECONDS = 5.0

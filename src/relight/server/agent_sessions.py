@@ -15,9 +15,10 @@ from relight.server.health import HealthMonitor
 from relight.server.job_end import JobEnd
 from relight.server.presence import Presence
 from relight.server.router import AgentRouter
-from relight.wire.framing import decode, make_decoder, read_payload
+from relight.wire.framing import decode, make_decoder
 from relight.wire.messages import AgentUp, Hello, Pace, Refused
 from relight.wire.outbox import COUNTED
+from relight.wire.streams import read_payload
 
 CONFIRM_SECONDS = 0.1  # until a report is confirmed, if no command goes to the agent before
 

@@ -5,8 +5,9 @@ from relight.server.connection import Connection
 from relight.server.job_end import JobEnd
 from relight.server.observers import Observers
 from relight.server.shutdown import Shutdown
-from relight.wire.framing import decode, make_decoder, read_payload
+from relight.wire.framing import decode, make_decoder
 from relight.wire.messages import Hello, ObserverUp, StopAgent
+from relight.wire.streams import read_payload
 
 
 class ObserverSessions:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import msgspec
 
 from relight.errors import ProtocolError
-from relight.wire.framing import decode, encode_frame, make_decoder, receive_payload
+from relight.wire.framing import decode, encode_frame, make_decoder
 from relight.wire.messages import WorkerDown, WorkerHello
+from relight.wire.streams import receive_payload
 
 _RETRY_SECONDS = 0.05
 

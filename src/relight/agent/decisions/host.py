@@ -1,0 +1,321 @@
+"""The processes of one host, as their agent sees them: `handle(event) -> actions`.
+
+Events are orders of the controller, and what the host's processes do. Actions are what the agent has to do, in this
+order. Reports that every rank of the host sends once are gathered into one message (core/gathering.py).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+import msgspec
+
+from relight.core.commands import Assign, Kill, Spawn
+from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
+from relight.core.gathering import Gathering, subject
+from relight.core.position import Position
+from relight.errors import ProtocolError
+from relight.wire.framing import decode, make_decoder
+from relight.wire.messages import (
+    CopyPrivate,
+    ForgetProcess,
+    FromWorker,
+    FromWorkers,
+    PrivateState,
+    TakePrivate,
+    TakeStack,
+    ToWorkers,
+)
+
+Order = Spawn | Kill | ToWorkers | CopyPrivate | TakePrivate | PrivateState | ForgetProcess | TakeStack
+ORDERS = (Spawn, Kill, ToWorkers, CopyPrivate, TakePrivate, PrivateState, ForgetProcess, TakeStack)
+_assign_decoder = make_decoder(Assign)
+
+
+# --- events -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Ordered:
+    """The controller has sent an order."""
+
+    order: Order
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process runs: the agent has started it, or has adopted it from a predecessor."""
+
+    process: str
+    pid: int
+    rank: int | None  # None: a standby
+    lost: bool = False  # the controller counts it as dead already
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """A process could not be started."""
+
+    process: str
+    evidence: str
+    noticed_ns: int
+
+
+@dataclass(frozen=True)
+class Dying:
+    """The main thread of a process has ended; its memory is not freed yet."""
+
+    process: str
+    position: Position
+    noticed_ns: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process is gone."""
+
+    report: ProcessExited
+
+
+@dataclass(frozen=True)
+class Said:
+    """A worker has sent a message to the controller; `payload` is its encoding."""
+
+    process: str
+    message: msgspec.Struct
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Read:
+    """The private state that a TakePrivate order asked for has been read."""
+
+    state: PrivateState
+
+
+@dataclass(frozen=True)
+class HoldExpired:
+    """The time of a Hold action has passed."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The agent ends."""
+
+    why: str
+
+
+Event = Ordered | Started | NotStarted | Dying | Exited | Said | Read | HoldExpired | Ending
+
+
+# --- actions ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Start:
+    """Start a process; answered by Started or NotStarted."""
+
+    order: Spawn
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """Kill a process; `why` is evidence of its end."""
+
+    process: str
+    why: str
+
+
+@dataclass(frozen=True)
+class AskToLeave:
+    """Have a worker end by itself, between two steps."""
+
+    process: str
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Send a message to live workers."""
+
+    processes: tuple[str, ...]
+    payload: msgspec.Raw
+
+
+@dataclass(frozen=True)
+class TakeRank:
+    """A standby has been given a rank: its output is labelled so from now on."""
+
+    process: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """Let go of what a dead process left behind."""
+
+    process: str
+
+
+@dataclass(frozen=True)
+class Access:
+    """Copy, read or write private state in the pages of processes, or capture a stack."""
+
+    order: CopyPrivate | TakePrivate | PrivateState | TakeStack
+
+
+@dataclass(frozen=True)
+class Report:
+    """Send a message to the controller: it must arrive."""
+
+    message: msgspec.Struct
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Feed HoldExpired after HOLD_SECONDS, unless an EndHold comes before."""
+
+
+@dataclass(frozen=True)
+class EndHold:
+    """Cancel the Hold."""
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Print a line for people."""
+
+    text: str
+
+
+Action = Start | Terminate | AskToLeave | Deliver | TakeRank | Release | Access | Report | Hold | EndHold | Warn
+
+
+# --- the machine ------------------------------------------------------------------------------------------------
+@dataclass
+class _Live:
+    rank: int | None
+    ends: bool = False  # it was seen dying, or was killed: it has nothing more to say
+
+
+class Host:
+    """Decides what to do about the processes of one host."""
+
+    def __init__(self, started_before: Iterable[str] = ()) -> None:
+        """`started_before`: the processes that predecessors of this agent have started."""
+        self._live: dict[str, _Live] = {}
+        self._started = set(started_before)
+        self._gathering: Gathering[FromWorker] = Gathering()
+        self._holds = False
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """The names of the live processes, sorted."""
+        return tuple(sorted(self._live))
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take in one event; return the actions that follow from it, in order."""
+        match event:
+            case Ordered():
+                return self._on_order(event.order)
+            case Started():
+                return self._on_started(event)
+            case NotStarted():
+                return self._report(
+                    ProcessExited(
+                        process=event.process,
+                        exit_status=None,
+                        evidence=f"could not be started: {event.evidence}",
+                        position=Position(),
+                        noticed_ns=event.noticed_ns,
+                    )
+                )
+            case Dying():
+                return self._on_dying(event)
+            case Exited():
+                self._live.pop(event.report.process, None)
+                return self._report(event.report)
+            case Said():
+                return self._on_said(event)
+            case Read():
+                return self._report(event.state)
+            case HoldExpired():
+                self._holds = False
+                return self._send_gathered()
+            case Ending():
+                return [*(Terminate(name, event.why) for name in self.live), *self._send_gathered()]
+            case _:
+                assert_never(event)
+
+    def _on_order(self, order: Order) -> list[Action]:
+        match order:
+            case Spawn():
+                if order.process in self._started:
+                    return []  # given again by a restarted controller, which cannot know that it had arrived
+                self._started.add(order.process)
+                return [Start(order)]
+            case Kill():
+                live = self._live.get(order.process)
+                if live is None:
+                    return []
+                if order.after_step:
+                    return [AskToLeave(order.process)]
+                live.ends = True
+                return [Terminate(order.process, order.why)]
+            case ToWorkers():
+                receivers = tuple(name for name in order.processes if name in self._live)
+                return [*self._ranks_given(order.payload), Deliver(receivers, order.payload)]
+            case ForgetProcess():
+                if order.process in self._live:
+                    return [Warn(f"{order.process} is not forgotten: it is alive")]
+                return [Release(order.process)]
+            case CopyPrivate() | TakePrivate() | PrivateState() | TakeStack():
+                return [Access(order)]
+
+    def _ranks_given(self, payload: msgspec.Raw) -> list[Action]:
+        """Find an Assign: the one message to workers that also concerns the agent."""
+        try:
+            assign: Assign = decode(_assign_decoder, payload)
+        except ProtocolError:
+            return []
+        live = self._live.get(assign.process)
+        if live is None or live.rank == assign.rank:
+            return []
+        live.rank = assign.rank
+        return [TakeRank(assign.process, assign.rank)]
+
+    def _on_started(self, event: Started) -> list[Action]:
+        self._started.add(event.process)
+        self._live[event.process] = _Live(event.rank, ends=event.lost)
+        actions = self._report(ProcessStarted(process=event.process, pid=event.pid))
+        if event.lost:
+            actions.append(Terminate(event.process, "it came back after it had been counted as lost"))
+        return actions
+
+    def _on_dying(self, event: Dying) -> list[Action]:
+        live = self._live.get(event.process)
+        if live is None:
+            return []
+        live.ends = True
+        return self._report(ProcessDying(process=event.process, position=event.position, noticed_ns=event.noticed_ns))
+
+    def _on_said(self, event: Said) -> list[Action]:
+        relayed = FromWorker(process=event.process, payload=msgspec.Raw(event.payload))
+        about = subject(event.message)
+        if about is None:
+            return self._report(relayed)
+        actions = [] if self._gathering.joins(about) else self._send_gathered()
+        expected = [name for name, live in self._live.items() if live.rank is not None and not live.ends]
+        if self._gathering.add(event.process, about, relayed, expected):
+            actions += self._send_gathered()
+        elif len(self._gathering) == 1:
+            self._holds = True
+            actions.append(Hold())
+        return actions
+
+    def _report(self, message: msgspec.Struct) -> list[Action]:
+        """Report after what has been gathered, so that no message overtakes another."""
+        return [*self._send_gathered(), Report(message)]
+
+    def _send_gathered(self) -> list[Action]:
+        actions: list[Action] = [EndHold()] if self._holds else []
+        self._holds = False
+        gathered = self._gathering.take()
+        if gathered:
+            actions.append(Report(gathered[0] if len(gathered) == 1 else FromWorkers(messages=tuple(gathered))))
+        return actions
