@@ -18,7 +18,6 @@ FUNCTION_LINES = 60
 TOO_LARGE: frozenset[str] = frozenset(
     {
         "dashboard/job.py:Job",
-        "launch/launcher.py:Launcher",
         "sim/model/process/process.py:Process",
         "sim/model/process/recovery.py:Recovery",
         "sim/model/process/writes.py:Writes",

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class Child:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self._started = self._ended = time.monotonic()
         self._pidfd = _pidfd_of_child(process.pid)
 
     @property
@@ -41,8 +43,18 @@ class Child:
         assert self._process.stdout is not None
         return self._process.stdout
 
+    @property
+    def lived_seconds(self) -> float:
+        """How long it had lived when `wait` returned."""
+        return self._ended - self._started
+
     async def wait(self) -> int:
-        return await self._process.wait()
+        """Wait for its end; return its exit status."""
+        waited = self.status is None
+        status = await self._process.wait()
+        if waited:
+            self._ended = time.monotonic()
+        return status
 
     def signal(self, number: signal.Signals) -> None:
         if self._pidfd is not None:

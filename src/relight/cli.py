@@ -122,13 +122,13 @@ def _agent(arguments: argparse.Namespace) -> int:
 
 def _controller(arguments: argparse.Namespace) -> int:
     from relight.config import find_tls, parse_endpoint, read_shared_token
-    from relight.launch.commands import go_on
+    from relight.launch.commands import resume_job
 
     _find_run_dir(arguments.run_dir)
     endpoint = parse_endpoint(arguments.listen, "--listen")
     token = read_shared_token(arguments.token_file)
     tls = find_tls(arguments, endpoint, is_first=True)
-    return go_on(arguments.run_dir, endpoint, token, take_over=arguments.take_over, quiet=arguments.quiet, tls=tls)
+    return resume_job(arguments.run_dir, endpoint, token, take_over=arguments.take_over, quiet=arguments.quiet, tls=tls)
 
 
 def _host_name() -> str:

@@ -49,8 +49,8 @@ def launch(
     try:
         if tls is not None:
             leave_to_children(tls.files)
-        launcher = Launcher(settings, screen, "node-0", dashboard=dashboard, tls=tls)
-        return asyncio.run(_launch(launcher, token or secrets.token_bytes(32), quiet=quiet))
+        secret = token or secrets.token_bytes(32)
+        return asyncio.run(_launch(settings, secret, screen, "node-0", quiet=quiet, dashboard=dashboard, tls=tls))
     except OSError as error:
         screen.say(f"the job could not be started: {error}", "error")
         return 1
@@ -68,8 +68,8 @@ def join(controller: tuple[str, int], token: bytes, name: str, *, quiet: bool, t
             leave_to_children(tls.files)
         settings = asyncio.run(fetch_settings(controller, token, JOIN_SECONDS, tls))
         os.environ.setdefault(HOST_ADDRESS, address_towards(*controller))
-        launcher = Launcher(settings, screen, name, Address(host=controller[0], port=controller[1], pid=0), tls=tls)
-        return asyncio.run(_launch(launcher, token, quiet=True))
+        address = Address(host=controller[0], port=controller[1], pid=0)
+        return asyncio.run(_launch(settings, token, screen, name, quiet=True, controller=address, tls=tls))
     except (OSError, ProtocolError) as error:
         screen.say(f"cannot join the job at {where}: {error}", "error")
         return 1
@@ -77,7 +77,7 @@ def join(controller: tuple[str, int], token: bytes, name: str, *, quiet: bool, t
         screen.close(OUTPUT_SECONDS)
 
 
-def go_on(
+def resume_job(
     run_dir: Path, listen: tuple[str, int], token: bytes, *, take_over: bool, quiet: bool, tls: Tls | None = None
 ) -> int:
     """Run another controller of a job whose controller's host is gone, until the job ends; returns the exit status."""
@@ -90,21 +90,36 @@ def go_on(
             settings, run_dir=str(run_dir.absolute()), controller_address=listen[0], controller_port=listen[1]
         )
         resume = ("--resume", "--take-over") if take_over else ("--resume",)
-        launcher = Launcher(settings, screen, "controller", tls=tls, resume=resume)
-        return asyncio.run(_launch(launcher, token, quiet=quiet))
+        return asyncio.run(_launch(settings, token, screen, "controller", quiet=quiet, tls=tls, resume=resume))
     except (OSError, msgspec.MsgspecError) as error:
-        screen.say(f"the job in {run_dir} cannot be gone on with: {error}", "error")
+        screen.say(f"the job in {run_dir} cannot be resumed: {error}", "error")
         return 1
     finally:
         screen.close(OUTPUT_SECONDS)
 
 
-async def _launch(launcher: Launcher, token: bytes, *, quiet: bool) -> int:
+async def _launch(
+    settings: JobSettings,
+    token: bytes,
+    screen: Screen,
+    name: str,
+    *,
+    quiet: bool,
+    controller: Address | None = None,
+    dashboard: str | None = None,
+    tls: Tls | None = None,
+    resume: tuple[str, ...] = (),
+) -> int:
     loop = asyncio.get_running_loop()
+    early: list[int] = []
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, early.append, number)
+    private_dir = make_private_dir(settings, token)
+    launcher = Launcher(settings, private_dir, screen, name, controller, dashboard, tls, resume)
     for number in _SIGNALS:
         loop.add_signal_handler(number, launcher.interrupt, number)
-    settings = launcher.settings
-    private_dir = launcher.private_dir = make_private_dir(settings, token)
+    for received in early:
+        launcher.interrupt(received)
     try:
         status = await launcher.run()
     finally:
@@ -112,9 +127,9 @@ async def _launch(launcher: Launcher, token: bytes, *, quiet: bool) -> int:
         remove_private_dir(private_dir)
         with contextlib.suppress(OSError):  # a publisher that was killed could not
             Path(settings.run_dir, SOCKET_NAME).unlink()
-    launcher.screen.end_progress()
+    screen.end_progress()
     if launcher.has_started:
-        sum_up(settings, launcher.screen, launcher.ended, show_report=not quiet)
+        sum_up(settings, screen, launcher.ended, show_report=not quiet)
     else:
         remove_unused(Path(settings.run_dir))
     return status
@@ -122,10 +137,10 @@ async def _launch(launcher: Launcher, token: bytes, *, quiet: bool) -> int:
 
 def make_private_dir(settings: JobSettings, token: bytes) -> Path:
     """A directory that only this user can look into, with the job's token and settings."""
-    place = tempfile.gettempdir()
-    if len(os.fsencode(place)) > MAX_TEMPORARY_BYTES:
-        place = "/tmp"
-    private_dir = Path(tempfile.mkdtemp(prefix="relight-", dir=place))  # mode 0700
+    parent = tempfile.gettempdir()
+    if len(os.fsencode(parent)) > MAX_TEMPORARY_BYTES:
+        parent = "/tmp"
+    private_dir = Path(tempfile.mkdtemp(prefix="relight-", dir=parent))  # mode 0700
     try:
         for name, content in (("token", token), ("settings.json", encode_settings(settings))):
             descriptor = os.open(private_dir / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,19 +1,19 @@
-"""When a controller or an agent that has ended is followed by another, and when it is given up."""
+"""When a supervised process is started again after its end, and when it is given up. Pure."""
 
 from collections import deque
 
 from relight.core.backoff import pause_seconds
 
-MAX_OWN_ENDS = 10  # within a minute: by itself, which is a defect of ours
-MAX_SHORT_LIVES = 5  # in a row, from the first one on: it cannot be started here
+MAX_OWN_ENDS = 10  # within a minute, without a kill: a defect in relight
+MAX_SHORT_LIVES = 5  # in a row, from the first start on: it cannot run here
 SHORT_LIFE_SECONDS = 5.0
 MINUTE_SECONDS = 60.0
 
 
-class Deaths:
-    """Counts the ends of the controller, or of the agent.
+class RestartPolicy:
+    """Counts the ends of a supervised process, and decides whether and when it is started again.
 
-    One that was killed is always followed by another, after longer and longer pauses, but before its peers time out.
+    A process that was killed is always started again, after longer and longer pauses, but before its peers time out.
     """
 
     def __init__(self, longest_pause_seconds: float) -> None:
@@ -24,7 +24,7 @@ class Deaths:
         self._has_lived = False
 
     def note(self, status: int, now: float, lived_seconds: float) -> None:
-        """One more, with its exit status; `now` in seconds of a monotonic clock."""
+        """Count one end with its exit status; `now` in seconds of a monotonic clock."""
         self._recent.append(now)
         self._has_lived |= lived_seconds >= SHORT_LIFE_SECONDS
         if status >= 0:
@@ -35,7 +35,7 @@ class Deaths:
 
     @property
     def why_given_up(self) -> str:
-        """Empty while another one is to be started. One that was killed says nothing about the next."""
+        """The reason to give up, empty while the process is to be started again. A kill is no reason."""
         if self._short_lives >= MAX_SHORT_LIVES and not self._has_lived:
             return f"{MAX_SHORT_LIVES} times at its start"
         if len(self._own) == MAX_OWN_ENDS and self._own[-1] - self._own[0] < MINUTE_SECONDS:
@@ -44,11 +44,11 @@ class Deaths:
 
     @property
     def pause_seconds(self) -> float:
-        """Before the next one is started."""
+        """The time to wait before the next start."""
         return min(pause_seconds(len(self._recent)), self._longest_pause_seconds)
 
     @property
     def when(self) -> str:
-        """In words; nothing if it is now."""
+        """The time of the next start in words, empty if it is now."""
         seconds = self.pause_seconds
         return f" in {seconds:g} s: this was number {len(self._recent)} within a minute" if seconds else ""
