@@ -246,6 +246,7 @@ def _explain_words() -> int:
 
 # --- the parser ---------------------------------------------------------------------------------------------------
 def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser of `relight`, and those of its commands by name."""
     parser = _Parser(
         prog="relight",
         description="Keeps synchronous data-parallel PyTorch training alive through failures, bit-identically.",

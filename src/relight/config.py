@@ -8,7 +8,6 @@ import datetime
 import errno
 import importlib.util
 import itertools
-import math
 import os
 import re
 import shutil
@@ -24,6 +23,7 @@ from relight.chaos.plan import check_fault, parse_fault
 from relight.core.fault import Plan
 from relight.dashboard.address import split_address
 from relight.errors import UsageError
+from relight.flags import read_setting, read_settings
 from relight.server.claim import Claim, remove_unused
 from relight.server.earlier import keep_aside
 from relight.wire.loopback import IPV4, find_loopback, hand_down
@@ -44,45 +44,22 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
     nodes = count_nodes(arguments.nnodes)
     endpoint = find_endpoint(arguments, nodes)
     world_size = local_size * nodes
-    standbys = _at_least(0, arguments.standby, "--standby")
-    check_fit(local_size + standbys, arguments.oversubscribe)
+    given = read_settings(arguments)
+    check_fit(local_size + given["standbys"], arguments.oversubscribe)
     script = arguments.script_and_arguments[0] if arguments.script_and_arguments else ""
     check_script(script, module=arguments.module, no_python=arguments.no_python)
+    if endpoint is not None:
+        given["controller_port"] = endpoint[1]
     settings = JobSettings(
+        **given,
         job="",
         run_id=uuid.uuid4().hex[:8],
         script=script,
         script_arguments=tuple(arguments.script_and_arguments[1:]),
-        module=arguments.module,
-        no_python=arguments.no_python,
         world_size=world_size,
         nodes=nodes,
-        standbys=standbys,
         controller_address=endpoint[0] if endpoint else LOOPBACK,
-        controller_port=endpoint[1] if endpoint else _port(arguments.controller_port, "--controller-port", lowest=0),
-        agent_timeout_seconds=_positive(arguments.agent_timeout_seconds, "--agent-timeout-seconds"),
-        master_address=arguments.master_addr,
-        master_port=_port(arguments.master_port, "--master-port", lowest=1),
-        max_failures=_limit(0, arguments.max_failures, "--max-failures"),
-        max_failures_per_step=_limit(1, arguments.max_failures_per_step, "--max-failures-per-step"),
-        max_failed_attempts=_limit(1, arguments.max_failed_attempts, "--max-failed-attempts"),
-        seed=arguments.seed,
-        plan=build_plan(arguments, world_size, standbys),
-        hang_timeout_seconds=_positive(arguments.hang_timeout_seconds, "--hang-timeout-seconds"),
-        outside_hang_timeout_seconds=_positive(
-            arguments.outside_hang_timeout_seconds, "--outside-hang-timeout-seconds"
-        ),
-        startup_timeout_seconds=_positive(arguments.startup_timeout_seconds, "--startup-timeout-seconds"),
-        frozen_timeout_seconds=_positive(arguments.frozen_timeout_seconds, "--frozen-timeout-seconds"),
-        controller_timeout_seconds=_positive(arguments.controller_timeout_seconds, "--controller-timeout-seconds"),
-        stop_timeout_seconds=_positive(arguments.stop_timeout_seconds, "--stop-timeout-seconds"),
-        repeat_check=not arguments.no_repeat_check,
-        verify_every=_at_least(0, arguments.verify_every, "--verify-every"),
-        buddy_every=_at_least(0, arguments.buddy_every, "--buddy-every"),
-        slow_factor=_slow_factor(arguments.slow_factor),
-        slow_window_seconds=_positive(arguments.slow_window_seconds, "--slow-window-seconds"),
-        replace_slow=arguments.replace_slow,
-        restore_timeout_seconds=_positive(arguments.restore_timeout_seconds, "--restore-timeout-seconds"),
+        plan=build_plan(arguments, world_size, given["standbys"]),
     )
     if endpoint is None:
         settings = _on_loopback(settings)
@@ -150,12 +127,12 @@ def find_endpoint(arguments: argparse.Namespace, nodes: int) -> tuple[str, int] 
         return parse_endpoint(arguments.rdzv_endpoint, "--rdzv-endpoint")
     if nodes == 1:
         return None
-    if arguments.master_addr == LOOPBACK:
+    if arguments.master_address == LOOPBACK:
         raise UsageError(
             f"--nnodes {nodes}: say on every node where the first one is reached: --rdzv-endpoint HOST:PORT, or "
             "--master-addr HOST"
         )
-    return arguments.master_addr, _port(arguments.master_port, "--master-port", lowest=1)
+    return arguments.master_address, read_setting(arguments, "master_port")
 
 
 def parse_endpoint(text: str, flag: str) -> tuple[str, int]:
@@ -361,31 +338,3 @@ def _run_dir_problem(run_dir: Path, error: OSError) -> str:
     }
     reason = reasons.get(error.errno or 0, error.strerror or str(error))
     return f"cannot write the run directory {run_dir}: {reason}; choose another with --run-dir"
-
-
-def _positive(value: float, flag: str) -> float:
-    if not (value > 0 and math.isfinite(value)):
-        raise UsageError(f"{flag} {value:g}: expected a number of seconds above 0")
-    return value
-
-
-def _slow_factor(value: float) -> float:
-    if not (value > 1 and math.isfinite(value)):
-        raise UsageError(f"--slow-factor {value:g}: expected a number above 1, such as 1.5")
-    return value
-
-
-def _at_least(lowest: int, value: int, flag: str) -> int:
-    if value < lowest:
-        raise UsageError(f"{flag} {value}: expected {lowest} or more")
-    return value
-
-
-def _limit(lowest: int, value: int | None, flag: str) -> int | None:
-    return None if value is None else _at_least(lowest, value, flag)
-
-
-def _port(value: int, flag: str, *, lowest: int) -> int:
-    if not lowest <= value <= 65535:
-        raise UsageError(f"{flag} {value}: expected a port number from {lowest} to 65535")
-    return value

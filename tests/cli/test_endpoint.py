@@ -9,7 +9,7 @@ from relight.flags import hint_at_misplaced_flags
 
 
 def asked(endpoint: str, token_file: str | None = None) -> Namespace:
-    return Namespace(rdzv_endpoint=endpoint, token_file=token_file, master_addr="127.0.0.1", master_port=29500)
+    return Namespace(rdzv_endpoint=endpoint, token_file=token_file, master_address="127.0.0.1", master_port=29500)
 
 
 def test_one_node_needs_no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,9 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
     launch.add_argument(
         *("--nproc-per-node", "--nproc_per_node"), default="2", metavar="N", help="workers to start; default 2"
     )
-    launch.add_argument("--standby", type=int, default=1, metavar="N", help="warm processes in reserve; default 1")
+    launch.add_argument(
+        "--standby", dest="standbys", type=int, default=1, metavar="N", help="warm processes in reserve; default 1"
+    )
     launch.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
     launch.add_argument(
         *("--no-python", "--no_python"), action="store_true", help="SCRIPT is a program that becomes Python"

@@ -8,11 +8,21 @@ What differs from host to host is in the environment that the host's agent gives
 
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from relight.core.fault import Plan
+from relight.wire.option import Option
+
+# Groups of flags, as --help lists them.
+LAUNCH = "launch, as with torchrun"
+JOB = "the job"
+DETECTION = "noticing failures"
+VERIFICATION = "finding corrupted memory, and scripts that cannot be repeated"
+BUDDIES = "keeping a divided state"
+STRAGGLERS = "slow ranks"
+GIVING_UP = "giving up"
 
 HOST_ADDRESS = "RELIGHT_HOST_ADDRESS"
 Part = TypeVar("Part", bound=msgspec.Struct)
@@ -28,47 +38,201 @@ def host_address() -> str:
     return os.environ.get(HOST_ADDRESS, "")
 
 
+def _seconds(group: str, text: str) -> Option:
+    return Option(group=group, help=text, metavar="SECONDS", noun="number of seconds", above=0)
+
+
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one job. Defaults are the defaults of `relight run`."""
+    """The settings of one job. A field that is an Option is a flag of `relight run`, declared here and nowhere else."""
 
     job: str
     run_id: str = ""  # of this run alone, however often its name is used again
     script: str
     script_arguments: tuple[str, ...] = ()
-    module: bool = False  # run `script` as a module, like torchrun -m
-    no_python: bool = False  # run `script` itself, a program that becomes Python, like torchrun --no-python
+    module: Annotated[
+        bool, Option(group=LAUNCH, flags=("-m", "--module"), help="SCRIPT is the name of a module, as with python -m")
+    ] = False
+    no_python: Annotated[
+        bool,
+        Option(
+            group=LAUNCH,
+            flags=("--no-python", "--no_python"),
+            help="SCRIPT is a program, run as it is. It must become the Python process that calls "
+            "relight.init(): a shell script ends with `exec python train.py`",
+        ),
+    ] = False
+    master_address: Annotated[
+        str,
+        Option(
+            group=LAUNCH,
+            flags=("--master-addr", "--master_addr"),
+            metavar="HOST",
+            help="value of MASTER_ADDR for the script; relight itself uses it only with several nodes and "
+            "no --rdzv-endpoint",
+        ),
+    ] = "127.0.0.1"
+    master_port: Annotated[
+        int,
+        Option(
+            group=LAUNCH,
+            flags=("--master-port", "--master_port"),
+            metavar="PORT",
+            noun="port number",
+            least=1,
+            most=65535,
+            help="value of MASTER_PORT for the script",
+        ),
+    ] = 29500
     world_size: int = 1
     nodes: int = 1  # hosts that share the ranks
-    standbys: int = 0
+    standbys: Annotated[
+        int,
+        Option(
+            group=JOB,
+            flags=("--standby",),
+            least=0,
+            help="warm processes in reserve, which take lost ranks without starting Python and torch",
+        ),
+    ] = 0
     run_dir: str = ""
+    seed: Annotated[int, Option(group=JOB, metavar="SEED", help="seed of the random streams of each step")] = 0
     controller_address: str = "127.0.0.1"
-    controller_port: int = 0  # chosen by the system, and written to `controller.json` in the private directory
-    master_address: str = "127.0.0.1"
-    master_port: int = 29500
-    # failure detection
-    hang_timeout_seconds: float = 30.0  # no progress inside a step while peers wait; grows with the job's step time
-    outside_hang_timeout_seconds: float = 600.0  # the same between steps (evaluation, checkpoint)
-    startup_timeout_seconds: float = 600.0  # from start to the first step, and for the first step itself
-    frozen_timeout_seconds: float = 1.0  # stopped (SIGSTOP) for so long
-    stop_timeout_seconds: float = 30.0  # a survivor that does not stand still by then has failed too
-    restore_timeout_seconds: float = 120.0
-    agent_timeout_seconds: float = 15.0  # a lost agent may come back for so long
-    controller_timeout_seconds: float = 300.0  # training goes on without a controller for so long
-    verify_every: int = 0  # steps from one comparison of the replicas' state to the next; 0: never
-    buddy_every: int = 0  # steps from snapshot to snapshot where the script does not say; 0: none
-    slow_factor: float = 1.5  # a rank whose own work takes so many times as long as the others' is said to be slow
-    slow_window_seconds: float = 5.0  # of at least ten steps; three in a row make a slow rank
-    replace_slow: bool = False
-    # retries
-    max_failures: int | None = None  # None: as many as happen
-    max_failures_per_step: int | None = None  # None: for deaths from outside no limit; see core/stages/failing.py
-    max_failed_attempts: int | None = None  # in a row, to start or restore a process; None: as many as happen
+    # 0: chosen by the system, and written to `controller.json` in the private directory
+    controller_port: Annotated[
+        int,
+        Option(
+            group=JOB,
+            metavar="PORT",
+            noun="port number",
+            least=0,
+            most=65535,
+            unset="a free one",
+            help="port of the controller",
+        ),
+    ] = 0
+    # --- noticing failures
+    hang_timeout_seconds: Annotated[
+        float,
+        _seconds(
+            DETECTION,
+            "replace a rank after this long without progress inside a step, while others wait for it; "
+            "grows by itself for jobs with long steps",
+        ),
+    ] = 30.0
+    outside_hang_timeout_seconds: Annotated[
+        float, _seconds(DETECTION, "the same between two steps, for example in an evaluation")
+    ] = 600.0
+    startup_timeout_seconds: Annotated[
+        float, _seconds(DETECTION, "the same from the start of the script to the end of its first step")
+    ] = 600.0
+    frozen_timeout_seconds: Annotated[
+        float, _seconds(DETECTION, "replace a process after it was stopped by a signal (SIGSTOP) for this long")
+    ] = 1.0
+    agent_timeout_seconds: Annotated[
+        float,
+        _seconds(DETECTION, "give up a host, with all its processes, if its agent was out of reach for this long"),
+    ] = 15.0
+    controller_timeout_seconds: Annotated[
+        float, _seconds(DETECTION, "continue without a controller for this long; then end the job")
+    ] = 300.0
+    stop_timeout_seconds: Annotated[
+        float, _seconds(DETECTION, "replace a survivor too if it has not paused this long after a failure")
+    ] = 30.0
+    restore_timeout_seconds: Annotated[
+        float,
+        _seconds(
+            DETECTION,
+            "time limit for the copy of a healthy rank's state to a replacement; raise it for a large "
+            "state over a slow network",
+        ),
+    ] = 120.0
+    verify_every: Annotated[
+        int,
+        Option(
+            group=VERIFICATION,
+            metavar="STEPS",
+            least=0,
+            unset="0, only at the second step, in recoveries and at the end",
+            help="compare the state of all ranks bit for bit every so many steps, before the write; a rank "
+            "that is outvoted (with 3 or more ranks) is replaced, since its memory was corrupted",
+        ),
+    ] = 0
+    repeat_check: Annotated[
+        bool,
+        Option(
+            group=VERIFICATION,
+            flags=("--no-repeat-check",),
+            inverted=True,
+            help="do not compute the second step of the job twice. By default relight does, and compares "
+            "the bits, to find scripts that a recovery could not repeat. For devices whose operations "
+            "are not deterministic",
+        ),
+    ] = True
+    buddy_every: Annotated[
+        int,
+        Option(
+            group=BUDDIES,
+            metavar="STEPS",
+            least=0,
+            unset="0, never",
+            help="for state that is divided over ranks: copy each rank's part into the host memory of "
+            "another rank every so many steps. training.buddy(every=K) in the script takes precedence",
+        ),
+    ] = 0
+    slow_factor: Annotated[
+        float,
+        Option(
+            group=STRAGGLERS,
+            metavar="F",
+            noun="number",
+            above=1,
+            help="report a rank whose own work, without waiting for others, takes F times as long as that "
+            "of the median rank",
+        ),
+    ] = 1.5
+    slow_window_seconds: Annotated[
+        float,
+        _seconds(STRAGGLERS, "length of a window; a rank is slow after three in a row, of ten steps or more each"),
+    ] = 5.0
+    replace_slow: Annotated[
+        bool, Option(group=STRAGGLERS, help="replace such a rank by a warm standby, between two steps")
+    ] = False
+    # --- giving up
+    max_failures: Annotated[
+        int | None,
+        Option(
+            group=GIVING_UP,
+            flags=("--max-failures", "--max-restarts", "--max_restarts"),
+            least=0,
+            unset="never, since a failure costs one step",
+            help="end the job at failure N+1",
+        ),
+    ] = None
+    max_failures_per_step: Annotated[
+        int | None,
+        Option(
+            group=GIVING_UP,
+            least=1,
+            unset="10 for failures that the script may cause (exceptions, hangs, broken collectives), no limit for "
+            "failures from outside (signals, exits, freezes, lost hosts)",
+            help="end the job if one step fails more often, for any reason",
+        ),
+    ] = None
+    max_failed_attempts: Annotated[
+        int | None,
+        Option(
+            group=GIVING_UP,
+            least=1,
+            unset="never, as long as an intact replica is left",
+            help="end the job after N failed attempts in a row to replace a rank (a process lost before it "
+            "had finished a step, or a restore that broke). After three failed attempts the next ones "
+            "begin after pauses of 1, 2, 4, ... s, at most 60",
+        ),
+    ] = None
     max_identical_errors: int = 2  # the same exception at the same step: a bug, not a failure
-    seed: int = 0
     plan: Plan = Plan()
-    # `relight prove`
+    # --- `relight prove`
     stop_after: int = 0  # the job ends after so many steps, and the script does not go on after its loop; 0: it does
-    repeat_check: bool = True  # compute a job's second step twice, and compare
     evidence: bool = False  # workers write down digests of each step, and touch no checkpoint and no logger
     traced_step: int = -1  # of this one also every operation
 
