@@ -232,13 +232,12 @@ def _find_run_dir(asked: Path | None) -> Path:
 def _explain_words() -> int:
     from relight.chaos.plan import ACTION_WORDS, EXAMPLES, POINT_WORDS
 
-    print("actions:")
-    for action, words in ACTION_WORDS.items():
-        print(f"  {action.value:<16} {words}")
-    print("\npoints:")
-    for point, words in POINT_WORDS.items():
-        print(f"  {point.value:<16} {words}")
-    print("\nsentences, for example:")
+    for title, meanings in (("actions", ACTION_WORDS), ("points", POINT_WORDS)):
+        print(f"{title}:")
+        for word, meaning in meanings.items():
+            print(f"  {word.value:<16} {meaning}")
+        print()
+    print("sentences, for example:")
     for example in EXAMPLES:
         print(f'  --chaos "{example}"')
     return 0

@@ -46,3 +46,37 @@ def test_while_the_command_is_imported(tmp_path: Path, module: str) -> None:
         process.wait()
     said = [line for line in errors.splitlines() if not line.startswith("import time:")]
     assert (process.returncode, output, said) == (130, "", [])
+
+
+# A program that sends itself the signal while it executes a text, as `dataclass` does, in the import of one module.
+INSIDE_EXEC = """
+import importlib.abc, os, signal, sys
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == module:
+            exec("os.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(10**7): pass")
+
+module = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupting())
+import relight.__main__
+sys.exit(relight.__main__.main())
+"""
+
+
+@pytest.mark.parametrize("module", ["relight.wire.settings", "relight.launch.commands"])
+def test_while_a_text_is_executed(tmp_path: Path, module: str) -> None:
+    """Python would end by the signal, though the KeyboardInterrupt is caught: seen under load, one time in many."""
+    script = tmp_path / "train.py"
+    script.touch()
+    (tmp_path / "interrupted.py").write_text(INSIDE_EXEC)
+    result = subprocess.run(
+        [sys.executable, "-m", "interrupted", module, "run", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
