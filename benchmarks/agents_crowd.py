@@ -7,7 +7,6 @@ the same pace. It starts nothing: a worker is a name, a rank and a number of ste
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +31,7 @@ from relight.core.gathering import Gathering, subject
 from relight.core.pace import SAMPLE_SECONDS
 from relight.core.position import Phase, Position
 from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder, split_payloads
-from relight.wire.handshake import hello_mac
+from relight.wire.handshake import ConnectingSide
 from relight.wire.messages import (
     PROTOCOL_VERSION,
     AgentDown,
@@ -144,17 +143,14 @@ class Member(asyncio.Protocol):
     def _take(self, message: Any, out: list[bytes]) -> None:
         match message:
             case Challenge():
-                mac = hello_mac(self.crowd.token, message.nonce, "agent", self.name)
                 hello = Hello(
                     protocol_version=PROTOCOL_VERSION,
                     role="agent",
                     name=self.name,
-                    mac=mac,
-                    nonce=secrets.token_bytes(32),
                     slots=self.crowd.ranks_each,
                     life=self.name,
                 )
-                out.append(encode_frame(hello))
+                out.append(encode_frame(ConnectingSide(self.crowd.token).answer(message, hello)))
             case Welcome():
                 self.joined = True
                 self.crowd.note_joined()

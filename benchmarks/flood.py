@@ -22,7 +22,7 @@ import msgspec
 
 from relight.errors import ProtocolError
 from relight.wire.framing import decode, encode_frame, make_decoder
-from relight.wire.handshake import hello_mac, read_token
+from relight.wire.handshake import ConnectingSide, read_token
 from relight.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Samples, WorkerHello
 from relight.wire.streams import receive_payload
 
@@ -61,9 +61,8 @@ def _oversized(chance: random.Random) -> bytes:
 def _hello(chance: random.Random) -> Hello:
     name = chance.choice(("node-0", "someone", "../../etc", "", "x" * 70))
     role = chance.choice(("agent", "observer", "master"))
-    mac = hello_mac(chance.randbytes(32), chance.randbytes(32), role, name)
     version = chance.choice((PROTOCOL_VERSION, PROTOCOL_VERSION, 0, 2**40))
-    return Hello(protocol_version=version, role=role, name=name, mac=mac)
+    return Hello(protocol_version=version, role=role, name=name, mac=chance.randbytes(32), nonce=chance.randbytes(32))
 
 
 def _forged(chance: random.Random) -> bytes:
@@ -176,8 +175,8 @@ class Flood:
             if payload is None:
                 return
             challenge: Challenge = decode(_challenge, payload)
-            mac = hello_mac(self._token, challenge.nonce, role, name)
-            hello = encode_frame(Hello(protocol_version=PROTOCOL_VERSION, role=role, name=name, mac=mac))
+            mine = Hello(protocol_version=PROTOCOL_VERSION, role=role, name=name)
+            hello = encode_frame(ConnectingSide(self._token).answer(challenge, mine))
             kind, last = _end_of_insider(chance, hello)
             connection.sendall(hello)
             if role == "observer":

@@ -24,8 +24,8 @@ from relight.agent.probes import environment
 from relight.core.commands import Kill, Spawn
 from relight.core.events import ProcessExited, ProcessStarted
 from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder
-from relight.wire.handshake import check_mac, welcome_mac
-from relight.wire.messages import PROTOCOL_VERSION, AgentUp, Challenge, Hello, Samples, StopAgent, ToWorkers, Welcome
+from relight.wire.handshake import CONTROLLER, ListeningSide
+from relight.wire.messages import AgentUp, Hello, Samples, StopAgent, ToWorkers, Welcome
 from relight.wire.settings import JobSettings
 from relight.wire.streams import receive_payload
 
@@ -44,11 +44,13 @@ class Connection:
         self._socket.settimeout(DEADLINE_SECONDS)
         self._decoder = make_decoder(AgentUp)
         self.seen: list[msgspec.Struct] = []
-        nonce = secrets.token_bytes(16)
-        self.send(Challenge(protocol_version=PROTOCOL_VERSION, nonce=nonce))
+        handshake = ListeningSide(token)
+        self.send(handshake.challenge())
         self.hello = self.expect(Hello)
-        assert check_mac(token, nonce, "agent", NAME, self.hello.mac)
-        self.send(Welcome(job="job", mac=welcome_mac(token, self.hello.nonce, "job"), life=life, received=received))
+        handshake.check(self.hello, ["agent"])
+        assert self.hello.name == NAME
+        mac = handshake.proof(self.hello, CONTROLLER, "job")
+        self.send(Welcome(job="job", mac=mac, life=life, received=received))
 
     def send(self, message: msgspec.Struct) -> None:
         self.send_bytes(encode_frame(message))

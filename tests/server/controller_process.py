@@ -18,7 +18,7 @@ import msgspec
 
 from relight.server.journal import JournalLine, read_journal
 from relight.wire.framing import encode_frame, encode_payload
-from relight.wire.handshake import hello_mac
+from relight.wire.handshake import ConnectingSide
 from relight.wire.messages import (
     PROTOCOL_VERSION,
     AgentDown,
@@ -136,9 +136,9 @@ class Peer:
         life: str = "",
     ) -> Hello:
         challenge = self.expect(Challenge)
-        mac = hello_mac(token or self.controller.token, challenge.nonce, role, name)
-        hello = Hello(
-            protocol_version=version, role=role, name=name, mac=mac, slots=slots, processes=processes, life=life
+        hello = ConnectingSide(token or self.controller.token).answer(
+            challenge,
+            Hello(protocol_version=version, role=role, name=name, slots=slots, processes=processes, life=life),
         )
         self.send(hello)
         return hello

@@ -71,7 +71,7 @@ def test_a_proof_for_another_role_is_worth_nothing(controller: ControllerProcess
 def test_wrong_version_names_both(controller: ControllerProcess) -> None:
     bystander, peer = controller.observer(), controller.connect()
     peer.say_hello("agent", "node-0", version=99)
-    check_refused(controller, peer, bystander, f"protocol version 99, this controller version {PROTOCOL_VERSION}")
+    check_refused(controller, peer, bystander, f"protocol version 99, this side version {PROTOCOL_VERSION}")
 
 
 @pytest.mark.parametrize(

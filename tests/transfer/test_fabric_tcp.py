@@ -20,6 +20,7 @@ from relight.transfer.restore.fabric import Address
 from relight.transfer.restore.offer import Filled, Header
 from relight.transfer.restore.restore import RestoreClient, RestoreServer
 from relight.transfer.restore.tcp_fabric import SOURCE, TARGET
+from relight.wire.messages import PROTOCOL_VERSION
 from tests.transfer.hosts import (
     DEADLINE_SECONDS,
     NOWHERE,
@@ -193,9 +194,10 @@ def test_a_source_that_accepts_everyone_must_still_prove_itself() -> None:
         def welcome() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.sendall(framed({"type": "Greeting", "protocol_version": 1, "nonce": b"n" * 32}))
+                challenge = {"type": "Challenge", "protocol_version": PROTOCOL_VERSION, "nonce": b"n" * 32}
+                connection.sendall(framed(challenge))
                 connection.recv(4096)
-                connection.sendall(framed({"type": "Accepted", "mac": b"m" * 32}))
+                connection.sendall(framed({"type": "Welcome", "mac": b"m" * 32}))
                 connection.recv(4096)
 
         impostor = threading.Thread(target=welcome)

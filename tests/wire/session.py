@@ -40,7 +40,7 @@ from relight.server.journal import Journal, read_journal, records
 from relight.server.observers import Observers
 from relight.server.server import Server
 from relight.wire.framing import encode_frame, encode_payload, make_decoder, split_payloads
-from relight.wire.handshake import hello_mac
+from relight.wire.handshake import ConnectingSide
 from relight.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -303,9 +303,6 @@ class Judge:
 
     def _hello(self, said: bytearray, who: int) -> bytes:
         (payload,) = split_payloads(said)
-        nonce = _challenge.decode(payload).nonce
         role, name = ("observer", "someone") if who == OBSERVER else ("agent", "node-0")
-        mac = hello_mac(TOKEN, nonce, role, name)
-        return frames(
-            Hello(protocol_version=PROTOCOL_VERSION, role=role, name=name, mac=mac, slots=3, life="a", nonce=b"n")
-        )
+        hello = Hello(protocol_version=PROTOCOL_VERSION, role=role, name=name, slots=3, life="a")
+        return frames(ConnectingSide(TOKEN).answer(_challenge.decode(payload), hello))

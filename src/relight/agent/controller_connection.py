@@ -1,17 +1,15 @@
 """A connection to the controller, from an agent's side or an observer's."""
 
 import asyncio
-import hmac
-import secrets
 from typing import Any
 
 import msgspec
 
 from relight.errors import ProtocolError
 from relight.wire.framing import decode, encode_frame, make_decoder
-from relight.wire.handshake import hello_mac, welcome_mac
-from relight.wire.keepalive import notice_silence
-from relight.wire.messages import PROTOCOL_VERSION, AgentDown, Challenge, Hello, Refused, StartTls, Welcome
+from relight.wire.handshake import CONTROLLER, ConnectingSide, check_version
+from relight.wire.keepalive import CONTROL, end_when_silent
+from relight.wire.messages import AgentDown, Challenge, Hello, Refused, StartTls, Welcome
 from relight.wire.streams import read_payload
 from relight.wire.tls import BROKEN_OFF, NO_TLS_HERE, NO_TLS_THERE, Tls, explain, start_tls
 
@@ -61,10 +59,10 @@ class ControllerConnection:
         connection = self._writer.get_extra_info("socket")
         if connection.getsockname() == connection.getpeername():
             raise OSError("no process listens there")  # on a free port above 32768, TCP may connect to itself
-        notice_silence(connection)
+        end_when_silent(connection, CONTROL)
         if tls is None:
             return
-        _check_version(await self._expect(StartTls))
+        check_version(await self._expect(StartTls))
         try:
             self._reader, self._writer = await start_tls(
                 self._writer, tls.client(), server_name=server_name, timeout_seconds=HANDSHAKE_SECONDS
@@ -74,13 +72,10 @@ class ControllerConnection:
 
     async def _shake_hands(self, token: bytes, hello: Hello) -> Welcome:
         challenge: Challenge = await self._expect(Challenge)
-        _check_version(challenge)
-        nonce = secrets.token_bytes(32)
-        mac = hello_mac(token, challenge.nonce, hello.role, hello.name)
-        self.send(encode_frame(msgspec.structs.replace(hello, nonce=nonce, mac=mac)))
+        handshake = ConnectingSide(token)
+        self.send(encode_frame(handshake.answer(challenge, hello)))
         welcome: Welcome = await self._expect(Welcome)
-        if not hmac.compare_digest(welcome.mac, welcome_mac(token, nonce, welcome.job)):
-            raise ProtocolError("the process there does not know this job's token: it is not this job's controller")
+        handshake.check(welcome.mac, CONTROLLER, welcome.job)
         return welcome
 
     def send(self, frame: bytes) -> None:
@@ -128,11 +123,3 @@ class ControllerConnection:
             case None:  # it may be dying, or not be there yet behind something that is
                 raise ConnectionResetError(f"the process that listens there hung up before {expected.__name__}")
         raise ProtocolError(f"the controller said {type(message).__name__} instead of {expected.__name__}")
-
-
-def _check_version(first: StartTls | Challenge) -> None:
-    if first.protocol_version != PROTOCOL_VERSION:
-        raise ProtocolError(
-            f"the controller speaks protocol version {first.protocol_version}, this agent version "
-            f"{PROTOCOL_VERSION}: install the same relight on both sides"
-        )

@@ -3,12 +3,13 @@
 import asyncio
 import collections
 import secrets
+from dataclasses import dataclass
 
 from relight.errors import ProtocolError
 from relight.server.connection import Connection
 from relight.wire.framing import decode, make_decoder
-from relight.wire.handshake import NAME, ROLES, check_mac, welcome_mac
-from relight.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Refused, Welcome
+from relight.wire.handshake import CONTROLLER, ROLES, ListeningSide
+from relight.wire.messages import Hello, Refused, Welcome
 from relight.wire.settings import JobSettings, encode_settings
 from relight.wire.streams import read_payload
 from relight.wire.tls import Tls
@@ -16,8 +17,15 @@ from relight.wire.tls import Tls
 HANDSHAKE_SECONDS = 5.0
 MAX_STRANGERS = 512  # connections that have not proved themselves yet
 MAX_HELLO_BYTES = 64 * 1024
-_NONCE_BYTES = 32
 _hello_decoder = make_decoder(Hello)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer that has proved that it knows the token, and the controller's own proof for it."""
+
+    hello: Hello
+    proof: bytes
 
 
 class Admission:
@@ -37,16 +45,17 @@ class Admission:
         self._deadline_seconds = deadline_seconds
         self._strangers: dict[Connection, asyncio.Timeout] = {}  # oldest first, with what ends their handshake
 
-    def welcome(self, connection: Connection, hello: Hello, life: str = "", received: int = 0) -> None:
-        """The last word of the handshake, and our own proof. `life`, `received`: see wire.outbox."""
-        mac = welcome_mac(self._token, hello.nonce, self._settings.job)
+    def welcome(self, connection: Connection, peer: Peer, life: str = "", received: int = 0) -> None:
+        """Send the last message of the handshake, with this side's proof. `life`, `received`: see wire.outbox."""
         settings = encode_settings(self._settings)
         connection.send(
-            Welcome(job=self._settings.job, mac=mac, settings=settings, life=life or self.life, received=received)
+            Welcome(
+                job=self._settings.job, mac=peer.proof, settings=settings, life=life or self.life, received=received
+            )
         )
 
-    async def admit(self, connection: Connection) -> Hello | str:
-        """Run the handshake up to `welcome`. Returns the peer's Hello, or the reason for which it was refused.
+    async def admit(self, connection: Connection) -> Peer | str:
+        """Run the handshake up to `welcome`; return the peer, or the reason for which it was refused.
 
         However many connect and say nothing, the next one is heard: it takes the place of the one that has waited
         longest, of those from the address that most of them come from. A peer that knows the token needs its place for
@@ -82,20 +91,12 @@ class Admission:
         if not patience.expired():  # this very moment
             patience.reschedule(0.0)
 
-    async def _challenge(self, connection: Connection) -> Hello:
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        connection.send(Challenge(protocol_version=PROTOCOL_VERSION, nonce=nonce))
+    async def _challenge(self, connection: Connection) -> Peer:
+        handshake = ListeningSide(self._token)
+        connection.send(handshake.challenge())
         payload = await read_payload(connection.reader, MAX_HELLO_BYTES)
         if payload is None:
             raise ProtocolError("the peer hung up before it said who it is")
         hello: Hello = decode(_hello_decoder, payload)
-        if hello.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"the peer speaks protocol version {hello.protocol_version}, this controller version "
-                f"{PROTOCOL_VERSION}: install the same relight on both sides"
-            )
-        if hello.role not in ROLES or not NAME.fullmatch(hello.name):
-            raise ProtocolError(f"{hello.role[:64]!r} {hello.name[:64]!r} is no valid role and name")
-        if not check_mac(self._token, nonce, hello.role, hello.name, hello.mac):
-            raise ProtocolError("the peer does not know this job's token")
-        return hello
+        handshake.check(hello, ROLES, named=True)
+        return Peer(hello, handshake.proof(hello, CONTROLLER, self._settings.job))

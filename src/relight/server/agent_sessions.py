@@ -6,7 +6,7 @@ import time
 from relight.core.events import AgentJoined, ProcessExited
 from relight.core.pace import SAMPLE_SECONDS, TRACED_RANKS, sample_seconds
 from relight.core.position import Position
-from relight.server.admission import Admission
+from relight.server.admission import Admission, Peer
 from relight.server.agents import Agent, Agents
 from relight.server.clock import JobClock
 from relight.server.connection import Connection
@@ -51,10 +51,11 @@ class AgentSessions:
         self._unconfirmed: list[Agent] = []  # with reports to be confirmed together
         self._decode = make_decoder(AgentUp)
 
-    async def serve(self, connection: Connection, hello: Hello) -> None:
+    async def serve(self, connection: Connection, peer: Peer) -> None:
         """Serve one connection. Raises ProtocolError."""
+        hello = peer.hello
         if self._end.command is not None:
-            self._admission.welcome(connection, hello)
+            self._admission.welcome(connection, peer)
             self._end.tell_agent(connection)
             while await read_payload(connection.reader) is not None:
                 pass
@@ -64,7 +65,7 @@ class AgentSessions:
         if reason:
             connection.send(Refused(reason=reason))
             return
-        agent = self._welcome(connection, hello)
+        agent = self._welcome(connection, peer)
         try:
             while (payload := await read_payload(connection.reader)) is not None:
                 message = decode(self._decode, payload)
@@ -88,7 +89,8 @@ class AgentSessions:
             return f"an agent named {hello.name} is connected already; give this one another --name or --node-rank"
         return ""
 
-    def _welcome(self, connection: Connection, hello: Hello) -> Agent:
+    def _welcome(self, connection: Connection, peer: Peer) -> Agent:
+        hello = peer.hello
         self._presence.note_returned(hello.name)
         agent = self._agents.get(hello.name)
         is_new = agent is None
@@ -99,7 +101,7 @@ class AgentSessions:
         # A new controller knows from the journal which life of each agent its predecessor heard last.
         restarted = agent.life not in ("", hello.life)
         life = agent.recognise(hello, self._admission.life)
-        self._admission.welcome(connection, hello, life, agent.received)
+        self._admission.welcome(connection, peer, life, agent.received)
         unseen = agent.attach(connection, hello.processes)
         self._set_pace(agent, hello.slots)
         joined = AgentJoined(agent=hello.name, slots=hello.slots, life=hello.life)

@@ -7,7 +7,7 @@ import msgspec
 
 from relight.errors import ProtocolError
 from relight.wire.framing import encode_frame
-from relight.wire.keepalive import notice_silence
+from relight.wire.keepalive import CONTROL, end_when_silent
 from relight.wire.messages import PROTOCOL_VERSION, StartTls
 from relight.wire.tls import Tls, explain, start_tls
 
@@ -21,7 +21,7 @@ class Connection:
         self.reader = reader
         self._writer = writer
         self.host, self.peer = _describe_peer(writer)
-        notice_silence(writer.get_extra_info("socket"))
+        end_when_silent(writer.get_extra_info("socket"), CONTROL)
 
     async def start_tls(self, tls: Tls, timeout_seconds: float) -> None:
         """Tell the peer to, and go on in TLS. Raises ProtocolError: it has no certificate that counts here."""

@@ -1,12 +1,12 @@
 """Serves connections of observers: `relight run`, and hosts that join."""
 
-from relight.server.admission import Admission
+from relight.server.admission import Admission, Peer
 from relight.server.connection import Connection
 from relight.server.job_end import JobEnd
 from relight.server.observers import Observers
 from relight.server.shutdown import Shutdown
 from relight.wire.framing import decode, make_decoder
-from relight.wire.messages import Hello, ObserverUp, StopAgent
+from relight.wire.messages import ObserverUp, StopAgent
 from relight.wire.streams import read_payload
 
 
@@ -20,10 +20,10 @@ class ObserverSessions:
         self._end = end
         self._decode = make_decoder(ObserverUp)
 
-    async def serve(self, connection: Connection, hello: Hello) -> None:
+    async def serve(self, connection: Connection, peer: Peer) -> None:
         """Serve one connection. Raises ProtocolError."""
-        self._admission.welcome(connection, hello)
-        self._observers.add(connection, hello.name)
+        self._admission.welcome(connection, peer)
+        self._observers.add(connection, peer.hello.name)
         try:
             self._end.tell_observer(connection)
             while (payload := await read_payload(connection.reader)) is not None:

@@ -139,13 +139,13 @@ class Server:
     async def serve(self, connection: Connection) -> None:
         """Serve one connection from its handshake to its end."""
         try:
-            hello = await self._admission.admit(connection)
-            if isinstance(hello, str):
-                self._refusals.note(f"refused a connection from {connection.peer}: {hello}")
-            elif hello.role == "agent":
-                await self._agent_sessions.serve(connection, hello)
+            peer = await self._admission.admit(connection)
+            if isinstance(peer, str):
+                self._refusals.note(f"refused a connection from {connection.peer}: {peer}")
+            elif peer.hello.role == "agent":
+                await self._agent_sessions.serve(connection, peer)
             else:
-                await self._observer_sessions.serve(connection, hello)
+                await self._observer_sessions.serve(connection, peer)
         except ProtocolError as error:
             self._refusals.note(f"closed the connection from {connection.peer}: {error}")
         except Exception as error:

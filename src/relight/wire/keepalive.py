@@ -1,19 +1,31 @@
-"""A TCP peer whose host or network is gone is noticed by the kernel, however busy or starved both processes are."""
+"""How soon the kernel ends a TCP connection whose peer's host has fallen silent, however busy both processes are."""
 
 import socket
-
-IDLE_SECONDS = 3  # without a word, before the kernel asks
-ASK_SECONDS = 1  # between two questions
-UNANSWERED = 4  # questions, then the connection is over
-UNACKNOWLEDGED_MS = 8000  # the same for what was sent
+from dataclasses import dataclass
 
 
-def notice_silence(connection: socket.socket | None) -> None:
-    """End `connection` (a TCP socket) by itself some seconds after its peer's host fell silent."""
+@dataclass(frozen=True, kw_only=True)
+class Keepalive:
+    """Limits of one kind of connection."""
+
+    idle_seconds: int  # without traffic, before the kernel asks
+    interval_seconds: int  # between two questions
+    questions: int  # without an answer, then the connection is over
+    unacknowledged_ms: int  # the same for data that was sent
+
+
+# A host that is lost must be noticed before its ranks' peers give up.
+CONTROL = Keepalive(idle_seconds=3, interval_seconds=1, questions=4, unacknowledged_ms=8_000)
+# Bulk data fills slow networks; its recoveries have deadlines of their own.
+TRANSFER = Keepalive(idle_seconds=15, interval_seconds=5, questions=3, unacknowledged_ms=30_000)
+
+
+def end_when_silent(connection: socket.socket | None, keepalive: Keepalive) -> None:
+    """Have the kernel end `connection` (if it is TCP) some time after its peer's host has fallen silent."""
     if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_SECONDS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_SECONDS)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, UNANSWERED)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, keepalive.idle_seconds)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive.interval_seconds)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, keepalive.questions)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, keepalive.unacknowledged_ms)

@@ -31,7 +31,7 @@ from relight.core.position import Position
 from relight.core.sampling import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
 from relight.wire.status import GpuStatus, PublishStatus, RestoreStatus
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_FRAME_BYTES = 4 * 2**20
 
 
@@ -41,26 +41,26 @@ class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 # --- handshake (TCP only) ---------------------------------------------------------------------------------------
 class StartTls(_Message, frozen=True, kw_only=True):
-    """First frame of a controller that speaks TLS only, in the clear; the rest follows in TLS (see wire.tls)."""
+    """First frame of a listening side that speaks TLS only, in the clear; the rest follows in TLS (see wire.tls)."""
 
     protocol_version: int
 
 
 class Challenge(_Message, frozen=True, kw_only=True):
-    """First frame on every TCP connection (in TLS, where there is TLS), from the controller."""
+    """First frame on every TCP connection (in TLS, where there is TLS), from the listening side."""
 
     protocol_version: int
     nonce: bytes
 
 
 class Hello(_Message, frozen=True, kw_only=True):
-    """The peer's answer: who it is, and HMAC-SHA256(token, nonce + role + name)."""
+    """The connecting side's answer: its role and name, and the proof that it knows the token (see wire.handshake)."""
 
     protocol_version: int
-    role: str  # "agent" or "observer"
-    name: str
-    mac: bytes
-    nonce: bytes = b""  # the controller proves with it that it knows the token too
+    role: str  # to the controller "agent" or "observer"
+    name: str = ""
+    mac: bytes = b""
+    nonce: bytes = b""  # part of the listening side's proof
     slots: int = 0
     processes: tuple[str, ...] = ()  # an agent's: alive, or ended without the controller's knowledge
     life: str = ""  # names this run of the agent (see wire.outbox)
@@ -69,9 +69,9 @@ class Hello(_Message, frozen=True, kw_only=True):
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
-    """The controller accepts the peer, and proves itself: HMAC-SHA256(token, nonce + "controller" + job)."""
+    """The listening side accepts the peer, and proves that it knows the token (see wire.handshake)."""
 
-    job: str
+    job: str = ""
     mac: bytes = b""
     settings: bytes = b""  # of the job, as JSON: an agent on another host learns from them what to run
     life: str = ""  # names this run of the controller, and this agent's place in it
@@ -85,7 +85,7 @@ class Received(_Message, frozen=True, kw_only=True):
 
 
 class Refused(_Message, frozen=True, kw_only=True):
-    """The controller closes the connection, and says why. `again`: it was not this peer's fault."""
+    """The listening side closes the connection for this reason. `again`: another attempt may succeed."""
 
     reason: str
     again: bool = False

@@ -5,7 +5,7 @@ A connection begins with a frame of the listening side, so that two sides of whi
 
     listening side  -> connecting side   StartTls(protocol_version), in the clear
     both                                 the handshake of TLS 1.3; nothing that came before it is read after it
-    listening side  -> connecting side   Challenge (or Greeting), and all the rest, encrypted
+    listening side  -> connecting side   Challenge, and all the rest, encrypted
 """
 
 import asyncio

@@ -1,22 +1,14 @@
 """TCP between workers of a job on different hosts: typed messages, and raw bytes between them, for threads.
 
-Before anything else both sides prove that they know the job's token, without sending it:
-
-    listening side  -> connecting side   Greeting(protocol_version, nonce)
-    connecting side -> listening side    Proof(nonce, mac)
-    listening side  -> connecting side   Accepted(mac), or Refused(reason)
-
-A stranger gets a few bytes, a few seconds, and at most one message of MAX_PROOF_BYTES read. After that, sizes are
-checked before anything is allocated, as everywhere. In TLS (wire.tls) all this comes after StartTls. Without TLS, what
-is sent is neither encrypted nor signed piece by piece, as with gloo and NCCL: the proof keeps out whoever can reach
-the port, not whoever can change packets on the way.
+Before anything else both sides prove that they know the job's token, without sending it (wire.handshake). A stranger
+gets a few bytes, a few seconds, and at most one message of MAX_PROOF_BYTES read. After that, sizes are checked before
+anything is allocated, as everywhere. Without TLS, what is sent is neither encrypted nor signed piece by piece, as with
+gloo and NCCL: the proof keeps out a peer that can reach the port, not one that can change packets on the way.
 """
 
 import contextlib
 import errno
-import hmac
 import ipaddress
-import secrets
 import select
 import socket
 import ssl
@@ -31,52 +23,23 @@ import msgspec
 from relight.errors import ProtocolError, TransferError
 from relight.transfer.io.tls import TlsSocket
 from relight.wire.framing import decode, encode_frame, make_decoder
-from relight.wire.handshake import transfer_mac
-from relight.wire.messages import StartTls
+from relight.wire.handshake import ConnectingSide, ListeningSide
+from relight.wire.keepalive import TRANSFER, end_when_silent
+from relight.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Refused, StartTls, Welcome
 from relight.wire.tls import NO_TLS_HERE, NO_TLS_THERE, Tls, explain
 
-PROTOCOL_VERSION = 1
 HANDSHAKE_SECONDS = 5.0
 MAX_STRANGERS = 32  # connections that have not proved themselves yet
 MAX_PROOF_BYTES = 1024
 MAX_MESSAGE_BYTES = 64 * 2**20  # a description of a hundred thousand tensors
-_NONCE_BYTES = 32
 _DISCARD_BYTES = 2**18  # at a time
 _LENGTH = struct.Struct(">I")
 _BACKLOG = 64
 _SHORT_OF_RESOURCES_SECONDS = 0.1
-# A host that vanishes says nothing: after half a minute without any answer of its kernel the connection has ended.
-_HOST_IS_GONE = (
-    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
-    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 15),
-    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 5),
-    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 3),
-    ((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), 30_000),  # milliseconds
-)
-
-
-class Greeting(msgspec.Struct, frozen=True, tag=True):
-    protocol_version: int
-    nonce: bytes
-
-
-class Proof(msgspec.Struct, frozen=True, tag=True):
-    nonce: bytes
-    mac: bytes
-
-
-class Accepted(msgspec.Struct, frozen=True, tag=True):
-    mac: bytes
-
-
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    reason: str
-
-
-_first = make_decoder(StartTls | Greeting)
-_greeting = make_decoder(Greeting)
-_proof = make_decoder(Proof)
-_verdict = make_decoder(Accepted | Refused)
+_first = make_decoder(StartTls | Challenge)
+_challenge = make_decoder(Challenge)
+_hello = make_decoder(Hello)
+_verdict = make_decoder(Welcome | Refused)
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
@@ -145,8 +108,7 @@ class TcpChannel:
         self._sending = threading.Lock()
         with contextlib.suppress(OSError):  # it has ended already: the first read says so
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for option, value in _HOST_IS_GONE:
-                connection.setsockopt(*option, value)
+            end_when_silent(connection, TRANSFER)
 
     # --- TLS ----------------------------------------------------------------------------------------------------
     def _wrap(self, context: ssl.SSLContext, ends: float, server_name: str | None) -> None:
@@ -169,53 +131,47 @@ class TcpChannel:
     def admit(self, role: str, peer_role: str) -> None:
         """The listening side's part. Raises ProtocolError or OSError (TimeoutError is one) if it is a stranger."""
         ends = time.monotonic() + HANDSHAKE_SECONDS
-        nonce = secrets.token_bytes(_NONCE_BYTES)
+        handshake = ListeningSide(self._token)
         if self._tls is not None:
             self._send_within(StartTls(protocol_version=PROTOCOL_VERSION), ends)
             self._wrap(self._tls.server(), ends, None)
-        self._send_within(Greeting(PROTOCOL_VERSION, nonce), ends)
-        proof = self._receive_within(_proof, ends)
-        expected = transfer_mac(self._token, peer_role, nonce, proof.nonce)
-        if len(proof.nonce) != _NONCE_BYTES or not hmac.compare_digest(expected, proof.mac):
-            reason = "the peer does not know this job's token"
-            self._send_within(Refused(reason), ends)
-            raise ProtocolError(reason)
-        self._send_within(Accepted(transfer_mac(self._token, role, nonce, proof.nonce)), ends)
+        self._send_within(handshake.challenge(), ends)
+        hello: Hello = self._receive_within(_hello, ends)
+        try:
+            handshake.check(hello, (peer_role,))
+        except ProtocolError as error:
+            self._send_within(Refused(reason=str(error)), ends)
+            raise
+        self._send_within(Welcome(mac=handshake.proof(hello, role)), ends)
         self.set_timeout(None)
 
     def introduce(self, role: str, peer_role: str) -> None:
         """The connecting side's part, from before it is connected. Raises ProtocolError or OSError."""
         ends = time.monotonic() + HANDSHAKE_SECONDS
         self._await_connected(ends)
-        greeting = self._receive_greeting(ends)
-        if greeting.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"it speaks protocol version {greeting.protocol_version}, not {PROTOCOL_VERSION}: install the same "
-                "relight on all hosts"
-            )
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._send_within(Proof(nonce, transfer_mac(self._token, role, greeting.nonce, nonce)), ends)
+        challenge = self._receive_challenge(ends)
+        handshake = ConnectingSide(self._token)
+        self._send_within(handshake.answer(challenge, Hello(protocol_version=PROTOCOL_VERSION, role=role)), ends)
         verdict = self._receive_within(_verdict, ends)
         if isinstance(verdict, Refused):
             raise ProtocolError(f"it refuses: {verdict.reason[:500]}")
-        if not hmac.compare_digest(transfer_mac(self._token, peer_role, greeting.nonce, nonce), verdict.mac):
-            raise ProtocolError("it does not know this job's token")
+        handshake.check(verdict.mac, peer_role)
         self.set_timeout(None)
 
-    def _receive_greeting(self, ends: float) -> Greeting:
+    def _receive_challenge(self, ends: float) -> Challenge:
         first = self._receive_within(_first, ends)
-        if isinstance(first, Greeting) and self._tls is not None:
+        if isinstance(first, Challenge) and self._tls is not None:
             raise ProtocolError(NO_TLS_THERE)
-        if isinstance(first, Greeting):
+        if isinstance(first, Challenge):
             return first
         if self._tls is None:
             raise ProtocolError(NO_TLS_HERE)
         self._wrap(self._tls.client(), ends, self._server_name)
         try:
-            greeting: Greeting = self._receive_within(_greeting, ends)
+            challenge: Challenge = self._receive_within(_challenge, ends)
         except ssl.SSLError as error:
             raise ProtocolError(explain(error, "its")) from error
-        return greeting
+        return challenge
 
     def _await_connected(self, ends: float) -> None:
         poll = select.poll()
