@@ -121,13 +121,13 @@ def kill_listed(private_dir: Path) -> int:
 
 
 def start_time(pid: int) -> int | None:
-    """With the pid, a process's identity; None if it is gone or a zombie."""
+    """Return the start time, with the pid a process's identity; None if it is gone or a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[_STATE] in "ZX" else int(fields[_START_TIME])
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process (SIGSTOP)."""
+    """Return whether a signal has stopped the process (SIGSTOP)."""
     fields = _stat(pid)
     return fields is not None and fields[_STATE] == "T"
 

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands[parsed.command].error(unknown_hint(unknown[0], parsed.command, commands[parsed.command]))
     try:
         status = int(parsed.call(parsed))
-        print(end="", flush=True)  # here and not at exit, where nobody could be told that it failed
+        print(end="", flush=True)  # here and not at exit, where a failure could not be reported
         return status
     except UsageError as error:
         print(f"relight: {error}", file=sys.stderr)

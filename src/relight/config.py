@@ -63,7 +63,7 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
     )
     if endpoint is None:
         settings = _on_loopback(settings)
-    run_dir = make_run_dir(arguments.run_dir, script, now)  # last: a mistake above leaves nothing behind
+    run_dir = make_run_dir(arguments.run_dir, script, now)  # last: a mistake above leaves no directory
     return msgspec.structs.replace(settings, job=run_dir.name, run_dir=str(run_dir))
 
 
@@ -116,7 +116,7 @@ def count_nodes(asked: str) -> int:
 
 
 def find_endpoint(arguments: argparse.Namespace, nodes: int) -> tuple[str, int] | None:
-    """Where the controller of a job on several nodes listens; None for a job that keeps to this one.
+    """Return where the controller of a job on several nodes listens; None for a job that keeps to this one.
 
     One node needs no endpoint, though launch lines for torchrun often have one. It counts if there is a secret for
     other hosts to join with.
@@ -146,7 +146,7 @@ def parse_endpoint(text: str, flag: str) -> tuple[str, int]:
 
 
 def is_first_node(arguments: argparse.Namespace, endpoint: tuple[str, int]) -> bool:
-    """Whether the controller runs here: on node rank 0, or where the endpoint's address is one of this host's."""
+    """Return whether the controller runs here: on node rank 0, or on the host that has the endpoint's address."""
     if arguments.node_rank is not None:
         return int(arguments.node_rank) == 0
     try:
@@ -298,7 +298,7 @@ def make_run_dir(asked: str | None, script: str, now: datetime.datetime) -> Path
 
 
 def _fresh_run_dir(parent: Path, name: str) -> Path:
-    """One that nobody else has made, at whatever moment. Raises OSError."""
+    """Make a directory that no other process has made. Raises OSError."""
     candidates = (parent / (f"{name}-{number}" if number > 1 else name) for number in itertools.count(1))
     return next(path for path in candidates if _make_directory(path))
 

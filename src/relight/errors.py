@@ -33,11 +33,11 @@ class StateMismatchError(RelightError):
 
 
 class MissingPartsError(UsageError):
-    """Some bytes of divided weights are nobody's, perhaps only for now."""
+    """No rank holds some bytes of divided weights, perhaps only for now."""
 
 
 class TransferError(RelightError):
-    """Weights could not be moved; whoever should have got them keeps the version it has."""
+    """Weights could not be moved; the receiver keeps the version that it has."""
 
 
 class PlaceTakenError(TransferError):

@@ -1,4 +1,4 @@
-"""What a process does when the one that started it dies: it ends, and controller and agent tidy up for the launcher."""
+"""Ends a process when its parent dies; controller and agent then tidy up for the launcher."""
 
 import contextlib
 import ctypes
@@ -9,23 +9,23 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _SHARED_MEMORY = Path("/dev/shm")
-_ATTEMPTS = 10  # somebody else may be removing, or still writing, at the same moment
+_ATTEMPTS = 10  # another process may be removing, or still writing, at the same moment
 
 
 def end_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGTERM when whoever started this process dies. A death of `parent` before ends us here."""
+    """Ask the kernel for SIGTERM when the parent process dies. Exits at once if `parent` is dead already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if is_orphan(parent):
         raise SystemExit("relight: the process that started this one is gone")
 
 
 def is_orphan(parent: int) -> bool:
-    """Whether the process `parent`, which started this one, is gone. 0: nobody asked."""
+    """Return whether the process `parent`, which started this one, is gone. 0: there is none to watch."""
     return parent != 0 and os.getppid() != parent
 
 
 def is_dying(parent: int) -> bool:
-    """Whether `parent` is gone, or all but gone: the kernel tells its children when its first thread ends.
+    """Return whether `parent` is gone, or all but gone: the kernel tells its children when its first thread ends.
 
     Until the last thread has ended too, they are still its children.
     """
@@ -39,9 +39,9 @@ def is_dying(parent: int) -> bool:
 
 
 def tidy_up_for(parent: int, private_dir: Path) -> None:
-    """Remove the job's private directory if `parent`, who would have done it, is gone.
+    """Remove the job's private directory if `parent`, which would have done it, is gone.
 
-    Controller and agent both do so at their end, so that whoever ends last leaves nothing behind.
+    Controller and agent both do so at their end, so that the last of them leaves nothing.
     """
     if not is_orphan(parent):
         return
@@ -52,7 +52,7 @@ def tidy_up_for(parent: int, private_dir: Path) -> None:
 
 
 def remove_private_dir(private_dir: Path) -> None:
-    """And the semaphores that workers of the job, or processes that they started, had no time to remove.
+    """Remove the directory, and semaphores that workers of the job or their processes had no time to remove.
 
     Workers name theirs after the directory (`relight.training.process.leftovers`).
     """

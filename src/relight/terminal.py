@@ -1,4 +1,4 @@
-"""What `relight run` shows: the workers' output, notices, and one live line that never gets in their way.
+"""The screen of `relight run`: the workers' output, notices, and one live line that never gets in their way.
 
 The workers' output goes to standard output, everything of relight's own to standard error, so a script's output can
 be redirected as before. All writing happens in one thread: a reader that stalls (`| less`) must not keep the
@@ -169,5 +169,5 @@ def _write_all(descriptor: int, data: bytes) -> None:
     while rest:
         try:
             rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:  # somebody who shares the terminal made it non-blocking
+        except BlockingIOError:  # another process that shares the terminal made it non-blocking
             select.select([], [descriptor], [])

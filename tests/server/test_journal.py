@@ -141,7 +141,7 @@ def test_a_full_disk_is_told_once_and_what_is_there_stays_readable(full_disk: Pa
     assert [line.now for line in lines if line.event] == [float(count) for count in range(len(lines) - len(lines) // 2)]
     journal.close()
     successor = Journal(path.parent, SETTINGS, alarms, resume=True)
-    assert successor.behind  # more than is to be read here has happened
+    assert successor.incomplete  # more than is to be read here has happened
     assert Reserve(full_disk / RESERVE_NAME).generation == 1_999
 
 
@@ -158,7 +158,7 @@ def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(full_disk: 
     assert len(alarms) == 2
     assert "nothing is missing" in alarms[1]
     journal.close()
-    assert not Journal(path.parent, SETTINGS, alarms, resume=True).behind
+    assert not Journal(path.parent, SETTINGS, alarms, resume=True).incomplete
 
 
 def test_a_generation_that_cannot_be_made_durable_is_refused(full_disk: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_generation_that_cannot_be_made_durable_is_refused(full_disk: Path) ->
     assert "generation 3 cannot be made durable" in journal.commands(102.0, [stop(3)])
 
 
-def test_a_successor_goes_on_behind_the_last_whole_line(tmp_path: Path) -> None:
+def test_a_successor_continues_after_the_last_whole_line(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(tmp_path, SETTINGS, Alarms())
     journal.event(1.0, EVENT)

@@ -28,7 +28,7 @@ on SIGTERM or Ctrl-C. Without a controller its processes train on, and it looks 
 minutes. Only after SIGKILL do its processes live on without it: start an agent with the same --name and --private-dir
 and with --adopt in time, and it takes them over.
 
-exit status: 0 told to end, 2 wrong usage, 3 the controller is gone for good
+exit status: 0 ended as ordered, 2 wrong usage, 3 the controller is gone for good
 """
 
 

@@ -55,7 +55,7 @@ class ControllerConnection:
                 raise
 
     async def _begin(self, tls: Tls | None, server_name: str) -> None:
-        """Find out who is there, and whether both sides want TLS."""
+        """Begin TLS if this side wants it. Raises ProtocolError if the other side does not."""
         connection = self._writer.get_extra_info("socket")
         if connection.getsockname() == connection.getpeername():
             raise OSError("no process listens there")  # on a free port above 32768, TCP may connect to itself
@@ -111,7 +111,7 @@ class ControllerConnection:
             return message
         match message:
             case Refused(again=True):
-                raise ConnectionAbortedError(message.reason)  # as if nobody had answered: worth another try
+                raise ConnectionAbortedError(message.reason)  # as without an answer: worth another try
             case Refused():
                 raise ProtocolError(f"the controller refused this agent: {message.reason}")
             case StartTls():
@@ -120,6 +120,6 @@ class ControllerConnection:
                 raise ProtocolError(f"the controller is reached, but {NO_TLS_THERE}")
             case None if self._writer.get_extra_info("sslcontext") is not None and expected is Challenge:
                 raise ProtocolError(f"the controller hung up: {BROKEN_OFF}")
-            case None:  # it may be dying, or not be there yet behind something that is
+            case None:  # it may be dying, or not listen yet while a proxy before it does
                 raise ConnectionResetError(f"the process that listens there hung up before {expected.__name__}")
         raise ProtocolError(f"the controller said {type(message).__name__} instead of {expected.__name__}")

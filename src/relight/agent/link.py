@@ -1,4 +1,4 @@
-"""The Unix socket between the agent and its workers: who may speak, in what order, and never waiting for one."""
+"""The Unix socket between the agent and its workers: admits each worker once, and never waits for one."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ _decoder = make_decoder(WorkerUp)
 class Mailbox:
     """Frames for one worker, in order: sent if it is connected, kept until it is.
 
-    Once a frame is lost the worker no longer knows what it was told, so nothing more is delivered: it finds its
+    Once a frame is lost the worker has missed an order, so nothing more is delivered: it finds its
     agent gone, and ends.
     """
 
@@ -73,16 +73,16 @@ class Mailbox:
 
 
 class Host(Protocol):
-    """What a connection asks of its agent."""
+    """The part of the agent that connections of workers use."""
 
     def admit(self, hello: WorkerHello, peer_pid: int) -> Mailbox:
-        """The mailbox of the worker that says hello. Raises ProtocolError or OSError if it is not that worker."""
+        """Return the mailbox of the worker that says hello. Raises ProtocolError or OSError if it is another one."""
 
     def relay(self, process: str, message: msgspec.Struct, payload: bytes) -> None:
         """Pass a worker's frame on; `message` is what is in it."""
 
     def refused(self, peer_pid: int, reason: str) -> None:
-        """A connection was closed for what came through it."""
+        """Take note of a connection that was closed for what came through it."""
 
 
 class Reception:
@@ -137,7 +137,7 @@ class Reception:
 
 
 class Connection:
-    """One connection. It proves who it is, then its frames are checked and relayed."""
+    """One connection: the worker is identified, then its frames are checked and relayed."""
 
     def __init__(self, accepted: socket.socket, host: Host, registry: "set[Connection]") -> None:
         accepted.setblocking(False)
@@ -215,7 +215,7 @@ class Connection:
             sent = self._socket.send(self._unsent)
         except BlockingIOError:
             return
-        except OSError:  # nobody reads any more; what was written before that is still read
+        except OSError:  # the worker reads no more; what it wrote before is still read
             self._unheard = True
             sent = len(self._unsent)
         del self._unsent[:sent]

@@ -1,4 +1,4 @@
-"""What workers print: cut into lines, kept in log files, and shown with a label.
+"""The output of workers: cut into lines, kept in log files, and shown with a label.
 
 The loop that watches processes must never wait for a disk or a terminal, so all writing happens in threads with
 bounded queues. What such a thread cannot take is dropped and counted; a worker is never held up by its output.
@@ -70,12 +70,12 @@ class Terminal:
                 data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:
                 select.select([], [self._descriptor], [])
-            except OSError:  # nobody reads any more
+            except OSError:  # no reader is left
                 return
 
 
 class LogFile:
-    """Appends, until the disk refuses; that is told once."""
+    """Appends, until the disk refuses, which is reported once."""
 
     def __init__(self, path: Path, console: "Spool") -> None:
         self._path = path
@@ -143,7 +143,7 @@ TERMINAL = Terminal()
 
 
 class Printer:
-    """Where all output of one agent goes: its own terminal, and log files if there is a run directory."""
+    """Writes all output of one agent: to its own terminal, and to log files if there is a run directory."""
 
     def __init__(self, run_dir: str) -> None:
         self._logs = Path(run_dir) / "logs" if run_dir else None
@@ -151,7 +151,7 @@ class Printer:
         self._files = Spool("log-files")
 
     def say(self, text: str) -> None:
-        """A line of the agent's own."""
+        """Print a line of the agent's own."""
         self._console.put(TERMINAL, f"{text}\n".encode())
 
     def log_file(self, name: str) -> LogFile | None:
@@ -183,24 +183,24 @@ class Output:
         self._printer = printer
         self._splitters = {descriptor: LineSplitter() for descriptor in descriptors}
         self._loop = asyncio.get_running_loop()
-        self._label, self._file = self._place(rank)
+        self._label, self._file = self._label_and_file(rank)
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
             self._loop.add_reader(descriptor, self._read, descriptor)
 
     def assign(self, rank: int) -> None:
         """The standby has taken a rank: its lines belong to that rank from now on."""
-        self._label, self._file = self._place(rank)
+        self._label, self._file = self._label_and_file(rank)
 
     def finish(self) -> None:
-        """Take what is there, and stop reading, whoever still holds the other end."""
+        """Take what is there, and stop reading, even if another process still holds the other end."""
         for descriptor in list(self._splitters):
             for _ in range(_LAST_READS):
                 if not self._read(descriptor):
                     break
             self._end(descriptor)
 
-    def _place(self, rank: int | None) -> tuple[str, LogFile | None]:
+    def _label_and_file(self, rank: int | None) -> tuple[str, LogFile | None]:
         if rank is None:
             return f"standby {self._process}", self._printer.log_file(f"standby-{self._process}")
         return f"rank {rank}", self._printer.log_file(f"rank-{rank}")

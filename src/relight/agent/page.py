@@ -55,7 +55,7 @@ class Pages:
 
     @classmethod
     def create(cls) -> "Pages":
-        """Without any page yet. It cannot be cut short, so no worker can make its agent fault on a missing byte."""
+        """Create the memory, without a page yet. It cannot be cut short, so no worker can make its agent fault."""
         descriptor = os.memfd_create("relight-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, MAPPING_BYTES)  # in the place of the first one: the token
         os.pwrite(descriptor, secrets.token_bytes(_TOKEN_BYTES), 0)
@@ -64,7 +64,7 @@ class Pages:
 
     @classmethod
     def open(cls, path: str | Path) -> "Pages":
-        """Those of a worker that somebody else started, through /proc/PID/fd."""
+        """Open the pages that another agent created, through /proc/PID/fd."""
         return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def add(self) -> "Page":
@@ -172,7 +172,7 @@ class Page:
         self._mapping.close()
 
     def clear(self) -> None:
-        """Give its memory back, and close it: nobody needs it any more. The worker must be dead.
+        """Give its memory back, and close it. The worker must be dead.
 
         A thread that still is in `await_death` does so itself when it is through: the C library would follow pointers
         in the lock that are no longer there.

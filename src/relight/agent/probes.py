@@ -1,4 +1,4 @@
-"""What the kernel tells about a process: state, memory, waiting time, and kills for lack of memory."""
+"""Reads what the kernel knows about a process: state, memory, waiting time, and kills for lack of memory."""
 
 import contextlib
 import os
@@ -49,7 +49,7 @@ class Probe:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: with the pid, its identity. None: gone, or a zombie."""
+    """Return when a process started, in clock ticks since boot: with the pid, its identity. None: gone, or a zombie."""
     try:
         fields = _stat_fields(Path(f"/proc/{pid}/stat").read_bytes())
         return None if _field(fields, _STATE) in "ZX" else int(_field(fields, _START_TIME))
@@ -87,7 +87,7 @@ class MemoryKills:
 
 
 def _memory_event_files() -> tuple[Path, ...]:
-    """Where this process's memory cgroup may count, by cgroup version 2 and then version 1."""
+    """Return the files in which this process's memory cgroup may count, by cgroup version 2 and then version 1."""
     version_1, version_2 = [], []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

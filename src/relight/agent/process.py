@@ -22,7 +22,7 @@ _PIPE_BYTES = 2**20  # room for output while the agent is busy, or being replace
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What all processes that one agent starts have in common."""
+    """The common part of all processes that one agent starts."""
 
     settings: JobSettings
     private_dir: Path
@@ -70,7 +70,7 @@ class Process:
 
     @property
     def is_adopted(self) -> bool:
-        """Whether a predecessor started it: the kernel tells that one, if anybody, that it was stopped."""
+        """True if a predecessor started it: then no signal tells this agent that it was stopped."""
         return self._child is None
 
     def kill(self, why: str) -> None:
@@ -82,8 +82,8 @@ class Process:
     def reap(self, memory_kills: MemoryKills) -> End:
         """Collect the status of a process that has ended; call it once.
 
-        What a failed worker leaves behind (data loading processes, say) still holds its sockets and its device,
-        so that goes too. A worker that finished may leave something to go on.
+        Processes that a failed worker has started (data loaders, say) still hold its sockets and its device, so they
+        are killed too. A worker that finished may leave processes that continue.
         """
         status = self._peek()
         if status != 0:
@@ -96,7 +96,7 @@ class Process:
         return End(status, self._evidence(status, memory_kills.rose()))
 
     def _peek(self) -> int | None:
-        """The status, with the zombie left in place: until it is reaped, nobody else can get its number."""
+        """The status, with the zombie left in place: until it is reaped, no other process can get its number."""
         if self._child is None:
             return None
         result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
@@ -211,7 +211,7 @@ def worker_environment(
 
 
 def has_ended(pidfd: int) -> bool:
-    """Whether the process behind a pidfd is dead."""
+    """Return whether the process of a pidfd is dead."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

@@ -48,7 +48,7 @@ class ControllerSession:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection."""
+        """True if there is a connection."""
         return self._connection is not None
 
     async def connect(self, live: Callable[[], tuple[str, ...]]) -> str:

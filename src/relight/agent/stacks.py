@@ -64,7 +64,7 @@ async def take_stack(
 
 
 def _begin(path: Path) -> int:
-    """Where the answer will begin. The worker appends, so the file may be emptied under it."""
+    """Return where the answer will begin. The worker appends, so the file may be emptied under it."""
     size = path.stat().st_size
     if size < MAX_FILE_BYTES:
         return size

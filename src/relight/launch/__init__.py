@@ -1,1 +1,1 @@
-"""`relight run`: starts the controller and the agent, shows what happens, and leaves nothing behind."""
+"""`relight run`: starts the controller and the agent, shows what happens, and ends all of it."""

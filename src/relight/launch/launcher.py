@@ -1,4 +1,4 @@
-"""The process that `relight run` is: starts the controller and the agent, and leaves nothing behind.
+"""`relight run` as a process: starts the controller and the agent, and ends all that it has started.
 
 It takes no part in recoveries, so it may be slow or stuck without harm. It starts the controller and the agent again
 when they die. Its own death ends the job: the kernel tells both of them (PR_SET_PDEATHSIG).
@@ -71,7 +71,7 @@ class Launcher:
 
     @property
     def has_started(self) -> bool:
-        """Whether there has been a controller."""
+        """True if there has been a controller."""
         return self._progress.has_started
 
     @property
@@ -136,7 +136,7 @@ class Launcher:
         observing = asyncio.create_task(self._observer.follow(self._find_remote))
         try:
             await first_of(observing, self._agent.keep(controller))
-            if self._observer.ended is None:  # the agent was told first
+            if self._observer.ended is None:  # the agent heard of it first
                 await first_of(observing, asyncio.sleep(GRACE_SECONDS))
         finally:
             observing.cancel()

@@ -43,7 +43,7 @@ class Observer:
         self._decode = make_decoder(ObserverDown)
         self.ended: JobEnded | None = None
         self.winding_down = False  # a last step is being taken, or a checkpoint written
-        self.silent_looks = 0  # since the last update; counted by the one who looks
+        self.silent_looks = 0  # since the last update; counted by ControllerChild
 
     async def follow(self, find: Callable[[], tuple[str, int]]) -> None:
         """Show what the controller at the address that `find` gives says, until it says that the job has ended."""

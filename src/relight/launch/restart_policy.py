@@ -1,4 +1,4 @@
-"""When a supervised process is started again after its end, and when it is given up. Pure."""
+"""Decides when a supervised process is started again after its end, and when it is given up. Pure."""
 
 from collections import deque
 

@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--private-dir", type=Path, required=True, help="where settings.json and the token lie")
     parser.add_argument("--parent", type=int, default=0, help="end when this parent process ends")
     parser.add_argument(
-        "--resume", action="store_true", help="go on where a controller that died stopped, by the journal it left"
+        "--resume", action="store_true", help="continue the job of a controller that died, by its journal"
     )
     parser.add_argument(
         "--take-over", action="store_true", help="with --resume: also if another controller holds the journal's lock"

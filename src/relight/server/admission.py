@@ -29,7 +29,7 @@ class Peer:
 
 
 class Admission:
-    """Admits peers that prove that they know the job's token; every other is told why it is refused, and cut off."""
+    """Admits peers that prove that they know the job's token. All others get the reason, and are cut off."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Admission:
         connection.send(handshake.challenge())
         payload = await read_payload(connection.reader, MAX_HELLO_BYTES)
         if payload is None:
-            raise ProtocolError("the peer hung up before it said who it is")
+            raise ProtocolError("the peer hung up before its Hello")
         hello: Hello = decode(_hello_decoder, payload)
         handshake.check(hello, ROLES, named=True)
         return Peer(hello, handshake.proof(hello, CONTROLLER, self._settings.job))

@@ -1,4 +1,4 @@
-"""The agents as the server knows them: the processes they run, and what they have to be told, also while away."""
+"""The agents as the server knows them: the processes they run, and orders for them, also while they are away."""
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ class Agent:
         self._outbox = Outbox()
         self.life = ""  # of the agent's process, as it says
         self.received = 0  # counted messages of that life
-        self._confirmed = 0  # of these, how many it has been told of
+        self._confirmed = 0  # of these, how many are confirmed
 
     @property
     def connected(self) -> bool:
@@ -45,11 +45,11 @@ class Agent:
 
     @property
     def overflowed(self) -> bool:
-        """Whether orders for it were lost, because too many came up while it was away."""
+        """True if orders for it were lost, because too many came up while it was away."""
         return self._outbox.overflowed
 
     def send(self, message: msgspec.Struct) -> None:
-        """An order that must arrive, now or when the agent is back."""
+        """Send an order that must arrive, now or when the agent is back."""
         frame = self._outbox.put(message)
         if self._connection is not None:
             if self.received != self._confirmed:  # in the same breath
@@ -57,16 +57,16 @@ class Agent:
             self._connection.send_frame(frame)
 
     def say(self, message: msgspec.Struct) -> None:
-        """Something that is for the agent only if it is here."""
+        """Send a message that matters only if the agent is connected."""
         if self._connection is not None:
             self._connection.send(message)
 
     def is_double(self, hello: Hello) -> bool:
-        """Whether this is another agent that calls itself by the name of one that is here."""
+        """Return whether this is another agent with the name of one that is connected."""
         return self.connected and hello.life != self.life
 
     def recognise(self, hello: Hello, life: str) -> str:
-        """The agent is (back) here. `life` is the controller's; returns what to call it towards this agent."""
+        """Continue the count of messages with an agent; return the controller's life as this agent knows it."""
         life = f"{life}.{self.number}"
         if hello.life != self.life:
             self.life, self.received = hello.life, 0
@@ -76,7 +76,7 @@ class Agent:
         return life
 
     def attach(self, connection: Connection, present: tuple[str, ...]) -> tuple[str, ...]:
-        """Speak through this connection from now on. Returns the processes that ended without a word about it.
+        """Use this connection from now on. Returns the processes whose end was never reported.
 
         `present` are the processes that the agent has, or whose end it is about to report. A newer connection takes
         over from an older one: an agent that came back knows better than we do whether its old connection is dead.
@@ -94,17 +94,17 @@ class Agent:
         return tuple(sorted(self.running - set(present) - coming))
 
     def speaks_through(self, connection: Connection) -> bool:
-        """Whether this is its connection. What an older one still had to say comes again on the newer one."""
+        """Return whether this is the agent's connection. Messages of an older one come again on the newer one."""
         return self._connection is connection
 
     def note_received(self) -> bool:
-        """One more of its counted messages has been dealt with. Whether `tell_received` is due now, and was not yet."""
+        """Count one of its messages as dealt with; return whether `tell_received` has become due."""
         was_due = self.received != self._confirmed
         self.received += 1
         return not was_due
 
     def tell_received(self) -> None:
-        """Confirm all that have been dealt with, in one word, unless an order has done so meanwhile."""
+        """Confirm all messages that have been dealt with, unless an order has done so meanwhile."""
         if self._connection is not None and self.received != self._confirmed:
             self._connection.send_frame(self._confirmation())
 
@@ -116,7 +116,7 @@ class Agent:
         self._outbox.confirm(count)
 
     def detach(self, connection: Connection) -> bool:
-        """This connection ended. False if a newer one has taken over already."""
+        """Forget a connection that has ended; return False if a newer one has taken over already."""
         if self._connection is not connection:
             return False
         self._connection = None
@@ -131,7 +131,7 @@ class Agents:
         self._owner: dict[str, Agent] = {}  # process -> the agent that was ordered to start it
         self._count = 0
         self._dead: set[str] = set()  # processes whose pages may still be asked for
-        self._forgotten: set[str] = set()  # of which their agents were told that nobody will ask any more
+        self._forgotten: set[str] = set()  # which their agents have been ordered to forget
         self._unasked: collections.deque[str] = collections.deque()  # the same of those that never held a rank
 
     def __iter__(self) -> Iterator[Agent]:
@@ -141,7 +141,7 @@ class Agents:
         return len(self._agents)
 
     def recall(self, lives: Mapping[str, str], processes: Iterable[Process]) -> None:
-        """After a restart: the agents that were here, who was ordered to start what, and what has ended.
+        """Restore after a restart: the agents that were connected, their processes, and which of these have ended.
 
         `lives`: which run of each agent it was, so that another one is noticed that has taken its place meanwhile.
         """
@@ -166,13 +166,13 @@ class Agents:
         return agent
 
     def remove(self, agent: Agent) -> None:
-        """It is lost, and with it all that it ran: should it come back, it is a new one."""
+        """Forget a lost agent and all that it ran: should it come back, it is a new one."""
         del self._agents[agent.name]
         self._owner = {process: owner for process, owner in self._owner.items() if owner is not agent}
         self._dead = {process for process in self._dead if process in self._owner}
 
     def owns(self, agent: Agent, process: str) -> bool:
-        """Whether this agent was ordered to start this process, which may have ended since."""
+        """Return whether this agent was ordered to start this process, which may have ended since."""
         return self._owner.get(process) is agent
 
     def spawn(self, command: Spawn) -> None:
@@ -187,7 +187,7 @@ class Agents:
             agent.send(command)
 
     def ask_for_stack(self, process: str) -> bool:
-        """Ask what a process is doing. False: its agent is not here to be asked."""
+        """Ask for the stack of a process; return False if its agent is not connected."""
         agent = self._owner.get(process)
         if agent is None or not agent.connected:
             return False
@@ -199,7 +199,7 @@ class Agents:
         self._dead.add(process)
 
     def order(self, processes: Sequence[str], command: WorkerCommand | StoreLost) -> None:
-        """One frame for each agent that runs any of these processes, in the order of the first of them."""
+        """Send a command in one frame to each agent that runs any of these processes."""
         payload = encode_payload(command)
         names_of: dict[Agent, list[str]] = {}
         for name in processes:
@@ -219,7 +219,7 @@ class Agents:
             owner.send(ToWorkers(processes=(process,), payload=encode_payload(reply)))
 
     def copy_private(self, sources: Sequence[str], target: str, version: int) -> None:
-        """A rank's private state lies beside its dead holder's page; its new holder needs it before it restores.
+        """Copy a rank's private state from the pages of its dead holders to that of its new one, before that restores.
 
         `sources` come newest last, so the newest overwrites what an older one may have left of the same version.
         """
@@ -231,20 +231,20 @@ class Agents:
                 holder.send(TakePrivate(source=source, target=target, version=version))
 
     def take_private(self, sources: Sequence[str], target: str, version: int) -> None:
-        """Ask for what these dead holders of a rank left behind, newest last, for a checkpoint."""
+        """Ask for the private state of these dead holders of a rank, newest last, for a checkpoint."""
         for source in sources:
             holder = self._owner.get(source)
             if holder is not None:
                 holder.send(TakePrivate(source=source, target=target, version=version))
 
     def pass_on(self, state: PrivateState) -> None:
-        """To the host of its target, if that still is one."""
+        """Send private state to the host of its target, if there still is one."""
         taker = self._owner.get(state.target)
         if taker is not None:
             taker.send(state)
 
     def forget(self, process: str) -> None:
-        """It ended and never held a rank: what it left behind will not be asked for."""
+        """Have the agent forget a process that ended and never held a rank."""
         owner = self._owner.get(process)
         if owner is None:
             return
@@ -255,7 +255,7 @@ class Agents:
             self._owner.pop(self._unasked.popleft(), None)
 
     def forget_dead(self) -> None:
-        """Everyone is restored: what dead processes left behind will not be asked for again."""
+        """Have agents forget the dead processes: all ranks are restored, so their private state is not needed again."""
         for process in self._forgotten:  # the last time: by now what was still on its way has come
             self._owner.pop(process, None)
         for process in sorted(self._dead):

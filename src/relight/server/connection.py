@@ -24,7 +24,7 @@ class Connection:
         end_when_silent(writer.get_extra_info("socket"), CONTROL)
 
     async def start_tls(self, tls: Tls, timeout_seconds: float) -> None:
-        """Tell the peer to, and go on in TLS. Raises ProtocolError: it has no certificate that counts here."""
+        """Continue in TLS, after StartTls. Raises ProtocolError if the peer's certificate is not accepted."""
         self.send(StartTls(protocol_version=PROTOCOL_VERSION))
         try:
             self.reader, self._writer = await start_tls(
@@ -55,6 +55,6 @@ class Connection:
 
 
 def _describe_peer(writer: asyncio.StreamWriter) -> tuple[str, str]:
-    """Where it comes from: its address, and the same with the port, for people."""
+    """Return the address of the peer, and the same with the port, for people."""
     address = writer.get_extra_info("peername")
     return (str(address[0]), f"{address[0]}:{address[1]}") if isinstance(address, tuple) else ("", "an unknown peer")

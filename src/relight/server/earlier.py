@@ -28,7 +28,7 @@ _TAIL_BYTES = 64 * 1024
 def keep_aside(run_dir: Path) -> Path | None:
     """Move the files of the run that `run_dir` holds into a directory in it, whose path is returned; None without one.
 
-    Raises UsageError if that run may still be alive, or what lies there cannot be told to be a run; OSError.
+    Raises UsageError if that run may still be alive, or what lies there is not known to be a run; OSError.
     """
     journal = run_dir / JOURNAL
     if not journal.exists():
@@ -40,15 +40,15 @@ def keep_aside(run_dir: Path) -> Path | None:
             f"--run-dir {run_dir} already holds a {JOURNAL} that cannot be read ({error}); choose another directory"
         ) from error
     _require_end(run_dir, journal)
-    aside = _next_place(run_dir)
+    aside = _next_directory(run_dir)
     for name in (*_OF_A_RUN, JOURNAL):  # the journal last: while it is there, the rest can be moved again
         if (run_dir / name).exists():
             (run_dir / name).rename(aside / name)
     return aside
 
 
-def _next_place(run_dir: Path) -> Path:
-    """The newest one again, if somebody was interrupted while moving files into it."""
+def _next_directory(run_dir: Path) -> Path:
+    """Return a new directory, or the newest one again if a move of files into it was interrupted."""
     number = 1
     while (run_dir / f"earlier-{number}" / JOURNAL).exists():
         number += 1
@@ -58,7 +58,7 @@ def _next_place(run_dir: Path) -> Path:
 
 
 def _require_end(run_dir: Path, journal: Path) -> None:
-    """A job is over if it says so, or if nobody has touched its journal for long. Its controller holds a lock on it."""
+    """Raise UsageError unless the run is over: by its journal, or since that was not touched for long."""
     alive = f"--run-dir {run_dir} holds a run that is still alive (relight status {run_dir}); end it, or choose another"
     with journal.open("rb") as file:
         try:

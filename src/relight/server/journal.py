@@ -26,7 +26,7 @@ from relight.wire.settings import JobSettings
 
 FORMAT_VERSION = 1
 JOURNAL = "journal.jsonl"
-SILENT_SECONDS = 30.0  # six signs of life missed, and clocks of hosts may differ by a little: nobody runs the job
+SILENT_SECONDS = 30.0  # six signs of life missed, by clocks that may differ a little: no controller
 RESERVE_NAME = "journal.reserve"
 MAX_UNWRITTEN_BYTES = 8 * 2**20  # kept in memory while the disk takes nothing
 LONG_WRITE_SECONDS = 0.02  # worth a line in the report
@@ -54,7 +54,7 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def records(lines: Iterable[JournalLine]) -> Iterator[Record]:
-    """What a controller was told, without its orders."""
+    """Return the events and expiries that a controller took in, without its commands."""
     return (Record(line.now, line.event) for line in lines if line.event is not None or line.expired)
 
 
@@ -63,7 +63,7 @@ class JournalInUse(Exception):
 
 
 class Journal:
-    """Appends lines to a file. A disk that takes nothing is told once, and tried again with every line.
+    """Appends lines to a file. A disk that takes nothing is reported once, and tried again with every line.
 
     Lines that could not be written are kept in memory, so nothing is missing once there is room again. Until then
     the *reserve* beside the journal says that something is missing, and which generation is the newest.
@@ -83,7 +83,7 @@ class Journal:
 
         With `take_over` a lock that another controller holds is no hindrance: what it has written is copied, and the
         copy takes the journal's place. Should that controller live, its own file is not the journal any more; it finds
-        that out before its next line, and calls `give_way` before anything can come of what it was told.
+        that out before its next line, and calls `give_way` before anything can come of the event.
         """
         self._give_way = give_way
         self._path = run_dir / JOURNAL
@@ -98,7 +98,7 @@ class Journal:
         self._reserve: Reserve | None = None
         self._found_bytes = 0  # written by an earlier controller, if this resumes its journal
         self.storage_waits: list[StorageWait] = []  # writes of this controller that took long
-        self.behind = False  # more happened under that controller than it could write
+        self.incomplete = False  # more happened under that controller than it could write
         try:
             self._open(settings, resume=resume, take_over=resume and take_over)
         except OSError as error:
@@ -119,9 +119,9 @@ class Journal:
         if self._descriptor is None:
             raise JournalInUse(f"{self._path} is being written by another controller of this job")
         self._reserve = Reserve(self._path.parent / RESERVE_NAME)
-        self.behind = self._reserve.behind
+        self.incomplete = self._reserve.incomplete
         whole = _whole_lines(self._descriptor)
-        os.ftruncate(self._descriptor, whole)  # half a line is all that a dead controller may have left behind them
+        os.ftruncate(self._descriptor, whole)  # half a line is all that a dead controller may have left after them
         if whole:
             self._found_bytes = whole
             read_header(self._path)
@@ -129,7 +129,7 @@ class Journal:
             self._write(JournalHeader(format=FORMAT_VERSION, wall=_wall(), settings=settings))
 
     def found(self) -> Iterator[JournalLine]:
-        """What an earlier controller has written, one line after the other: a journal may be larger than the memory.
+        """Yield the lines of an earlier controller, one after the other: a journal may be larger than the memory.
 
         Raises OSError, or msgspec.DecodeError with the number of the line that is not understood.
         """
@@ -189,7 +189,7 @@ class Journal:
             self._write_out()
 
     def show_life(self) -> None:
-        """Touch the file: whoever sees the run directory, on whatever host, sees that the job has a controller."""
+        """Touch the file, so that every host that sees the run directory sees that the job has a controller."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.utime(self._descriptor)
@@ -242,20 +242,20 @@ class Journal:
         self._failing = True
         if self._reserve is not None:
             with contextlib.suppress(OSError):  # then `_keep_generation` fails too, and says so
-                self._reserve.keep(behind=True)
+                self._reserve.keep(incomplete=True)
         self._say(
             "error",
             f"the journal {self._path} cannot be written ({error.strerror or error}); training goes on and failures "
-            "are still handled, but should the controller die now, the job could not go on. Make room: what is "
-            "missing is written then",
+            "are still handled, but if the controller died now, the job would have to end. Free some space: the "
+            "missing lines are written then",
         )
 
     def _recover(self) -> None:
-        """Everything is in the file after all. Raises OSError if it is not sure to stay there."""
+        """Note that all lines are in the file again. Raises OSError if the disk does not keep them."""
         if self._descriptor is None or self._reserve is None:
             return
         os.fdatasync(self._descriptor)
-        self._reserve.keep(behind=False)
+        self._reserve.keep(incomplete=False)
         self._failing = False
         self._say("info", f"the journal {self._path} is written again; nothing is missing")
 
@@ -264,7 +264,7 @@ class Journal:
             if self._reserve is None:
                 raise OSError(0, "there is no reserve either")
             if self._reserve.generation < generation:
-                self._reserve.keep(generation=generation, behind=True)
+                self._reserve.keep(generation=generation, incomplete=True)
         except OSError as error:
             return (
                 f"generation {generation} cannot be made durable ({error.strerror or error}, and the journal cannot be "
@@ -286,7 +286,7 @@ def _open_locked(path: Path, more: int = 0) -> int | None:
 
 
 def _whole_lines(descriptor: int) -> int:
-    """Where the last whole line ends, in bytes from the start of the file."""
+    """Return where the last whole line ends, in bytes from the start of the file."""
     end = os.fstat(descriptor).st_size
     while end:
         begin = max(0, end - _CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""People: everyone who watches the job, and what they are told."""
+"""The connections of observers, and the notices for them."""
 
 import asyncio
 from collections import deque
@@ -13,19 +13,19 @@ MAX_NAMES = 100  # of observers whose place in the unheard notices is remembered
 
 
 class Observers:
-    """Notices said while nobody listens are kept for whoever comes, and told to each of them once."""
+    """Sends notices to all observers; keeps those that no observer has received, for the next ones."""
 
     def __init__(self) -> None:
         self._connections: set[Connection] = set()
         self._unheard: deque[NoticeUpdate] = deque(maxlen=MAX_UNHEARD)
         self._unheard_count = 0  # including those that are no longer kept
-        self._told: dict[str, int] = {}  # by observer's name: how many of them it has been told, or were before it
+        self._told: dict[str, int] = {}  # by observer's name: how many of them it has received, or were before it
 
     def __bool__(self) -> bool:
         return bool(self._connections)
 
     def add(self, connection: Connection, name: str) -> None:
-        """`name` tells one that comes back from another: it is not told again what it was told before."""
+        """Add an observer. One that comes back under its `name` does not get old notices a second time."""
         self._connections.add(connection)
         missed = self._unheard_count - self._told.pop(name, 0)
         for update in list(self._unheard)[max(0, len(self._unheard) - missed) :]:
@@ -42,7 +42,7 @@ class Observers:
             connection.send(message)
 
     def tell(self, level: str, text: str) -> None:
-        """A line for people."""
+        """Send a line for people."""
         update = NoticeUpdate(level=level, text=text)
         if not self._connections:
             self._unheard.append(update)

@@ -6,11 +6,11 @@ Overwriting needs no new room. Nothing is written here while the journal can be 
 import os
 from pathlib import Path
 
-_FORMAT = "generation {:012d} behind {:d}\n"
+_FORMAT = "generation {:012d} incomplete {:d}\n"
 
 
 class Reserve:
-    """`generation`: the newest one in use. `behind`: the journal misses something that happened."""
+    """`generation`: the newest one in use. `incomplete`: the journal misses something that happened."""
 
     def __init__(self, path: Path) -> None:
         """Read it, or make it. Raises OSError, also if it is damaged."""
@@ -19,27 +19,27 @@ class Reserve:
             text = os.pread(self._descriptor, 64, 0).decode(errors="replace").split()
             if text:
                 try:
-                    self.generation, self.behind = int(text[1]), text[3] != "0"
+                    self.generation, self.incomplete = int(text[1]), text[3] != "0"
                 except (ValueError, IndexError):
                     raise OSError(0, f"{path} is damaged") from None
             else:
-                self.generation, self.behind = 0, False
+                self.generation, self.incomplete = 0, False
                 self._write()
         except OSError:
             os.close(self._descriptor)
             raise
 
-    def keep(self, *, generation: int | None = None, behind: bool | None = None) -> None:
+    def keep(self, *, generation: int | None = None, incomplete: bool | None = None) -> None:
         """Write what has changed, and wait until it is on the disk. Raises OSError."""
         self.generation = self.generation if generation is None else generation
-        self.behind = self.behind if behind is None else behind
+        self.incomplete = self.incomplete if incomplete is None else incomplete
         self._write()
 
     def close(self) -> None:
         os.close(self._descriptor)
 
     def _write(self) -> None:
-        data = _FORMAT.format(self.generation, self.behind).encode()
+        data = _FORMAT.format(self.generation, self.incomplete).encode()
         if os.pwrite(self._descriptor, data, 0) != len(data):
             raise OSError(0, "the reserve was written in part")
         os.fdatasync(self._descriptor)

@@ -1,4 +1,4 @@
-"""What a process was doing, asked before it is given up for a hang: afterwards nobody can tell.
+"""Captures the stacks of processes that are suspected of a hang, before they are killed for it.
 
 A suspicion waits for the answer, usually for milliseconds, for three seconds at most. Nothing is decided here.
 """
@@ -69,7 +69,7 @@ class StackCaptures:
 def with_stacks(
     suspicion: Suspicion, asked: dict[str, str], answers: dict[str, StackTaken], asking_ns: int
 ) -> Suspicion:
-    """The same, and where each process was: in a sentence of the evidence, and in full. Pure.
+    """Add to a suspicion where each process was: in a sentence of the evidence, and in full. Pure.
 
     The time that was spent on asking belongs to noticing the failure.
     """

@@ -1,4 +1,4 @@
-"""The snapshot that people see: who is where, how fast, how many failures survived."""
+"""The snapshot that people see: where each rank is, how fast, how many failures survived."""
 
 import math
 from collections import deque
@@ -31,7 +31,7 @@ class StatusBoard:
             self._newest = sample.position.version
 
     def take(self, status: PublishStatus | RestoreStatus) -> None:
-        """What a worker says of moving bytes."""
+        """Take in the progress of a publication or a restore."""
         if isinstance(status, RestoreStatus):
             self._restoring[status.rank] = status
         else:
@@ -41,7 +41,7 @@ class StatusBoard:
         self._samples.pop(process, None)
 
     def position(self, process: str) -> Position:
-        """Where `process` was last seen."""
+        """Return the newest position of `process`."""
         sample = self._samples.get(process)
         return sample.position if sample else Position()
 
@@ -52,7 +52,7 @@ class StatusBoard:
         return max((at.version for at in positions if at.stamp_ns and at.generation == core.generation), default=-1)
 
     def idle_seconds(self, host: str) -> float:
-        """For how long no rank outside `host` had got on when last seen, beyond a usual step; infinite without any."""
+        """Return how long no rank outside `host` had made progress, beyond a usual step; infinite if there is none."""
         ranks = self._controller.rank_hosts()
         processes = (name for rank, name in self._controller.rank_processes().items() if ranks[rank] != host)
         samples = [sample for name in processes if (sample := self._samples.get(name)) is not None]

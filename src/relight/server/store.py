@@ -1,6 +1,6 @@
 """Rendezvous keys of the current generation: how its members find each other to form a process group.
 
-Everything carries the generation, so a process that slept through a recovery meets nobody: its requests are
+Everything carries the generation, so a process that slept through a recovery meets no other: its requests are
 answered with an error, and nothing that it sets can be seen by the new group.
 
 The store lives in memory only. A restarted controller asks every worker to say again what it had put there (StoreLost).

@@ -49,7 +49,7 @@ def read_predecessor(journal: Journal, settings: ControllerSettings) -> Predeces
         collections.deque(passed, maxlen=0)
     written = datetime.datetime.fromisoformat(passed.wall).timestamp() if passed.wall else time.time()
     now = max(passed.last, passed.dated + time.time() - written)
-    if failure is None and core.ended is None and journal.behind:
+    if failure is None and core.ended is None and journal.incomplete:
         text = (
             "the controller died while its journal could not be written, so what the job has done since is not "
             "known. Resume from your last checkpoint once there is room on the disk"

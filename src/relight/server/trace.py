@@ -1,4 +1,4 @@
-"""What is written for people to look at: phase changes (`trace.jsonl`) and other states (`status.jsonl`).
+"""Files for people: phase changes (`trace.jsonl`) and other states (`status.jsonl`).
 
 Each is bounded: two files, the older one dropped.
 """
@@ -18,7 +18,7 @@ MAX_STATUS_BYTES = 4 * 2**20
 
 
 class Lines:
-    """Appends JSON lines to NAME.jsonl. Never raises: `on_failure` is told once, and the file ends there."""
+    """Appends JSON lines to NAME.jsonl. Never raises: the first failure goes to `on_failure`, and ends the file."""
 
     def __init__(self, path: Path, on_failure: Callable[[str], None], what_is_missed: str, max_bytes: int) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class Lines:
 
 
 class TraceFile:
-    """What each worker did when, for the timeline."""
+    """The phases of each worker, for the timeline."""
 
     def __init__(self, run_dir: Path, on_failure: Callable[[str], None], max_bytes: int = MAX_TRACE_BYTES) -> None:
         self._lines = Lines(run_dir / "trace.jsonl", on_failure, "the timeline will miss the phases", max_bytes)
@@ -60,7 +60,7 @@ class TraceFile:
 
 
 class StatusFile:
-    """What workers and agents say besides phases."""
+    """States that workers and agents report, besides phases."""
 
     def __init__(self, run_dir: Path, on_failure: Callable[[str], None], max_bytes: int = MAX_STATUS_BYTES) -> None:
         missed = "what is published and restored is not shown"
@@ -71,7 +71,7 @@ class StatusFile:
 
 
 def read_statuses(run_dir: Path) -> Iterator[Status]:
-    """What the status files of a run say, oldest first; lines that cannot be read are left out. Never raises."""
+    """Yield the lines of the status files of a run, oldest first, without those that cannot be read. Never raises."""
     for name in ("status.1.jsonl", "status.jsonl"):
         try:
             with (run_dir / name).open("rb") as lines:

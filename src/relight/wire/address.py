@@ -1,7 +1,7 @@
-"""Where the job's controller listens, as it says itself: in its host's private directory, and in the run directory.
+"""The file in which a controller says where it listens: in its host's private directory, and in the run directory.
 
 The first is for its own host. The second is for hosts that share the run's storage: a controller that is started on
-another host, because the first one's is gone, is found there. It is no secret, and nobody is trusted for it: controller
+another host, because the first one's is gone, is found there. It is no secret, and proves nothing: controller
 and agents prove to each other knowledge of the job's token.
 """
 
@@ -27,7 +27,7 @@ def announce(directory: Path, host: str, port: int) -> None:
 
 
 def find_address(directory: Path) -> Address | None:
-    """What the last controller announced here; None if there was none."""
+    """Return the address that the last controller announced here; None if there was none."""
     try:
         return msgspec.json.decode((directory / "controller.json").read_bytes(), type=Address)
     except (OSError, msgspec.DecodeError):

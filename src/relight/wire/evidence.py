@@ -1,4 +1,4 @@
-"""What a worker of `relight prove` writes down of each committed step, one JSON line each.
+"""Records of each committed step by a worker of `relight prove`, one JSON line each.
 
 The lines of a process are in RUN_DIR/evidence/PROCESS.jsonl. Digests are hexadecimal; what is a number, is written out.
 """
@@ -47,7 +47,7 @@ def evidence_path(run_dir: str | Path, process: str) -> Path:
 
 
 def read_evidence(run_dir: str | Path) -> Iterator[StepEvidence]:
-    """Of all processes; a line that was cut short, as its process was killed, is left out."""
+    """Read the records of all processes, without a last line that was cut short when its process was killed."""
     for path in sorted((Path(run_dir) / DIRECTORY).glob("*.jsonl")):
         for line in path.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):

@@ -2,7 +2,7 @@
 
 A pidfd becomes readable only after the dying process's memory has been freed, which takes tens of milliseconds for a
 gigabyte and seconds for a hundred. A robust mutex (pthread_mutexattr_setrobust) is released at the very start of the
-exit: whoever waits for it gets EOWNERDEAD. The worker's main thread holds one from start to end; its agent waits.
+exit: a waiting process gets EOWNERDEAD. The worker's main thread holds one from start to end; its agent waits.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ def await_death(mapping: mmap.mmap, offset: int) -> bool:
 
 
 def _address(mapping: mmap.mmap, offset: int) -> ctypes.c_void_p:
-    """Where the lock lies. The mapping must not be closed while somebody holds it or waits."""
+    """The address of the lock. The mapping must not be closed while a thread holds it or waits for it."""
     return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(mapping, offset)))
 
 

@@ -32,7 +32,7 @@ def _try(address: str) -> None:
 
 
 def is_default(address: str) -> bool:
-    """Whether a job whose controller listens there keeps to its host."""
+    """Return whether a job whose controller listens there keeps to its host."""
     return address in (IPV4, IPV6)
 
 

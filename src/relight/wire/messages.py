@@ -99,7 +99,7 @@ class StoreSet(_Message, frozen=True, kw_only=True):
 
 
 def private_key(rank: int) -> str:
-    """Where a rank that nobody holds any more has its private state, while a last checkpoint is written."""
+    """Return the key for the private state of a rank without a process, while a last checkpoint is written."""
     return f"private/{rank}"
 
 
@@ -180,7 +180,7 @@ class Samples(_Message, frozen=True, kw_only=True):
 
 
 class Pace(_Message, frozen=True, kw_only=True):
-    """How often an agent shall sample, and whether its processes' phases are wanted. Until told: often, and yes."""
+    """How often an agent shall sample, and whether its processes' phases are wanted. At first: often, and yes."""
 
     sample_seconds: float
     trace: bool
@@ -216,7 +216,7 @@ class TraceChunk(_Message, frozen=True, kw_only=True):
 
 
 class CopyPrivate(_Message, frozen=True, kw_only=True):
-    """Give `target` the rank-private state of `version` that `source`, its dead predecessor, left behind.
+    """Give `target` the rank-private state of `version` that `source`, its dead predecessor, held.
 
     A version that is not there is skipped: an older predecessor may have it.
     """
@@ -227,7 +227,7 @@ class CopyPrivate(_Message, frozen=True, kw_only=True):
 
 
 class TakePrivate(_Message, frozen=True, kw_only=True):
-    """The same for a target on another host: answered with PrivateState, if that version is there."""
+    """Read private state for a target on another host: answered with PrivateState, if that version is there."""
 
     source: str
     target: str
@@ -249,7 +249,7 @@ class PrivateState(_Message, frozen=True, kw_only=True):
 
 
 class TakeStack(_Message, frozen=True, kw_only=True):
-    """What is this process doing? Answered with StackTaken, if the agent can; not said again if it cannot."""
+    """Ask for the stacks of a process. Answered with StackTaken, if the agent can; not repeated if it cannot."""
 
     process: str
 

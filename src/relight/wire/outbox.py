@@ -43,7 +43,7 @@ class Outbox:
         self._waiting: deque[tuple[msgspec.Struct, bytes]] = deque()
 
     def __iter__(self) -> Iterator[msgspec.Struct]:
-        """What is not confirmed yet, oldest first."""
+        """Yield the messages that are not confirmed yet, oldest first."""
         return (message for message, _ in self._waiting)
 
     def put(self, message: msgspec.Struct) -> bytes:

@@ -1,4 +1,4 @@
-"""What `relight run` was asked for, as one frozen value that every process of the job reads.
+"""The settings of a job, as one frozen value that every process of the job reads.
 
 It lies in `settings.json` in the job's private directory (mode 0700), next to the token. Processes of the job
 get the directory's path in RELIGHT_PRIVATE_DIR; secrets are never put on a command line or in an environment.
@@ -232,13 +232,13 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_identical_errors: int = 2  # the same exception at the same step: a bug, not a failure
     plan: Plan = Plan()
     # --- `relight prove`
-    stop_after: int = 0  # the job ends after so many steps, and the script does not go on after its loop; 0: it does
+    stop_after: int = 0  # the job ends after so many steps, with the loop; 0: the script continues after its loop
     evidence: bool = False  # workers write down digests of each step, and touch no checkpoint and no logger
     traced_step: int = -1  # of this one also every operation
 
 
 def part_of(kind: type[Part], settings: JobSettings) -> Part:
-    """The part of the job's settings that a component of the core decides by."""
+    """Return the settings that a component of the core needs."""
     return kind(**{name: getattr(settings, name) for name in kind.__struct_fields__})
 
 

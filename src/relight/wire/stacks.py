@@ -2,7 +2,7 @@
 
 Real-time signals, which scripts leave alone. The handlers are faulthandler's, in C: they need neither the GIL nor a
 main thread that gets anywhere, and a system call that they interrupt is started again. A process that has no handler
-would be killed by them, so whoever asks looks first (agent/stacks.py).
+would be killed by them, so an agent looks first (agent/stacks.py).
 """
 
 import signal
@@ -13,5 +13,5 @@ ALL_STACKS = int(signal.SIGRTMIN) + 10  # every thread's: their frames are read 
 
 
 def stack_path(private_dir: Path, process: str) -> Path:
-    """Where a worker writes its stacks, one behind the other."""
+    """Return the file in which a worker writes its stacks, one after the other."""
     return private_dir / f"stack-{process}.txt"

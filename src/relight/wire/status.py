@@ -1,7 +1,7 @@
-"""What workers and agents tell for people to see, besides phases: never journaled, and no decision depends on it.
+"""States that workers and agents report for people, besides phases: never journaled, and no decision depends on them.
 
-The controller writes it to `status.jsonl` of the run directory, a `StatusLine` each. Everything is a state, told when
-it has changed and at most twice a second (GPUs: every five seconds); whoever missed some lines knows all from the next.
+The controller writes them to `status.jsonl` of the run directory, a `StatusLine` each. A state is reported when it has
+changed, at most twice a second (GPUs: every five seconds); a reader that missed lines knows all from the next one.
 """
 
 import msgspec
@@ -84,7 +84,7 @@ class StatusLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_line(line: StatusLine) -> bytes:
-    """With the newline."""
+    """Return the line, with its newline."""
     return msgspec.json.encode(line) + b"\n"
 
 

@@ -1,6 +1,6 @@
 """TLS between hosts, if the job has it: which files, whom they prove, and what to say when they do not.
 
-Both sides have a certificate of the job's authority, and nobody else is spoken to. The token is asked for all the same.
+Both sides have a certificate of the job's authority, and accept no other. The proof of the token follows all the same.
 A connection begins with a frame of the listening side, so that two sides of which only one wants TLS can say so:
 
     listening side  -> connecting side   StartTls(protocol_version), in the clear
@@ -41,7 +41,7 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def files_from_environment() -> TlsFiles | None:
-    """As `relight run` left them to its children (`leave_to_children`). None: this job has no TLS."""
+    """Return the files that `relight run` left to its children (`leave_to_children`). None: this job has no TLS."""
     authority, certificate, key = (os.environ.get(variable, "") for variable in VARIABLES)
     return TlsFiles(authority=authority, certificate=certificate, key=key) if authority else None
 
@@ -73,12 +73,12 @@ class Tls:
             raise ProtocolError(f"the certificate {files.certificate} cannot be used: {error}") from error
 
     def server(self) -> ssl.SSLContext:
-        """For a connection that was accepted: TLS 1.3, and only peers with a certificate of the authority."""
+        """Return the context for an accepted connection: TLS 1.3, and a peer with a certificate of the authority."""
         self._renew()
         return self._contexts[0]
 
     def client(self) -> ssl.SSLContext:
-        """For a connection to a host that has to prove its name."""
+        """Return the context for a connection to a host that has to prove its name."""
         self._renew()
         return self._contexts[1]
 
@@ -104,7 +104,7 @@ def _load(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         context.load_verify_locations(files.authority)
         # An empty password rather than a question on the terminal, for a key that is encrypted.
         context.load_cert_chain(files.certificate, files.key, password="")
-    contexts[0].num_tickets = 0  # nobody resumes; and bytes that are no message would look like one (`is_readable`)
+    contexts[0].num_tickets = 0  # sessions are not resumed; a ticket would look like a message (`is_readable`)
     return contexts
 
 
@@ -150,7 +150,7 @@ def prove_certificate(files: TlsFiles, *names: str) -> Tls:
 
 
 def explain(error: BaseException, whose: str) -> str:
-    """What to do about a handshake that failed. `whose` certificate was looked at, such as "the controller's"."""
+    """Return what to do about a failed handshake. `whose` certificate was checked, such as "the controller's"."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{whose} certificate {_explain_certificate(error)}"
     if isinstance(error, TimeoutError) or "taking longer" in str(error):

@@ -1,1 +1,1 @@
-"""What an agent decides: pure functions of events and time. Sockets, clocks and processes are outside of this room."""
+"""The decisions of an agent: pure functions of events and time. Sockets, clocks and processes are outside."""

@@ -147,7 +147,7 @@ class TakeRank:
 
 @dataclass(frozen=True)
 class Release:
-    """Let go of what a dead process left behind."""
+    """Release the page and the output of a dead process."""
 
     process: str
 

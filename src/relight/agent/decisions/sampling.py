@@ -1,4 +1,4 @@
-"""When an agent looks at its processes, and when it reports what it has seen."""
+"""Decides when an agent looks at its processes, and when it reports them."""
 
 from relight.core.pace import SAMPLE_SECONDS
 from relight.wire.messages import Pace
@@ -20,7 +20,7 @@ class SamplingSchedule:
 
     @property
     def traces(self) -> bool:
-        """Whether the controller wants phases at all."""
+        """True if the controller wants phases at all."""
         return self._pace.trace
 
     def set_pace(self, pace: Pace) -> None:
