@@ -1,7 +1,7 @@
 """Judges samples: suspects hung and frozen processes, and names slow ranks."""
 
 from relight.core.controller import Controller
-from relight.core.detector import Detector, DetectorSettings, Sample
+from relight.core.detector import Detector, DetectorSettings
 from relight.core.events import CommunicationStalled, Event, ProcessSuspected
 from relight.core.stragglers import Stragglers
 from relight.server.agents import Agents
@@ -9,7 +9,7 @@ from relight.server.clock import JobClock
 from relight.server.driver import Driver
 from relight.server.stack_capture import StackCaptures
 from relight.server.status import StatusBoard
-from relight.wire.messages import StackTaken
+from relight.wire.messages import Sample, StackTaken
 from relight.wire.settings import JobSettings, part_of
 
 
