@@ -1,6 +1,6 @@
 """How long to wait before the next attempt to bring in a replacement, once several in a row have failed. Pure.
 
-What strikes from outside (signals, a machine short of memory, a network that is down) ends by itself sooner or later.
+Causes outside the job (signals, a machine short of memory, a network that is down) end by themselves sooner or later.
 So a job with an intact replica does not count to three and end: it tries again, less and less often.
 """
 
@@ -11,7 +11,7 @@ SAID_AGAIN_AFTER = 60  # attempts, some hour
 
 
 def pause_seconds(failed: int) -> float:
-    """From the failure of an attempt to the next one, if so many have failed in a row: 0, 0, 1, 2, 4, ... 60."""
+    """The pause before the next attempt after so many failures in a row: 0, 0, 1, 2, 4, ... 60 seconds."""
     if failed <= IMMEDIATE_ATTEMPTS:
         return 0.0
     doublings = min(failed - IMMEDIATE_ATTEMPTS - 1, 6)
@@ -44,7 +44,7 @@ class Backoff:
         return True
 
     def relative_to(self, now: float) -> tuple[int, float, float] | None:
-        """What its future depends on, as seen from `now`."""
+        """The state that later answers depend on; times from `now` on."""
         return (self.failed, max(0.0, self.until - now), self._failed_at - now) if self.failed else None
 
     def succeed(self) -> None:

@@ -1,4 +1,4 @@
-"""What shall be done: the orders that come out of the core. The shells around it carry them out.
+"""Commands: the orders that come out of the core. The shells around it carry them out.
 
 A command addresses an *audience*, not each rank, so that a decision is a handful of commands at any scale.
 `Controller.audience` turns an audience into process names.
@@ -87,8 +87,8 @@ class Restore(_Command, frozen=True, kw_only=True):
 
     `targets` are ranks that copy. `attempt` counts how often step `target` has been started before.
 
-    On a fallback tier every rank goes back, whatever it holds. BUDDY: who is no target takes its own
-    snapshot of `target`. CHECKPOINT: `sources` read their parts from the disk, and `targets` copy from them.
+    On a fallback tier every rank goes back, whatever it holds. BUDDY: a rank that is no target takes its
+    own snapshot of `target`. CHECKPOINT: `sources` read their parts from the disk, and `targets` copy from them.
     """
 
     audience: Audience
@@ -97,7 +97,7 @@ class Restore(_Command, frozen=True, kw_only=True):
     attempt: int
     sources: tuple[Source, ...]
     targets: tuple[int, ...]
-    derived: tuple[int, ...] = ()  # of these: nobody holds their private state, and it follows from rank and step
+    derived: tuple[int, ...] = ()  # ranks whose private state is lost, and follows from rank and step
     tier: FallbackTier = FallbackTier.REPLICA
     undone: int = 0  # versions that were finished, and are computed again: on a fallback tier
     history: int = 0  # the generation that last undid versions: what is kept of a version is of one history

@@ -1,6 +1,6 @@
 """Silent corruption: replicas of one version hold different bits, and no device has noticed anything.
 
-Which of them is right nobody can tell but by a majority, as in the replicated state machines of Schneider (1990,
+Only a majority tells which of them is right, as in the replicated state machines of Schneider (1990,
 section 4): with three replicas one may be wrong, with two it is only known that one is.
 """
 
@@ -31,7 +31,7 @@ def outvoted(digests: Mapping[int, int | str], voters: Collection[int]) -> tuple
 def describe_difference(
     digests: Mapping[int, int | str], version: int, tensors: Sequence[str] = (), *, majority: bool = False
 ) -> str:
-    """Who holds what, in words, for a job that must end. Nearly always it is the script, so memory comes last.
+    """Describe the holders of each state, for a job that must end. The script is the usual cause, so memory comes last.
 
     Args:
         digests: of the same version of the same state, by rank.

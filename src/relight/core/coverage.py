@@ -1,4 +1,4 @@
-"""Which losses a job survives, from who holds which part of the state, and where. Pure; shown before the first step.
+"""The losses that a job survives, by the holders of each part of the state, and their hosts. Pure; shown at the start.
 
 A loss is survived if each part of the state keeps a holder; or, where there are buddies, if each rank's snapshot is
 left, its own or its buddy's. One loss is that of a device (its process), or of a host
@@ -23,7 +23,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def survived(self) -> int:
-        """From replicas, with no finished step lost."""
+        """Whether replicas suffice, with no finished step lost."""
         return self.cases - self.fatal
 
 
@@ -37,7 +37,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What it costs to have one tier, and to need it. Bytes and seconds are estimates."""
+    """The cost of having one tier, and of needing it. Bytes and seconds are estimates."""
 
     tier: str  # "replica", "buddy memory", "checkpoint"
     in_use: bool
@@ -49,7 +49,7 @@ class TierCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the layout of a job's state is worth when something fails."""
+    """The losses that the layout of a job's state survives."""
 
     parts: tuple[Part, ...]
     losses: tuple[Loss, ...]
@@ -279,7 +279,7 @@ def _describe_loss(loss: Loss, below: Mapping[str, TierCost]) -> str:
 
 
 def _describe_costs(covered: Coverage) -> Iterable[str]:
-    """Of tiers in use: what they lose and take. Of others, if something is not survived: what they would cost."""
+    """Describe what tiers in use lose and take; if a loss is not survived, also what the others would cost."""
     worst = covered.losses[0].fatal or covered.losses[1].fatal
     for cost in covered.tiers:
         copied = f"{cost.copied_bytes / 2**20:.1f} MiB"

@@ -1,7 +1,7 @@
 """The recovery rule: forward or back, from what the survivors report after Stop. A pure function of those facts.
 
 It is variant A18 of docs/PROTOCOL.md, the one that held in every state searched: *forward if and only if every
-intact survivor is prepared for the step or already past it; otherwise back*, in which case nobody can have finished
+intact survivor is prepared for the step or already past it; otherwise back*, in which case no rank can have finished
 the step: what was written before its barrier is undone. FlashRecovery's published rule (section 3.3) decides from the
 failed rank's tag and diverges, because an all-reduce can complete on some survivors and fail on others.
 """
@@ -22,7 +22,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[int, ...]
     finishers: tuple[int, ...]
     targets: tuple[int, ...]
-    recalled: tuple[int, ...] = ()  # targets that get what their own rank once held: it is nobody's copy
+    recalled: tuple[int, ...] = ()  # targets that get what their own rank once held, and no copy of another's
 
 
 def describe_target(direction: str, target: int) -> str:
@@ -34,7 +34,7 @@ class Halt(msgspec.Struct, frozen=True, kw_only=True):
     """No target keeps the promise; the job ends and says why, unless a fallback tier has what is `lost`."""
 
     reason: str
-    lost: bool = True  # False: something has happened that must not happen, and nobody knows what else is wrong
+    lost: bool = True  # False: an invariant is broken, so no other state can be trusted either
 
 
 def decide(
@@ -112,7 +112,7 @@ def derived_ranks(reports: Sequence[Stopped], private_versions: Mapping[int, Col
 
 
 def _contradiction(intact: Sequence[Stopped], base: int, ahead: Sequence[int], unprepared: Sequence[int]) -> str:
-    """What must not hold among intact survivors (invariants I1 and I6), or an empty string."""
+    """Describe a contradiction among intact survivors (invariants I1 and I6); an empty string: there is none."""
     lineages: dict[int, str] = {}
     for report in intact:
         if report.version > base + 1:

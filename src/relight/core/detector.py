@@ -1,9 +1,9 @@
-"""Who has stopped making progress, judged from what agents sample. Suspicions only; the controller decides.
+"""The detector: which processes have stopped making progress, judged from agents' samples. The controller decides.
 
 A fixed time-out must be longer than anything a script ever does, so it is either useless or wrong. Here a rank is
 blamed only if it is idle *and* the others are waiting for it, and what counts as idle is learned from the job's own
 phases. A machine that is slow is not a failure: time in which a process wanted a processor and got none does not
-count, nor does time in which nobody looked (a late sample, a suspended terminal).
+count, nor does time without samples (a late sample, a suspended terminal).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from relight.core.position import IN_STEP, Phase
 from relight.core.sampling import PhaseTimes, Sample, Watch, note_leaders
 
 LEARNED_FACTOR = 10  # a phase may take this many times as long as it ever took
-BLIND_GAP_NS = 2 * 10**9  # a sample that is later than this is late, and the rest of the pause counts for nobody
+BLIND_GAP_NS = 2 * 10**9  # a sample that is later than this is late, and the rest of the pause does not count
 FROZEN_GAP_NS = 5 * 10**8  # the same for the state: two samples far apart do not prove that it was stopped between
 NEGLIGIBLE_NS = 10**9  # in a large job, a hang may be noticed by so much later
 STALE_SECONDS = 10.0  # a rank whose sample is late by more than this is not known well enough to compare with
@@ -50,12 +50,12 @@ class Detector:
         self._phase_times = PhaseTimes()
         self._judged_at = float("-inf")
         # Of a phase that never took longer than this nothing has to be learned: the limits are above what would follow.
-        # A large job in which nobody has been idle for so long is not looked at any closer.
+        # A large job in which no rank has been idle for so long is not looked at any closer.
         timeouts = (settings.hang_timeout_seconds, settings.outside_hang_timeout_seconds)
         shortest_ns = round(min(*timeouts, settings.startup_timeout_seconds) * 1e9)
         self._negligible_ns = min(NEGLIGIBLE_NS, shortest_ns // LEARNED_FACTOR)
         self._late_ns = BLIND_GAP_NS
-        # Who is out of sight for long may be the one that all wait for: known before anybody can be blamed instead.
+        # A rank out of sight may be the one that all wait for: that must be known before another is blamed instead.
         self._stale_seconds = min(STALE_SECONDS, settings.hang_timeout_seconds / 2)
         self._hang_seconds = settings.hang_timeout_seconds
 
@@ -65,7 +65,7 @@ class Detector:
         self._late_ns = BLIND_GAP_NS + round(more * 1e9)
         margin = min(STALE_SECONDS, self._settings.hang_timeout_seconds / 2)
         self._stale_seconds = margin + more
-        # As without: nobody is blamed before it is known for a while who is out of sight.
+        # As without: no rank is blamed before it has been known for a while which ranks are out of sight.
         self._hang_seconds = max(self._settings.hang_timeout_seconds, self._stale_seconds + margin)
 
     def observe(self, samples: Sequence[Sample], members: Mapping[int, str], now: float) -> tuple[Event, ...]:
@@ -129,9 +129,9 @@ class Detector:
             del self._watched[name]
 
     def _excuse_the_bereft(self, members: frozenset[str], ranks: Mapping[int, Watch], now: float) -> None:
-        """Who waited for a rank that was out of sight, and is none any more, is waited for from now on.
+        """Begin to count anew for the ranks that waited for a rank out of sight, once it has left the job.
 
-        Until its host was given up nobody could say whom all waited for. Those left must not be blamed for that time.
+        Until its host was given up it was not known which rank all waited for: the others are not blamed for that time.
         """
         left = [self._watched[name] for name in sorted(self._members - members) if name in self._watched]
         if any(now - watch.seen_at > self._stale_seconds for watch in left):
@@ -175,10 +175,10 @@ class Detector:
         return events
 
     def _note_since_when(self, ranks: Mapping[int, Watch], last: frozenset[int]) -> None:
-        """Since when each rank has been waited for: perhaps from just after it was last seen not to be.
+        """Note since when each rank has been waited for: at the earliest from the last sample by which it was not.
 
-        One that is found to be behind by the very sample by which it was not, since the others have been heard of
-        meanwhile, cannot be blamed by it: what it has done since is not known.
+        If newer samples of the others make a rank the last one by its old sample, that sample cannot blame it: what it
+        has done since is not known.
         """
         for rank, watch in ranks.items():
             if rank not in last or len(last) == len(ranks) > 1:
@@ -240,7 +240,7 @@ class Detector:
         ]
 
     def _parked(self, ranks: Mapping[int, Watch]) -> list[Event]:
-        """Perhaps all hung just after Resume. The core ignores this while it has a deadline of its own."""
+        """All are parked: perhaps they hung just after Resume. The core ignores this while it has its own deadline."""
         limit_seconds = self._settings.startup_timeout_seconds
         shortest = min(watch.idle_ns for watch in ranks.values())
         noticed_ns = max(watch.sample.sampled_ns for watch in ranks.values())
@@ -285,6 +285,6 @@ class Detector:
 
 
 def _last(ranks: Mapping[int, Watch], limits: Mapping[int, int]) -> frozenset[int]:
-    """The ranks that got least far. Who may be idle for ever is none of them: it waits for the core, or for these."""
+    """The ranks that got least far. A rank without a limit is none of them: it waits for the core, or for these."""
     least = min((watch.key for rank, watch in ranks.items() if limits[rank]), default=None)
     return frozenset(rank for rank, watch in ranks.items() if limits[rank] and watch.key == least)

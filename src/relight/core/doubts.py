@@ -22,7 +22,7 @@ class Doubts:
         self.verdict = ""  # of a job whose ranks all ended
 
     def add(self, rank: int, step: int, reason: str, process: str = "") -> bool:
-        """True if nobody gave this reason before. A rank may say it again, or whoever holds that rank then."""
+        """Add a reason; True if it is new. A rank may give it again, or a later holder of that rank."""
         key = rank, reason
         if key in self._found:
             return False

@@ -1,4 +1,4 @@
-"""What happened: the facts that go into the core. Each is one journal line; replaying them repeats every decision.
+"""Events: the facts that go into the core. Each is one journal line; replaying them repeats every decision.
 
 An event carries no clock reading of the controller; the time of its arrival is the `now` argument of `handle`.
 Fields ending in `_ns` are CLOCK_MONOTONIC readings of the host where the fact was observed.
@@ -70,7 +70,7 @@ class ProcessSuspected(_Event, frozen=True, kw_only=True):
 
 
 class RankSlow(_Event, frozen=True, kw_only=True):
-    """What a rank does by itself, waiting not counted, has long taken much more time than on other ranks."""
+    """A rank's own work, waiting not counted, has long taken much more time than that of other ranks."""
 
     process: str
     evidence: str

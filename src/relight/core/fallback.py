@@ -97,7 +97,7 @@ def newest_to_trust(reports: Sequence[Stopped], differed_at: int) -> int | None:
 def newest_snapshots(
     reports: Sequence[Stopped], shards: Shards, at_most: int | None = None
 ) -> tuple[int, tuple[tuple[int, int], ...]] | None:
-    """The newest version of which every rank's state is in somebody's memory, and where; None: there is none."""
+    """The newest version of which every rank's state is in some memory, and its places; None: there is none."""
     copies: dict[int, dict[int, int]] = {}  # by version: of which rank, in whose memory
     standing: set[int] = set()  # ranks that have gone back already, and stay as they are; they serve no snapshot
     for report in reports:
@@ -139,7 +139,7 @@ def worth_keeping(reports: Sequence[Stopped], shards: Shards) -> int:
 
 
 def _of_version(reports: Sequence[Stopped], version: int) -> list[Stopped]:
-    """The same reports, as if that were the only version of which there are snapshots."""
+    """The reports with snapshots of this version only."""
     return [
         msgspec.structs.replace(report, snapshots=tuple(s for s in report.snapshots if s.version == version))
         for report in reports
@@ -149,8 +149,8 @@ def _of_version(reports: Sequence[Stopped], version: int) -> list[Stopped]:
 def _find(
     copies: Mapping[int, int], standing: Collection[int], world_size: int, shards: Shards, derivable: bool
 ) -> tuple[tuple[int, int], ...] | None:
-    """Of one version: where each rank's state is. Another holder's of the same part will do if that is all there is to
-    a rank's state, besides what follows from rank and step."""
+    """Find each rank's state of one version. The snapshot of another holder of the same part will do if private state
+    follows from rank and step."""
     by_part = {shards.key(rank): (holder, rank) for rank, holder in copies.items()}
     places = []
     for rank in range(world_size):
@@ -178,7 +178,7 @@ def _newest_checkpoint(reports: Sequence[Stopped], trusted: int | None) -> int:
 
 
 class Last(msgspec.Struct, frozen=True, kw_only=True):
-    """What the survivors of a job that must end can write."""
+    """The checkpoint that the survivors of a job that must end can write."""
 
     target: int
     reason: str
@@ -194,7 +194,7 @@ def last_checkpoint(
     Args:
         reports: of those who hold state, in rank order.
         private_versions: as in `decide`, of all other ranks.
-        shards: who holds which part.
+        shards: the part that each rank holds.
         world_size: ranks in the job.
     """
     derived = derived_ranks(reports, private_versions)

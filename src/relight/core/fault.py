@@ -13,7 +13,7 @@ class Action(enum.StrEnum):
     EXIT = "exit"  # os._exit(0), too early
     LOOP = "loop"  # busy for ever
     BLOCK = "block"  # waits for ever for I/O that never comes
-    FLIP_PARAMETER = "flip-parameter"  # one bit of a parameter changes, and nobody notices
+    FLIP_PARAMETER = "flip-parameter"  # one bit of a parameter changes, unnoticed
     FLIP_OPTIMIZER = "flip-optimizer"  # the same in the optimizer's state
     FLIP_BUFFER = "flip-buffer"  # the same in a buffer that all replicas share
     SLOW = "slow"  # from here on it takes longer at this point, in every step

@@ -1,8 +1,8 @@
-"""What every rank says once in a generation goes to the controller in one message for each host. Pure; no timers.
+"""Reports that every rank gives once in a generation go to the controller in one message for each host. Pure.
 
-The controller can decide only once it has heard everybody, so a report that waits for the last one of its host delays
-nothing. It waits for `HOLD_SECONDS` at most: then the last one is late, and it is that one that everybody waits for.
-Anything else that a host says comes after what it has gathered, so nothing overtakes anything.
+The controller can decide only once it has all of them, so a report that waits for the last one of its host delays
+nothing. It waits for `HOLD_SECONDS` at most: then the last one is late, and all wait for it anyway.
+Any other message of a host comes after what it has gathered, so nothing overtakes anything.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ Message = TypeVar("Message")
 
 
 def subject(report: object) -> tuple[str, int] | None:
-    """What a report is about, if every rank says it once: its kind, and the generation. None: nobody waits with it."""
+    """The kind and generation of a report that every rank gives once; None for reports that are not gathered."""
     match report:
         case Stopped() | Restored() | StepResumed() | TrainingDone():
             return type(report).__name__, report.generation
@@ -41,7 +41,7 @@ class Gathering(Generic[Message]):
         return not self._waiting or about == self._about
 
     def add(self, process: str, about: tuple[str, int], message: Message, expected: Collection[str]) -> bool:
-        """One more. True: it was the last of those that are expected, so all may go."""
+        """Add a report. True: it was the last of those that are expected, so all may go."""
         assert self.joins(about)
         if about != self._about:
             self._about = about
@@ -51,6 +51,6 @@ class Gathering(Generic[Message]):
         return self._said.issuperset(expected) or len(self._waiting) >= MAX_GATHERED
 
     def take(self) -> list[Message]:
-        """Those that wait, in the order in which they were said; from now on they do not."""
+        """Take the reports out, in the order in which they were given."""
         waiting, self._waiting = self._waiting, []
         return waiting

@@ -32,7 +32,7 @@ class Hosts:
         self._lives.pop(agent, None)
 
     def in_order(self) -> tuple[str, ...]:
-        """By the number at the end of their names: node-2 comes before node-10."""
+        """Names in the order of the numbers at their ends: node-2 comes before node-10."""
         return tuple(sorted(self._slots, key=_by_number))
 
     def initial(self, world_size: int, nodes: int) -> tuple[tuple[str, int], ...]:

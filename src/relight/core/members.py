@@ -1,4 +1,4 @@
-"""Who is who: processes, the ranks they hold, and the standbys that wait. Bookkeeping only, no decisions."""
+"""Members of a job: processes, the ranks they hold, and the standbys that wait. Bookkeeping only, no decisions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,16 +27,16 @@ class Process:
     fresh: bool = False  # started because no standby was left
     spawned_at: float = 0.0
     ready_at: float = 0.0
-    asked_at: float = 0.0  # when it was told to stand still, by Stop or with its rank
+    asked_at: float = 0.0  # when it was ordered to stand still, by Stop or with its rank
     failed_at_step: int = -1  # the step that its failure counts for; a replacement dies for the recovery's
-    may_hold_state: bool = False  # it trained, or was told to restore; whether it did, only its report can say
+    may_hold_state: bool = False  # it trained, or was ordered to restore; whether it did, only its report can say
     slow: bool = False  # which was said
     leaving: str = ""  # why it was asked to end after its step
     final_position: Position = field(default_factory=Position)
 
     @property
     def is_to_die(self) -> bool:
-        """It was ordered to be killed, and is not known to have ended."""
+        """Whether it was ordered to be killed, and is not known to have ended."""
         return (self.failed or self.doomed) and self.alive
 
 
@@ -117,13 +117,13 @@ class Members:
         self._leave(process)
 
     def forget(self, process: Process) -> None:
-        """It is dead and never held a rank: nobody will ask for what it left."""
+        """Drop a dead process that never held a rank: its private state is not needed."""
         del self.processes[process.name]
 
     def forget_dead(self) -> None:
-        """Drop whoever was dead when this was last asked.
+        """Drop the processes that were dead at the last call.
 
-        Not at once: a controller that is restarted soon tells agents again to let go of what the newest dead left.
+        Not at once: a controller that is restarted soon orders agents again to drop the private state of these.
         """
         for name in self._forgettable:
             del self.processes[name]

@@ -1,7 +1,7 @@
 """Numbers that others have sent, within bounds: what the journal can hold, and what may be reckoned with.
 
 JSON has neither NaN nor infinity and 64 bits for a whole number. A message with anything else is refused where it is
-decoded, so that nobody's defect makes the journal unreadable for the controller's successor.
+decoded, so that no defect elsewhere makes the journal unreadable for the controller's successor.
 """
 
 from typing import Annotated

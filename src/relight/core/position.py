@@ -14,7 +14,7 @@ from relight.core.numbers import Whole
 
 
 class Phase(enum.IntEnum):
-    """What a worker is doing. FORWARD to OPTIMIZER lie inside a step; the others lie outside one."""
+    """The work of a worker. FORWARD to OPTIMIZER lie inside a step; the others lie outside one."""
 
     STARTING = 0  # running the script up to the first step
     OUTSIDE = 1  # between two steps: evaluation, logging, checkpoint
@@ -59,7 +59,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usual_step_ns(position: Position) -> int:
-    """What a step of this process has taken on average, waiting for others not counted; 0: it has finished none."""
+    """The average time of a step of this process, waiting for others not counted; 0: it has finished none."""
     return sum(position.work_ns) // position.commits if position.commits > 0 else 0
 
 

@@ -9,8 +9,8 @@ KEPT = 256
 class Recent(dict[Thing, int]):
     """How often each of the newest `KEPT` different things has happened; of any other thing, 0.
 
-    What it is for are limits ("the same twice", "so often at one step"). Whoever is that many different things behind
-    has not repeated itself.
+    Limits need it ("the same twice", "so often at one step"). A thing that is that many other things old was not
+    repeated.
     """
 
     __slots__ = ()
@@ -19,14 +19,14 @@ class Recent(dict[Thing, int]):
         return 0
 
     def add(self, thing: Thing) -> None:
-        """Once more."""
+        """Count a thing once more."""
         count = self.pop(thing, 0)
         self[thing] = count + 1  # the newest last
         if len(self) > KEPT:
             del self[next(iter(self))]
 
     def copy(self) -> "Recent[Thing]":
-        """The same, to go on with in another way."""
+        """An equal copy."""
         twin: Recent[Thing] = Recent()
         dict.update(twin, self)
         return twin

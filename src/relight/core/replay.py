@@ -1,4 +1,4 @@
-"""What a controller knew when it died, worked out anew from what it had been told."""
+"""A dead controller's knowledge, worked out again from the events in its journal."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,7 +9,7 @@ from relight.core.events import Event
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One thing that a controller was told, as its journal has it."""
+    """One event, or the passing of a deadline, as the journal has it."""
 
     now: float
     event: Event | None  # None: that its deadline has passed
@@ -20,10 +20,10 @@ def replay(
     records: Iterable[Record],
     kind: Callable[[ControllerSettings], Controller] = Controller,
 ) -> Controller:
-    """A controller that was told the same at the same times: it has taken the same decisions.
+    """Give a new controller the same events at the same times, so that it takes the same decisions.
 
-    Its orders are thrown away: some of them have been carried out, and which ones the journal does not say. Tell it
-    `ControllerRestarted` next; it then gives those again that still hold.
+    Its orders are thrown away: some of them were carried out, and the journal does not say which. Let it handle
+    `ControllerRestarted` next: it then gives the orders again that still hold.
     """
     controller = kind(settings)
     for record in records:

@@ -1,4 +1,4 @@
-"""What a job went through, as one value, `report.json`: the controller fills it, people and `timeline` read it.
+"""The report of a job as one value, `report.json`: the controller fills it, people and `timeline` read it.
 
 All times are seconds: since the job's start where a moment is meant, a duration elsewhere. The trace's stamps
 meet this clock through `JobReport.started_wall`.
@@ -30,7 +30,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def estimated(self) -> bool:
-        """Whether `detect_seconds` is an estimate: nobody saw the fault strike."""
+        """Whether `detect_seconds` is an estimate: no process saw the fault strike."""
         return self.detect_seconds is not None and self.detect_evidence != PLANNED
 
     @property

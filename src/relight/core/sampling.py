@@ -1,4 +1,4 @@
-"""What agents sample of processes, and what is remembered of one process between samples."""
+"""Samples that agents take of processes, and what the detector remembers of a process between them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from relight.core.position import IN_STEP, Phase, Position
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent sees of one live process. Sent a few times a second; never journaled."""
+    """One look of an agent at a live process. Sent a few times a second; never journaled."""
 
     process: str
     position: Position
@@ -36,7 +36,7 @@ _ORDER = {
 def _key(at: Position) -> tuple[int, int, int, int]:
     """How far a rank got. Between steps, the step that comes next counts, which its version names.
 
-    The generation comes first: a survivor that was told to stop and has not is behind those that have.
+    The generation comes first: a survivor that has not stopped yet is behind those that have.
     """
     step = at.step if at.phase in IN_STEP else at.version
     return (at.generation, step, at.collectives, _ORDER[at.phase])
@@ -44,17 +44,17 @@ def _key(at: Position) -> tuple[int, int, int, int]:
 
 @dataclass
 class Watch:
-    """What is remembered of one process between samples."""
+    """The detector's memory of one process."""
 
     sample: Sample
     seen_at: float  # the detector's `now`
     since_ns: int  # the stamp from which it is idle
     before_ns: int  # when it was sampled the last time before; at first, now
-    ahead_ns: int = 0  # when it was sampled when nobody was found to wait for it the last time; 0: never
+    ahead_ns: int = 0  # the sample by which it was last not waited for; 0: there was none
     excused_ns: int = 0  # of that time: starved, or not looked at
     frozen_ns: int = 0
-    leading_idle_ns: int = 0  # longest it was idle in this phase while it waited for nobody
-    behind_since_ns: int = 0  # from when, at the earliest, others have been waiting for it; 0: nobody does
+    leading_idle_ns: int = 0  # longest it was idle in this phase while it waited for no other rank
+    behind_since_ns: int = 0  # from when, at the earliest, others have been waiting for it; 0: they do not
     idle_ns: int = 0  # by the newest sample
     key: tuple[int, int, int, int] = (0, 0, 0, 0)  # how far it got
 
@@ -111,7 +111,7 @@ class PhaseTimes:
 
 
 def note_leaders(ranks: Mapping[int, Watch]) -> None:
-    """Only time in which a rank waited for nobody tells how long its phase takes."""
+    """Note the idle time of the ranks that got least far: they wait for no other, so their phase takes that long."""
     last = min(watch.key for watch in ranks.values())
     for watch in ranks.values():
         if watch.key == last:

@@ -16,7 +16,7 @@ _Digest = TypeVar("_Digest", str, int, int | str)
 
 
 class Shards:
-    """The part of the state that each rank holds. A rank keeps its part for the whole job, whoever holds the rank."""
+    """The part of the state that each rank holds. It belongs to the rank for the whole job, not to its process."""
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
         """`keys[rank]` is the key of each rank; none at all means plain replication."""
@@ -45,7 +45,7 @@ class Shards:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def differing(self, digests: Mapping[int, _Digest]) -> list[dict[int, _Digest]]:
-        """Of each part that is not the same on all of its holders: their digests, by rank."""
+        """The digests, by rank, of each part that is not the same on all of its holders."""
         parts: dict[str, dict[int, _Digest]] = {}
         for rank, digest in sorted(digests.items()):
             parts.setdefault(self.key(rank), {})[rank] = digest

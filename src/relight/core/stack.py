@@ -29,7 +29,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def main_frames(stack: str) -> tuple[Frame, ...]:
-    """Of the thread that took the signal, which is the main one; innermost first."""
+    """The calls of the thread that took the signal, which is the main one; innermost first."""
     frames: list[Frame] = []
     mine = False
     for line in stack.splitlines():

@@ -1,6 +1,6 @@
 """Which rank, or host, has long been slower than its peers. Not a failure: nothing is lost but everybody's time.
 
-In a synchronous step all ranks take the time of the slowest, so whole steps blame nobody. What is compared is each
+In a synchronous step all ranks take the time of the slowest, so whole steps blame no rank. What is compared is each
 rank's own work in each phase, without its waiting (training/connection/work.py), as means over windows of many steps:
 against the median rank, with the median absolute deviation as the measure of what is usual among the ranks of this job.
 """
@@ -85,7 +85,7 @@ class Stragglers:
         if not names:
             return ()  # all are gone: at the end of a job, or in a recovery
         if not names <= self._base.keys() or not names <= self._newest.keys():
-            self._open(names, now)  # somebody is new
+            self._open(names, now)  # a process is new
             return ()
         pairs = {rank: (self._base[name], self._newest[name]) for rank, name in members.items()}
         if any(old.position.generation != new.position.generation for old, new in pairs.values()):

@@ -11,12 +11,12 @@ _LISTED = 3
 
 
 def verdict_of(doubts: Sequence[DoubtReport], *, vouched: bool) -> str:
-    """Of a job whose ranks ended with the same digests. `vouched`: every rank has said how many doubts it had."""
+    """The verdict on a job whose ranks ended with equal digests. `vouched`: every rank gave its number of doubts."""
     return YES if vouched and not doubts else NOT_KNOWN
 
 
 def describe_bits(report: JobReport) -> str:
-    """What follows "bits as undisturbed: ". Empty if there is nothing to say yet."""
+    """The words after "bits as undisturbed: "; empty before there is a verdict."""
     if report.bits_as_undisturbed == YES:
         return YES
     if report.doubts:

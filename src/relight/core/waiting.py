@@ -68,7 +68,7 @@ def for_next_attempt(members: Members, world_size: int, backoff: Backoff, limit:
 
 
 def _coming(standbys: Sequence[Process], now: float) -> str:
-    """Who will take a vacant rank; a warm standby would have taken it at once."""
+    """The process that will take a vacant rank; a warm standby would have taken it at once."""
     if not standbys:
         return "no host has room for a process"
     first = min(standbys, key=lambda process: process.spawned_at)

@@ -202,7 +202,7 @@ def _breaks(schedule: Schedule, mutation: Mutation | None) -> Violation | None:
 
 
 def _breaks_only_so(schedule: Schedule, mutation: Mutation | None) -> Violation | None:
-    """What the mutation breaks where production breaks nothing; without one, what production breaks."""
+    """The invariant that the mutation breaks where production breaks none; without a mutation, that of production."""
     violation = _breaks(schedule, mutation)
     return None if mutation is not None and violation is not None and _breaks(schedule, None) else violation
 
@@ -310,6 +310,6 @@ def _rewrite(paths: Sequence[Path]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or nobody reads on
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or the reader is gone
         sys.stderr.close()
         sys.exit(130)

@@ -60,8 +60,8 @@ class Agents:
     def on_lost(self, event: ev.AgentLost, now: float) -> list[Command]:
         """A host is gone, or cut off for too long: all its processes have failed at once.
 
-        Processes that live on there are fenced: their generation is closed, and their agent is told to kill them if it
-        comes back.
+        Processes that live on there are fenced: their generation is closed, and their agent is ordered to kill them
+        if it comes back.
         """
         job = self._job
         if event.agent not in job.hosts:

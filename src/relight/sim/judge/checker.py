@@ -31,12 +31,12 @@ _HARMLESS_KILLS = (
 
 
 def _heard(worker: Process) -> int:
-    """The newest generation that undid versions, as far as this process has been told."""
+    """The newest generation that undid versions, as far as this process knows."""
     return worker.lower.history if worker.lower is not None else 0
 
 
 class Checker:
-    """Told of everything as it happens; raises Violation."""
+    """Is called for everything as it happens; raises Violation."""
 
     def __init__(
         self, world_size: int, until: int, workers: Mapping[str, Process], pattern: Pattern = ONE_WRITE
@@ -65,19 +65,19 @@ class Checker:
         self.lost_hosts: set[str] = set()
 
     def copy(self, workers: Mapping[str, Process]) -> "Checker":
-        """The same, about copies of the workers."""
+        """A copy that judges copies of the workers."""
         twin = Checker.__new__(Checker)
         twin.__dict__.update(self.__dict__)
         twin.workers = workers
         return twin
 
     def key(self) -> Hashable:
-        """What later verdicts depend on."""
+        """The facts that later verdicts depend on."""
         struck = tuple([(action, name) for action, name, _ in self.faults])
         return self.finished, self.begun, self.shown, self.generation, struck
 
     def key_of_all(self) -> Hashable:
-        """The same, as far as it is not about one rank."""
+        """The part of the key that is not about one rank."""
         return self.finished, self.begun, self.shown, self.generation
 
     def struck_late(self) -> set[int]:
@@ -91,12 +91,12 @@ class Checker:
         self.faults += ((action, worker.name, worker.point),)
 
     def lost_host(self, name: str) -> None:
-        """The controller is about to be told that this host is gone."""
+        """The controller is about to hear that this host is gone."""
         self.disturbed.add("host lost")
         self.lost_hosts.add(name)
 
     def found_host(self, name: str) -> None:
-        """It is about to be told that this host is here."""
+        """The controller is about to hear that this host is here."""
         self.lost_hosts.discard(name)
 
     def follows(self, made: int, of: Iterable[int]) -> None:
@@ -240,9 +240,8 @@ class Checker:
         return state == right or (state.content in self.spoilt and state._replace(content=right.content) == right)
 
     def _must_not_spread(self) -> bool:
-        """Whether nobody may compute with what a wrong rank computed: states are compared in every step, whatever else
-        fails in the meantime. Nobody can compare what only one rank holds, or what all others have copied from it; and
-        in a step that turns out to be longer than was learnt, the rest comes after the comparison."""
+        """Whether no rank may compute with results of a wrong rank, since states are compared in every step. A state
+        that only one rank holds, or that all others have copied, cannot be compared; nor is the rest of a surprise."""
         compared = self.verify_every == 1 and not self.pattern.has_surprises
         return compared and self.world_size >= 2 * self.parts and not self.copied_wrong
 
@@ -273,13 +272,13 @@ class Checker:
         if worker is None or not worker.healthy or any(text in kill.why for text in _HARMLESS_KILLS):
             return
         if worker.state.content in self.spoilt:
-            return  # it copied from a rank of which nobody knew yet
+            return  # it copied from a rank that was not known to be wrong yet
         if worker.blank and "stop" not in kill.why:
             return  # it waits for a source that is frozen: one cannot tell them apart
         raise Violation(f"L3: {kill.process} is healthy, and is killed: {kill.why}")
 
     def is_lost(self, worker: Process) -> bool:
-        """It holds nothing, or was interrupted inside a step that turned out to be longer than was learnt."""
+        """Whether it holds nothing, or was interrupted inside a step that turned out to be longer than was learnt."""
         return worker.blank or (worker.holds_nothing and self.pattern.has_surprises)
 
     def private_may_be_lost(self) -> bool:

@@ -37,7 +37,7 @@ def check_end(seen: "Checker", end: EndJob, report: JobReport) -> None:
 
 
 def _those_who_are_done(seen: "Checker") -> list[Process]:
-    """In rank order: who said last that it has done all steps. By now they have ended."""
+    """The workers, in rank order, that reported last that all steps are done. By now they have ended."""
     done = [(w.last_report.generation, w) for w in seen.workers.values() if isinstance(w.last_report, TrainingDone)]
     last = max((generation for generation, _ in done), default=0)
     return sorted((worker for generation, worker in done if generation == last), key=lambda worker: worker.rank)
@@ -57,7 +57,7 @@ def _check_completed(seen: "Checker", members: Sequence[Process]) -> None:
 
 
 def _check_report(seen: "Checker", report: JobReport, contents: Sequence[int]) -> None:
-    """What people read must be what happened. `contents`: by rank, which are right, but for flipped bits."""
+    """The report must say what happened. `contents`: by rank, which are right, but for flipped bits."""
     if (report.final_version, report.until, report.error) != (seen.until, seen.until, ""):
         raise Violation(f"I12: the report says version {report.final_version} of {report.until}: {report.error}")
     ranks = range(seen.world_size)
@@ -107,7 +107,7 @@ def _is_excused(seen: "Checker", error: str) -> bool:
     struck = [(kind, seen.workers[name]) for kind, name, _ in seen.faults]
     unsaved = error.partition("No last checkpoint was written: ")[2]
     if unsaved.startswith(("it was not done within", "not all of it is there")):
-        # Who cannot write says so, or is known to be dead; unless it hung once it had said that it stands still.
+        # A rank that cannot write reports it, or is known to be dead; unless it hung after it had answered Stop.
         reports = [worker.last_report for worker in seen.workers.values() if worker.hung]
         hangs = any(isinstance(r, Stopped) and r.generation == seen.generation for r in reports)
         torn = any(worker.surprised for worker in seen.workers.values())
@@ -127,7 +127,7 @@ def _is_excused(seen: "Checker", error: str) -> bool:
         return seen.private_may_be_lost()
     if "differs between" in error and Action.FLIP_PARAMETER in kinds:
         alone = len(kinds) == 1 and not seen.disturbed and seen.world_size >= 3 * seen.parts
-        return not alone or "of version 1 " in error  # right behind the first step it is taken for the script's
+        return not alone or "of version 1 " in error  # after the first step the script is taken for the cause
     if "halting rather than training" in error:  # a copy that is not what was copied
         return any(kind is Action.FLIP_PARAMETER and point in _BEHIND_A_COPY for kind, _, point in seen.faults)
     if "was lost before the first step" in error or "was lost before its scripts had ended" in error:

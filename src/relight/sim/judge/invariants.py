@@ -1,4 +1,4 @@
-"""What must hold in every job, in words. checker.py and journal.py name these in their verdicts; the docs list them."""
+"""The invariants of every job, in words. checker.py and journal.py name these in their verdicts; the docs list them."""
 
 INVARIANTS = {
     "I1": "Every version has one content: that of a run which nothing disturbs, at every step, resume and at the end.",

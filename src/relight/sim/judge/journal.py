@@ -1,6 +1,6 @@
 """Judges the journal of a job, simulated or real: what can be said of it without having been there.
 
-A journal has each thing that the controller was told, followed by the orders that this led to. So it shows whether
+A journal has each event, followed by the orders that it led to. So it shows whether
 decisions rested on the right reports, and whether anything of a closed generation had an effect. It does not show what
 a worker did between two reports; in a simulation checker.py sees that, in a test on real processes the digests do.
 """
@@ -42,7 +42,7 @@ class Line(Protocol):
 
 
 def check_journal(lines: Iterable[Line], world_size: int, *, ended: bool = True) -> tuple[str, ...]:
-    """What is wrong with a job, one sentence each, beginning with the invariant's name; none if all is well.
+    """Describe each violation in one sentence that begins with the invariant's name; none if all is well.
 
     Args:
         lines: in their order.
@@ -58,7 +58,7 @@ def check_journal(lines: Iterable[Line], world_size: int, *, ended: bool = True)
 
 
 class _Judge:
-    """What has been read so far."""
+    """The facts of the lines that were read so far."""
 
     def __init__(self, world_size: int) -> None:
         self.wrong: list[str] = []
@@ -82,7 +82,7 @@ class _Judge:
         self._end: EndJob | None = None
 
     def take(self, line: Line) -> None:
-        """One more line."""
+        """Judge one more line."""
         self._now = line.now
         if line.command is not None:
             self._order(line.command)
@@ -99,7 +99,7 @@ class _Judge:
     def _say(self, sentence: str) -> None:
         self.wrong.append(f"{sentence} (at {self._now:.3f} s)")
 
-    # --- what the controller is told ------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------------------
     def _hear(self, event: ev.Event) -> None:
         if isinstance(event, _DATED) and event.generation < self._generation:
             self._late = event
@@ -140,7 +140,7 @@ class _Judge:
             self._say(f"I1: version {version} has the history {known} on one rank, {lineage} on rank {rank}")
 
     def _note_content(self, rank: int, version: int, digest: str) -> None:
-        """What is trained on with, or ended with. Before, a rank whose memory was corrupted may say something else."""
+        """Compare states that ranks train on or end with. Earlier, a rank with corrupted memory may report another."""
         known = self._digests.setdefault((version, self._parts.get(rank, "")), digest)
         if known != digest:
             self._say(f"I1: version {version} has the content {known} on one rank, {digest} on rank {rank}")
@@ -151,7 +151,7 @@ class _Judge:
             self._say(f"I9: {type(command).__name__} after the end of the job")
         if self._late is not None and not isinstance(command, Notice | Spawn):
             self._say(f"I9: {type(self._late).__name__} of a closed generation led to {type(command).__name__}")
-        if command == self._standing or command.why.startswith("again: "):  # by, or to, somebody who was restarted
+        if command == self._standing or command.why.startswith("again: "):  # by, or to, a process that was restarted
             if isinstance(command, Assign):  # the first time may be missing: the controller died of the event before it
                 self._give(command.rank, command.process)
             return

@@ -80,7 +80,7 @@ def complete_snapshots(seen: "Checker", members: Sequence[Process], only: int = 
 
 
 def _check_sources(seen: "Checker", restore: Restore, members: Sequence[Process]) -> None:
-    """I14: nobody copies from a process of a host that was given up."""
+    """I14: no rank copies from a process of a host that was given up."""
     known = {worker.name for worker in members}
     strangers = [source.address for source in restore.sources if source.address not in known]
     if strangers:

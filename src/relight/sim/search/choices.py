@@ -81,7 +81,7 @@ def at_once(here: "Situation") -> Iterator[Action]:
 
 
 def to_the_dead(here: "Situation") -> Iterator[Action]:
-    """What is sent to a dead process is lost, whenever it would arrive."""
+    """Messages to dead processes: they are lost, whenever they would arrive."""
     for name, downs in sorted(here.down.items()):
         worker = here.workers.get(name)
         if downs and (worker is None or not worker.alive):

@@ -99,7 +99,7 @@ def _counts(name: str, value: object) -> bool:
 
 
 def _key(value: Any, now: float) -> Hashable:
-    """Of a part of the controller, by name; times from now on."""
+    """A hashable value for a part of the controller's data; times from now on."""
     if isinstance(value, Members):
         processes = [tuple([_key(v, now) for v in vars(process).values()]) for process in value.processes.values()]
         return tuple(processes), tuple(sorted(value.predecessors.items()))

@@ -8,7 +8,7 @@ what differs in names only (sameness.py).
 Time stands still; a deadline passes when nothing else can happen, and a fresh process gets warm only then. Deadlines
 that pass early, and repeated or lost messages, are the random search's part.
 
-situation.py says what is told apart.
+situation.py documents which orders are distinguished.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ FAULTS = {"kill": Fault.KILL, "freeze": Fault.FREEZE, "cut": Fault.CUT}
 # --- the search ---------------------------------------------------------------------------------------------------
 @dataclass
 class Searched:
-    """What a search came to."""
+    """The result of a search."""
 
     situations: int = 0
     steps: int = 0  # from one situation to the next
@@ -73,7 +73,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     relearns: bool = False
 
     def follow(self, parts: Parts = PRODUCTION) -> str:
-        """What happens, a line each. Raises Violation, with these lines, where an invariant breaks."""
+        """Follow the choices and return a line for each. Raises Violation with these lines if an invariant breaks."""
         lines: list[str] = []
         pattern = pattern_of(self.shapes, relearns=self.relearns)
         here = situation(self.ranks, self.steps, self.faults, self.kinds, parts, fine=self.fine, pattern=pattern)

@@ -48,7 +48,7 @@ def parse_golden(text: str) -> Golden:
 
 
 def format_golden(golden: Golden) -> str:
-    """As it stands in the file."""
+    """The text of the file."""
     lines = [f"what: {golden.what}"]
     if golden.mutation:
         lines += [f"mutation: {golden.mutation}", f"breaks: {golden.breaks}"]

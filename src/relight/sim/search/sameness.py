@@ -99,7 +99,7 @@ LEFT_OUT = {
 def _known(
     world_size: int, until: int, pattern: Pattern
 ) -> tuple[tuple[dict[int, int], dict[int, tuple[int, int]]], ...]:
-    """By rank: the version of each right private state, and step and number of each right contribution."""
+    """The version of each right private state, and step and number of each right contribution, by rank."""
     _, privates, brought = reference(world_size, until, pattern)
     return tuple(
         (
@@ -115,14 +115,14 @@ def _known(
 
 
 class Describer:
-    """Of the situations of one search. It knows what an undisturbed run has."""
+    """Describes the situations of one search. It knows the values of an undisturbed run."""
 
     def __init__(self, world_size: int, until: int, pattern: Pattern = ONE_WRITE) -> None:
         self._known = _known(world_size, until, pattern)
 
     # --- one process ----------------------------------------------------------------------------------------------
     def worker(self, worker: Worker) -> int:
-        """What the future of this process depends on, but for its name, its rank and whom it copies from."""
+        """A key of all that the future of this process depends on, but for its name, its rank and its source."""
         if not worker.alive:
             return hash((False, self._page_of_the_dead(worker)))
         prepared = worker.prepared == worker.state.version
@@ -232,7 +232,7 @@ def _told(message: Any, rank: int, predecessors: tuple[str, ...]) -> Hashable:
 
 # --- the controller -----------------------------------------------------------------------------------------------
 class Books:
-    """What a controller knows, sorted by process. Made anew when the controller has changed."""
+    """A controller's knowledge, sorted by process. Made anew when the controller has changed."""
 
     def __init__(self, controller: Controller, now: float) -> None:
         members = controller.members
@@ -306,7 +306,7 @@ def key(here: "Situation") -> int:
 
 
 def _process(here: "Situation", name: str, rank: int, predecessors: tuple[str, ...]) -> Hashable:
-    """One process: what is known of it, what it knows, and what is on its way."""
+    """One process: the controller's knowledge of it, its own state, and messages from and to it."""
     worker = here.workers.get(name)
     return (
         here.books().of.get(name),
@@ -374,7 +374,7 @@ def _copies(here: "Situation", place: dict[str, int]) -> dict[int, Hashable]:
 
 
 def _with_copies(ranks: list[tuple[Hashable, ...]], copies: dict[int, Hashable]) -> Hashable:
-    """Rank 0, and the others in no order. Who copies is told apart by whom it copies from.
+    """Rank 0, and the others in no order. Ranks that copy are distinguished by their sources.
 
     A source does not copy itself, so to know of each rank what copies from it is to know all.
     """

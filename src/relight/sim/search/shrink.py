@@ -31,7 +31,7 @@ def shrink(schedule: Schedule, breaks: Breaks, max_tries: int = 2000) -> Schedul
 
 
 def _simpler(schedule: Schedule) -> Iterator[Schedule]:
-    """What to try, the greatest step first."""
+    """Smaller schedules to try, the greatest step first."""
     change = msgspec.structs.replace
     for index in range(len(schedule.faults)):
         yield change(schedule, faults=_without(schedule.faults, index))

@@ -36,7 +36,7 @@ _MAX_UNSEEN = 10_000  # moves between two choices; a job of a few ranks takes hu
 
 
 class Situation(World):
-    """A job at one moment. `choices` is everything that may happen next; `copy` goes on in another way."""
+    """A job at one moment. `choices` is everything that may happen next; `copy` can take another way."""
 
     detailed_pages = False
 
@@ -66,7 +66,7 @@ class Situation(World):
 
     # --- to its beginning -----------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """Up to the moment where training begins."""
+        """Go to the moment where training begins."""
         left, self.faults_left = self.faults_left, 0
         self.feed(ev.AgentJoined(agent=NODE, slots=self.world_size))
         while (now := self._next_of_start()) is not None:
@@ -89,7 +89,7 @@ class Situation(World):
 
     # --- copies and comparison --------------------------------------------------------------------------------------
     def copy(self) -> "Situation":
-        """The same, to go on with in another way."""
+        """A copy that may take another way."""
         twin = Situation.__new__(Situation)
         twin.__dict__.update(self.__dict__)
         twin.workers = self.workers.copy()
@@ -129,14 +129,14 @@ class Situation(World):
         super().expire()
 
     def worker_key(self, name: str) -> int:
-        """Of what a process's future depends on, but for names and ranks."""
+        """A key of all that a process's future depends on, but for names and ranks."""
         key = self._keys.get(name)
         if key is None:
             key = self._keys[name] = self.describer.worker(self.workers[name])
         return key
 
     def books(self) -> sameness.Books:
-        """What the controller knows."""
+        """The controller's knowledge, sorted by process."""
         if self._books is None:
             self._books = sameness.Books(self.controller, self.now)
         return self._books
@@ -194,7 +194,7 @@ class Situation(World):
         self._settle_down()
 
     def _settle_down(self) -> None:
-        """Let happen what need not be told apart. Raises Violation if that goes on for ever."""
+        """Let everything happen that need not be distinguished. Raises Violation if that never ends."""
         for _ in range(_MAX_UNSEEN):
             if self.end is not None:
                 return

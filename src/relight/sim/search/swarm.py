@@ -16,7 +16,7 @@ BLOCK = 200  # seeds that one process tries in a row
 
 @dataclass
 class Found:
-    """What a search came to."""
+    """The result of a search."""
 
     schedules: int = 0
     seconds: float = 0.0
@@ -89,7 +89,7 @@ def _try_block(block: Block) -> tuple[int, dict[int, str]]:
 
 
 def try_seed(seed: int, mutation: str = "", kinds: Collection[str] = ()) -> Violation | None:
-    """What breaks, if anything."""
+    """The violation in one schedule, or None."""
     schedule = schedule_of(seed, kinds)
     if mutation:
         return find_mutation(mutation).breaks(schedule)
