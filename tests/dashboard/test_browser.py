@@ -252,6 +252,30 @@ def test_the_colours_are_those_of_the_phases(tmp_path: Path, serve: Serve, brows
     assert browser.run(script, 10.85e9) == [0xD0, 0, 0]  # the barrier
 
 
+def test_the_strip_of_the_parameters_goes_on_when_zoomed_out(tmp_path: Path, serve: Serve, browser: Browser) -> None:
+    made = MadeUpJob(tmp_path / "run", ranks=2, wall=time.time() - 900, step_seconds=0.25)
+    made.steps(3000)
+    browser.open(serve(tmp_path / "run").url)
+    shows(browser, "link", "live")
+    browser.wait_for("relightTimeline.ranks.length === 2", "the ranks are there")
+    shade = """(at) => { const t = relightTimeline, { bar, strip, top } = t.bar(); t.draw();
+      const y = t.rowY(1) + top + bar + 2 + strip / 2;
+      const d = t.canvas.getContext("2d").getImageData(Math.round(t.x(at) * t.ratio), Math.round(y * t.ratio), 1, 1).data;
+      return `rgb(${d[0]}, ${d[1]}, ${d[2]})` }"""
+    known = """[relightTimeline.colours.mixed, relightTimeline.colours.old, relightTimeline.colours.new]
+      .map((c) => { const p = document.createElement("p"); p.style.color = c; return p.style.color })"""
+    # The whole job: many versions in each cell. Then some minutes of it: several cells for each version.
+    for start, end in ((0.0, 760e9), (300e9, 420e9)):
+        browser.run("relightTimeline.view(arguments[0], arguments[1])", start, end)
+        for share in (0.05, 0.3, 0.6, 0.95):
+            at = start + share * (end - start)
+            browser.wait_for(f"{known}.includes(({shade})({at}))", f"the strip at {at / 1e9:.0f} s")
+    browser.run("relightTimeline.base = 1500; relightTimeline.view(0, 760e9)")
+    for at, colour in ((100e9, 1), (700e9, 2)):
+        browser.wait_for(f"{known}[{colour}] === ({shade})({at})", f"dark up to a version, at {at / 1e9:.0f} s")
+    keep(browser, "zoomed-out")
+
+
 def test_dark_and_narrow(made: MadeUpJob, tmp_path: Path, serve: Serve) -> None:
     made.fail(2)
     made.steps(2)

@@ -2,6 +2,7 @@
 
 import { moment, ns } from "./format.js";
 import { BACKWARD, BARRIER, DONE, FORWARD, NOTHING, OPTIMIZER, OUTSIDE, PARKED, PHASES, STARTING, makeTextures, readColours } from "./phases.js";
+import { MIXED, NEW, NONE, OLD, shadeOf, shadesOf } from "./strip.js";
 import { CELLS, MAX_SHIFT, MIN_SHIFT, Tiles } from "./tiles.js";
 
 const LEFT = 76;
@@ -309,7 +310,12 @@ export class Timeline {
     this.textures = makeTextures(this.context, this.ratio);
     this.palette = new Uint32Array(256);
     this.colours.phases.forEach((colour, code) => { this.palette[code] = toPixel(colour); });
-    for (const tile of this.tiles.tiles.values()) tile.bitmap = null;
+    this.shades = new Uint32Array(4);
+    this.shades[OLD] = toPixel(this.colours.old);
+    this.shades[NEW] = toPixel(this.colours.new);
+    this.shades[MIXED] = midway(this.shades[OLD], this.shades[NEW]);
+    this.colours.mixed = toColour(this.shades[MIXED]);
+    for (const tile of this.tiles.tiles.values()) tile.bitmap = tile.strip = null;
     this.wake();
   }
 
@@ -436,22 +442,32 @@ export class Timeline {
       c.drawImage(bitmap, firstCell, 0, cells, tile.rows, left, this.rowY(blockFirst), width, tile.rows * this.rowHeight);
       return;
     }
-    const { bar, top } = this.bar();
+    const { bar, strip, top } = this.bar();
+    const shades = strip && tile.runs ? this.stripBitmap(tile) : null;
     for (let index = Math.max(0, first - blockFirst); index < Math.min(tile.rows, last - blockFirst); index++) {
-      c.drawImage(bitmap, firstCell, index, cells, 1, left, this.rowY(blockFirst + index) + top, width, bar);
+      const y = this.rowY(blockFirst + index) + top;
+      c.drawImage(bitmap, firstCell, index, cells, 1, left, y, width, bar);
+      if (shades) c.drawImage(shades, firstCell, index, cells, 1, left, y + bar + 2, width, strip);
     }
   }
 
   bitmap(tile) {
-    if (tile.bitmap) return tile.bitmap;
-    const canvas = new OffscreenCanvas(CELLS, Math.max(1, tile.rows));
-    const context = canvas.getContext("2d");
-    const image = context.createImageData(CELLS, Math.max(1, tile.rows));
-    const pixels = new Uint32Array(image.data.buffer);
-    for (let at = 0; at < tile.cells.length; at++) pixels[at] = this.palette[tile.cells[at]];
-    context.putImageData(image, 0, 0);
-    tile.bitmap = canvas;
-    return canvas;
+    tile.bitmap ??= paint(tile.rows, (pixels) => {
+      for (let at = 0; at < tile.cells.length; at++) pixels[at] = this.palette[tile.cells[at]];
+    });
+    return tile.bitmap;
+  }
+
+  stripBitmap(tile) {
+    if (!tile.strip || tile.stripBase !== this.base) {
+      tile.stripBase = this.base;
+      tile.strip = paint(tile.rows, (pixels) => {
+        tile.runs.forEach((runs, row) => {
+          shadesOf(runs, CELLS, this.base).forEach((shade, cell) => { pixels[row * CELLS + cell] = this.shades[shade]; });
+        });
+      });
+    }
+    return tile.strip;
   }
 
   drawRuns(runs, rank, left, cellPx, knownNs, startNs, marks) {
@@ -478,12 +494,11 @@ export class Timeline {
       const step = runs[at + 2];
       const goes = runs[at] === 0 && x > LEFT && startNs > 0; // on from the tile before, where its name is
       if (!goes && code !== STARTING && code !== DONE && bar >= 13 && width >= 12) this.label(code, Math.max(x, LEFT), end, y + bar / 2);
-      if (strip && step >= 0 && code !== STARTING) {
-        const version = runs[at + 3];
-        const isOld = this.base === null ? version % 2 === 0 : version <= this.base;
-        c.fillStyle = isOld ? colours.old : colours.new;
+      const shade = strip ? shadeOf(code, step, runs[at + 3], this.base) : NONE;
+      if (shade !== NONE) {
+        c.fillStyle = shade === OLD ? colours.old : shade === NEW ? colours.new : colours.mixed;
         c.fillRect(x, y + bar + 2, width + 0.4, strip);
-        if (!isOld) {
+        if (shade === NEW) {
           c.fillStyle = textures.update;
           c.fillRect(x, y + bar + 2, width, strip);
         }
@@ -738,7 +753,27 @@ function tick(least) {
   return Math.ceil(least / 864e11) * 864e11;
 }
 
+// A canvas with one pixel for each cell of a tile's rows.
+function paint(rows, fill) {
+  const canvas = new OffscreenCanvas(CELLS, Math.max(1, rows));
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(CELLS, Math.max(1, rows));
+  fill(new Uint32Array(image.data.buffer));
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
 function toPixel(colour) {
   const value = parseInt(colour.slice(1), 16);
   return ((255 << 24) | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;
+}
+
+function midway(one, other) {
+  let pixel = 0;
+  for (const bits of [0, 8, 16, 24]) pixel |= (((one >>> bits & 255) + (other >>> bits & 255)) >> 1) << bits;
+  return pixel >>> 0;
+}
+
+function toColour(pixel) {
+  return `rgb(${pixel & 255}, ${pixel >>> 8 & 255}, ${pixel >>> 16 & 255})`;
 }
