@@ -4,6 +4,7 @@ import ctypes
 import io
 import mmap
 import random
+import threading
 from collections.abc import Mapping
 
 import pytest
@@ -14,9 +15,11 @@ from relight.errors import TransferError, UsageError
 from relight.transfer.plan.manifest import ITEM_BYTES, Entry
 from relight.transfer.plan.plan import plan_buckets
 from relight.transfer.tensors.device_staging import DeviceStaging
+from relight.transfer.tensors.populate import is_memory_plentiful
 from relight.transfer.tensors.staging import Staging
 from relight.transfer.tensors.targets import StagedTensors
 from relight.transfer.tensors.weights import TensorSource, allocate, describe, digest_weights, plain_name, weights_of
+from tests.transfer.hosts import PATIENCE
 
 DTYPES = sorted(ITEM_BYTES)
 pytestmark = [
@@ -365,9 +368,56 @@ def test_memory_is_there_before_an_update_needs_it() -> None:
     weights = staging.tensors["w"]
     assert not resident_pages(weights)
     weights[:5] = 7
-    staging.populate().join(60)
+    for thread in staging.populate():
+        thread.join(60)
     assert resident_pages(weights) == size // mmap.PAGESIZE
     assert weights[:6].tolist() == [7, 7, 7, 7, 7, 0]
+
+
+def meminfo(total_gib: int, available_gib: int) -> str:
+    return f"MemTotal: {total_gib * 2**20} kB\nMemFree: 1 kB\nMemAvailable: {available_gib * 2**20} kB\n"
+
+
+def test_the_last_quarter_of_the_memory_is_left_alone() -> None:
+    files = {"/proc/meminfo": meminfo(100, 60)}
+
+    def read(path: str) -> str:
+        if path not in files:
+            raise FileNotFoundError(path)
+        return files[path]
+
+    assert is_memory_plentiful(35 * 2**30, read)
+    assert not is_memory_plentiful(36 * 2**30, read)
+    files["/proc/self/cgroup"] = "0::/jobs/mine\n"
+    files["/sys/fs/cgroup/jobs/memory.max"] = str(40 * 2**30)
+    files["/sys/fs/cgroup/jobs/memory.current"] = str(20 * 2**30)
+    files["/sys/fs/cgroup/jobs/mine/memory.max"] = "max\n"
+    assert is_memory_plentiful(10 * 2**30, read)
+    assert not is_memory_plentiful(11 * 2**30, read)
+    del files["/proc/meminfo"]
+    assert not is_memory_plentiful(1, read)
+
+
+def test_memory_of_the_second_update_is_there_before_the_first_where_there_is_plenty() -> None:
+    size = 20 * 2**20
+    if not is_memory_plentiful(4 * size):
+        pytest.skip("this machine has little memory left")
+    target = StagedTensors({"w": torch.zeros(size, dtype=torch.uint8)})
+    target.prepare()
+    following = target._following
+    assert following is not None
+    for thread in threading.enumerate():
+        if thread.name == "relight-populate":
+            thread.join(60 * PATIENCE)
+    assert resident_pages(following.tensors["w"]) == size // mmap.PAGESIZE
+
+
+def test_no_third_copy_where_live_tensors_keep_their_memory() -> None:
+    whole = torch.zeros(8192)
+    target = StagedTensors({"a": whole[:4096], "b": whole[4096:]})
+    target.prepare()
+    assert target._staging is not None
+    assert target._following is None
 
 
 def test_memory_for_the_update_after_the_first_one_is_sought_at_once() -> None:

@@ -3,7 +3,8 @@
 Each tensor has memory of its own on the live one's device; `staging` is one piece of host memory.
 """
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -37,8 +38,9 @@ class DeviceStaging:
         """Whether buckets of these weights can be loaded here, whole or divided: the same tensors."""
         return manifest.entries == self.manifest.entries
 
-    def populate(self) -> None:
-        """Devices have no pages to be found."""
+    def populate(self) -> Sequence[threading.Thread]:
+        """Do nothing: a device's memory has no page faults."""
+        return ()
 
 
 def _allocate(entry: Entry, device: torch.device, manifest: Manifest) -> torch.Tensor:

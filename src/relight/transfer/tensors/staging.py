@@ -4,11 +4,9 @@ Buckets of divided weights carry parts of tensors, each of which is copied to it
 """
 
 import contextlib
-import ctypes
 import mmap
 import threading
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import xxhash
@@ -16,11 +14,8 @@ import xxhash
 from relight.errors import TransferError
 from relight.transfer.plan.manifest import Entry, Manifest, describe_bytes
 from relight.transfer.plan.plan import Bucket, offsets_of
+from relight.transfer.tensors.populate import populate
 from relight.transfer.tensors.weights import address_of, allocate, bytes_at, copy_and_digest, dtype_of, load_pieces
-
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap has no name for it, and holds the interpreter's lock meanwhile
-_STEP_BYTES = 8 * 2**20  # populated at a time: others of this process may have page faults of their own to wait for
-_libc = ctypes.CDLL(None)
 
 
 class Staging:
@@ -56,16 +51,13 @@ class Staging:
         self._is_divided = bool(manifest.parts)
         return True
 
-    def populate(self) -> threading.Thread:
-        """Have the system find memory for all of it in the background, which changes no byte; returns the thread.
+    def populate(self, *, after: Sequence[threading.Thread] = ()) -> list[threading.Thread]:
+        """Have the system find the memory in the background; return the threads that do so.
 
-        Without this the first update that is loaded here waits for it, for seconds where memory is fragmented. It is
-        safe while loading, and where the kernel does not offer it (before Linux 5.14) nothing happens.
+        Without this the first update that is loaded here waits for it: seconds for each GiB where memory is fragmented
+        or the machine is a virtual one. `after`: see `populate.populate`; for memory that is not needed yet.
         """
-        arguments = (weakref.ref(self), self._memory)
-        thread = threading.Thread(target=_populate, args=arguments, name="relight-populate", daemon=True)
-        thread.start()
-        return thread
+        return populate(self, self._memory, after=after)
 
     def pairs(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every name with its tensor, tied ones too."""
@@ -93,13 +85,3 @@ def _map(nbytes: int) -> memoryview:
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
-
-
-def _populate(staging: weakref.ref[Staging], memory: memoryview) -> None:
-    start = address_of(memory)
-    for done in range(0, len(memory), _STEP_BYTES):
-        if staging() is None:
-            return  # nobody will load anything here
-        count = min(_STEP_BYTES, len(memory) - done)
-        if _libc.madvise(ctypes.c_void_p(start + done), ctypes.c_size_t(count), _MADV_POPULATE_WRITE):
-            return  # an older kernel, or no memory: whoever writes there will hear of it

@@ -1,8 +1,9 @@
 """Where an engine's buckets go: beside the live weights, or straight into them."""
 
 import contextlib
+import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -51,18 +52,19 @@ class _Staged:
     def __init__(self, wants: Manifest | None) -> None:
         self.wants = wants
         self._staging: Staging | DeviceStaging | None = None
+        self._populating: Sequence[threading.Thread] = ()
 
     def prepare(self) -> None:
         if self._staging is None and self.wants is not None:
             with contextlib.suppress(TransferError):  # the update itself will say so
                 self._staging = self._make(self.wants)
-                self._staging.populate()
+                self._populating = self._staging.populate()
 
     def begin(self, manifest: Manifest) -> None:
         if self._staging is None or not self._staging.take(manifest):
             self._staging = None  # before the next one is allocated
             self._staging = self._make(manifest)
-            self._staging.populate()
+            self._populating = self._staging.populate()
 
     def _make(self, manifest: Manifest) -> Staging | DeviceStaging:
         return Staging(manifest)
@@ -88,8 +90,20 @@ class StagedTensors(_Staged):
         distinct = {id(tensor): (name, tensor) for name, tensor in live.items()}  # tied: one under several names
         self._live = list(distinct.values())
         self._current: Staging | None = None  # whose memory is live
+        self._following: Staging | None = None  # for the update after the first one, which keeps the first's memory
+
+    def prepare(self) -> None:
+        is_first = self._staging is None and self._current is None and self._following is None
+        super().prepare()
+        if is_first and isinstance(self._staging, Staging) and self._replaceable():
+            with contextlib.suppress(TransferError):
+                self._following = Staging(self._staging.manifest)
+                self._following.populate(after=self._populating)
 
     def _make(self, manifest: Manifest) -> Staging | DeviceStaging:
+        following, self._following = self._following, None
+        if following is not None and following.take(manifest):
+            return following
         return Staging(manifest) if self._staged_like is None else DeviceStaging(manifest, self._staged_like)
 
     def commit(self) -> None:
@@ -102,7 +116,8 @@ class StagedTensors(_Staged):
             for name, live in self._live:
                 live.data.copy_(self._staging.tensors[name])
         settle(live for _, live in self._live)  # on whatever stream the next request runs
-        self.prepare()  # a second copy after the first update: its pages are found while the engine works
+        self.prepare()  # a second copy after the first update: its memory is found while the engine works
+        self._following = None
 
     def _exchange(self, staging: Staging) -> None:
         """Give live tensors the staged ones' memory where that can be done without a copy.
@@ -112,12 +127,11 @@ class StagedTensors(_Staged):
         """
         self._staging = None
         previous, self._current = self._current, None
-        users = Counter(live.untyped_storage().data_ptr() for _, live in self._live)
+        replaceable = self._replaceable()
         given: set[int] = set()
         for name, live in self._live:
             staged = staging.tensors[name]
-            alone = users[live.untyped_storage().data_ptr()] == 1 and _owns_its_storage(live)
-            if alone and live.device.type == "cpu" and live.is_contiguous() and id(staged) not in given:
+            if name in replaceable and id(staged) not in given:
                 given.add(id(staged))
                 live.data = staged
             else:
@@ -129,6 +143,18 @@ class StagedTensors(_Staged):
                 self._current = self._current or memory
             else:
                 self._staging = self._staging or memory
+
+    def _replaceable(self) -> set[str]:
+        """Names of the live tensors whose memory can be replaced by staged memory without a copy."""
+        users = Counter(live.untyped_storage().data_ptr() for _, live in self._live)
+        return {
+            name
+            for name, live in self._live
+            if users[live.untyped_storage().data_ptr()] == 1
+            and _owns_its_storage(live)
+            and live.device.type == "cpu"
+            and live.is_contiguous()
+        }
 
 
 def _owns_its_storage(tensor: torch.Tensor) -> bool:
