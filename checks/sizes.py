@@ -17,7 +17,6 @@ CLASS_LINES = 250
 FUNCTION_LINES = 60
 TOO_LARGE: frozenset[str] = frozenset(
     {
-        "dashboard/job.py:Job",
         "sim/model/process/process.py:Process",
         "sim/model/process/recovery.py:Recovery",
         "sim/model/process/writes.py:Writes",
@@ -49,12 +48,6 @@ TOO_LARGE: frozenset[str] = frozenset(
         "training/worker/inventory.py:take_inventory",
         "training/worker/loop.py:StepLoop",
         "training/worker/recovery.py:Recovery",
-        "transfer/plan/update.py:Update",
-        "transfer/publish/publisher.py",
-        "transfer/publish/publisher.py:Publisher",
-        "transfer/publish/receiver.py:Receiver",
-        "transfer/restore/restore.py",
-        "watch/events.py",
     }
 )
 

@@ -22,9 +22,10 @@ from benchmarks.namespaces import INTERFACE, enter
 from benchmarks.weights.restoring import DEADLINE_S, SOURCES, Replica, _bytes, _connect, _nothing, measure
 from benchmarks.weights.shapes import MIB
 from relight.transfer.io.codec import Flat
+from relight.transfer.restore.client import RestoreClient
 from relight.transfer.restore.fabric import Address
 from relight.transfer.restore.offer import BUCKET_BYTES, Offer
-from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.restore.server import RestoreServer
 from relight.transfer.tensors.weights import TensorReader
 
 WAYS = (

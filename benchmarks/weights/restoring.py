@@ -30,9 +30,10 @@ import torch.distributed as dist
 from benchmarks.weights.packing import flat_for, packed, unpack
 from benchmarks.weights.shapes import MIB, dense
 from relight.transfer.io.codec import Flat
+from relight.transfer.restore.client import RestoreClient
 from relight.transfer.restore.fabric import Address
 from relight.transfer.restore.offer import Offer
-from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.restore.server import RestoreServer
 
 NOT_MOVED = frozenset({"limit", "raw", "digest-source", "digest-target"})  # the state, by these
 WAYS = ("relight", "relight-two-sources", "torchft-http", "torchft-pg", "gloo", "unix-socket", "limit")

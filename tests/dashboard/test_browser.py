@@ -260,7 +260,8 @@ def test_the_strip_of_the_parameters_goes_on_when_zoomed_out(tmp_path: Path, ser
     browser.wait_for("relightTimeline.ranks.length === 2", "the ranks are there")
     shade = """(at) => { const t = relightTimeline, { bar, strip, top } = t.bar(); t.draw();
       const y = t.rowY(1) + top + bar + 2 + strip / 2;
-      const d = t.canvas.getContext("2d").getImageData(Math.round(t.x(at) * t.ratio), Math.round(y * t.ratio), 1, 1).data;
+      const pixel = [t.x(at), y].map((length) => Math.round(length * t.ratio));
+      const d = t.canvas.getContext("2d").getImageData(...pixel, 1, 1).data;
       return `rgb(${d[0]}, ${d[1]}, ${d[2]})` }"""
     known = """[relightTimeline.colours.mixed, relightTimeline.colours.old, relightTimeline.colours.new]
       .map((c) => { const p = document.createElement("p"); p.style.color = c; return p.style.color })"""

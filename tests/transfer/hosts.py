@@ -15,9 +15,10 @@ from benchmarks.namespaces import enter
 from relight.errors import RestoreError
 from relight.transfer.io.codec import Flat
 from relight.transfer.io.tcp import parse_endpoint
+from relight.transfer.restore.client import RestoreClient
 from relight.transfer.restore.fabric import Address
 from relight.transfer.restore.offer import BUCKET_BYTES, Offer
-from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.restore.server import RestoreServer
 
 PATIENCE = float(os.environ.get("RELIGHT_TEST_PATIENCE", "1"))
 DEADLINE_SECONDS = 30.0 * PATIENCE

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from relight.transfer.plan.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
 from relight.transfer.plan.schedule import Form, Schedule, make_schedule
-from relight.transfer.plan.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
+from relight.transfer.plan.update import Timeouts, Update
 
 STALL = 4.0
 _TICK = 1.0
@@ -26,7 +27,7 @@ class MakeUpdate(Protocol):
         schedule: Schedule,
         sources: Sequence[str],
         engines: Sequence[str],
-        stall_timeout_seconds: float,
+        timeouts: Timeouts,
         *,
         confirmed: bool,
         writers: Sequence[Sequence[str]] | None,
@@ -111,7 +112,7 @@ class World:
         sources, engines = [m.name for m in self.plan.sources], [m.name for m in self.plan.engines]
         self.confirmed = self.chance.random() < 0.7
         self.update = self.make(
-            self.plan.schedule, sources, engines, STALL, confirmed=self.confirmed, writers=self.plan.writers
+            self.plan.schedule, sources, engines, Timeouts(STALL), confirmed=self.confirmed, writers=self.plan.writers
         )
         self.engines = {member.name for member in self.plan.engines}
         self.sources = {member.name for member in self.plan.sources}
@@ -216,7 +217,7 @@ class World:
     def _commit(self, order: Commit) -> Iterable[Order]:
         if order.engine not in self.dropped:
             self.committed.add(order.engine)
-        return self.update.committed(order.engine, self.now)
+        return self.update.committed(order.engine)
 
     # --- the judge --------------------------------------------------------------------------------------------------
     def _obey(self, orders: Iterable[Order]) -> None:
@@ -346,7 +347,7 @@ class World:
             *self.update.written(self.plan.sources[0].name, 0, 1000, self.now),
             *self.update.loaded(self.plan.engines[0].name, 0, self.now),
             *self.update.damaged(self.plan.engines[0].name, 0, self.now),
-            *self.update.committed(self.plan.engines[0].name, self.now),
+            *self.update.committed(self.plan.engines[0].name),
             *self.update.lost_source(self.plan.sources[0].name, "", self.now),
             *self.update.lost_engine(self.plan.engines[0].name, "", self.now),
             *self.update.expire(self.now + 10 * STALL),

@@ -16,9 +16,10 @@ import torch
 from relight.errors import ProtocolError, RestoreError
 from relight.transfer.io.codec import Flat
 from relight.transfer.io.tcp import HANDSHAKE_SECONDS, MAX_STRANGERS, TcpChannel, parse_endpoint
+from relight.transfer.restore.client import RestoreClient
 from relight.transfer.restore.fabric import Address
 from relight.transfer.restore.offer import Filled, Header
-from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.restore.server import RestoreServer
 from relight.transfer.restore.tcp_fabric import SOURCE, TARGET
 from relight.wire.messages import PROTOCOL_VERSION
 from tests.transfer.hosts import (

@@ -13,9 +13,10 @@ import torch
 from relight.errors import RestoreError
 from relight.transfer.io.codec import Flat
 from relight.transfer.restore import restore
+from relight.transfer.restore.client import RestoreClient
 from relight.transfer.restore.fabric import Address
 from relight.transfer.restore.offer import BUCKET_BYTES, Filled, Header, Offer
-from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.restore.server import RestoreServer
 from relight.transfer.restore.shared_fabric import SpareBuffer
 
 TIMEOUT_SECONDS = 20.0

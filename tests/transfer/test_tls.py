@@ -18,8 +18,9 @@ from relight.transfer.publish.gate import Gate
 from relight.transfer.publish.publisher import Publisher
 from relight.transfer.publish.receiver import Receiver
 from relight.transfer.publish.relay import Relay
+from relight.transfer.restore.client import RestoreClient
 from relight.transfer.restore.offer import Filled
-from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.restore.server import RestoreServer
 from relight.transfer.tensors.weights import TensorSource
 from relight.wire.tls import Tls
 from tests.certificates import Authority

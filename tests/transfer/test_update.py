@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from relight.transfer.plan.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
 from relight.transfer.plan.schedule import Form, Kind, make_schedule
-from relight.transfer.plan.update import Abandon, Commit, Drop, Finished, Load, Order, Update, Write
+from relight.transfer.plan.update import Timeouts, Update
 from tests.transfer.simulated_update import STALL, MakeUpdate, ViolationError, World
 
 SEEDS = 3000
@@ -99,21 +100,22 @@ class GivesUpWithTheLastSource(Update):
     def _lacking(self) -> int | None:
         again = [bucket for bucket, broadcast in self._broadcasts.items() if broadcast.deadline]
         lacking = super()._lacking()
-        return again[0] if lacking is None and again and not self._sources else lacking
+        return again[0] if lacking is None and again and not self._sources.names else lacking
 
 
 class AsksAnySource(Update):
     """Of weights that are divided, a source is to write what it does not hold."""
 
-    def _able(self, bucket: int) -> Sequence[str]:
-        return self._sources
+    def start(self, now: float) -> list[Order]:
+        self._sources.writers = None
+        return super().start(now)
 
 
 class WaitsForAHolder(Update):
     """Nobody who is left holds a bucket that is still to be written, and nobody notices."""
 
     def _lacking(self) -> int | None:
-        return None if self._sources else super()._lacking()
+        return None if self._sources.names else super()._lacking()
 
 
 class RewritesUnderReaders(Update):
@@ -122,7 +124,7 @@ class RewritesUnderReaders(Update):
     def damaged(self, engine: str, bucket: int, now: float) -> list[Order]:
         orders = super().damaged(engine, bucket, now)
         reload = self._reloads.get(bucket)
-        if reload is not None and engine in reload.waiting and reload.pending and self._sources:
+        if reload is not None and engine in reload.waiting and reload.pending and self._sources.names:
             orders = [*orders, self._write(bucket, now)]
         return orders
 
@@ -131,7 +133,7 @@ class CommitsEarly(Update):
     """The last reload is not waited for."""
 
     def start(self, now: float) -> list[Order]:
-        self._left -= 1
+        self._dependencies.left -= 1
         return super().start(now)
 
 
@@ -183,7 +185,7 @@ class AbandonsAfterCommit(Update):
 
     def lost_source(self, source: str, why: str, now: float) -> list[Order]:
         orders = super().lost_source(source, why, now)
-        return orders if self._sources or self.over else orders + self._abandon("no source is left")
+        return orders if self._sources.names or self.over else orders + self._abandon("no source is left")
 
 
 class CommitsUnconfirmed(Update):
@@ -202,9 +204,9 @@ class OverwritesWhatIsRead(Update):
         for operation in operations:
             freed = {i for i in operation.after if operations[i].kind is Kind.RELOAD}
             if operation.kind is Kind.BROADCAST and freed:
-                self._missing[operation.index] -= len(freed)
+                self._dependencies.missing[operation.index] -= len(freed)
                 for index in freed:
-                    self._dependents[index].remove(operation.index)
+                    self._dependencies.dependents[index].remove(operation.index)
         return super().start(now)
 
 
@@ -256,7 +258,7 @@ def test_a_planted_bug_is_found(bug: type[Update]) -> None:
 # --- single cases -------------------------------------------------------------------------------------------------
 def update_of(sources: int = 1, engines: int = 1, buckets: int = 1) -> Update:
     schedule = make_schedule(Form.TWO_STAGE, devices=sources, buckets=buckets, from_host=True)
-    return Update(schedule, [f"s{i}" for i in range(sources)], [f"e{i}" for i in range(engines)], STALL)
+    return Update(schedule, [f"s{i}" for i in range(sources)], [f"e{i}" for i in range(engines)], Timeouts(STALL))
 
 
 def test_the_course_of_an_update() -> None:
@@ -272,22 +274,22 @@ def test_the_course_of_an_update() -> None:
     assert update.loaded("e1", 0, 2.0) == [Load("e1", 1, 1, 78)]
     assert update.loaded("e1", 1, 3.0) == []
     assert update.loaded("e0", 1, 3.0) == [Commit("e0"), Commit("e1")]
-    assert update.committed("e1", 3.0) == []
-    assert update.committed("e0", 3.0) == [Finished(("e0", "e1"))]
+    assert update.committed("e1") == []
+    assert update.committed("e0") == [Finished(("e0", "e1"))]
     assert update.over
 
 
 def test_weights_of_no_bytes_are_only_committed() -> None:
     update = update_of(buckets=0)
     assert update.start(0.0) == [Commit("e0")]
-    assert update.committed("e0", 0.0) == [Finished(("e0",))]
+    assert update.committed("e0") == [Finished(("e0",))]
 
 
 def test_nobody_to_send_and_nobody_to_take() -> None:
     for update in (update_of(engines=0), update_of(engines=0, buckets=0)):
         assert update.start(0.0) == [Abandon("there is no engine")]
         assert update.over
-    update = Update(make_schedule(Form.SERIAL, devices=1, buckets=1, from_host=True), [], ["e0"], STALL)
+    update = Update(make_schedule(Form.SERIAL, devices=1, buckets=1, from_host=True), [], ["e0"], Timeouts(STALL))
     assert update.start(0.0) == [Abandon("there is no source")]
 
 
@@ -318,7 +320,7 @@ def test_who_takes_over_two_buckets_is_not_blamed_for_the_second() -> None:
     orders = two_writes_of_a_silent_source(update_of(sources=3, buckets=3))
     assert orders == [Drop("s1", f"no answer for {STALL:g} s"), Write("s2", 0, 0), Write("s2", 1, 1)]
     schedule = make_schedule(Form.TWO_STAGE, devices=3, buckets=3, from_host=True)
-    orders = two_writes_of_a_silent_source(BlamesTheNextWriter(schedule, ["s0", "s1", "s2"], ["e0"], STALL))
+    orders = two_writes_of_a_silent_source(BlamesTheNextWriter(schedule, ["s0", "s1", "s2"], ["e0"], Timeouts(STALL)))
     assert any(isinstance(order, Drop) and order.member == "s2" for order in orders)
 
 
@@ -334,6 +336,5 @@ def test_damage_once_twice_and_always() -> None:
 
 
 def test_schedules_of_devices_are_not_run_here() -> None:
-    update = Update(make_schedule(Form.TWO_STAGE, devices=1, buckets=1), ["s"], ["e"], STALL)
     with pytest.raises(ValueError, match="copies nothing into H2D buffers"):
-        update.start(0.0)
+        Update(make_schedule(Form.TWO_STAGE, devices=1, buckets=1), ["s"], ["e"], Timeouts(STALL))

@@ -29,9 +29,6 @@ RATE_SECONDS = 10.0
 REPORT_DELAY_NS = 1_500_000_000  # agents report phases once a second; what is older than this is known
 CHUNK_NS = 3 * 10**9  # agents report once a second, so lines of different ranks overlap by about as much
 LATEST_NS = 10**18
-STRAGGLERS = 8
-STRAGGLES = 1.25  # a rank whose forward takes so many times the median
-MIN_STRAGGLE_SECONDS = 0.005
 
 
 class Job:
@@ -273,22 +270,6 @@ class Job:
                     seconds = recovery.stages.stop_seconds + recovery.stages.replace_seconds
                     return round((failure.noticed_seconds + seconds) * 1e9)
         return stamped_ns
-
-    def stragglers(self) -> list[tuple[int, float, float]]:
-        """Ranks whose forward takes longer than the others': rank, seconds, seconds of the median rank.
-
-        Judged by the forward: in backward everyone waits for the slowest, so that all look alike.
-        """
-        times = sorted((row.forward_seconds, rank) for rank, row in self.rows.items() if row.forward_seconds > 0)
-        if len(times) < 2:
-            return []
-        median = times[(len(times) - 1) // 2][0]
-        slow = [
-            (rank, seconds, median)
-            for seconds, rank in reversed(times)
-            if seconds > STRAGGLES * median and seconds - median > MIN_STRAGGLE_SECONDS
-        ]
-        return slow[:STRAGGLERS]
 
     def failures(self) -> tuple[FailureReport, ...]:
         return self.report().failures[-LISTED:]

@@ -11,6 +11,7 @@ from relight.core.report import FailureReport, RecoveryReport
 from relight.core.verdict import describe_doubts
 from relight.dashboard.job import Job
 from relight.dashboard.row import Row
+from relight.dashboard.stragglers import find_stragglers
 from relight.wire.status import Gpu, RestoreStatus
 
 Value = Any  # what JSON can say
@@ -240,6 +241,6 @@ def topics(job: Job, now_ns: int, silent_seconds: float = 0.0) -> dict[str, Valu
         "coverage": coverage(job),
         "stragglers": [
             {"rank": number, "forward_seconds": seconds, "median_seconds": median}
-            for number, seconds, median in job.stragglers()
+            for number, seconds, median in find_stragglers(job.rows)
         ],
     }

@@ -10,7 +10,8 @@ import msgspec
 
 from relight.dashboard.tail import Tail
 from relight.errors import UsageError
-from relight.watch.events import Event, EventFeed
+from relight.watch.event_feed import EventFeed
+from relight.watch.events import Event
 from relight.watch.run import JOURNAL, SILENT_SECONDS
 from relight.wire.status import decode_line
 

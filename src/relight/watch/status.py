@@ -9,6 +9,7 @@ from relight.core.report import DoubtReport, FailureReport, RecoveryReport
 from relight.core.verdict import describe_bits
 from relight.dashboard import view
 from relight.dashboard.job import Job
+from relight.dashboard.stragglers import find_stragglers
 from relight.watch.run import State, judge
 from relight.wire.status import PublishStatus, RestoreStatus
 
@@ -115,7 +116,7 @@ def status_of(
         may_fail=max(0, intact - 1),
         last_failure=report.failures[-1] if report.failures else None,
         last_recovery=report.recoveries[-1] if report.recoveries else None,
-        stragglers=tuple(rank for rank, _, _ in job.stragglers()),
+        stragglers=tuple(rank for rank, _, _ in find_stragglers(job.rows)),
         restoring=tuple(job.restoring()) if state is State.RUNNING else (),
         publishing=job.publications.newest,
         ranks=ranks,

@@ -16,7 +16,7 @@ from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState, parameters_behind
 from relight.training.torch_private.mesh import place_in_whole
 from relight.transfer.io.codec import decode_tree, local_part, unflatten
-from relight.transfer.restore.restore import destination_for
+from relight.transfer.restore.client import destination_for
 
 _INHERITED = "the checkpoint that it went on from is of a job that said: "
 

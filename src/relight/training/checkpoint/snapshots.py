@@ -29,9 +29,9 @@ from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
 from relight.transfer.io.codec import Flat, TensorSpec, digest_of, is_plain, local_part, spec_of
+from relight.transfer.restore.client import RestoreClient
 from relight.transfer.restore.fabric import Address
 from relight.transfer.restore.offer import Offer, plan_state
-from relight.transfer.restore.restore import RestoreClient
 from relight.transfer.restore.shared_fabric import SpareBuffer
 from relight.transfer.tensors.weights import TensorReader
 

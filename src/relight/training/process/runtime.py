@@ -43,7 +43,8 @@ from relight.training.process.faults import Faults
 from relight.training.process.holdings import Holdings, Lifecycle, NoHoldings
 from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.mesh import regroup
-from relight.transfer.restore.restore import RestoreClient, RestoreServer
+from relight.transfer.restore.client import RestoreClient
+from relight.transfer.restore.server import RestoreServer
 from relight.transfer.restore.shared_fabric import SpareBuffer
 from relight.wire.handshake import read_token
 from relight.wire.messages import StoreLost, StoreReply

@@ -8,9 +8,9 @@ from relight.transfer.io.messages import Begin
 from relight.transfer.plan.division import Division
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import Bucket, bucket_bytes_for, plan_buckets
-from relight.transfer.plan.published import Published, Stage, UpdateProgress
-from relight.transfer.plan.schedule import IPC_BUFFERS, Form
-from relight.transfer.plan.update import Update
+from relight.transfer.plan.published import SELF, Published, Stage, UpdateProgress
+from relight.transfer.plan.schedule import IPC_BUFFERS, Form, make_schedule
+from relight.transfer.plan.update import Timeouts, Update
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.members import Member
 from relight.transfer.publish.source import Source
@@ -36,24 +36,25 @@ class Publication:
     confirmed: bool = True
     awaited: set[str] = field(default_factory=set)  # members that have yet to say whether they take part
     ready: set[str] = field(default_factory=set)  # members that do
-    ready_by: float = 0.0  # when whoever is awaited is late, of CLOCK_MONOTONIC; 0: nobody was asked yet
-    released: bool = False  # sources were told that nothing more is read
-    update: Update | None = None  # once everybody has said whether it takes part
+    ready_by: float = 0.0  # when awaited members are late, of CLOCK_MONOTONIC; 0: none was asked yet
+    released: bool = False  # sources know that nothing more is read
+    update: Update | None = None  # once every member has said whether it takes part
     dropped: dict[str, str] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
 
     def asks(self, member: Member) -> bool:
-        """To take part: engines that it is for, and sources that hold parts, or all, as the publisher itself does."""
+        """Return whether the member is asked to take part: an engine that the update is for, or a source that holds
+        parts, or all, as the publisher itself does."""
         if member.is_source:
             return (member.held is not None) == (self.writers is not None)
         return self.only is None or member.name in self.only
 
     def next_deadline(self) -> float | None:
-        """When somebody is late: with a bucket, or, before the first one, with saying whether it takes part."""
+        """Return when a member is late: with a bucket or, before the first one, with saying whether it takes part."""
         return self.ready_by or None if self.update is None else self.update.next_deadline()
 
     def drop(self, name: str, why: str) -> bool:
-        """Before the first bucket: it takes no part after all. False: it was not to."""
+        """Before the first bucket: the member takes no part after all. False: it was not asked to."""
         if name not in self.awaited | self.ready:
             return False
         self.awaited.discard(name)
@@ -62,7 +63,7 @@ class Publication:
         return True
 
     def begin(self, patience_seconds: float) -> Begin:
-        """The words with which members are asked to take part."""
+        """Return the message that asks members to take part."""
         return Begin(
             update=self.number,
             version=self.version,
@@ -72,8 +73,23 @@ class Publication:
             patience_seconds=patience_seconds,
         )
 
+    def create_update(self, members: Iterable[Member], timeouts: Timeouts) -> Update:
+        """Begin to move buckets, with those of `members` that are ready."""
+        taking_part = [member for member in members if member.name in self.ready]
+        sources = [SELF, *sorted(member.name for member in taking_part if member.is_source)]
+        engines = [member.name for member in taking_part if not member.is_source]
+        self.update = Update(
+            make_schedule(self.form, devices=len(sources), buckets=len(self.buckets), from_host=True),
+            sources,
+            engines,
+            timeouts,
+            confirmed=self.confirmed,
+            writers=self.writers,
+        )
+        return self.update
+
     def note_held(self, buckets: int) -> None:
-        """So many, from the first one on, are held by every engine that is left."""
+        """Every remaining engine holds the first `buckets` buckets."""
         before = self.handle.progress()
         if buckets > before.held_buckets:
             pieces = (piece for bucket in self.buckets[before.held_buckets : buckets] for piece in bucket.pieces)
@@ -97,7 +113,7 @@ class Publication:
         self.stages.append(Stage(kind, bucket, buffer, member.name, start_ns, end_ns))
 
     def result(self, engines: tuple[str, ...], error: str) -> Published:
-        """What became of it."""
+        """Return how the update ended."""
         return Published(
             version=self.version,
             generation=self.generation,
@@ -127,7 +143,7 @@ def prepare_publication(
     is_late: bool = False,
     division: Division | None = None,
 ) -> Publication:
-    """Plan it; see `Publisher.begin`. Raises UsageError for weights that cannot be moved."""
+    """Plan an update; see `Publisher.begin`. Raises UsageError for weights that cannot be moved."""
     started_ns = time.monotonic_ns()
     manifest = source.manifest if division is None else division.manifest
     total_bytes = manifest.total_bytes

@@ -1,0 +1,258 @@
+"""The lines of a job's journal, as events for programs. Pure."""
+
+import datetime
+import math
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from relight.chaos.plan import describe_fault
+from relight.core import events as ev
+from relight.core.commands import Begin, EndJob, Notice, Restore, Resume, Stop
+from relight.core.controller import Controller, ControllerSettings
+from relight.core.report import ENDED, FailureReport, RecoveryReport
+from relight.server.journal import JournalHeader, JournalLine, decode_line
+from relight.watch.events import (
+    BitsDoubted,
+    ControllerRestarted,
+    Event,
+    Failure,
+    FailureExplained,
+    FaultInjected,
+    HostJoined,
+    HostLost,
+    JobEnded,
+    JobStarted,
+    NoticeSaid,
+    ProcessEnded,
+    ProcessStarted,
+    RecoveryDecided,
+    RecoveryFinished,
+    RecoveryStarted,
+    StandbyReady,
+    TrainingResumed,
+    TrainingStarted,
+    WeightsPublished,
+)
+from relight.wire.settings import JobSettings, part_of
+from relight.wire.status import PublishStatus, StatusLine
+
+
+class EventFeed:
+    """Turns the lines of a journal into events, in their order."""
+
+    def __init__(self) -> None:
+        self._settings: JobSettings | None = None
+        self._core: Controller
+        self._now = 0.0
+        self._dated = (datetime.datetime.fromtimestamp(0, datetime.UTC), 0.0)  # a reading of both clocks at once
+        self._failures = 0  # that were told
+        self._unexplained: list[FailureReport] = []  # of these, as they were told: how the process ended is not known
+        self._recoveries = 0
+        self.ended = False  # there will be no more
+        self._statuses: deque[StatusLine] = deque()  # not told yet
+        self._published: dict[str, tuple[int, int, str]] = {}  # by process: updates, version and error, as told
+        self._begun = 0  # the newest generation that was told to train
+
+    def take(self, line: bytes) -> Iterator[Event]:
+        """Events of one line. Raises msgspec.DecodeError if it is not understood."""
+        if self._settings is None:
+            yield self._start(msgspec.json.decode(line, type=JournalHeader))
+        else:
+            yield from self._take(decode_line(line))
+
+    def add_status(self, line: StatusLine) -> None:
+        """A line of `status.jsonl`; it is told in its turn. Add it before the lines of the journal that follow it."""
+        self._statuses.append(line)
+
+    def flush(self) -> Iterator[Event]:
+        """Events of all that was added: no line of the journal is older."""
+        return self._of_statuses(math.inf)
+
+    def _of_statuses(self, until: float) -> Iterator[Event]:
+        while self._statuses and self._statuses[0].now <= until and self._settings is not None and not self.ended:
+            line = self._statuses.popleft()
+            status = line.status
+            if not isinstance(status, PublishStatus) or status.total_bytes:  # an update that is under way
+                continue
+            told, now = self._published.get(status.process), (status.updates, status.version, status.error)
+            self._published[status.process] = now
+            if told == now or status.version < 0:
+                continue
+            self._now = max(self._now, line.now)
+            yield WeightsPublished(
+                **self._common(),
+                version=status.version,
+                engines={engine.name: engine.version for engine in status.engines},
+                dropped=status.dropped,
+                error=status.error,
+                update_seconds=round(status.update_seconds, 6),
+            )
+
+    def _start(self, header: JournalHeader) -> Event:
+        self._settings = settings = header.settings
+        self._core = Controller(part_of(ControllerSettings, settings), full_account=True)
+        self._dated = datetime.datetime.fromisoformat(header.wall), 0.0
+        return JobStarted(
+            **self._common(),
+            script=settings.script,
+            world_size=settings.world_size,
+            nodes=settings.nodes,
+            standbys=settings.standbys,
+        )
+
+    def _common(self) -> dict[str, Any]:
+        assert self._settings is not None
+        return {
+            "time": (self._dated[0] + datetime.timedelta(seconds=self._now - self._dated[1])).isoformat(
+                timespec="microseconds"
+            ),
+            "seconds": round(self._now, 6),
+            "job": self._settings.job,
+            "generation": self._core.generation,
+        }
+
+    def _take(self, line: JournalLine) -> Iterator[Event]:
+        is_end = isinstance(line.command, EndJob)
+        yield from self._of_statuses(math.inf if is_end else line.now)
+        self._now = max(self._now, line.now)
+        if line.wall:
+            self._dated = datetime.datetime.fromisoformat(line.wall), line.now
+        if line.event is not None:
+            self._core.handle(line.event, line.now)
+            yield from self._of_event(line.event)
+            yield from self._of_job_stats()
+        elif line.expired:
+            self._core.expire(line.now)
+            yield from self._of_job_stats()
+        elif line.note:
+            yield NoticeSaid(**self._common(), level="warning", text=line.note)
+        elif isinstance(line.command, EndJob) and not self.ended:
+            yield from self._of_job_stats(is_over=True)
+            yield self._end(line.command)
+            self.ended = True
+        elif isinstance(line.command, Notice):
+            yield NoticeSaid(**self._common(), level=line.command.level, text=line.command.why)
+        elif line.command is not None:
+            yield from self._of_order(line.command)
+
+    def _of_event(self, event: ev.Event) -> Iterator[Event]:
+        common = self._common()
+        match event:
+            case ev.AgentJoined():
+                yield HostJoined(**common, host=event.agent)
+            case ev.AgentLost():
+                yield HostLost(**common, host=event.agent, evidence=event.evidence)
+            case ev.ProcessStarted():
+                rank, host = self._place(event.process)
+                yield ProcessStarted(**common, process=event.process, rank=rank, host=host, pid=event.pid)
+            case ev.ProcessExited():
+                rank, host = self._place(event.process)
+                yield ProcessEnded(
+                    **common,
+                    process=event.process,
+                    rank=rank,
+                    host=host,
+                    exit_status=event.exit_status,
+                    evidence=event.evidence,
+                )
+            case ev.StandbyReady():
+                yield StandbyReady(**common, process=event.process, host=self._place(event.process)[1])
+            case ev.FaultStruck():
+                yield FaultInjected(**common, process=event.process, fault=describe_fault(event.fault))
+            case ev.BitsDoubted():
+                rank, step, reason = event.rank, event.step, event.reason
+                yield BitsDoubted(**common, rank=rank, process=event.process, step=step, reason=reason)
+            case ev.ControllerRestarted():
+                yield ControllerRestarted(**common)
+
+    def _place(self, name: str) -> tuple[int | None, str]:
+        process = self._core.members.processes.get(name)
+        return (None, "") if process is None else (process.rank, process.agent)
+
+    def _of_order(self, order: msgspec.Struct) -> Iterator[Event]:
+        common = self._common()
+        match order:
+            case Begin() if not self._begun:
+                self._begun = order.generation
+                yield TrainingStarted(**common, until=self._core.job.until)
+            case Stop():
+                yield RecoveryStarted(**common, reason=order.why)
+            case Restore():
+                yield RecoveryDecided(
+                    **common,
+                    target_version=order.target,
+                    sources=tuple(source.rank for source in order.sources) if order.targets else (),
+                    targets=order.targets,
+                    reason=order.why,
+                )
+            case Resume() if order.generation > self._begun:  # a successor of a dead controller says it again
+                self._begun = order.generation
+                yield TrainingResumed(**common)
+
+    def _of_job_stats(self, *, is_over: bool = False) -> Iterator[Event]:
+        """Failures and recoveries that the account has by now and did not have before."""
+        job_stats, common = self._core.job_stats, self._common()
+        for failure in job_stats.failures[self._failures :]:
+            self._failures += 1
+            if failure.kind == ENDED:
+                self._unexplained.append(failure)
+            yield Failure(
+                **{**common, "generation": failure.generation},
+                number=failure.number,
+                rank=failure.rank,
+                process=failure.process,
+                kind=failure.kind,
+                step=failure.step,
+                phase=failure.phase,
+                evidence=failure.evidence,
+                detect_seconds=failure.detect_seconds,
+                detect_evidence=failure.detect_evidence,
+            )
+        for told in list(self._unexplained):
+            failure = job_stats.failures[told.number - 1]
+            if failure is not told:
+                self._unexplained.remove(told)
+                yield FailureExplained(**common, number=failure.number, kind=failure.kind, evidence=failure.evidence)
+        recoveries = self._core.report().recoveries if is_over else job_stats.recoveries
+        for recovery in recoveries[self._recoveries :]:
+            self._recoveries += 1
+            yield self._finish(recovery)
+
+    def _finish(self, recovery: RecoveryReport) -> Event:
+        return RecoveryFinished(
+            **self._common(),
+            number=recovery.number,
+            failures=recovery.failures,
+            decision=recovery.decision,
+            target_version=recovery.target_version,
+            replaced=recovery.replaced,
+            replacement_kind=recovery.replacement_kind,
+            sources=recovery.sources,
+            steps_repeated=recovery.steps_repeated,
+            tier=recovery.tier,
+            steps_undone=recovery.steps_undone,
+            moved_bytes=recovery.moved_bytes,
+            restarts=recovery.restarts,
+            wrote=recovery.wrote,
+            torn=recovery.torn,
+            stages=recovery.stages,
+        )
+
+    def _end(self, command: EndJob) -> Event:
+        report = self._core.report()
+        return JobEnded(
+            **self._common(),
+            error=command.error,
+            steps=report.steps,
+            until=report.until,
+            failures=len(report.failures),
+            recoveries=len(report.recoveries),
+            steps_repeated=report.steps_repeated,
+            time_lost_seconds=report.time_lost_seconds,
+            state_digest=report.final_state_digest,
+            bits_as_undisturbed=report.bits_as_undisturbed,
+            doubts=tuple(f"rank {doubt.rank} in step {doubt.step}: {doubt.reason}" for doubt in report.doubts),
+        )
