@@ -29,9 +29,9 @@ from torch import nn
 import relight
 from benchmarks.weights.packing import flat_for, packed, unpack
 from benchmarks.weights.shapes import MIB, MODELS
-from relight.transfer.plan.measured import overlap, stages_of
-from relight.transfer.plan.published import Published
+from relight.transfer.plan.result import Published
 from relight.transfer.plan.schedule import Form
+from relight.transfer.plan.timings import overlap, stages_of
 from relight.transfer.tensors import staging, weights
 
 OURS = ("relight", "relight-serial", "unverified")

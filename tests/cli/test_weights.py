@@ -144,7 +144,7 @@ def test_help_teaches(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 
 
 def test_each_example_of_the_help_works(capsys: pytest.CaptureFixture[str]) -> None:
-    from relight.transfer.plan.described import EXAMPLES
+    from relight.transfer.plan.model_spec import EXAMPLES
 
     for example in EXAMPLES:
         assert as_json(capsys, "--model", example, "--bucket-bytes", "1GiB", *RATES)["total_bytes"] > 2**30

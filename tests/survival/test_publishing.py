@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import relight
-from relight.transfer.publish.gate import Gate
+from relight.transfer.publish.publish_bridge import PublishBridge
 from relight.transfer.publish.relay import Relay
 from relight.watch.feed import write_events
 from tests.programs.train import Net
@@ -90,8 +90,8 @@ def test_an_engine_on_another_host_ends_with_the_trainers_weights(
     model = Net(64, 0.1, True)
     with (
         bench.start(training, faults=faults, standbys=2) as job,
-        Gate(job.run_dir, "127.0.0.1", token=TOKEN) as gate,
-        running(Relay(gate.endpoint, tmp_path, token=TOKEN)),
+        PublishBridge(job.run_dir, "127.0.0.1", token=TOKEN) as bridge,
+        running(Relay(bridge.endpoint, tmp_path, token=TOKEN)),
         relight.Receiver(tmp_path, model=model) as receiver,
     ):
         # Held at a step by which rank 0 has published.

@@ -11,7 +11,7 @@ from relight.transfer.tensors.weights import TensorSource
 from tests.transfer.test_source import SECONDS, fleet, weights
 
 
-class Held(TensorSource):
+class ShardSpec(TensorSource):
     """Stands still in the middle of a bucket until it is released."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -28,7 +28,7 @@ class Held(TensorSource):
 def test_an_update_given_up_in_the_middle_changes_nothing(tmp_path: Path) -> None:
     with fleet(tmp_path) as (publisher, receiver):
         before = receiver.digest()
-        source = Held(weights())
+        source = ShardSpec(weights())
         handle = publisher.begin(source, version=3, confirmed=False)
         assert source.reached.wait(SECONDS)
         handle.cancel("the owner wants to write")  # returns although the writer stands still

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import relight
 from relight.errors import MissingPartsError, TransferError, UsageError
-from relight.transfer.plan.division import Held, Holding, as_known, divide, find_entries, parts_of
+from relight.transfer.plan.division import LocalOffsets, ShardSpec, as_known, divide, find_entries, parts_of
 from relight.transfer.plan.manifest import Entry, Manifest, Part, make_manifest
 from relight.transfer.plan.plan import ALIGNMENT, Bucket, Piece, plan_buckets
-from relight.transfer.plan.published import SELF, Published
+from relight.transfer.plan.result import SELF, Published
 from relight.transfer.publish.source import SourceLink
 from relight.transfer.tensors.device_staging import DeviceStaging
 from relight.transfer.tensors.targets import Pairs
@@ -67,7 +67,7 @@ def test_parts_are_the_bytes_of_the_box(divided: tuple[list[int], list[int]], it
         expected = [element * item_bytes + byte for element in inside for byte in range(item_bytes)]
         parts = parts_of(0, shape, [first for first, _ in box], [size for _, size in box], item_bytes)
         assert [byte for part in parts for byte in bytes_in(part)] == expected
-        holding = Holding(parts)
+        holding = LocalOffsets(parts)
         assert [holding.find(0, byte) for byte in expected] == list(range(len(expected)))
 
 
@@ -83,9 +83,9 @@ def test_buckets_carry_every_byte_once(
             parts = parts_of(index, shape, [first for first, _ in box], [size for _, size in box], 4)
             for name in data.draw(st.sets(st.sampled_from("abc"), min_size=1)):
                 held[name] += parts
-    division = divide(tuple((name, Held(Manifest(manifest.entries, tuple(p)))) for name, p in held.items()))
+    division = divide(tuple((name, ShardSpec(Manifest(manifest.entries, tuple(p)))) for name, p in held.items()))
     buckets = plan_buckets(division.manifest, bucket_bytes)
-    holdings = {name: Holding(parts) for name, parts in held.items()}
+    holdings = {name: LocalOffsets(parts) for name, parts in held.items()}
     found: list[set[int]] = [set() for _ in tensors]
     for index, (bucket, writers) in enumerate(zip(buckets, division.writers(buckets), strict=True)):
         assert bucket.index == index
@@ -106,9 +106,9 @@ def test_buckets_carry_every_byte_once(
         assert places_found == set(range(entry.nbytes))
 
 
-def stage(index: int, count: int, *entries: Entry, holds: bool = True) -> Held:
+def stage(index: int, count: int, *entries: Entry, holds: bool = True) -> ShardSpec:
     parts = [Part(i, 0, e.nbytes, e.nbytes, 1) for i, e in enumerate(entries) if holds and e.nbytes]
-    return Held(make_manifest(entries, parts), (index,), count)
+    return ShardSpec(make_manifest(entries, parts), (index,), count)
 
 
 UP, DOWN, NORM = Entry("up", "float32", (4, 8)), Entry("down", "float32", (8, 4)), Entry("norm", "float32", (8,))
@@ -143,7 +143,7 @@ def test_what_stages_know_is_put_together() -> None:
     ],
 )
 def test_stages_that_are_not_the_whole_are_refused(
-    held: tuple[tuple[str, Held], ...], error: type[UsageError], why: str
+    held: tuple[tuple[str, ShardSpec], ...], error: type[UsageError], why: str
 ) -> None:
     with pytest.raises(error, match=why) as raised:
         divide(held)
@@ -173,7 +173,7 @@ def test_parts_that_are_not_the_whole_are_refused(parts: tuple[Part, ...], why: 
 
 
 def test_a_bucket_of_what_is_not_held_is_refused() -> None:
-    held = Held(Manifest(ROWS.entries, parts_of(0, (4, 6), (0, 0), (2, 6), 1)))
+    held = ShardSpec(Manifest(ROWS.entries, parts_of(0, (4, 6), (0, 0), (2, 6), 1)))
     source = PartSource(held, {0: torch.zeros(2, 6, dtype=torch.uint8)})
     with pytest.raises(UsageError, match="not held here"):
         source.fill(Bucket(0, 6, (Piece(0, 12, 0, 6),)), memoryview(bytearray(64)))
@@ -231,7 +231,7 @@ def source_of(layout: str, rank: int, seed: int, kind: type[PartSource] = PartSo
             parts += own
             part = tensor[tuple(slice(f, f + size) for f, size in box)]
             held[index] = part if rank % 2 else part.clone()  # a part need not be contiguous
-    return kind(Held(make_manifest(entries, parts)), held)
+    return kind(ShardSpec(make_manifest(entries, parts)), held)
 
 
 @contextlib.contextmanager

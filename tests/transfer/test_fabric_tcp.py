@@ -18,7 +18,7 @@ from relight.transfer.io.codec import Flat
 from relight.transfer.io.tcp import HANDSHAKE_SECONDS, MAX_STRANGERS, TcpChannel, parse_endpoint
 from relight.transfer.restore.client import RestoreClient
 from relight.transfer.restore.fabric import Address
-from relight.transfer.restore.offer import Filled, Header
+from relight.transfer.restore.offer import BucketReady, Header
 from relight.transfer.restore.server import RestoreServer
 from relight.transfer.restore.tcp_fabric import SOURCE, TARGET
 from relight.wire.messages import PROTOCOL_VERSION
@@ -393,8 +393,8 @@ ONES = struct.pack("<4f", 1, 1, 1, 1)
         (header((4,)), "ended in the middle"),
         (header((4,)) + ONES[:7], "ended in the middle"),
         (header((4,)) + ONES, "ended in the middle"),
-        (header((4,)) + ONES + framed(Filled(0, 0, 1)), "another digest"),
-        (header((4,)) + ONES + framed(Filled(3, 0, 1)), "something else"),
+        (header((4,)) + ONES + framed(BucketReady(0, 0, 1)), "another digest"),
+        (header((4,)) + ONES + framed(BucketReady(3, 0, 1)), "something else"),
         (header((4,)) + ONES + header((4,)), "something else"),
         (header((4,)) + ONES + framed(b"?"), "malformed"),
         (header((4,)) + ONES + struct.pack(">I", 2**31), "over the limit"),

@@ -10,7 +10,7 @@ import torch
 
 from relight.errors import TransferError, UsageError
 from relight.transfer.plan.plan import Bucket, plan_buckets
-from relight.transfer.plan.published import SELF, UpdateProgress
+from relight.transfer.plan.result import SELF, UpdateProgress
 from relight.transfer.plan.schedule import Form
 from relight.transfer.publish.publisher import Publisher
 from relight.transfer.publish.receiver import Receiver

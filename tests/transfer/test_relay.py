@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from relight.errors import TransferError
-from relight.transfer.plan.published import Published
-from relight.transfer.publish.gate import Gate
+from relight.transfer.plan.result import Published
 from relight.transfer.publish.handle import Handle
+from relight.transfer.publish.publish_bridge import PublishBridge
 from relight.transfer.publish.publisher import Publisher
 from relight.transfer.publish.receiver import Receiver
 from relight.transfer.publish.relay import Relay
@@ -51,20 +51,20 @@ def _run_relay(pipe: Any, endpoint: str, place: str) -> None:
 
 
 class Hosts:
-    """A publisher and a gate here; elsewhere a relay, and the engines that are its neighbours."""
+    """A publisher and a bridge here; elsewhere a relay, and the engines that are its neighbours."""
 
     def __init__(self, near: Path, far: Path) -> None:
         near.mkdir()
         far.mkdir()
         self.near, self.far = Fleet(near), Fleet(far)
-        self.gate = Gate(near, "127.0.0.1", token=TOKEN, on_notice=self.near.notices.append)
+        self.bridge = PublishBridge(near, "127.0.0.1", token=TOKEN, on_notice=self.near.notices.append)
         self.relay: Member | None = None
 
     def start_relay(self, endpoint: str = "", *, publisher: bool = True) -> Member:
         """And a publisher in this process, without which it waits."""
         if publisher:
             self.near.publisher.engines()
-        self.relay = Member(_run_relay, endpoint or self.gate.endpoint, str(self.far.place))
+        self.relay = Member(_run_relay, endpoint or self.bridge.endpoint, str(self.far.place))
         self.far.members.append(self.relay)
         for _ in until("the relay has opened its place"):
             if (self.far.place / "weights.sock").exists():
@@ -106,7 +106,7 @@ class Hosts:
         return result
 
     def close(self) -> None:
-        self.gate.close()
+        self.bridge.close()
         self.far.close()
         self.near.close()
 
@@ -140,7 +140,7 @@ def test_engines_on_both_hosts(hosts: Hosts) -> None:
 
 
 def test_the_network_carries_each_bucket_once(hosts: Hosts) -> None:
-    with Line(hosts.gate.endpoint) as line:
+    with Line(hosts.bridge.endpoint) as line:
         hosts.start_relay(line.endpoint)
         engines = hosts.engines(3)
         before = len(line.towards_target)
@@ -249,7 +249,7 @@ def test_a_bucket_that_the_network_damages_is_sent_again(hosts: Hosts) -> None:
         hits.append(at)
         return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
 
-    with Line(hosts.gate.endpoint, damage) as line:
+    with Line(hosts.bridge.endpoint, damage) as line:
         hosts.start_relay(line.endpoint)
         engines = hosts.engines(2)
         assert hosts.publish(1).engines == ("relay",), hosts.near.notices
@@ -269,7 +269,7 @@ def test_the_connection_breaks_in_the_middle_and_comes_back(hosts: Hosts, share:
             raise OSError
         return data
 
-    with Line(hosts.gate.endpoint, cut) as line:
+    with Line(hosts.bridge.endpoint, cut) as line:
         hosts.start_relay(line.endpoint)
         engines = hosts.engines(2)
         hosts.publish(1)
@@ -371,7 +371,7 @@ def test_a_relay_keeps_no_copy_of_the_weights(hosts: Hosts) -> None:
 
 def test_a_stranger_gets_no_weights(hosts: Hosts) -> None:
     notices: list[str] = []
-    relay = Relay(hosts.gate.endpoint, hosts.far.place, token=b"another", on_notice=notices.append)
+    relay = Relay(hosts.bridge.endpoint, hosts.far.place, token=b"another", on_notice=notices.append)
     thread = threading.Thread(target=relay.run)
     thread.start()
     for _ in until("nothing was said"):
@@ -387,7 +387,7 @@ def test_a_stranger_gets_no_weights(hosts: Hosts) -> None:
 @pytest.mark.parametrize(
     ("token", "said", "answered"),
     [
-        (TOKEN, "is gone, or not there yet", 0),  # nobody publishes at the gate's place
+        (TOKEN, "is gone, or not there yet", 0),  # nobody publishes at the bridge's place
         (b"another", "does not know this job's token", 1),
     ],
     ids=["no publisher", "stranger"],
@@ -403,7 +403,7 @@ def test_what_goes_wrong_again_and_again_is_said_once(hosts: Hosts, token: bytes
                 attempts.append(1)
 
     notices: list[str] = []
-    relay = Counted(hosts.gate.endpoint, hosts.far.place, token=token, on_notice=notices.append)
+    relay = Counted(hosts.bridge.endpoint, hosts.far.place, token=token, on_notice=notices.append)
     thread = threading.Thread(target=relay.run)
     thread.start()
     for _ in until("it gives up"):
@@ -419,6 +419,6 @@ def test_what_goes_wrong_again_and_again_is_said_once(hosts: Hosts, token: bytes
 
 def test_a_place_that_is_taken(hosts: Hosts) -> None:
     hosts.start_relay()
-    second = Relay(hosts.gate.endpoint, hosts.far.place, token=TOKEN)
+    second = Relay(hosts.bridge.endpoint, hosts.far.place, token=TOKEN)
     with pytest.raises(TransferError, match="another publisher is alive"):
         second.run()

@@ -9,9 +9,9 @@ import pytest
 
 import relight
 from relight.errors import TransferError
-from relight.transfer.plan.published import SELF
-from relight.transfer.publish.remote_source import FarSourceLink, SourceBridge
-from relight.transfer.publish.source import Fixed
+from relight.transfer.plan.result import SELF
+from relight.transfer.publish.remote_source import RemoteSourceLink, SourceBridge
+from relight.transfer.publish.source import FixedVersion
 from relight.transfer.tensors.weights import PartSource
 from relight.wire.tls import Tls
 from tests.certificates import Authority
@@ -30,7 +30,7 @@ from tests.transfer.test_division import (
 TOKEN = b"the token of this test's job...."
 IN_A_BUCKET = 40_000  # so far into what a source sends: behind its description, which is shorter
 
-Link = Callable[[PartSource, int], FarSourceLink]
+Link = Callable[[PartSource, int], RemoteSourceLink]
 
 
 def no_line(data: bytes, before: int) -> bytes:
@@ -45,20 +45,26 @@ def far_ranks(
     version: int,
     carry_up: Callable[[bytes, int], bytes] = no_line,
     tls: Tls | None = None,
-) -> Iterator[tuple[relight.Publisher, PartSource, list[FarSourceLink]]]:
+) -> Iterator[tuple[relight.Publisher, PartSource, list[RemoteSourceLink]]]:
     """A publisher that is rank 0, and its source; ranks 1 to 3 are on another host, rank 1 behind a line of its own."""
     with contextlib.ExitStack() as stack:
         publisher = stack.enter_context(
             relight.Publisher(place, bucket_bytes=BUCKET_BYTES, stall_timeout_seconds=SECONDS)
         )
-        gate = stack.enter_context(SourceBridge(place, "127.0.0.1", token=TOKEN, tls=tls))
-        line = stack.enter_context(Line(gate.endpoint, carry_up=carry_up))
+        bridge = stack.enter_context(SourceBridge(place, "127.0.0.1", token=TOKEN, tls=tls))
+        line = stack.enter_context(Line(bridge.endpoint, carry_up=carry_up))
         links, threads = [], []
         for rank in (1, 2, 3):
             source = source_of(layout, rank, version)
-            endpoint = line.endpoint if rank == 1 else gate.endpoint
-            link = FarSourceLink(
-                endpoint, source, lease=Fixed(version), held=source.held, name=f"rank-{rank}", token=TOKEN, tls=tls
+            endpoint = line.endpoint if rank == 1 else bridge.endpoint
+            link = RemoteSourceLink(
+                endpoint,
+                source,
+                lease=FixedVersion(version),
+                held=source.held,
+                name=f"rank-{rank}",
+                token=TOKEN,
+                tls=tls,
             )
             links.append(link)
             threads.append(threading.Thread(target=link.run))
@@ -162,10 +168,10 @@ def test_a_stranger_is_no_source(tmp_path: Path) -> None:
     source = source_of("columns", 1, 3)
     with (
         relight.Publisher(tmp_path, bucket_bytes=BUCKET_BYTES) as publisher,
-        SourceBridge(tmp_path, "127.0.0.1", token=TOKEN) as gate,
+        SourceBridge(tmp_path, "127.0.0.1", token=TOKEN) as bridge,
     ):
-        link = FarSourceLink(
-            gate.endpoint, source, lease=Fixed(3), held=source.held, name="stranger", token=b"another token"
+        link = RemoteSourceLink(
+            bridge.endpoint, source, lease=FixedVersion(3), held=source.held, name="stranger", token=b"another token"
         )
         with pytest.raises(TransferError, match="does not know this job's token"):
             link.run()

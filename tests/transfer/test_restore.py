@@ -15,7 +15,7 @@ from relight.transfer.io.codec import Flat
 from relight.transfer.restore import restore
 from relight.transfer.restore.client import RestoreClient
 from relight.transfer.restore.fabric import Address
-from relight.transfer.restore.offer import BUCKET_BYTES, Filled, Header, Offer
+from relight.transfer.restore.offer import BUCKET_BYTES, BucketReady, Header, Offer
 from relight.transfer.restore.server import RestoreServer
 from relight.transfer.restore.shared_fabric import SpareBuffer
 
@@ -157,9 +157,9 @@ def header_of(flat: Flat) -> bytes:
         (framed(b"garbage"), "before it described its state"),
         (struct.pack(">I", 2**31), "over the limit"),
         (header_of(Flat({"w": torch.ones(4)})), "ended in the middle"),
-        (header_of(Flat({"w": torch.ones(4)})) + encoded(Filled(0, 0, 1)), "another digest"),
-        (header_of(Flat({"w": torch.ones(4)})) + encoded(Filled(3, 0, 1)), "something else"),
-        (header_of(Flat({"w": torch.ones(4)})) + encoded(Filled(0, 9, 1)), "something else"),
+        (header_of(Flat({"w": torch.ones(4)})) + encoded(BucketReady(0, 0, 1)), "another digest"),
+        (header_of(Flat({"w": torch.ones(4)})) + encoded(BucketReady(3, 0, 1)), "something else"),
+        (header_of(Flat({"w": torch.ones(4)})) + encoded(BucketReady(0, 9, 1)), "something else"),
     ],
     ids=["nothing", "garbage", "oversized", "cut", "corrupt", "other bucket", "no such buffer"],
 )

@@ -14,12 +14,12 @@ import torch
 
 from relight.errors import ProtocolError, RestoreError
 from relight.transfer.io.tcp import HANDSHAKE_SECONDS, TcpChannel
-from relight.transfer.publish.gate import Gate
+from relight.transfer.publish.publish_bridge import PublishBridge
 from relight.transfer.publish.publisher import Publisher
 from relight.transfer.publish.receiver import Receiver
 from relight.transfer.publish.relay import Relay
 from relight.transfer.restore.client import RestoreClient
-from relight.transfer.restore.offer import Filled
+from relight.transfer.restore.offer import BucketReady
 from relight.transfer.restore.server import RestoreServer
 from relight.transfer.tensors.weights import TensorSource
 from relight.wire.tls import Tls
@@ -92,8 +92,8 @@ def channels(tls: Tls) -> Iterator[tuple[TcpChannel, TcpChannel]]:
     with socket.create_server((HOST, 0)) as listener:
         near = socket.create_connection(listener.getsockname(), timeout=DEADLINE_SECONDS)
         far, _ = listener.accept()
-    here = TcpChannel(near, TOKEN, Filled, tls=tls, server_name=HOST)
-    there = TcpChannel(far, TOKEN, Filled, tls=tls)
+    here = TcpChannel(near, TOKEN, BucketReady, tls=tls, server_name=HOST)
+    there = TcpChannel(far, TOKEN, BucketReady, tls=tls)
     admitting = threading.Thread(target=there.admit, args=("far", "near"))
     admitting.start()
     here.introduce("near", "far")
@@ -164,9 +164,9 @@ def test_a_wait_ends_when_it_is_broken_off_or_late(tls: Tls) -> None:
         heard: list[object] = []
         waiting = threading.Thread(target=lambda: heard.append(here.receive()))
         waiting.start()
-        there.send(Filled(1, 2, 3))
+        there.send(BucketReady(1, 2, 3))
         waiting.join(DEADLINE_SECONDS)
-        assert heard == [Filled(1, 2, 3)]
+        assert heard == [BucketReady(1, 2, 3)]
         waiting = threading.Thread(target=lambda: heard.append(here.receive()))
         waiting.start()
         here.break_off()
@@ -179,10 +179,10 @@ def test_what_has_arrived_together_is_all_seen(tls: Tls) -> None:
     """The library may have taken from the socket what `select` is asked about."""
     with channels(tls) as (here, there):
         for number in range(20):
-            there.send(Filled(number, 0, 0))
+            there.send(BucketReady(number, 0, 0))
         for number in range(20):
             assert here.is_readable(DEADLINE_SECONDS)
-            assert here.receive() == Filled(number, 0, 0)
+            assert here.receive() == BucketReady(number, 0, 0)
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
@@ -192,9 +192,12 @@ def test_weights_go_to_the_engines_of_another_host(tmp_path: Path, tls: Tls) -> 
     far.mkdir()
     tensors = make_state(3)
     notices: list[str] = []
-    with Publisher(near) as publisher, Gate(near, HOST, token=TOKEN, tls=tls, on_notice=notices.append) as gate:
-        plain = Relay(gate.endpoint, tmp_path / "plain", token=TOKEN, on_notice=notices.append)
-        relay = Relay(gate.endpoint, far, token=TOKEN, tls=tls, on_notice=notices.append)
+    with (
+        Publisher(near) as publisher,
+        PublishBridge(near, HOST, token=TOKEN, tls=tls, on_notice=notices.append) as bridge,
+    ):
+        plain = Relay(bridge.endpoint, tmp_path / "plain", token=TOKEN, on_notice=notices.append)
+        relay = Relay(bridge.endpoint, far, token=TOKEN, tls=tls, on_notice=notices.append)
         threads = [threading.Thread(target=one.run) for one in (plain, relay)]
         for thread in threads:
             thread.start()

@@ -181,7 +181,7 @@ def _model_of(arguments: argparse.Namespace) -> "tuple[str, Manifest]":
     if (arguments.checkpoint is None) == (arguments.model is None):
         raise UsageError("name a CHECKPOINT, or describe a model with --model: one of the two (--help has examples)")
     if arguments.model is not None:
-        from relight.transfer.plan.described import describe_model
+        from relight.transfer.plan.model_spec import describe_model
 
         return arguments.model, describe_model(arguments.model)
     from relight.transfer.tensors.checkpoint import open_checkpoint

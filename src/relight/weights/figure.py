@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from relight.timeline.terminal import ASCII, UNICODE
 from relight.timeline.weights import MAX_DEVICES, Doing, Figure, Use, draw_update, legend_of_update
 from relight.transfer.plan.cost import Span
-from relight.transfer.plan.measured import stages_of
-from relight.transfer.plan.published import Published, Stage
+from relight.transfer.plan.result import Published, Stage
 from relight.transfer.plan.schedule import IPC_BUFFERS, Kind, Schedule
+from relight.transfer.plan.timings import stages_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,7 @@ from relight.errors import RelightError, TransferError, UsageError
 
 if TYPE_CHECKING:
     from relight.transfer.plan.manifest import Manifest
-    from relight.transfer.plan.published import Published
+    from relight.transfer.plan.result import Published
     from relight.transfer.publish.publisher import Publisher
     from relight.transfer.tensors.checkpoint import Checkpoint
     from relight.weights.screen import Screen
@@ -219,8 +219,8 @@ def _report(
     from rich.console import Console
 
     from relight.transfer.plan.cost import describe_seconds
-    from relight.transfer.plan.measured import measure, plan_again
     from relight.transfer.plan.plan import plan_buckets
+    from relight.transfer.plan.timings import measure, plan_again
     from relight.weights.figure import MEASURED_WORDS, drawn_buckets, figure_of_measured, print_figure
     from relight.weights.summary import facts_of, table_of
     from relight.weights.trace import trace_of

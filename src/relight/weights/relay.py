@@ -84,7 +84,7 @@ def _add(
 
 
 def _gate(arguments: argparse.Namespace) -> int:
-    from relight.transfer.publish.gate import Gate
+    from relight.transfer.publish.publish_bridge import PublishBridge
 
     host, port = _resolve(arguments.endpoint)
     if not arguments.token_file.exists():
@@ -92,7 +92,7 @@ def _gate(arguments: argparse.Namespace) -> int:
     token = _read_token(arguments.token_file)
     tls = _find_tls(arguments, _typed_host(arguments.endpoint))
     try:
-        with Gate(arguments.place, host, port, token=token, tls=tls, on_notice=_say) as gate:
+        with PublishBridge(arguments.place, host, port, token=token, tls=tls, on_notice=_say) as gate:
             _say(f"relays reach {arguments.place} at {gate.endpoint}; Ctrl-C ends it")
             return _until_interrupted(threading.Event().wait)
     except TransferError as error:

@@ -7,8 +7,8 @@ from rich.text import Text
 
 from relight.transfer.plan.cost import describe_seconds
 from relight.transfer.plan.manifest import describe_bytes
-from relight.transfer.plan.measured import Measured, Work
-from relight.transfer.plan.published import Published
+from relight.transfer.plan.result import Published
+from relight.transfer.plan.timings import Measured, Work
 
 Fact = tuple[str, str]
 

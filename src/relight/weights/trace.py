@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from relight.timeline.perfetto import Slice, encode_trace
 from relight.transfer.plan.cost import Span
-from relight.transfer.plan.measured import Measured, stages_of
 from relight.transfer.plan.plan import Bucket
-from relight.transfer.plan.published import Published, Stage
+from relight.transfer.plan.result import Published, Stage
 from relight.transfer.plan.schedule import Kind, Schedule
+from relight.transfer.plan.timings import Measured, stages_of
 
 
 def trace_of(

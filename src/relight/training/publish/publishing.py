@@ -18,10 +18,10 @@ from pathlib import Path
 from relight.errors import PlaceTakenError, RelightError, StepInterrupted, UsageError
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
-from relight.training.publish.lending import Lending
+from relight.training.publish.lent_parts import LentParts
 from relight.training.publish.weights import Rename, Weights
 from relight.training.state.tracked import TrackedState
-from relight.transfer.plan.published import Published, UpdateProgress
+from relight.transfer.plan.result import Published, UpdateProgress
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.publisher import Publisher
 from relight.transfer.publish.remote_source import SourceBridge
@@ -34,12 +34,12 @@ JOIN_SECONDS = 0.01  # between two looks at whether a recovery has begun meanwhi
 LAST_SECONDS = 60.0  # for engines to take the final version before the job ends
 STATUS_SECONDS = 0.5  # between two looks at what has changed, for people
 TAKEN_SECONDS = 10.0  # for rank 0's predecessor, whose memory is being freed, to let go of the socket
-GATE_SECONDS = 1.0  # for rank 0 to say where sources of other hosts are let in
-GATE_KEY = "publish/gate"  # of the rendezvous store
+BRIDGE_SECONDS = 1.0  # for rank 0 to say where sources of other hosts are let in
+BRIDGE_KEY = "publish/bridge"  # of the rendezvous store
 COMING_SECONDS = 2.0  # for engines to find a publisher that was opened just now, in place of one that died
 
 
-class Taken:
+class SocketTaken:
     """How long the place of the socket has been taken by another: rank 0's predecessor lets go of it by itself."""
 
     def __init__(self) -> None:
@@ -68,13 +68,13 @@ class Publishing:
         self._chosen: tuple[tuple[str, ...], Rename | None] | None = None
         self._weights: Weights | None = None
         self._parts: PartSource | None = None  # of divided weights: what this rank holds
-        self._lending: Lending | None = None  # on other ranks than 0
+        self._lent_parts: LentParts | None = None  # on other ranks than 0
         self._stall_timeout_seconds = 0.0
         self._publisher: Publisher | None = None
-        self._gate: SourceBridge | None = None  # for ranks on other hosts
-        self._gate_told_in = 0  # the generation in which those were told where it is
+        self._bridge: SourceBridge | None = None  # for ranks on other hosts
+        self._bridge_announced_in = 0  # the generation in which those were told where it is
         self._opened = 0.0
-        self._taken = Taken()
+        self._taken = SocketTaken()
         self._handle: Handle | None = None
         self._version = -1  # of the update under way, or the last one
         self._offered: set[str] = set()  # engines that were asked to take it
@@ -111,9 +111,9 @@ class Publishing:
         self._weights, self._parts = Weights(self._state, names, rename), None
         if self._weights.is_divided and not self._runtime.is_standby:
             self._weights.parts(self._runtime.rank)  # complains now, not in the middle of training
-        if self._lending is not None:  # of what was published before
-            self._lending.stop()
-            self._lending = None
+        if self._lent_parts is not None:  # of what was published before
+            self._lent_parts.stop()
+            self._lent_parts = None
 
     def between_steps(self) -> None:
         """The state is that of a finished version, and nobody writes: publish it if it is due."""
@@ -160,8 +160,8 @@ class Publishing:
 
     def before_write(self) -> None:
         """Parameters are about to change: wait until the last bucket has been read, but not for a slow engine."""
-        if self._lending is not None:
-            self._lending.before_write()
+        if self._lent_parts is not None:
+            self._lent_parts.before_write()
         handle, patience = self._handle, self._stall_timeout_seconds
         if handle is not None and not handle.wait_until_read(patience):
             handle.cancel(f"it kept the training waiting for {patience:g} s (stall_timeout_seconds)")
@@ -170,14 +170,14 @@ class Publishing:
         """Versions are undone, the one that is on its way perhaps among them: it is given up."""
         if self._handle is not None:
             self._handle.cancel("a recovery went back behind this version")
-        if self._lending is not None:
-            self._lending.withdraw()
+        if self._lent_parts is not None:
+            self._lent_parts.withdraw()
 
     def finish(self) -> None:
         """All ranks hold the final version: every engine gets it before the job ends."""
-        if self._lending is not None:
-            self._lending.hold(self._progress.version)
-            self._lending.finish(LAST_SECONDS)
+        if self._lent_parts is not None:
+            self._lent_parts.hold(self._progress.version)
+            self._lent_parts.finish(LAST_SECONDS)
         if self._every and self._runtime.rank == 0 and self._runtime.generation > 1:
             self._await_place()
         publisher = self._publisher
@@ -197,8 +197,8 @@ class Publishing:
         self._telling.join()
         self._tell_status()  # what the engines have when the job ends
         publisher.close()
-        if self._gate is not None:
-            self._gate.close()
+        if self._bridge is not None:
+            self._bridge.close()
 
     def _await_place(self) -> None:
         """Rank 0's predecessor keeps the socket's place until its memory is freed, maybe for longer than all steps."""
@@ -222,19 +222,19 @@ class Publishing:
             self._telling.start()
             if self._is_divided and host_address():
                 runtime = self._runtime
-                self._gate = SourceBridge(
+                self._bridge = SourceBridge(
                     runtime.settings.run_dir, host_address(), token=runtime.token, tls=runtime.tls, on_notice=self._say
                 )
-        if self._is_divided and self._gate_told_in != self._runtime.generation:
-            self._gate_told_in = self._runtime.generation
-            endpoint = "" if self._gate is None else self._gate.endpoint
-            self._runtime.store.set(self._gate_told_in, GATE_KEY, endpoint.encode())
+        if self._is_divided and self._bridge_announced_in != self._runtime.generation:
+            self._bridge_announced_in = self._runtime.generation
+            endpoint = "" if self._bridge is None else self._bridge.endpoint
+            self._runtime.store.set(self._bridge_announced_in, BRIDGE_KEY, endpoint.encode())
         return self._publisher
 
-    def _find_gate(self) -> str:
+    def _find_bridge(self) -> str:
         """On another rank than 0, from any thread: where rank 0 lets in sources of other hosts, if this is one."""
         try:
-            (endpoint,) = self._runtime.store.wait(self._runtime.generation, (GATE_KEY,), GATE_SECONDS)
+            (endpoint,) = self._runtime.store.wait(self._runtime.generation, (BRIDGE_KEY,), BRIDGE_SECONDS)
         except (StepInterrupted, TimeoutError):
             return ""
         found = endpoint.decode()
@@ -244,17 +244,17 @@ class Publishing:
         """On another rank than 0: it may have the parts that this one holds."""
         if not self._is_divided:
             return
-        if self._lending is None:
-            self._lending = Lending(
+        if self._lent_parts is None:
+            self._lent_parts = LentParts(
                 Path(self._runtime.settings.run_dir),
-                self._find_gate,
+                self._find_bridge,
                 f"rank-{self._runtime.rank}",
                 self._own_parts(),
                 self._stall_timeout_seconds,
                 token=self._runtime.token,
                 tls=self._runtime.tls,
             )
-        self._lending.hold(self._progress.version)
+        self._lent_parts.hold(self._progress.version)
 
     def _is_lacking(self, publisher: Publisher, patience_seconds: float) -> bool:
         """Whether some part of the weights is held by nobody who can be reached: by ranks that have yet to come."""

@@ -9,7 +9,7 @@ from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.mesh import is_distributed, is_of_first_copy, place_in_whole
 from relight.training.torch_private.pipeline import ranks_along
 from relight.transfer.io.codec import local_part
-from relight.transfer.plan.division import Held, parts_of
+from relight.transfer.plan.division import ShardSpec, parts_of
 from relight.transfer.plan.manifest import Entry, Part, make_manifest
 from relight.transfer.tensors.weights import PartSource, TensorSource, own_tensors
 
@@ -76,7 +76,7 @@ class Weights:
                     buffers.add(index)
         manifest = make_manifest(entries, parts)
         stages = tuple(sorted(stage.stage_index for stage in self._stages))
-        return PartSource(Held(manifest, stages, self._all_stages), boxes, buffers)
+        return PartSource(ShardSpec(manifest, stages, self._all_stages), boxes, buffers)
 
     def _is_held(self, tensor: torch.Tensor, pipeline: Sequence[int], name: str) -> bool:
         """Whether this rank has a part of it that is the one to publish.

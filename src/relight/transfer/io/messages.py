@@ -2,10 +2,10 @@
 
 import msgspec
 
-from relight.transfer.plan.division import Held
+from relight.transfer.plan.division import ShardSpec
 from relight.transfer.plan.manifest import Manifest
 
-PROTOCOL_VERSION = 3  # 2: weights that are divided over sources; 3: over stages of a pipeline
+PROTOCOL_VERSION = 4  # 2: weights divided over sources; 3: over stages of a pipeline; 4: messages renamed
 MAX_NAME = 200
 
 
@@ -34,7 +34,7 @@ class SourceHello(_Message, frozen=True, kw_only=True):
     protocol_version: int
     name: str
     pid: int
-    held: Held | None = None  # that, and nothing else; None: it holds all
+    held: ShardSpec | None = None  # that, and nothing else; None: it holds all
 
 
 class Welcome(_Message, frozen=True, kw_only=True):

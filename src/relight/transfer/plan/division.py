@@ -16,7 +16,7 @@ from relight.transfer.plan.manifest import Entry, Manifest, Part
 from relight.transfer.plan.plan import Bucket, Piece, check_parts
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class ShardSpec(msgspec.Struct, frozen=True, array_like=True):
     """What one source holds of weights that no source holds alone."""
 
     manifest: Manifest  # the tensors that it knows, and the parts of them that it holds
@@ -32,12 +32,12 @@ class Division(msgspec.Struct, frozen=True):
 
     def writers(self, buckets: Sequence[Bucket]) -> tuple[tuple[str, ...], ...]:
         """Who can write each bucket, the one who should first: the holders of a group take turns."""
-        update_lock = [0] * len(self.holders)
+        turns = [0] * len(self.holders)
         found = []
         for bucket in buckets:
             holders = self.holders[bucket.group]
-            first = update_lock[bucket.group] % len(holders)
-            update_lock[bucket.group] += 1
+            first = turns[bucket.group] % len(holders)
+            turns[bucket.group] += 1
             found.append((*holders[first:], *holders[:first]))
         return tuple(found)
 
@@ -78,7 +78,7 @@ def parts_of(
     return tuple(found)
 
 
-def divide(held: Sequence[tuple[str, Held]]) -> Division:
+def divide(held: Sequence[tuple[str, ShardSpec]]) -> Division:
     """Put together what sources hold, each by its name. The tensors of the first source come first.
 
     Raises MissingPartsError if that is not every byte of every tensor of all stages, and UsageError if it does not fit.
@@ -99,7 +99,7 @@ def divide(held: Sequence[tuple[str, Held]]) -> Division:
     return Division(Manifest(entries, tuple(found)), tuple(groups))
 
 
-def _entries_of_all(held: Sequence[tuple[str, Held]]) -> tuple[Entry, ...]:
+def _entries_of_all(held: Sequence[tuple[str, ShardSpec]]) -> tuple[Entry, ...]:
     first = held[0][1]
     if all(own.manifest.entries == first.manifest.entries and own.stages == first.stages for _, own in held):
         found = {entry.name: (entry, first.stages) for entry in first.manifest.entries}
@@ -141,7 +141,7 @@ def as_known(bucket: Bucket, own: Mapping[int, int]) -> Bucket:
     return Bucket(bucket.index, bucket.nbytes, tuple(pieces), bucket.group)
 
 
-class Holding:
+class LocalOffsets:
     """Where in a source's own memory, in which its box of each tensor lies in one piece, a byte of a tensor lies."""
 
     def __init__(self, parts: Sequence[Part]) -> None:

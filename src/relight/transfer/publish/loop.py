@@ -13,7 +13,7 @@ from typing import Any
 
 from relight.transfer.io.buffers import Buffer, close_buffers
 from relight.transfer.io.messages import Welcome
-from relight.transfer.plan.published import Stage
+from relight.transfer.plan.result import Stage
 from relight.transfer.plan.schedule import Form
 from relight.transfer.plan.update import Timeouts
 from relight.transfer.publish.bucket_writer import BucketWriter

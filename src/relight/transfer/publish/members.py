@@ -22,8 +22,8 @@ from relight.transfer.io.messages import (
     ToPublisher,
     Welcome,
 )
-from relight.transfer.plan.division import Held
-from relight.transfer.plan.published import SELF
+from relight.transfer.plan.division import ShardSpec
+from relight.transfer.plan.result import SELF
 
 HELLO_SECONDS = 5.0
 
@@ -45,7 +45,7 @@ class Member:
     name: str = ""
     is_source: bool = False
     hello: Any = None
-    held: Held | None = None  # by a source; None: all
+    held: ShardSpec | None = None  # by a source; None: all
     version: int = -1
     generation: int = 0
     greet_by: float = 0.0

@@ -6,7 +6,7 @@ import msgspec
 
 from relight.transfer.io.messages import AbandonUpdate, CommitUpdate, LoadBucket, Release, WriteBucket
 from relight.transfer.plan.orders import Commit, Load, Write
-from relight.transfer.plan.published import SELF
+from relight.transfer.plan.result import SELF
 from relight.transfer.publish.bucket_writer import BucketWriter
 from relight.transfer.publish.members import Member, Members
 from relight.transfer.publish.publication import Publication

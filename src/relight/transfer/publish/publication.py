@@ -8,7 +8,7 @@ from relight.transfer.io.messages import Begin
 from relight.transfer.plan.division import Division
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import Bucket, bucket_bytes_for, plan_buckets
-from relight.transfer.plan.published import SELF, Published, Stage, UpdateProgress
+from relight.transfer.plan.result import SELF, Published, Stage, UpdateProgress
 from relight.transfer.plan.schedule import IPC_BUFFERS, Form, make_schedule
 from relight.transfer.plan.update import Timeouts, Update
 from relight.transfer.publish.handle import Handle

@@ -12,10 +12,10 @@ from pathlib import Path
 from relight.errors import MissingPartsError, TransferError, UsageError
 from relight.transfer.io.buffers import create_buffers
 from relight.transfer.io.channel import listen, socket_path
-from relight.transfer.plan.division import Division, Held, divide
+from relight.transfer.plan.division import Division, ShardSpec, divide
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import DEFAULT_BUCKET_BYTES, plan_buckets
-from relight.transfer.plan.published import SELF, Published
+from relight.transfer.plan.result import SELF, Published
 from relight.transfer.plan.schedule import IPC_BUFFERS, Form
 from relight.transfer.plan.update import Timeouts
 from relight.transfer.publish.handle import Handle
@@ -79,7 +79,10 @@ class Publisher:
             self.path.unlink(missing_ok=True)
             raise
         self._bucket_bytes = bucket_bytes
-        self._divided: tuple[list[tuple[str, Held]], Division] = [], Division(Manifest(()), ())  # of the last update
+        self._divided: tuple[list[tuple[str, ShardSpec]], Division] = (
+            [],
+            Division(Manifest(()), ()),
+        )  # of the last update
         self._loop = PublisherLoop(
             self.path,
             listener,
@@ -101,7 +104,7 @@ class Publisher:
         hold: bool = False,
         confirmed: bool = True,
         only: Iterable[str] | None = None,
-        held: Held | None = None,
+        held: ShardSpec | None = None,
     ) -> Handle:
         """Start an update of every engine that is connected, or of those named in `only`; returns at once.
 
@@ -150,7 +153,7 @@ class Publisher:
         """Return the names of the other processes that write buckets."""
         return tuple(member.name for member in self._members.sources())
 
-    def lacking(self, held: Held, timeout_seconds: float = 0.0) -> str:
+    def lacking(self, held: ShardSpec, timeout_seconds: float = 0.0) -> str:
         """Say what an update of a source that holds only `held` still lacks; empty: connected sources hold all of it.
 
         Waits for the holders of the rest, for `timeout_seconds` at most. Raises UsageError if their parts do not fit.
@@ -168,7 +171,7 @@ class Publisher:
 
         return "" if _until(is_complete, timeout_seconds) else why
 
-    def _divide(self, own: Held) -> Division:
+    def _divide(self, own: ShardSpec) -> Division:
         others = [(member.name, member.held) for member in self._members.sources() if member.held is not None]
         held = [(SELF, own), *others]
         # The same weights go out again and again, and thousands of tensors take a while, even to be compared.

@@ -1,7 +1,7 @@
 """One network copy of an update for a whole host, however many engines it has.
 
-Towards the publisher's host (`gate`) a relay is one engine; towards the engines beside it, a publisher. Each bucket
-comes over the network once, into one of the relay's two buffers, and every engine here takes it from there; no copy of
+To the publisher's host (`publish_bridge`) a relay is one engine; to the engines on its own host, a publisher. Each
+bucket comes over the network once, into one of the relay's two buffers, and every engine here takes it from there; no copy of
 the weights is made. The engines take the version when the publisher orders it: all or nothing, as with a publisher of
 their own. No torch.
 
@@ -39,8 +39,8 @@ from relight.transfer.io.messages import (
 from relight.transfer.io.tcp import TcpChannel, begin_connecting, discard, parse_endpoint
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import Bucket, bucket_bytes_for
-from relight.transfer.publish.gate import GATE, RELAY, FromGate, Passed
 from relight.transfer.publish.handle import Handle
+from relight.transfer.publish.publish_bridge import BRIDGE, RELAY, ForwardedBucket, FromBridge
 from relight.transfer.publish.publisher import Publisher
 from relight.wire.tls import Tls
 
@@ -69,7 +69,7 @@ class Relay:
         commit_timeout_seconds: float = COMMIT_TIMEOUT_SECONDS,
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`endpoint`: of the gate; `token`: what it knows too; `name`: of this relay, for people.
+        """`endpoint`: address of the gate; `token`: the secret that it shares; `name`: of this relay, for people.
 
         With `tls` the gate must have a certificate for `server_name` (default: the endpoint's address).
         """
@@ -125,15 +125,15 @@ class Relay:
         channel = TcpChannel(
             begin_connecting(self._endpoint),
             self._token,
-            FromGate,
+            FromBridge,
             tls=self._tls,
             server_name=self._server_name or host,
         )
         with self._lock:
             self._channel = channel
         try:
-            channel.introduce(RELAY, GATE)
-            with contextlib.suppress(ConnectionError):  # what a gate's end looks like if it had not read all of ours
+            channel.introduce(RELAY, BRIDGE)
+            with contextlib.suppress(ConnectionError):  # as a bridge's end looks that had not read everything
                 channel.send(self._hello())
                 while self._await_message(channel):
                     message = channel.receive()
@@ -196,7 +196,7 @@ class Relay:
                 self._open_place(message.buffer_bytes)
             case Begin():
                 self._begin(channel, message)
-            case Passed():
+            case ForwardedBucket():
                 self._pass_on(channel, message)
             case CommitUpdate():
                 self._commit(channel, message)
@@ -253,12 +253,12 @@ class Relay:
                 return
         channel.send(Refuse(update=begin.update, why=why))
 
-    def _pass_on(self, channel: TcpChannel, passed: Passed) -> None:
+    def _pass_on(self, channel: TcpChannel, forwarded: ForwardedBucket) -> None:
         passing = self._passing
-        if passing is None or passing.begin.update != passed.load.update:
-            discard(channel, passed.nbytes)  # of an update that was given up here
-        elif not passing.stream.offer(passed, lambda: passing.handle.over or self._stopped.is_set()):
-            discard(channel, passed.nbytes)
+        if passing is None or passing.begin.update != forwarded.load.update:
+            discard(channel, forwarded.nbytes)  # of an update that was given up here
+        elif not passing.stream.offer(forwarded, lambda: passing.handle.over or self._stopped.is_set()):
+            discard(channel, forwarded.nbytes)
             self._refuse(channel, passing)
 
     def _commit(self, channel: TcpChannel, order: CommitUpdate) -> None:
@@ -320,14 +320,14 @@ class _Stream:
         self._channel = channel
         self._update = begin.update
         self._condition = threading.Condition()
-        self._announced: Passed | None = None
+        self._announced: ForwardedBucket | None = None
         self._reading = False
         self._closed = ""
 
-    def offer(self, passed: Passed, is_over: Callable[[], bool]) -> bool:
+    def offer(self, forwarded: ForwardedBucket, is_over: Callable[[], bool]) -> bool:
         """A bucket's bytes come next. Returns once they were read; False: nobody reads them, and nobody will."""
         with self._condition:
-            self._announced = passed
+            self._announced = forwarded
             self._condition.notify_all()
             while self._announced is not None:
                 if is_over() and not self._reading:
@@ -351,10 +351,10 @@ class _Stream:
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._announced is not None or self._closed)
-                passed = self._announced
-                if passed is None:
+                forwarded = self._announced
+                if forwarded is None:
                     raise TransferError(self._closed)
-                if passed.load.bucket != bucket.index or passed.nbytes != bucket.nbytes:
+                if forwarded.load.bucket != bucket.index or forwarded.nbytes != bucket.nbytes:
                     raise TransferError(f"bucket {bucket.index} is over: a relay keeps none, to write it again")
                 self._reading = True
             started_ns = time.monotonic_ns()
@@ -367,7 +367,7 @@ class _Stream:
                 with self._condition:
                     self._announced, self._reading = None, False
                     self._condition.notify_all()
-            intact = digest == passed.load.digest
+            intact = digest == forwarded.load.digest
             seconds = (time.monotonic_ns() - started_ns) / 1e9
             with contextlib.suppress(OSError):  # the relay's thread notices too
                 self._channel.send(

@@ -1,6 +1,6 @@
 """Sources on other hosts than the publisher: what they write travels over TCP, into the publisher's buffers.
 
-    source -> gate   what a source says; instead of BucketWritten: Carried, and behind it the bytes of the bucket
+    source -> gate   what a source says; instead of BucketWritten: BucketPayload, and behind it the bytes of the bucket
     gate -> source   what the publisher says
 
 Beside the publisher a gate speaks for each of them. Nobody here needs to digest what arrives: the source's digest goes
@@ -29,40 +29,40 @@ from relight.transfer.io.messages import (
     WriteBucket,
 )
 from relight.transfer.io.tcp import TcpChannel, begin_connecting, discard, parse_endpoint
-from relight.transfer.plan.division import Held
+from relight.transfer.plan.division import ShardSpec
 from relight.transfer.plan.plan import Bucket, plan_buckets
 from relight.transfer.plan.schedule import IPC_BUFFERS
-from relight.transfer.publish.gate import Gate
-from relight.transfer.publish.source import Lease, Source, SourceLink
+from relight.transfer.publish.publish_bridge import PublishBridge
+from relight.transfer.publish.source import Source, SourceLease, SourceLink
 from relight.wire.tls import Tls
 
-GATE, SOURCE = "source-gate", "far-source"
+BRIDGE, SOURCE = "source-bridge", "remote-source"
 
 
-class Carried(msgspec.Struct, frozen=True, tag=True):
+class BucketPayload(msgspec.Struct, frozen=True, tag=True):
     """What BucketWritten is from a source that shares no buffers: the bucket's bytes come right after it."""
 
     written: BucketWritten
     nbytes: int
 
 
-FromSource = SourceHello | Ready | Refuse | Carried
+FromSource = SourceHello | Ready | Refuse | BucketPayload
 
 
-class SourceBridge(Gate):
+class SourceBridge(PublishBridge):
     """Lets sources on other hosts take part in what is published at `place`. `close` ends it."""
 
-    roles = GATE, SOURCE
+    roles = BRIDGE, SOURCE
     types = FromSource
 
     def _pass_on(self, publisher: Channel, stranger: TcpChannel) -> None:
         try:
-            _Passage(publisher, stranger).run()
+            _SourceProxy(publisher, stranger).run()
         except (OSError, ProtocolError, TransferError) as error:
             self._on_notice(f"lost a source on another host: {error}")
 
 
-class _Passage:
+class _SourceProxy:
     """What one source and the publisher say to each other."""
 
     def __init__(self, publisher: Channel, source: TcpChannel) -> None:
@@ -76,7 +76,7 @@ class _Passage:
 
     def run(self) -> None:
         """Until either connection ends. Raises OSError, ProtocolError or TransferError."""
-        upwards = threading.Thread(target=self._carry_up, name="relight-gate-up", daemon=True)
+        upwards = threading.Thread(target=self._carry_up, name="relight-bridge-up", daemon=True)
         upwards.start()
         try:
             self._carry_down()
@@ -109,7 +109,7 @@ class _Passage:
     def _carry_up(self) -> None:
         with contextlib.suppress(OSError, ProtocolError):
             while (message := self._source.receive()) is not None:
-                if not isinstance(message, Carried):
+                if not isinstance(message, BucketPayload):
                     self._publisher.send(message)
                 elif self._receive_bucket(message.written, message.nbytes):
                     self._publisher.send(message.written)
@@ -131,7 +131,7 @@ class _Passage:
         return True
 
 
-class FarSourceLink(SourceLink):
+class RemoteSourceLink(SourceLink):
     """A `SourceLink` to a publisher on another host."""
 
     def __init__(
@@ -139,13 +139,13 @@ class FarSourceLink(SourceLink):
         endpoint: str,
         source: Source,
         *,
-        lease: Lease,
-        held: Held | None = None,
+        lease: SourceLease,
+        held: ShardSpec | None = None,
         name: str,
         token: bytes,
         tls: Tls | None = None,
     ) -> None:
-        """`endpoint`: of the gate there. `token`: what it knows too. With `tls` it must have a certificate."""
+        """`endpoint`: address of the bridge there. `token`: the secret that it shares. With `tls` it must have a certificate."""
         super().__init__(Path(endpoint), source, lease=lease, held=held, name=name)
         self._endpoint = endpoint
         self._token = token
@@ -157,7 +157,7 @@ class FarSourceLink(SourceLink):
             begin_connecting(self._endpoint), self._token, FromPublisher, tls=self._tls, server_name=host
         )
         try:
-            channel.introduce(SOURCE, GATE)
+            channel.introduce(SOURCE, BRIDGE)
         except BaseException:
             channel.close()
             raise
@@ -169,7 +169,7 @@ class FarSourceLink(SourceLink):
         return create_buffers(IPC_BUFFERS, welcome.buffer_bytes)
 
     def _hand_over(self, channel: TcpChannel, written: BucketWritten, view: memoryview) -> None:
-        channel.send(Carried(written, len(view)))
+        channel.send(BucketPayload(written, len(view)))
         channel.send_bytes([view])
 
     def withdraw(self, why: str) -> None:

@@ -31,7 +31,7 @@ from relight.transfer.io.messages import (
     Welcome,
     WriteBucket,
 )
-from relight.transfer.plan.division import Held, as_known, find_entries
+from relight.transfer.plan.division import ShardSpec, as_known, find_entries
 from relight.transfer.plan.manifest import Manifest, differences
 from relight.transfer.plan.plan import Bucket, plan_buckets
 
@@ -51,7 +51,7 @@ class Source(Protocol):
         """Write the bucket into `view`, gaps as zeros; returns the xxh3 of its `nbytes` bytes. May raise."""
 
 
-class Lease(Protocol):
+class SourceLease(Protocol):
     """Whether a source's weights may be read, for weights that change between updates."""
 
     def take(self, version: int) -> str:
@@ -61,7 +61,7 @@ class Lease(Protocol):
         """Nothing is read any more. Also called without a `take` before it."""
 
 
-class Fixed:
+class FixedVersion:
     """The lease of weights that never change."""
 
     def __init__(self, version: int) -> None:
@@ -83,8 +83,8 @@ class SourceLink:
         source: Source,
         *,
         version: int | None = None,
-        lease: Lease | None = None,
-        held: Held | None = None,
+        lease: SourceLease | None = None,
+        held: ShardSpec | None = None,
         name: str | None = None,
     ) -> None:
         """`source` holds `version` and no other, and does not change; or it is read under a `lease`.
@@ -95,7 +95,7 @@ class SourceLink:
             raise UsageError("SourceLink needs either version= or lease=")
         self._path = socket_path(place)
         self._source = source
-        self._lease: Lease = Fixed(version) if version is not None else lease  # type: ignore[assignment]
+        self._lease: SourceLease = FixedVersion(version) if version is not None else lease  # type: ignore[assignment]
         self._held = held
         self._name = name or f"source-{os.getpid()}"
         self._channel: Any = None

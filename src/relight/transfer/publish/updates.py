@@ -19,7 +19,7 @@ from relight.transfer.io.messages import (
 )
 from relight.transfer.plan.manifest import describe_bytes
 from relight.transfer.plan.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
-from relight.transfer.plan.published import SELF, Published, Stage
+from relight.transfer.plan.result import SELF, Published, Stage
 from relight.transfer.plan.schedule import Form
 from relight.transfer.plan.update import Timeouts
 from relight.transfer.publish.handle import Handle

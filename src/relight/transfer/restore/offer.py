@@ -35,13 +35,13 @@ class Header(msgspec.Struct, frozen=True, tag=True):
     error: str = ""
 
 
-class Lend(msgspec.Struct, frozen=True, tag=True):
+class GrantBuffers(msgspec.Struct, frozen=True, tag=True):
     """Buffers of the target's, for the source to fill; their descriptors come with it."""
 
     buffer_bytes: int
 
 
-class Filled(msgspec.Struct, frozen=True, tag=True):
+class BucketReady(msgspec.Struct, frozen=True, tag=True):
     """A bucket is complete: it lies in a buffer that both sides share, or its bytes came just before this."""
 
     bucket: int
@@ -49,14 +49,14 @@ class Filled(msgspec.Struct, frozen=True, tag=True):
     digest: int
 
 
-class Taken(msgspec.Struct, frozen=True, tag=True):
+class BufferFree(msgspec.Struct, frozen=True, tag=True):
     """The target has what lay in the buffer; without shared buffers: it has everything."""
 
     buffer: int
 
 
-ToSource = Request | Lend | Taken
-ToTarget = Header | Filled
+ToSource = Request | GrantBuffers | BufferFree
+ToTarget = Header | BucketReady
 
 
 class Offer:

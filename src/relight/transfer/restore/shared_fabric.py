@@ -1,8 +1,8 @@
 """A restore on one host: the target lends buffers of shared memory, the source fills them in turn.
 
-    target -> source   Lend(buffer_bytes), with the descriptors of the target's buffers
-    source -> target   for each bucket: Filled(bucket, buffer, digest)
-    target -> source   Taken(buffer): it may be filled again
+    target -> source   GrantBuffers(buffer_bytes), with the descriptors of the target's buffers
+    source -> target   for each bucket: BucketReady(bucket, buffer, digest)
+    target -> source   BufferFree(buffer): it may be filled again
 
 While the target takes a bucket out of one buffer, the source fills the next.
 """
@@ -16,7 +16,7 @@ from relight.transfer.io.channel import Channel
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.plan.schedule import IPC_BUFFERS
 from relight.transfer.restore.fabric import ENDED, MISMATCH, other_digest
-from relight.transfer.restore.offer import Filled, Lend, Taken, ToSource, ToTarget
+from relight.transfer.restore.offer import BucketReady, BufferFree, GrantBuffers, ToSource, ToTarget
 from relight.transfer.tensors.weights import TensorReader, TensorWriter
 
 # Two IPC buffers, each in two halves: a source and a target of the same speed wait for each other less often.
@@ -55,7 +55,7 @@ class SharedSource(Channel):
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         lent = self.receive()
-        if not isinstance(lent, Lend):
+        if not isinstance(lent, GrantBuffers):
             raise ProtocolError("the target lends no buffers")
         descriptors, self.descriptors = self.descriptors, []
         self._buffers = open_buffers(descriptors, lent.buffer_bytes)
@@ -72,7 +72,7 @@ class SharedSource(Channel):
         else:
             digest = known
             reader.write(bucket, view)
-        self.send(Filled(bucket.index, number, digest))
+        self.send(BucketReady(bucket.index, number, digest))
         self._sent += 1
         return digest
 
@@ -86,7 +86,7 @@ class SharedSource(Channel):
         self._buffers = ()
 
     def _expect_taken(self) -> None:
-        if not isinstance(self.receive(), Taken):
+        if not isinstance(self.receive(), BufferFree):
             raise ProtocolError("the target does not want the rest")
 
 
@@ -109,20 +109,20 @@ class SharedTarget(Channel):
             self._buffers = create_buffers(min(BUFFERS, len(buckets)), nbytes)
         else:
             self._buffers = (self._spare.take(nbytes),)
-        self.send(Lend(self._buffers[0].nbytes), [buffer.descriptor for buffer in self._buffers])
+        self.send(GrantBuffers(self._buffers[0].nbytes), [buffer.descriptor for buffer in self._buffers])
 
     def receive_bucket(self, writer: TensorWriter, bucket: Bucket) -> int:
         filled = self.receive()
         if filled is None:
             raise RestoreError(ENDED)
-        if not isinstance(filled, Filled) or filled.bucket != bucket.index:
+        if not isinstance(filled, BucketReady) or filled.bucket != bucket.index:
             raise RestoreError(MISMATCH)
         if not 0 <= filled.buffer < len(self._buffers):
             raise RestoreError(MISMATCH)
         digest = writer.load(bucket, self._buffers[filled.buffer].view)
         if digest != filled.digest:
             raise RestoreError(other_digest(bucket))
-        self.send(Taken(filled.buffer))
+        self.send(BufferFree(filled.buffer))
         return digest
 
     def finish(self) -> None:

@@ -1,7 +1,7 @@
 """A restore between hosts: buckets go through a TCP connection, from the source's tensors into the target's.
 
-    source -> target   for each bucket: its bytes, then Filled(bucket, 0, digest)
-    target -> source   Taken(0), once everything is there
+    source -> target   for each bucket: its bytes, then BucketReady(bucket, 0, digest)
+    target -> source   BufferFree(0), once everything is there
 
 No buffer of ours lies between: the kernel's send and receive buffers hold what is on the way. While they drain and
 fill, the source digests the next few bytes before it sends them, and the target those that have just arrived, each
@@ -17,7 +17,7 @@ from relight.errors import ProtocolError, RestoreError
 from relight.transfer.io.tcp import TcpChannel, begin_connecting, parse_endpoint
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.restore.fabric import ENDED, MISMATCH, other_digest
-from relight.transfer.restore.offer import Filled, Taken, ToSource, ToTarget
+from relight.transfer.restore.offer import BucketReady, BufferFree, ToSource, ToTarget
 from relight.transfer.tensors.weights import TensorReader, TensorWriter
 from relight.wire.tls import Tls
 
@@ -43,11 +43,11 @@ class TcpSource(TcpChannel):
                     digest.update(view)
             self.send_bytes(chunk)
         sent = digest.intdigest() if known is None else known
-        self.send(Filled(bucket.index, 0, sent))
+        self.send(BucketReady(bucket.index, 0, sent))
         return sent
 
     def finish(self) -> None:
-        if not isinstance(self.receive(), Taken):
+        if not isinstance(self.receive(), BufferFree):
             raise ProtocolError("the target did not get everything")
 
 
@@ -77,14 +77,14 @@ class TcpTarget(TcpChannel):
         filled = self.receive()
         if filled is None:
             raise RestoreError(ENDED)
-        if not isinstance(filled, Filled) or filled.bucket != bucket.index:
+        if not isinstance(filled, BucketReady) or filled.bucket != bucket.index:
             raise RestoreError(MISMATCH)
         if digest.intdigest() != filled.digest:
             raise RestoreError(other_digest(bucket))
         return digest.intdigest()
 
     def finish(self) -> None:
-        self.send(Taken(0))
+        self.send(BufferFree(0))
 
 
 def chunks(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:

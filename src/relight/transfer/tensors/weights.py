@@ -10,7 +10,7 @@ import xxhash
 
 from relight.errors import TransferError, UsageError
 from relight.transfer.io.codec import Flat, digest_of, host_copy, is_plain, is_side_by_side, raw_bytes, tensor_digests
-from relight.transfer.plan.division import Held, Holding
+from relight.transfer.plan.division import LocalOffsets, ShardSpec
 from relight.transfer.plan.manifest import Entry, Manifest, make_manifest
 from relight.transfer.plan.plan import Bucket, Piece
 from relight.transfer.tensors.device import LIFT_BYTES, DeviceWriter, Lift, is_on_device, settle
@@ -188,14 +188,14 @@ class TensorSource(TensorReader):
 class PartSource(TensorReader):
     """Parts of named tensors as one of several sources of an update. They must not change while it reads them."""
 
-    def __init__(self, held: Held, tensors: Mapping[int, torch.Tensor], changing: Collection[int] = ()) -> None:
+    def __init__(self, held: ShardSpec, tensors: Mapping[int, torch.Tensor], changing: Collection[int] = ()) -> None:
         """`held`: parts as `division.parts_of` gives them. `tensors`: the box that the parts of a tensor make up.
 
         By the tensor's index, as in `changing`: those that may change while an update reads the others.
         """
         self.held = held
         self.manifest = Manifest(held.manifest.entries)
-        self._holding = Holding(held.manifest.parts)
+        self._holding = LocalOffsets(held.manifest.parts)
         self._boxes = {index: tensor.detach() for index, tensor in tensors.items()}
         self._changing = [index for index in self._boxes if index in changing]
         super().__init__(list(self._boxes.values()))

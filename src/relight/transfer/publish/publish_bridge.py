@@ -1,8 +1,8 @@
 """The publisher's side of publishing to other hosts: each relay over there is an ordinary engine here.
 
-For each relay that connects, the gate opens a connection to the publisher on this host and passes on what the two say,
-word for word. Only buckets are different: the relay shares no buffers, so their bytes follow over TCP, straight from
-the publisher's buffer, which stays as it is until the relay has answered. No torch.
+For each relay that connects, the bridge opens a connection to the publisher on this host and forwards the messages of
+both. Only buckets are different: the relay shares no buffers, so their bytes follow over TCP, straight from the
+publisher's buffer, which stays as it is until the relay has answered. No torch.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ from relight.transfer.io.tcp import Strangers, TcpChannel, accept_forever, liste
 from relight.transfer.plan.plan import Bucket, plan_buckets
 from relight.wire.tls import Tls
 
-GATE, RELAY = "gate", "relay"
+BRIDGE, RELAY = "publish-bridge", "relay"
 REPEAT_SECONDS = 60.0
 
 
-class Passed(msgspec.Struct, frozen=True, tag=True):
+class ForwardedBucket(msgspec.Struct, frozen=True, tag=True):
     """What LoadBucket is to an engine that shares no buffers: the bucket's bytes come right after it."""
 
     load: LoadBucket
@@ -49,13 +49,13 @@ class Passed(msgspec.Struct, frozen=True, tag=True):
 
 
 FromRelay = EngineHello | Behind | Ready | Refuse | BucketLoaded | Committed
-FromGate = Welcome | Begin | Passed | CommitUpdate | AbandonUpdate | Dismissed
+FromBridge = Welcome | Begin | ForwardedBucket | CommitUpdate | AbandonUpdate | Dismissed
 
 
-class Gate:
+class PublishBridge:
     """Lets relays on other hosts take part in what is published at `place`. `close` ends it."""
 
-    roles = GATE, RELAY  # of this side, of the other
+    roles = BRIDGE, RELAY  # of this side, of the other
     types: Any = FromRelay  # what the other side may say
 
     def __init__(
@@ -84,10 +84,10 @@ class Gate:
         self._closed = False
         self._refused = "", 0.0  # the last sentence about a connection that was refused, and when it was said
         self._listener, self.endpoint = listen_on(host, port)
-        accept_forever(self._listener, self._admit, "relight-gate")
+        accept_forever(self._listener, self._admit, "relight-bridge")
 
     def close(self) -> None:
-        """Relays lose their connection, and come back when there is a gate again."""
+        """Relays lose their connection, and come back when there is a bridge again."""
         with self._lock:
             self._closed = True
             for channel in self._open:
@@ -96,7 +96,7 @@ class Gate:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def __enter__(self) -> "Gate":
+    def __enter__(self) -> "PublishBridge":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -136,7 +136,7 @@ class Gate:
         self._on_notice(what)
 
     def _pass_on(self, publisher: Channel, relay: TcpChannel) -> None:
-        upwards = threading.Thread(target=_carry_up, args=(relay, publisher), name="relight-gate-up", daemon=True)
+        upwards = threading.Thread(target=_carry_up, args=(relay, publisher), name="relight-bridge-up", daemon=True)
         upwards.start()
         try:
             _carry_down(publisher, relay)
@@ -165,7 +165,7 @@ def _carry_down(publisher: Channel, relay: TcpChannel) -> None:
             match message:
                 case LoadBucket():
                     nbytes = buckets[message.bucket].nbytes
-                    relay.send(Passed(message, nbytes))
+                    relay.send(ForwardedBucket(message, nbytes))
                     relay.send_bytes([buffers[message.buffer].view[:nbytes]])
                     continue
                 case Welcome():

@@ -12,7 +12,7 @@ from pathlib import Path
 from relight.errors import ProtocolError, TransferError
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import Bucket
-from relight.transfer.publish.remote_source import FarSourceLink
+from relight.transfer.publish.remote_source import RemoteSourceLink
 from relight.transfer.publish.source import SourceLink
 from relight.transfer.tensors.weights import PartSource
 from relight.wire.tls import Tls
@@ -20,13 +20,13 @@ from relight.wire.tls import Tls
 RETRY_SECONDS = 0.1
 
 
-class Lending:
+class LentParts:
     """A source (`transfer.source.Source`) and its lease, at the publisher of `place` as long as there is one."""
 
     def __init__(
         self,
         place: Path,
-        find_gate: Callable[[], str],
+        find_bridge: Callable[[], str],
         name: str,
         parts: PartSource,
         stall_timeout_seconds: float,
@@ -34,12 +34,12 @@ class Lending:
         token: bytes,
         tls: Tls | None,
     ) -> None:
-        """`find_gate`: where the publisher's host lets in sources of other hosts; empty: nowhere, or it is this host.
+        """`find_bridge`: where the publisher's host lets in sources of other hosts; empty: nowhere, or it is this host.
 
         `token` is what proves that they are of this job, and `tls`, if there is any, is spoken with it.
         """
         self._place = place
-        self._find_gate = find_gate
+        self._find_bridge = find_bridge
         self._token, self._tls = token, tls
         self._name = name
         self._parts = parts
@@ -107,7 +107,7 @@ class Lending:
         return self._parts.manifest
 
     def take(self, version: int) -> str:
-        """See `Lease`. A rank that is still writing the version that is wanted is waited for."""
+        """See `SourceLease`. A rank that is still writing the version that is wanted is waited for."""
         with self._condition:
             self._condition.wait_for(lambda: self._version >= version or self._stopped, self._stall_timeout_seconds)
             if self._version != version:
@@ -138,19 +138,19 @@ class Lending:
 
     def _serve(self) -> None:
         while not self._stopped:
-            if not self._run(self._near_link()) and not self._run(self._far_link()) and self._ending.is_set():
+            if not self._run(self._local_link()) and not self._run(self._remote_link()) and self._ending.is_set():
                 return
             self._ending.wait(RETRY_SECONDS)
 
-    def _near_link(self) -> SourceLink:
+    def _local_link(self) -> SourceLink:
         return SourceLink(self._place, self, lease=self, held=self._parts.held, name=self._name)
 
-    def _far_link(self) -> SourceLink | None:
-        gate = self._find_gate()
-        if not gate:
+    def _remote_link(self) -> SourceLink | None:
+        endpoint = self._find_bridge()
+        if not endpoint:
             return None
-        return FarSourceLink(
-            gate, self, lease=self, held=self._parts.held, name=self._name, token=self._token, tls=self._tls
+        return RemoteSourceLink(
+            endpoint, self, lease=self, held=self._parts.held, name=self._name, token=self._token, tls=self._tls
         )
 
     def _run(self, link: SourceLink | None) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 
 from relight.errors import UsageError
-from relight.transfer.plan.described import EXAMPLES, describe_model
+from relight.transfer.plan.model_spec import EXAMPLES, describe_model
 
 
 def test_a_dense_model_has_the_size_that_is_known() -> None:

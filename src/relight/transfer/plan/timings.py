@@ -10,7 +10,7 @@ import msgspec
 
 from relight.transfer.plan.cost import Costs, Span, simulate
 from relight.transfer.plan.plan import Bucket
-from relight.transfer.plan.published import Published, Stage
+from relight.transfer.plan.result import Published, Stage
 from relight.transfer.plan.schedule import Form, Schedule, make_schedule
 
 Interval = tuple[int, int]

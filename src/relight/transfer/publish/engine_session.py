@@ -1,0 +1,190 @@
+"""One connection of an engine to a publisher, from its greeting to its end. Runs on the receiver's thread."""
+
+import os
+import time
+from collections.abc import Callable
+
+from relight.errors import ProtocolError, TransferError, UsageError
+from relight.transfer.io.buffers import Buffer, close_buffers, open_buffers
+from relight.transfer.io.channel import Channel
+from relight.transfer.io.messages import (
+    PROTOCOL_VERSION,
+    AbandonUpdate,
+    Begin,
+    BucketLoaded,
+    Committed,
+    CommitUpdate,
+    Dismissed,
+    EngineHello,
+    LoadBucket,
+    Ready,
+    Refuse,
+    Release,
+    Welcome,
+    WriteBucket,
+)
+from relight.transfer.plan.manifest import differences
+from relight.transfer.plan.plan import Bucket, plan_buckets
+from relight.transfer.plan.schedule import IPC_BUFFERS
+from relight.transfer.publish.served_weights import ServedWeights
+from relight.transfer.tensors.targets import Target
+
+
+class EngineSession:
+    """Takes the updates of one publisher into `target`, all or nothing."""
+
+    def __init__(
+        self, channel: Channel, target: Target, served: ServedWeights, name: str, notify: Callable[[str], None]
+    ) -> None:
+        """`name`: of the engine, for people. `notify` is called with sentences for people."""
+        self._channel = channel
+        self._target = target
+        self._served = served
+        self._name = name
+        self._notify = notify
+        self._begun: Begin | None = None
+        self._buckets: tuple[Bucket, ...] = ()
+        self._buffers: tuple[Buffer, ...] = ()
+
+    def run(self) -> None:
+        """Take updates until the publisher ends the connection. Raises OSError, ProtocolError or TransferError."""
+        hello = EngineHello(
+            protocol_version=PROTOCOL_VERSION,
+            name=self._name,
+            pid=os.getpid(),
+            version=-1 if self._served.stale else self._served.version,
+            generation=self._served.generation,
+        )
+        self._channel.send(hello)
+        while (message := self._channel.receive()) is not None:
+            match message:
+                case Welcome():
+                    self._open_buffers(message)
+                    self._target.prepare()
+                case Begin():
+                    self._begin(message)
+                case LoadBucket():
+                    self._load(message)
+                case CommitUpdate():
+                    self._commit(message)
+                case AbandonUpdate():
+                    if self._begun is not None and self._begun.update == message.update:
+                        self._break_off(message.why)
+                case Dismissed():
+                    self._notify(f"dismissed by the publisher: {message.why}")
+                case WriteBucket() | Release():
+                    raise ProtocolError("an engine writes no buckets")
+
+    def end(self, why: str) -> None:
+        """End the update under way without effect, and unmap the buffers."""
+        self._break_off(why)
+        close_buffers(self._buffers)
+        self._buffers = ()
+
+    def _open_buffers(self, welcome: Welcome) -> None:
+        descriptors, self._channel.descriptors = self._channel.descriptors, []
+        self._buffers = open_buffers(descriptors, welcome.buffer_bytes)
+        if len(self._buffers) != IPC_BUFFERS:
+            raise ProtocolError(f"{len(self._buffers)} buffers came instead of {IPC_BUFFERS}")
+
+    def _begin(self, begin: Begin) -> None:
+        self._break_off("another update began")
+        why = self._objection(begin)
+        if not why:
+            try:
+                self._buckets = plan_buckets(begin.manifest, begin.bucket_bytes)
+                self._target.begin(begin.manifest)
+            except (TransferError, UsageError) as error:
+                why = str(error)
+        if why:
+            self._notify(f"refused version {begin.version}: {why}")
+            self._channel.send(Refuse(update=begin.update, why=why))
+            return
+        self._begun = begin
+        self._channel.send(Ready(update=begin.update))
+
+    def _objection(self, begin: Begin) -> str:
+        own = self._served
+        if begin.generation < own.generation or begin.version < own.version:
+            return (
+                f"version {begin.version} of generation {begin.generation} is older than version {own.version} of "
+                f"generation {own.generation}, which this engine has"
+            )
+        if begin.bucket_bytes > min((buffer.nbytes for buffer in self._buffers), default=0):
+            return "the buckets are larger than the buffers"
+        if self._target.wants is not None:
+            return "; ".join(differences(begin.manifest, self._target.wants))
+        return ""
+
+    def _load(self, order: LoadBucket) -> None:
+        begun = self._begun
+        if begun is None or begun.update != order.update:
+            return
+        if not (0 <= order.bucket < len(self._buckets) and 0 <= order.buffer < len(self._buffers)):
+            raise ProtocolError(f"there is no bucket {order.bucket} or no buffer {order.buffer}")
+        started_ns = time.monotonic_ns()
+        bucket = self._buckets[order.bucket]
+        try:
+            intact = self._target.load(bucket, self._buffers[order.buffer].view) == order.digest
+            if intact and self._target.in_place and self._served.is_admitting:
+                self._begin_in_place(begun)
+            if intact:
+                self._target.accept(bucket)
+        except Exception as error:  # the engine's own callbacks; no memory
+            self._refuse(begun, f"it could not take a bucket: {type(error).__name__}: {error}")
+            return
+        seconds = (time.monotonic_ns() - started_ns) / 1e9
+        self._channel.send(BucketLoaded(update=begun.update, bucket=order.bucket, intact=intact, seconds=seconds))
+
+    def _begin_in_place(self, begun: Begin) -> None:
+        """From here until the commit the weights are a mixture, which no request may see."""
+        self._served.stop_requests()
+        if self._channel.has_ended():  # after a long wait for requests, or a freeze; nothing is overwritten yet
+            raise ConnectionResetError("the publisher continued without this engine")
+        self._served.pause_engine()
+        self._channel.set_timeout(begun.patience_seconds or None)  # a frozen publisher must not keep requests out
+
+    def _commit(self, order: CommitUpdate) -> None:
+        begun = self._begun
+        if begun is None or begun.update != order.update:
+            return
+        if self._served.is_admitting:
+            self._served.stop_requests()
+        try:
+            self._target.commit()
+        except Exception as error:
+            self._served.stale = f"its weights could not be taken over: {type(error).__name__}: {error}"
+            self._refuse(begun, self._served.stale)
+            return
+        self._begun = None
+        try:
+            # Before the version can be seen here: a caller that waits for it may close this receiver at once.
+            self._channel.send(Committed(update=begun.update, version=begun.version))
+        finally:
+            self._served.take(begun.version, begun.generation)
+            self._admit_requests()
+
+    def _refuse(self, begun: Begin, why: str) -> None:
+        self._notify(why)
+        self._break_off(why)
+        self._channel.send(Refuse(update=begun.update, why=why))
+
+    def _break_off(self, why: str) -> None:
+        """End the update without effect; one in place leaves the engine stale until the next update."""
+        if self._begun is None:
+            return
+        version, self._begun = self._begun.version, None
+        self._target.abandon()
+        if self._served.is_admitting:
+            return
+        if self._target.in_place and self._served.stale:
+            self._served.stale = f"an update in place to version {version} broke off: {why}"
+            self._notify(self._served.stale)
+        self._admit_requests()
+
+    def _admit_requests(self) -> None:
+        self._channel.set_timeout(None)
+        try:
+            self._served.admit_requests()
+        except Exception as error:  # the engine's own callback
+            self._notify(f"its resume callback failed: {type(error).__name__}: {error}")
