@@ -1,9 +1,9 @@
 """One network copy of an update for a whole host, however many engines it has.
 
 To the publisher's host (`publish_bridge`) a relay is one engine; to the engines on its own host, a publisher. Each
-bucket comes over the network once, into one of the relay's two buffers, and every engine here takes it from there; no copy of
-the weights is made. The engines take the version when the publisher orders it: all or nothing, as with a publisher of
-their own. No torch.
+bucket comes over the network once, into one of the relay's two buffers, and every engine here takes it from there; no
+copy of the weights is made. The engines take the version when the publisher orders it: all or nothing, as with a
+publisher of their own. No torch.
 
 When an engine comes later, or again, the relay tells the publisher that it is behind, as an engine without weights;
 then that one gets the current version if the publisher holds it, and otherwise the next one.

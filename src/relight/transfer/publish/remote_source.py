@@ -145,7 +145,7 @@ class RemoteSourceLink(SourceLink):
         token: bytes,
         tls: Tls | None = None,
     ) -> None:
-        """`endpoint`: address of the bridge there. `token`: the secret that it shares. With `tls` it must have a certificate."""
+        """`endpoint`: the bridge's address. `token`: the secret that it shares. With `tls` it must have a certificate."""
         super().__init__(Path(endpoint), source, lease=lease, held=held, name=name)
         self._endpoint = endpoint
         self._token = token
