@@ -136,7 +136,7 @@ def test_what_stages_know_is_put_together() -> None:
 @pytest.mark.parametrize(
     ("held", "error", "why"),
     [
-        ((("a", stage(0, 2, UP)),), MissingPartsError, "stage 1 of the pipeline is nobody's"),
+        ((("a", stage(0, 2, UP)),), MissingPartsError, "stage 1 of the pipeline is held by no source"),
         ((("a", stage(0, 2, UP)), ("b", stage(1, 2, DOWN, holds=False))), MissingPartsError, "down: 128 of 128 bytes"),
         ((("a", stage(0, 2, UP)), ("b", stage(1, 2, UP))), UsageError, "two stages .* a tensor named 'up'"),
         ((("a", stage(0, 1, UP)), ("b", stage(0, 1, Entry("up", "float16", (4, 8))))), UsageError, "another way"),
@@ -156,7 +156,7 @@ ROWS = Manifest((Entry("w", "uint8", (4, 6)),))
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
-        ((Part(0, 0, 6, 6, 3),), "6 of 24 bytes are nobody's"),
+        ((Part(0, 0, 6, 6, 3),), "6 of 24 bytes are held by no source"),
         ((Part(0, 0, 6, 6, 3), Part(0, 12, 6, 6, 2)), "overlap"),
         ((Part(0, 0, 6, 6, 3), Part(0, 12, 6, 6, 1)), "overlap"),
         ((Part(0, 0, 3, 6, 4), Part(0, 2, 3, 6, 4)), "overlap"),
@@ -356,7 +356,7 @@ def test_without_another_replica_engines_keep_their_version(tmp_path: Path) -> N
             assert "rank-2" in result.dropped
             assert receiver.version == -1
             assert relight.digest_weights(live) != relight.digest_weights(whole_tensors(3))
-            with pytest.raises(UsageError, match="are nobody's"):
+            with pytest.raises(UsageError, match="are held by no source"):
                 publisher.begin(source, version=3, held=source.held)
         with ranks(tmp_path, "columns", 4) as (publisher, source, _):
             assert not publish(publisher, source, 4, 1).error

@@ -34,7 +34,7 @@ def _loopback() -> str:
 
 
 def page_url(host: str, port: int, token: str) -> str:
-    """What to open. The token is behind the #, which browsers do not send: it gets into no log."""
+    """Return the address to open. The token is after the #, which browsers do not send: it gets into no log."""
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
     shown = f"[{host}]" if ":" in host else host

@@ -1,10 +1,10 @@
-"""What a rank did in each stretch of time, at several widths, in bounded memory. Pure; times are ns since the start.
+"""Activities of a rank by stretches of time, of several widths, in bounded memory. Pure; times are ns since the start.
 
 Two to the power of something everywhere: a stretch of one level is four of the level below, and a number of
 nanoseconds is turned into a stretch by a shift.
 """
 
-NOTHING = 255  # not known, or nobody was there
+NOTHING = 255  # not known, or no process was there
 CODES = 16
 SHIFTS = (26, 28, 30, 32, 34, 36, 38)  # 67 ms, 0.27 s, 1.07 s, 4.3 s, 17 s, 69 s, 4.6 min
 KEPT = 4096  # stretches of each level: 4.6 minutes, 18 minutes, 73 minutes, 5 hours, 19 hours, 3 days, 13 days
@@ -74,7 +74,7 @@ class Level:
 
     @property
     def since_ns(self) -> int:
-        """What lies before this is forgotten."""
+        """Time before which everything is forgotten."""
         return self._first << self.shift if self._has_forgotten else 0
 
     def _turn(self, number: int) -> None:

@@ -1,6 +1,6 @@
 """Keeps a Job up to date with the files of its run directory.
 
-The end of a long trace is read first, so that the page shows at once what goes on now. All of it is then read again
+The end of a long trace is read first, so that the page shows the present at once. All of it is then read again
 from its beginning, in slices beside the rest; that pass takes over once it has caught up.
 """
 
@@ -47,7 +47,7 @@ class Follower:
         self.has_caught_up = False  # what was there at the start has been read, but for a past that changes nothing now
 
     async def read(self) -> None:
-        """Take in what is new, the journal first: it says whose phases the trace tells of."""
+        """Take in what is new, the journal first: it says whose phases the trace holds."""
         while lines := self._journal.read():
             await self._take(lines, self.job.take_journal)
         while lines := self._status.read():
@@ -103,7 +103,7 @@ class Follower:
         since = time.monotonic()
         for line in lines:
             take(line)
-            if time.monotonic() - since > SLICE_SECONDS:  # pages wait, and perhaps somebody wants us to end
+            if time.monotonic() - since > SLICE_SECONDS:  # pages wait, and perhaps the end was asked for
                 await asyncio.sleep(0)
                 since = time.monotonic()
 

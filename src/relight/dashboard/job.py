@@ -100,7 +100,7 @@ class Job:
             self.notices.append((line.now, "warning", line.note))
 
     def coverage(self) -> Coverage | None:
-        """What a divided state survives; None: it is not divided, or training has not begun."""
+        """Return the losses that a divided state survives; None: it is not divided, or training has not begun."""
         return None if self._core is None else self._core.coverage
 
     # --- the trace ------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Job:
         return self.phases.steps
 
     def row(self, rank: int) -> Row | Joined | None:
-        """What is known of a rank's past, from both passes while there are two."""
+        """Return the known past of a rank, from both passes while there are two."""
         row = self.rows.get(rank)
         return row if row is None or self._older is None else Joined(row, self._older.rows[rank])
 
@@ -215,7 +215,7 @@ class Job:
         return max((row.version for row in self.rows.values()), default=-1)
 
     def steps_per_second(self) -> float:
-        """Over the last ten seconds that the ranks have told of; called at a steady pace."""
+        """Return the rate of the last ten seconds that ranks have reported; to be called at a steady pace."""
         self._rate.append((self.edge_ns / 1e9, self.version()))
         while self._rate[-1][0] - self._rate[0][0] > RATE_SECONDS:
             self._rate.popleft()
@@ -259,7 +259,7 @@ class Job:
         return sorted(parts, key=lambda part: part[1])[:PARTS_LISTED]
 
     def dead_until_ns(self, failure: FailureReport) -> int | None:
-        """When another process took the rank that this failure left; None: nobody has so far."""
+        """When another process took the rank that this failure left; None: none has so far."""
         row = self.row(failure.rank)
         if row is None or not failure.process:
             return None

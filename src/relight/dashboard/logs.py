@@ -8,7 +8,7 @@ TAIL_BYTES = 64 * 1024
 
 
 def read_tail(run_dir: Path, rank: int, since: int | None) -> dict[str, Any]:
-    """What a log says from byte `since` on, or its last 64 KiB; `end` is where to go on next time.
+    """Return a log from byte `since` on, or its last 64 KiB; `end` is where to continue next time.
 
     Bytes that are not UTF-8 are replaced. A log that is not there is empty: the rank has printed nothing.
     """

@@ -1,4 +1,4 @@
-"""What each rank did when, from the lines of a trace. Pure, bounded. Times are ns since the job's start."""
+"""The phases of each rank, from the lines of a trace. Pure, bounded. Times are ns since the job's start."""
 
 from collections.abc import Collection
 
@@ -22,7 +22,7 @@ class Phases:
         self.steps = 0  # newest version that any rank ever held
         self.unreadable_records = 0
         self._standbys = standbys
-        self._heard: set[str] = set()  # of the standbys: those that have told of something already
+        self._heard: set[str] = set()  # of the standbys: those that have reported something already
         self._offsets: dict[str, int] = {}  # by process: wall clock minus monotonic clock, as first heard
 
     def take(self, chunk: Chunk, origin_ns: int, wall_ns: int, until: int) -> None:
@@ -47,7 +47,7 @@ class Phases:
             if phase == Phase.STANDBY:
                 continue
             if at_ns > latest_ns or not 0 <= phase <= Phase.DONE or not (_is_count(step) and _is_count(version)):
-                self.unreadable_records += 1  # words that somebody scribbled over a position page
+                self.unreadable_records += 1  # a position page that was overwritten
                 continue
             row.add(chunk.process, at_ns, generation, step, phase, version)
             if version > self.steps and (version <= until or not until):

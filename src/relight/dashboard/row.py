@@ -1,6 +1,6 @@
 """One rank's row while it grows: the newest phase changes exactly, older ones as cells. Pure, bounded.
 
-Times are ns since the job's start. A row is told what *processes* stamped while they held the rank; that a rank has
+Times are ns since the job's start. A row records what *processes* stamped while they held the rank; that a rank has
 died is not in it, but in the list of failures.
 """
 
@@ -65,7 +65,7 @@ class Row:
         return self.holders[-1][1] if self.holders else ""
 
     def taken_over_ns(self, process: str) -> int | None:
-        """When the process after `process` first stamped here; None if nobody did, or it is forgotten."""
+        """When the process after `process` first stamped here; None if none did, or it is forgotten."""
         found = False
         for since_ns, name in self.holders:
             if found:
@@ -122,7 +122,7 @@ class Row:
         return self._with_newest(found, shift, tile, end_ns)
 
     def runs(self, shift: int, tile: int, end_ns: int) -> list[int]:
-        """The same as runs of equal cells: first cell, activity, step, version of each; steps only where exact."""
+        """Return a tile as runs of equal cells: first cell, activity, step, version; steps only where exact."""
         return _runs(self.cells(shift, tile, end_ns), shift, tile, self.at)
 
     def _level(self, shift: int, start_ns: int) -> Level:
@@ -164,7 +164,7 @@ class Row:
         return bytes(found)
 
     def _with_newest(self, cells: bytes, shift: int, tile: int, end_ns: int) -> bytes:
-        """What goes on now is in no level yet: it lasts until `end_ns`."""
+        """Add the present activity, which is in no level yet: it lasts until `end_ns`."""
         if not self._times or end_ns <= self.last_ns:
             return cells
         first = (self.last_ns >> shift) - tile * TILE_CELLS

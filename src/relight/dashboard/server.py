@@ -1,4 +1,4 @@
-"""Serves the page of one job: assets, events, tiles of the timeline, logs. Read-only, whoever asks."""
+"""Serves the page of one job: assets, events, tiles of the timeline, logs. Read-only."""
 
 import array
 import asyncio
@@ -211,7 +211,7 @@ class Dashboard:
         return "application/json", msgspec.json.encode({"stack": stack})
 
     async def _stack(self, request: Request) -> tuple[str, bytes]:
-        """What a rank's main thread is doing, now. Query: rank. One at a time: a page cannot keep workers busy."""
+        """The present stack of a rank's main thread. Query: rank. One at a time: a page cannot keep workers busy."""
         rank = _number(request, "rank", 0, 2**31)
         job = self._follower.job
         async with self._asking:

@@ -1,6 +1,6 @@
 """Keeps a page in step with the job by sending only what has changed. Pure.
 
-Everything has the number of the round in which it changed last. Whoever says which round it has seen gets what is
+Everything has the number of the round in which it changed last. A page that names the round it has seen gets what is
 newer than that, however long it was away: nothing is queued for anyone, so a slow page costs no memory.
 """
 

@@ -15,7 +15,7 @@ class Tail:
         self._older = older
         self._max_line_bytes = max_line_bytes
         self._descriptor: int | None = None
-        self._offset = 0  # of what has been given out: always behind a newline
+        self._offset = 0  # of what has been given out: always after a newline
         self.too_long = 0  # lines that were left out
 
     def read(self, max_bytes: int = READ_BYTES) -> list[bytes]:
@@ -69,7 +69,7 @@ class Tail:
         if not end and len(data) == max_bytes:
             data = os.pread(self._descriptor, self._max_line_bytes, self._offset)
             end = data.rfind(b"\n") + 1
-            if not end and len(data) == self._max_line_bytes:  # it goes on: the rest counts as another line
+            if not end and len(data) == self._max_line_bytes:  # it continues: the rest counts as another line
                 self.too_long += 1
                 self._offset += len(data)
                 return []
@@ -77,7 +77,7 @@ class Tail:
         return data[:end].splitlines()
 
     def _turn(self) -> bool:
-        """At the end of a file that has been renamed: go on with the new one of its name."""
+        """At the end of a file that has been renamed: continue with the new one of its name."""
         assert self._descriptor is not None
         here, named = os.fstat(self._descriptor), _identity(self._path)
         if named is None or named == (here.st_dev, here.st_ino):

@@ -1,4 +1,4 @@
-"""What the page is told about a job: a few topics, each a value for JSON. Pure."""
+"""The page's data about a job: a few topics, each a value for JSON. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _PHASES = {int(phase): phase.name for phase in Phase}
 
 
 def is_silent(seconds: float) -> bool:
-    """Whether nobody seems to run a job whose controller gave the last sign of life so long ago."""
+    """Whether a job seems to have no controller, by the time since the last sign of life."""
     return SILENT_SECONDS < seconds < math.inf
 
 
@@ -115,7 +115,7 @@ def _gpu(gpu: Gpu) -> Value:
 
 
 def failure(job: Job, found: FailureReport) -> Value:
-    """One failure, with the time in which nobody held its rank."""
+    """One failure, with the time in which no process held its rank."""
     until = job.dead_until_ns(found)
     return {
         "number": found.number,
@@ -165,7 +165,7 @@ def recovery(found: RecoveryReport, failures: Mapping[int, FailureReport]) -> Va
 
 
 def publishing(job: Job) -> Value:
-    """What inference engines get; None if the job publishes nothing."""
+    """Return the state of publications to engines; None if the job publishes nothing."""
     status, report = job.publications.newest, job.publications.report()
     if status is None or report is None:
         return None
@@ -206,7 +206,7 @@ def restore(status: RestoreStatus) -> Value:
 
 
 def coverage(job: Job) -> Value:
-    """What is survived, and from which tier: a few numbers for each kind of loss, and what each tier costs."""
+    """Return the losses that are survived, by kind and tier, and the cost of each tier."""
     covered = job.coverage()
     if covered is None:
         return None

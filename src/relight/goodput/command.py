@@ -27,7 +27,7 @@ Where the figures are from, and what is left out: docs/SCALE.md
 
 
 class _Estimate(msgspec.Struct, frozen=True):
-    """The estimate for one number of devices. Shares of the time, and seconds."""
+    """The result for one number of devices: shares of the time, and seconds."""
 
     devices: int
     seconds_between_failures: float
@@ -153,7 +153,7 @@ def _cluster_of(arguments: argparse.Namespace) -> "Cluster":
 
 
 def _of_size(cluster: "Cluster", devices: int) -> "Cluster":
-    """Repeat the estimate with another number of devices, and as many standbys as one failure in a hundred asks for."""
+    """Return the inputs with another number of devices, and as many standbys as one failure in a hundred needs."""
     return cluster if devices == cluster.devices else _with_standbys(dataclasses.replace(cluster, devices=devices))
 
 

@@ -42,7 +42,7 @@ class Cluster:
 
     @property
     def failures_per_second(self) -> float:
-        """The rate of failures of all devices that train together."""
+        """Failures of all training devices together."""
         return self.devices / self.mtbf_device_seconds
 
     @property
@@ -72,7 +72,7 @@ def published_restart_seconds(devices: int) -> float:
 
 # --- formulas -----------------------------------------------------------------------------------------------------
 def best_interval_seconds(cluster: Cluster) -> float:
-    """The best interval of checkpoints, for a job that restarts: `t*` (see the module)."""
+    """Return the best interval of checkpoints for a job that restarts: `t*` (see the module)."""
     return math.sqrt(2 * cluster.checkpoint_seconds / cluster.failures_per_second)
 
 
@@ -92,7 +92,7 @@ def restart_goodput(cluster: Cluster, interval_seconds: float) -> float:
 
 
 def relight_goodput(cluster: Cluster) -> float:
-    """The goodput with relight. Costs for each second of new steps:
+    """Return the goodput with relight. Its costs, for each second of new steps:
 
     - each failure: a recovery, half a step on average, and maybe waiting for a standby;
     - checkpoints, which are taken all the same, but seldom;

@@ -38,7 +38,7 @@ _held: dict[str, WeightCache] = {}  # by place, for the life of the worker proce
 
 
 class Model(Protocol):
-    """What SGLang hands over."""
+    """The argument that SGLang passes."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], /) -> object: ...
 
@@ -46,7 +46,7 @@ class Model(Protocol):
 
 
 def request(place: str | Path, *, version: int) -> list[tuple[str, torch.Tensor]]:
-    """What to send as named tensors: `place` is the run directory of the training job."""
+    """Return the named tensors to send: `place` is the run directory of the training job."""
     return [(f"{_PREFIX}{Path(place).resolve()}", torch.tensor(version))]
 
 

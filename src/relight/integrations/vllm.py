@@ -6,7 +6,7 @@ and the calls of `GPUWorker` in vllm/v1/worker/gpu_worker.py. With relight insta
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "relight"}'
 
-and whoever directs the training tells vLLM when to take a version, by vLLM's own client:
+and the training's driver asks vLLM to take a version, by vLLM's own client:
 
     client = HTTPVLLMWeightSyncClient("http://localhost:8000")
     client.init_weight_transfer_engine({"place": "runs/mine"})     # once
@@ -60,7 +60,7 @@ class RelightUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class RelightWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
-    """In each worker process of vLLM: collects published weights, and loads a version when told to."""
+    """In each worker process of vLLM: collects published weights, and loads a version when asked to."""
 
     init_info_cls = RelightInitInfo
     update_info_cls = RelightUpdateInfo
@@ -78,7 +78,7 @@ class RelightWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         self._held = WeightCache(init_info.place, name=f"vllm-{parallel.data_parallel_index}-{parallel.rank}")
 
     def start_weight_update(self) -> None:
-        """Nothing yet: a worker that does not hold the version must still be able to go on with what it has."""
+        """Nothing yet: a worker that does not hold the version must still be able to serve the version that it has."""
 
     def receive_weights(self, update_info: RelightUpdateInfo) -> None:
         """Load the version. Raises TransferError, and no weight is changed, if this worker does not hold it."""

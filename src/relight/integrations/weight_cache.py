@@ -1,4 +1,4 @@
-"""The newest published weights, in host memory, for an engine that takes them when it is told to.
+"""The newest published weights, in host memory, for an engine that takes them when it is asked to.
 
 Engines of several workers need all of them to change at the same point between two forward passes, which only the
 engine knows. So each worker collects what is published beside the engine's work, and the engine's own command for an
@@ -29,7 +29,7 @@ class WeightCache:
 
     @property
     def version(self) -> int:
-        """Of what is held; -1: nothing yet."""
+        """Version of the weights that are held; -1: none yet."""
         return self._receiver.version
 
     def load_into(

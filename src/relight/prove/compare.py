@@ -50,7 +50,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collect(evidence: Iterable[StepEvidence]) -> dict[tuple[int, int], StepEvidence]:
-    """The last commit of each step and rank: a fallback tier undoes finished steps."""
+    """Return the last commit of each step and rank: a fallback tier undoes finished steps."""
     found: dict[tuple[int, int], StepEvidence] = {}
     for each in evidence:
         known = found.get((each.step, each.rank))
@@ -105,7 +105,7 @@ def _of_rank(
 
 
 def _flags_before(before: Attempt, now: Attempt, step: int, rank: int) -> tuple[Change, ...]:
-    """The names whose values differed when the step before ended."""
+    """Return the settings that differed when the step before ended."""
     a, b = before.get((step - 1, rank)), now.get((step - 1, rank))
     return () if a is None or b is None else tuple(changes(a.flags, b.flags))
 

@@ -24,7 +24,7 @@ GAPS = (2, 3)  # steps from one failure to the next
 
 
 def plan_rounds(seed: int, rounds: int, steps: int, world_size: int) -> list[tuple[Fault, ...]]:
-    """The failures of each round, in the order of their steps; all points come up as early as the steps allow."""
+    """Return the failures of each round, in the order of their steps; all points occur as early as the steps allow."""
     chance = random.Random(f"relight prove {seed}")
     deck = _dealt(chance)
     return [tuple(_round(chance, deck, steps, world_size)) for _ in range(rounds)]

@@ -99,7 +99,7 @@ def _recovery(report: JobReport, recovery: RecoveryReport) -> str:
 
 
 def _unnoticed(recovery: RecoveryReport, failures: list[FailureReport]) -> list[str]:
-    """The start of a hang is not known, but the last sign of progress is."""
+    """Describe when a hang began: only its last sign of progress is known."""
     idle = [f for f in failures if f.idle_seconds is not None and f.idle_seconds >= _WORTH_SECONDS]
     if recovery.stages.detect_seconds is not None or not idle:
         return []  # the time to its notice is one of the stages
@@ -211,7 +211,7 @@ def _unanswered(report: JobReport) -> str:
 
 
 def _patterns(report: JobReport) -> list[str]:
-    """Sentences about several failures together."""
+    """Return the observations that several failures together allow."""
     said = []
     by_rank = Counter(failure.rank for failure in report.failures if failure.rank >= 0)
     for rank, count in by_rank.most_common(1):

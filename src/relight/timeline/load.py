@@ -1,4 +1,4 @@
-"""Loads a job from its run directory. Missing and damaged files are reported in sentences."""
+"""Load the files of a run directory. Missing and damaged files are reported in sentences."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The publications of a job, from the reports of its publishing processes. Pure."""
+"""The publications of a job, from the statuses of its publishing processes. Pure."""
 
 from relight.core.report import PublishReport
 from relight.wire.status import PublishStatus

@@ -16,7 +16,7 @@ _STAGES = tuple(name.removesuffix("_seconds") for name in RecoveryStages.__struc
 
 
 def render_report(report: JobReport) -> RenderableType:
-    """Tables of the failures, of each recovery and its stages, and of the totals."""
+    """Return the failures, the recoveries with the time of each stage, and the totals."""
     parts: list[RenderableType] = [_headline(report), Text()]
     if report.failures:
         parts += [_failures(report.failures), Text()]
@@ -70,7 +70,7 @@ def _describe_failure(failure: FailureReport) -> str:
 
 
 def headline_steps(report: JobReport) -> str:
-    """Say the steps and the duration of a finished job. Steps before a checkpoint from which it started are not its."""
+    """Return the work and the time of a finished job, without steps before a checkpoint from which it started."""
     here, seconds = report.steps - report.began_at, duration(report.wall_seconds)
     if not report.began_at:
         return f"{_count(here, 'step')} in {seconds}"
@@ -165,7 +165,7 @@ def _reasons(recoveries: Sequence[RecoveryReport]) -> Table:
 
 
 def describe_writes(recovery: RecoveryReport) -> str:
-    """Say whether the writes of survivors in the interrupted step were undone; empty if there were none."""
+    """Return the fate of the writes of survivors in the interrupted step; empty if there were none."""
     said = []
     if torn := recovery.torn:
         said.append(f"a write of {_ranks(torn)} was cut short, and what it held was replaced")

@@ -1,7 +1,7 @@
 """From the phase stamps of processes to one row of spans per rank. Pure; times are ns since the job's start.
 
-A trace tells what *processes* did; people think in *ranks*. A row is therefore put together from all processes
-that held the rank one after the other, with a DEAD span where none did.
+A trace records what *processes* did; people think in *ranks*. A row is therefore put together from all processes
+that held the rank one after the other, with a DEAD span where no process did.
 """
 
 import enum
@@ -17,7 +17,7 @@ Record = tuple[int, int, int, int, int]  # stamp_ns, generation, step, phase, ve
 
 
 class Activity(enum.StrEnum):
-    """The activities of a rank's row: the phases of a worker, and DEAD for a rank without a process."""
+    """Activities in a rank's row: the phases of a worker, and DEAD for a rank that no process holds."""
 
     STARTING = "STARTING"
     OUTSIDE = "OUTSIDE"
@@ -81,7 +81,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """The activities of all ranks, as far as they were kept."""
+    """The spans of all ranks, or those that were kept."""
 
     rows: tuple[Row, ...]
     strikes: tuple[Strike, ...]
@@ -191,7 +191,7 @@ class SpanCollector:
         struck = {
             f.process: round(f.struck_seconds * 1e9)
             for f in reversed(report.failures)
-            if f.rank >= 0 and f.kind != "communication"  # a broken connection is no rank's death
+            if f.rank >= 0 and f.kind != "communication"  # a broken connection is no death
         }
         holders: dict[int, list[_Holder]] = {rank: [] for rank in range(report.world_size)}
         for process, track in sorted(self._tracks.items()):

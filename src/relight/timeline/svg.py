@@ -90,7 +90,7 @@ def draw_svg(window: Window, title: str = "", width: int = WIDTH) -> str:
 
 
 def legend_svg(width: int = WIDTH) -> str:
-    """The legend of colours, textures and signs."""
+    """Draw the legend of colours, textures and signs."""
     entries = [(activity.value, NAMES[activity]) for activity in Activity if activity is not Activity.STARTING]
     entries += [("dark", "parameters before the update (version i)"), ("light", "after it (i + 1)")]
     x, y = 4.0, 4.0
@@ -213,7 +213,7 @@ def _version(span: Span, left: float, right: float, top: float, window: Window) 
 
 
 def _barriers(rows: Sequence[Row], axis: Axis, top: float, bottom: float) -> Iterable[str]:
-    """Where the last rank came to it: one line through all rows. Nobody writes to the left of it."""
+    """Where the last rank came to it: one line through all rows. No rank writes to the left of it."""
     passed: dict[tuple[int, int], int] = {}
     for row in rows:
         for span, after in pairwise(row.spans):

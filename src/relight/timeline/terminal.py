@@ -110,7 +110,7 @@ def draw(window: Window, width: int, glyphs: Glyphs = UNICODE, max_rows: int = M
 
 
 def legend(width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
-    """The legend of letters and lines, in lines of at most `width` cells."""
+    """Return the legend of letters and lines, in lines of at most `width` cells."""
     entries = [
         Text.assemble((sign, style), " ", words)
         for sign, style, words in (

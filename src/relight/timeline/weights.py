@@ -22,7 +22,7 @@ _MIN_COLUMNS = 24
 
 
 class Doing(StrEnum):
-    """The use of a buffer."""
+    """One use of a buffer."""
 
     H2D = "host-to-device copy"
     SOURCE = "broadcast, this device is the source"
@@ -56,7 +56,7 @@ class Use(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """The span that is drawn: from second 0 to `end_seconds`; operations that continue after that are cut off."""
+    """The content of a figure: from second 0 to `end_seconds`, where longer uses are cut off."""
 
     devices: int
     rows: tuple[str, ...]  # the buffers of each device
@@ -108,7 +108,7 @@ def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Te
 
 
 def legend_of_update(width: int, glyphs: Glyphs = UNICODE, words: Mapping[Doing, str] = _WORDS) -> list[Text]:
-    """The legend of letters, in lines of at most `width` cells."""
+    """Return the legend of letters, in lines of at most `width` cells."""
     lines = [Text()]
     for doing, meaning in words.items():
         entry = Text.assemble((_letter(doing, glyphs) * 2, _STYLES[doing]), " ", meaning)

@@ -26,7 +26,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     start_ns: int
     end_ns: int
-    zero_ns: int  # times are told from here: the failure, or the start of the step
+    zero_ns: int  # times are counted from here: the failure, or the start of the step
     rows: tuple[Row, ...]
     strikes: tuple[Strike, ...] = ()
     bands: tuple[Band, ...] = ()

@@ -1,1 +1,1 @@
-"""Tells of a run from the files in its directory: status, top, events, spans. Touches nothing; no torch."""
+"""Shows a run from the files in its directory: status, top, events, spans. Changes nothing; no torch."""

@@ -48,13 +48,13 @@ class EventFeed:
         self._core: Controller
         self._now = 0.0
         self._dated = (datetime.datetime.fromtimestamp(0, datetime.UTC), 0.0)  # a reading of both clocks at once
-        self._failures = 0  # that were told
-        self._unexplained: list[FailureReport] = []  # of these, as they were told: how the process ended is not known
+        self._failures = 0  # that were reported
+        self._unexplained: list[FailureReport] = []  # of these, as reported: how the process ended is not known
         self._recoveries = 0
         self.ended = False  # there will be no more
-        self._statuses: deque[StatusLine] = deque()  # not told yet
-        self._published: dict[str, tuple[int, int, str]] = {}  # by process: updates, version and error, as told
-        self._begun = 0  # the newest generation that was told to train
+        self._statuses: deque[StatusLine] = deque()  # not reported yet
+        self._published: dict[str, tuple[int, int, str]] = {}  # by process: updates, version and error, as reported
+        self._begun = 0  # the newest generation that was ordered to train
 
     def take(self, line: bytes) -> Iterator[Event]:
         """Events of one line. Raises msgspec.DecodeError if it is not understood."""
@@ -64,7 +64,7 @@ class EventFeed:
             yield from self._take(decode_line(line))
 
     def add_status(self, line: StatusLine) -> None:
-        """A line of `status.jsonl`; it is told in its turn. Add it before the lines of the journal that follow it."""
+        """Add a line of `status.jsonl`, before the lines of the journal that follow it; it is reported in its turn."""
         self._statuses.append(line)
 
     def flush(self) -> Iterator[Event]:
@@ -77,9 +77,9 @@ class EventFeed:
             status = line.status
             if not isinstance(status, PublishStatus) or status.total_bytes:  # an update that is under way
                 continue
-            told, now = self._published.get(status.process), (status.updates, status.version, status.error)
+            before, now = self._published.get(status.process), (status.updates, status.version, status.error)
             self._published[status.process] = now
-            if told == now or status.version < 0:
+            if before == now or status.version < 0:
                 continue
             self._now = max(self._now, line.now)
             yield WeightsPublished(
@@ -193,7 +193,7 @@ class EventFeed:
                 yield TrainingResumed(**common)
 
     def _of_job_stats(self, *, is_over: bool = False) -> Iterator[Event]:
-        """Failures and recoveries that the account has by now and did not have before."""
+        """Failures and recoveries that the job's account did not have before."""
         job_stats, common = self._core.job_stats, self._common()
         for failure in job_stats.failures[self._failures :]:
             self._failures += 1
@@ -211,10 +211,10 @@ class EventFeed:
                 detect_seconds=failure.detect_seconds,
                 detect_evidence=failure.detect_evidence,
             )
-        for told in list(self._unexplained):
-            failure = job_stats.failures[told.number - 1]
-            if failure is not told:
-                self._unexplained.remove(told)
+        for reported in list(self._unexplained):
+            failure = job_stats.failures[reported.number - 1]
+            if failure is not reported:
+                self._unexplained.remove(reported)
                 yield FailureExplained(**common, number=failure.number, kind=failure.kind, evidence=failure.evidence)
         recoveries = self._core.report().recoveries if is_over else job_stats.recoveries
         for recovery in recoveries[self._recoveries :]:

@@ -1,4 +1,4 @@
-"""The history of a job, as events for programs: one JSON object a line, with stable names. Pure.
+"""Events of a job, for programs: one JSON object a line, with stable names. Pure.
 
 The journal is written for replays and may change with relight; these events are what others may rely on. A field or a
 kind of event may be added within a version of the format; nothing is taken away, renamed or given another unit.
@@ -12,7 +12,7 @@ FORMAT_VERSION = 1
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """The fields of every event."""
+    """Fields of every event."""
 
     format: int = FORMAT_VERSION
     time: str  # of the wall clock, ISO 8601 with its offset
@@ -98,7 +98,7 @@ class FailureExplained(_Event, frozen=True, kw_only=True, tag="failure_explained
 
 
 class RecoveryStarted(_Event, frozen=True, kw_only=True, tag="recovery_started"):
-    """Every rank was ordered to stop; once more, under a new generation, if another failure strikes meanwhile."""
+    """Every rank was ordered to pause; once more, under a new generation, if another failure strikes meanwhile."""
 
     reason: str
 

@@ -21,7 +21,7 @@ POLL_SECONDS = 0.2
 def write_events(run_dir: Path, write: Callable[[bytes], object], *, follow: bool) -> bool:
     """Give one line of JSON for each event to `write`. With `follow` until the job has ended.
 
-    Returns False if it was followed in vain: nobody runs the job any more. Raises UsageError if the journal is not
+    Returns False if it was followed in vain: no controller runs the job. Raises UsageError if the journal is not
     understood; OSError of `write` is passed on.
     """
     feed, journal, encoder = EventFeed(), Tail(run_dir / JOURNAL), msgspec.json.Encoder()

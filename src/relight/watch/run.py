@@ -1,7 +1,7 @@
 """One run directory, read as far as it is written, and what can be said of the job's life by it.
 
 Files alone: it works on any host that sees the directory, such as a login node. A controller touches its journal every
-few seconds; a journal without an end that nobody has touched for long is that of a job which was killed.
+few seconds; a journal without an end that has not changed for long is that of a job which was killed.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class State(enum.StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"  # it ended by itself, and said why
-    LOST = "lost"  # it did not end, and nobody runs it any more
+    LOST = "lost"  # it did not end, and no controller runs it
 
 
 EXIT_STATUS = {State.FINISHED: 0, State.FAILED: 1, State.RUNNING: 3, State.LOST: 4}
@@ -136,7 +136,7 @@ def read_report(run_dir: Path) -> tuple[JobReport, str] | str:
 
 
 def _report_so_far(run_dir: Path) -> tuple[JobReport, str]:
-    """Make the report that a job without one would have now, from its journal; and say in words how the job stands."""
+    """Return the report that a job without one would have now, by its journal, and the job's state in words."""
     run = Run(run_dir)
     run.read()
     run.close()

@@ -23,7 +23,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     process: str
     host: str
     pid: int
-    phase: str  # a name of `Phase`, or DEAD: nobody holds the rank
+    phase: str  # a name of `Phase`, or DEAD: no process holds the rank
     step: int
     version: int
     step_seconds: float  # running mean
@@ -73,7 +73,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 def status_of(
     job: Job, run_dir: str, now_ns: int, silent_seconds: float, rss_bytes: Mapping[str, int] | None = None
 ) -> Status:
-    """The knowledge of a job at `now_ns` since its start. `rss_bytes`: memory of processes on this host, by name."""
+    """Return a job's status at `now_ns` since its start. `rss_bytes`: memory of processes on this host, by name."""
     report, settings = job.report(), job.settings
     state = judge(job, silent_seconds)
     memory = rss_bytes or {}
@@ -138,6 +138,6 @@ def _line(line: view.Value, memory: Mapping[str, int]) -> RankLine:
 
 
 def _steps_per_second(ranks: tuple[RankLine, ...]) -> float:
-    """Estimate by the time of a step, since there is no earlier sample: all ranks go at the same pace."""
+    """Return the rate by the time of a step, since there are no earlier samples: all ranks have the same pace."""
     known = [line.step_seconds for line in ranks if line.step_seconds > 0]
     return 1 / median(known) if known else 0.0

@@ -43,7 +43,7 @@ class Looker:
 
 
 def page(status: Status, first: int, console: Console) -> RenderableType:
-    """Draw the part that fits onto the screen, the ranks from the `first` one on."""
+    """Return the lines that fit onto the screen, with the ranks from `first` on."""
     head_lines = len(console.render_lines(tables.head(status)))
     room = max(1, console.height - head_lines - 3)  # an empty line, the grid's title, the foot
     shown = status.ranks[first : first + room]
@@ -78,7 +78,7 @@ def show(run: Run) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether standard input and output are terminals."""
+    """Whether both ends are terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

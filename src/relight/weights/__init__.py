@@ -1,1 +1,1 @@
-"""The commands about weights: plan an update, publish a checkpoint, relay to another host."""
+"""Weights from the command line: plan an update, publish a checkpoint, relay to another host."""

@@ -294,7 +294,7 @@ def _as_json(plan: _Plan, rounds_shown: int) -> dict[str, Any]:
 
 
 def _bytes_by_device(plan: _Plan) -> list[int]:
-    """Count the bytes that each device sends: those of the tensors in its buckets."""
+    """Return the bytes that each device sends: the tensors' bytes in its buckets."""
     sent = [0] * plan.schedule.devices
     for bucket in plan.buckets:
         sent[bucket.index % len(sent)] += sum(piece.nbytes for piece in bucket.pieces)

@@ -26,7 +26,7 @@ MEASURED_WORDS = {
 
 
 def figure_of(schedule: Schedule, spans: Sequence[Span], rounds: int, width: int) -> Figure:
-    """The first `rounds` rounds, or as many buckets as can be told apart in so many columns; to the last's end."""
+    """The first `rounds` rounds, or as many buckets as can be distinguished in so many columns; to the last's end."""
     last = min(rounds * schedule.devices, _shown(schedule.buckets, width)) - 1
     ends = _times(schedule, spans)
     end_seconds = 0.0 if last < 0 else ends[Kind.RELOAD, last][1]
@@ -40,7 +40,7 @@ def figure_of(schedule: Schedule, spans: Sequence[Span], rounds: int, width: int
 
 
 def figure_of_measured(result: Published, schedule: Schedule, spans: Sequence[Span], width: int) -> Figure:
-    """Draw the plan, and below it the measurement, from the first bucket's start; to the last shown one's end.
+    """Draw the plan, and below it the measurement, from the first bucket's start to the last shown one's end.
 
     Both are as if there were one device: in host memory all sources write into the same two IPC buffers. Where the
     plan is the slower one it is cut off; a wait that would fill the figure is shortened. Without a stage there is
@@ -95,7 +95,7 @@ def _times(schedule: Schedule, spans: Sequence[Span]) -> dict[tuple[Kind, int], 
 
 
 def _planned_uses(schedule: Schedule, spans: Sequence[Span], end_seconds: float) -> Iterator[Use]:
-    """Everything that begins before `end_seconds`."""
+    """Select the stages that begin before `end_seconds`."""
     rows = buffers_of(schedule)
     times = _times(schedule, spans)
     for operation, span in zip(schedule.operations, spans, strict=True):
@@ -119,7 +119,7 @@ def _planned_uses(schedule: Schedule, spans: Sequence[Span], end_seconds: float)
 
 
 def _measured_uses(result: Published, start_ns: int, end_seconds: float) -> Iterator[Use]:
-    """The second device: each time that a bucket was written, the engines that read it then, and the gaps between."""
+    """For the second device: each write of a bucket, its readers, and the times between."""
     writes: dict[int, list[Stage]] = {}
     reloads: dict[int, list[Stage]] = {}
     for stage in stages_of(result, "broadcast"):

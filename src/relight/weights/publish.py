@@ -159,7 +159,7 @@ def _interrupt(_: int, __: object) -> None:
 
 
 def _open_trace(path: Path | None) -> "contextlib.AbstractContextManager[IO[bytes] | None]":
-    """At once: nobody wants to learn after an hour that it cannot be written."""
+    """Check at once that it can be written, and not after an hour."""
     if path is None:
         return contextlib.nullcontext()
     try:

@@ -152,7 +152,7 @@ def _until_interrupted(work: Callable[[], object]) -> int:
 
 
 def _typed_host(endpoint: str) -> str:
-    """The name that the certificate must have: the host as people write it, before it is looked up."""
+    """Return the name that the certificate must have: the host as written, before it is looked up."""
     return endpoint.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 

@@ -1,5 +1,5 @@
-"""The lines that `relight weights publish` shows on standard error while it works: one bar on a
-terminal, now and then a line elsewhere. No torch.
+"""Shows the progress of `relight weights publish` on standard error: one bar on a terminal, now and then a line
+elsewhere. No torch.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
-        # What can be coloured on request (FORCE_COLOR) is no terminal yet: a bar in a log file helps nobody.
+        # What can be coloured on request (FORCE_COLOR) is no terminal yet: a bar in a log file is of no use.
         self._is_live = sys.stderr.isatty() and self._console.is_terminal and not self._console.is_dumb_terminal
         self._bar: Progress | None = None
         self._told = ""

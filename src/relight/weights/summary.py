@@ -1,4 +1,4 @@
-"""The cost of an update of weights, as lines for people. Pure, without torch."""
+"""The cost of an update of weights, as lines of facts for people. Pure, without torch."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ Fact = tuple[str, str]
 
 
 def facts_of(result: Published, measured: Measured) -> list[Fact]:
-    """One fact a line, each with its name; a name that goes on for several lines is said once."""
+    """One fact a line, each with its name; a name that holds for several lines is printed once."""
     what = f"version {result.version}, {describe_bytes(result.total_bytes)}"
     if result.buckets:
         size = describe_bytes(result.bucket_bytes)

@@ -1,4 +1,4 @@
-"""One rank's parts of divided weights, lent to the publisher of rank 0, on whichever host, while they do not change.
+"""One rank's parts of divided weights, lent to the publisher of rank 0, on any host, while they do not change.
 
 Between two writes parameters do not change. From the boundary between two steps to the write of the next one they are
 those of a known version: then the publisher may have parts of them written into its buffers, on a thread of this
@@ -57,7 +57,7 @@ class LentParts:
 
     # --- for the training ---------------------------------------------------------------------------------------
     def hold(self, version: int) -> None:
-        """Until the next `before_write` the parts are those of `version`."""
+        """Lend the parts of `version` until the next `before_write`."""
         with self._condition:
             if version != self._version:  # else a step begins again, and an update may be reading
                 self._frozen = self._parts.frozen()
@@ -73,7 +73,7 @@ class LentParts:
     def withdraw(self) -> None:
         """The version is undone."""
         with self._condition:
-            self._withdraw("a recovery went back behind this version")
+            self._withdraw("a recovery went back past this version")
 
     def finish(self, patience_seconds: float) -> None:
         """The version is the last one: go on until the publisher has ended, if there is one."""
@@ -121,7 +121,7 @@ class LentParts:
             self._condition.notify_all()
 
     def settle(self) -> None:
-        """They were settled when they were frozen."""
+        """Do nothing: they were settled when they were frozen."""
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         """Raises TransferError if the weights are not lent any more."""

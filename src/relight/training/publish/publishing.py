@@ -40,23 +40,23 @@ COMING_SECONDS = 2.0  # for engines to find a publisher that was opened just now
 
 
 class SocketTaken:
-    """How long the place of the socket has been taken by another: rank 0's predecessor lets go of it by itself."""
+    """How long another process has held the socket: rank 0's predecessor releases it by itself."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def lasts(self, now: float) -> bool:
-        """It is taken, at this time in seconds. Whether that has lasted for so long that people should hear of it."""
+        """Note that it is held, at this time in seconds. Returns whether that has lasted long enough to be reported."""
         self._since = now if self._since is None else self._since
         return now - self._since > TAKEN_SECONDS
 
     def is_over(self) -> None:
-        """It is not taken."""
+        """Note that it is not held."""
         self._since = None
 
 
 class Publishing:
-    """What `Training.publish` asked for. Nothing here can fail the training; what goes wrong is told."""
+    """Carries out `Training.publish`. Nothing here can fail the training; errors are reported."""
 
     def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress) -> None:
         self._runtime = runtime
@@ -72,7 +72,7 @@ class Publishing:
         self._stall_timeout_seconds = 0.0
         self._publisher: Publisher | None = None
         self._bridge: SourceBridge | None = None  # for ranks on other hosts
-        self._bridge_announced_in = 0  # the generation in which those were told where it is
+        self._bridge_announced_in = 0  # the generation in which its address was announced
         self._opened = 0.0
         self._taken = SocketTaken()
         self._handle: Handle | None = None
@@ -81,9 +81,9 @@ class Publishing:
         self._begun = 0.0
         self._result = Published(version=-1, generation=0)  # of the last update that is over
         self._updates, self._updates_bytes, self._updates_seconds = 0, 0, 0.0
-        self._told_status: PublishStatus | None = None
+        self._sent_status: PublishStatus | None = None
         self._closing = threading.Event()
-        self._telling = threading.Thread(target=self._keep_telling, name="relight-publishing", daemon=True)
+        self._reporter = threading.Thread(target=self._keep_reporting, name="relight-publishing", daemon=True)
 
     def ask(self, every: int | None, model: str | None, rename: Rename | None, stall_timeout_seconds: float) -> None:
         """See `Training.publish`."""
@@ -116,13 +116,13 @@ class Publishing:
             self._lent_parts = None
 
     def between_steps(self) -> None:
-        """The state is that of a finished version, and nobody writes: publish it if it is due."""
+        """The state is that of a finished version, and no rank writes: publish it if it is due."""
         if not (self._every or self._requested) or self._runtime.is_standby:
             return
         if self._runtime.rank != 0:
             self._lend()
             return
-        with self._told():
+        with self._reporting():
             publisher = self._open()
             if self._is_under_way(0.0):
                 return
@@ -150,7 +150,7 @@ class Publishing:
             self._handle.confirm()
 
     def before_barrier(self) -> None:
-        """Rank 0 holds up the barrier until the other ranks know of the update: behind it they write."""
+        """Delay the barrier on rank 0 until the other ranks know of the update: after the barrier they write."""
         handle = self._handle
         if handle is None or not self._is_divided:
             return
@@ -169,7 +169,7 @@ class Publishing:
     def withdraw(self) -> None:
         """Versions are undone, the one that is on its way perhaps among them: it is given up."""
         if self._handle is not None:
-            self._handle.cancel("a recovery went back behind this version")
+            self._handle.cancel("a recovery went back past this version")
         if self._lent_parts is not None:
             self._lent_parts.withdraw()
 
@@ -183,7 +183,7 @@ class Publishing:
         publisher = self._publisher
         if publisher is None:
             return
-        with self._told():
+        with self._reporting():
             if self._handle is not None:
                 self._handle.confirm()
             self._is_under_way(LAST_SECONDS)
@@ -194,8 +194,8 @@ class Publishing:
                 self._begin(publisher, behind).confirm()
                 self._is_under_way(LAST_SECONDS)
         self._closing.set()
-        self._telling.join()
-        self._tell_status()  # what the engines have when the job ends
+        self._reporter.join()
+        self._send_status()  # what the engines have when the job ends
         publisher.close()
         if self._bridge is not None:
             self._bridge.close()
@@ -203,7 +203,7 @@ class Publishing:
     def _await_place(self) -> None:
         """Rank 0's predecessor keeps the socket's place until its memory is freed, maybe for longer than all steps."""
         end = time.monotonic() + TAKEN_SECONDS
-        with self._told():
+        with self._reporting():
             while self._publisher is None:
                 try:
                     self._open()
@@ -219,7 +219,7 @@ class Publishing:
                 self._runtime.settings.run_dir,
                 stall_timeout_seconds=self._stall_timeout_seconds,
             )
-            self._telling.start()
+            self._reporter.start()
             if self._is_divided and host_address():
                 runtime = self._runtime
                 self._bridge = SourceBridge(
@@ -257,7 +257,7 @@ class Publishing:
         self._lent_parts.hold(self._progress.version)
 
     def _is_lacking(self, publisher: Publisher, patience_seconds: float) -> bool:
-        """Whether some part of the weights is held by nobody who can be reached: by ranks that have yet to come."""
+        """Whether some part of the weights is held by no rank that is connected so far."""
         if not self._is_divided:
             return False
         why = publisher.lacking(self._own_parts().held, patience_seconds)
@@ -266,7 +266,7 @@ class Publishing:
         return bool(why)
 
     def _own_parts(self) -> PartSource:
-        """What this rank holds of divided weights."""
+        """Return the parts of divided weights that this rank holds."""
         if self._parts is None:
             assert self._weights is not None
             self._parts = self._weights.parts(self._runtime.rank)
@@ -295,12 +295,12 @@ class Publishing:
         """Whether the last update is still not over after so long; if it is, tell how it went."""
         result = None if self._handle is None else self._handle.wait(patience_seconds)
         if result is not None:
-            self._tell(result)
+            self._report(result)
             self._handle = None
         return self._handle is not None
 
-    def _tell(self, result: Published) -> None:
-        """Whom the version did not reach, and why."""
+    def _report(self, result: Published) -> None:
+        """Report the engines that the version did not reach, and why."""
         self._result = result
         if not result.error:
             self._updates += 1
@@ -314,15 +314,15 @@ class Publishing:
     def _say(self, text: str) -> None:
         self._runtime.say(f"publish {text}", f"publishing: {text}")
 
-    # --- for people, on a thread of its own: an update goes on while the main thread computes --------------------
-    def _keep_telling(self) -> None:
+    # --- for people, on a thread of its own: an update runs while the main thread computes --------------------
+    def _keep_reporting(self) -> None:
         while not self._closing.wait(STATUS_SECONDS):
-            self._tell_status()
+            self._send_status()
 
-    def _tell_status(self) -> None:
+    def _send_status(self) -> None:
         status = self._status()
-        if status != self._told_status:
-            self._told_status = status
+        if status != self._sent_status:
+            self._sent_status = status
             self._runtime.link.send(status)
 
     def _status(self) -> PublishStatus:
@@ -347,7 +347,7 @@ class Publishing:
         )
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _reporting(self) -> Iterator[None]:
         try:
             yield
             self._taken.is_over()

@@ -1,4 +1,4 @@
-"""The weights that a training job publishes: their names, and what of them this rank holds."""
+"""The weights that a training job publishes: their names, and the parts that this rank holds."""
 
 from collections.abc import Callable, Sequence
 
@@ -45,7 +45,7 @@ class Weights:
         return TensorSource({n: t.detach() if id(t) in self._parameters else t.detach().clone() for n, t in named})
 
     def parts(self, rank: int) -> PartSource:
-        """What this rank holds of divided ones.
+        """Return the parts of divided weights that this rank holds.
 
         Raises UsageError for a tensor that cannot be moved, or whose part is no box of the whole.
         """

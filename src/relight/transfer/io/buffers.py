@@ -1,7 +1,7 @@
 """The IPC buffers on a host: anonymous shared memory, passed on as descriptors, gone with the last process.
 
-No file in /dev/shm, so nothing is left behind however a process ends. The size is sealed: nobody can make another
-process fault on a missing byte. Pages are reserved when the buffer is made, so that a machine without memory says so
+No file in /dev/shm, so nothing is left behind however a process ends. The size is sealed: no process can make another
+fault on a missing byte. Pages are reserved when the buffer is made, so that a machine without memory says so
 then, not in the middle of an update.
 """
 
@@ -28,7 +28,7 @@ class Buffer:
         try:
             size = os.fstat(descriptor).st_size
             if size < nbytes:
-                raise ValueError(f"it has {size} bytes, not {nbytes} as told")
+                raise ValueError(f"it has {size} bytes, not {nbytes} as announced")
             # All pages now: a fault for each one, in the middle of the first bucket, costs several times as much.
             self._mapping = mmap.mmap(descriptor, max(nbytes, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except (OSError, ValueError) as error:
@@ -82,7 +82,7 @@ def _pin(view: memoryview) -> Callable[[], object]:
     address = ctypes.addressof(ctypes.c_char.from_buffer(view))
     with torch.cuda.device(device):
         if int(runtime.cudaHostRegister(address, len(view), _PORTABLE)) != 0:
-            with contextlib.suppress(RuntimeError):  # CUDA tells of an error twice: here, not in somebody's kernel
+            with contextlib.suppress(RuntimeError):  # CUDA reports an error twice: here, not in a later kernel
                 torch.zeros(1, device="cuda")
             return lambda: None
 

@@ -95,7 +95,7 @@ def _answers(name: str) -> bool:
 
 
 def connect(path: Path) -> socket.socket:
-    """Connect to a publisher. Raises OSError if nobody listens there (yet)."""
+    """Connect to a publisher. Raises OSError if there is no listener (yet)."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         with _short_name(path) as name:
@@ -108,7 +108,7 @@ def connect(path: Path) -> socket.socket:
 
 
 def _check_peer(connection: socket.socket) -> int:
-    """The peer's pid. Raises ProtocolError if it runs as somebody else."""
+    """The peer's pid. Raises ProtocolError if it runs as another user."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     if uid not in (os.getuid(), 0):
@@ -174,7 +174,7 @@ class Channel:
         return bool(self._unsent)
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Of each send and receive."""
+        """Limit each send and receive."""
         self._socket.settimeout(seconds)
 
     def receive(self) -> Any:

@@ -99,7 +99,7 @@ def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a tensor lies on this rank, detached: of a DTensor its part, of any other all of it. Not a copy."""
+    """Return the part of a tensor on this rank, detached: of a DTensor its local part, else all of it. Not a copy."""
     detached = tensor.detach()
     to_local = getattr(detached, "to_local", None)
     if to_local is None:
@@ -137,7 +137,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_side_by_side(tensor: torch.Tensor) -> bool:
-    """The same in the memory of whatever device it lies on."""
+    """Whether its values are bytes side by side in the memory of its device."""
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 

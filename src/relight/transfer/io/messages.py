@@ -1,4 +1,4 @@
-"""What publisher, sources and engines say to each other. msgpack, typed, bounded; buffers travel as descriptors."""
+"""Messages of publisher, sources and engines. msgpack, typed, bounded; buffers travel as descriptors."""
 
 import msgspec
 
@@ -29,7 +29,7 @@ class Behind(_Message, frozen=True, kw_only=True):
 
 
 class SourceHello(_Message, frozen=True, kw_only=True):
-    """A process that holds the same weights as the publisher's own, or parts of them; writes buckets when told to."""
+    """A process that holds the publisher's weights, or parts of them; it writes buckets when ordered to."""
 
     protocol_version: int
     name: str

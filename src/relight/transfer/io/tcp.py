@@ -250,7 +250,7 @@ class TcpChannel:
         return bool(poll.poll(within_seconds * 1000))
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Of each wait for the other side; some bytes are enough."""
+        """Limit each wait for the other side; some bytes are enough."""
         self._socket.settimeout(seconds)
 
     def break_off(self) -> None:
@@ -272,7 +272,7 @@ def _without(views: Sequence[memoryview], count: int) -> Sequence[memoryview]:
 
 
 def discard(channel: TcpChannel, count: int) -> None:
-    """Receive so many bytes for nobody. Raises OSError."""
+    """Receive and discard `count` bytes. Raises OSError."""
     scratch = memoryview(bytearray(min(count, _DISCARD_BYTES)))
     while count:
         part = scratch[: min(count, len(scratch))]

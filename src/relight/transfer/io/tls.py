@@ -15,7 +15,7 @@ _JOINED_BYTES = 2**14  # of small pieces that go into one record
 
 
 class TlsSocket:
-    """What `TcpChannel` needs of a socket. The handshake has been made."""
+    """The methods of a socket that `TcpChannel` needs, after the handshake."""
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
         connection.setblocking(False)
@@ -56,7 +56,7 @@ class TlsSocket:
             view = view[self.sendmsg([view]) :]
 
     def shutdown(self, how: int) -> None:
-        socket.socket.shutdown(self._connection, how)  # that of SSLSocket goes on in the clear
+        socket.socket.shutdown(self._connection, how)  # that of SSLSocket continues in the clear
 
     def close(self) -> None:
         self._connection.close()

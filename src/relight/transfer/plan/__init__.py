@@ -1,1 +1,1 @@
-"""What is moved when: decided without input or output, clock or torch."""
+"""Plans and decisions about updates: without input or output, clock or torch."""

@@ -17,7 +17,7 @@ NEAR = 1.02  # a simpler form that takes at most so many times the fastest one's
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """What one full bucket takes in each stage when nothing else runs."""
+    """Seconds of one full bucket in each stage when nothing else runs."""
 
     h2d_seconds: float
     broadcast_seconds: float
@@ -38,7 +38,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A form, and why it and no other."""
+    """A form, and the reason for it."""
 
     form: Form
     seconds: float
@@ -141,7 +141,7 @@ def explain(
     devices: int,
     from_host: bool = False,
 ) -> str:
-    """Why this form, in one sentence: what hides behind what, and what the other forms would take."""
+    """Why this form, in one sentence: which stage hides which, and the time of the other forms."""
     if len(buckets) < 2:
         return f"{form}: there is nothing to overlap in {_count(len(buckets), 'bucket')}"
     fulls = sum(bucket.nbytes for bucket in buckets) / costs.bucket_bytes

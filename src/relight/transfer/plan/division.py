@@ -17,7 +17,7 @@ from relight.transfer.plan.plan import Bucket, Piece, check_parts
 
 
 class ShardSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What one source holds of weights that no source holds alone."""
+    """The parts that one source holds of weights that no source holds alone."""
 
     manifest: Manifest  # the tensors that it knows, and the parts of them that it holds
     stages: tuple[int, ...] = ()  # of a pipeline: those whose tensors it knows
@@ -31,7 +31,7 @@ class Division(msgspec.Struct, frozen=True):
     holders: tuple[tuple[str, ...], ...]  # of each group
 
     def writers(self, buckets: Sequence[Bucket]) -> tuple[tuple[str, ...], ...]:
-        """Who can write each bucket, the one who should first: the holders of a group take turns."""
+        """Return the sources that can write each bucket, the preferred one first: the holders of a group take turns."""
         turns = [0] * len(self.holders)
         found = []
         for bucket in buckets:
@@ -118,7 +118,7 @@ def _entries_of_all(held: Sequence[tuple[str, ShardSpec]]) -> tuple[Entry, ...]:
                     raise UsageError(f"{name} describes {entry.name} in another way than other ranks")
     missing = set(range(first.all_stages)).difference(*(own.stages for _, own in held))
     if missing:
-        raise MissingPartsError(f"stage {min(missing)} of the pipeline is nobody's")
+        raise MissingPartsError(f"stage {min(missing)} of the pipeline is held by no source")
     return tuple(entry for entry, _ in found.values())
 
 
@@ -142,7 +142,7 @@ def as_known(bucket: Bucket, own: Mapping[int, int]) -> Bucket:
 
 
 class LocalOffsets:
-    """Where in a source's own memory, in which its box of each tensor lies in one piece, a byte of a tensor lies."""
+    """Offsets of a tensor's bytes in a source's own memory, where its box of each tensor lies in one piece."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         """`parts` as `parts_of` gives them."""
@@ -153,7 +153,7 @@ class LocalOffsets:
             own.append((part, before))
 
     def find(self, tensor: int, start: int) -> int:
-        """Byte `start` of the tensor. Raises UsageError if it is not held here."""
+        """Return the offset of byte `start` of the tensor. Raises UsageError if it is not held here."""
         for part, before in self._parts.get(tensor, ()):
             index, within = divmod(start - part.start, part.stride)
             if 0 <= index < part.count and within < part.run:

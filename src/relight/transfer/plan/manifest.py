@@ -1,4 +1,4 @@
-"""What is to be moved: names, types and sizes of tensors, in one order that all sides share. Pure, without torch."""
+"""Manifests: names, types and sizes of tensors, in one order that all sides share. Pure, without torch."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -51,7 +51,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def end(self) -> int:
-        """The byte behind its last one."""
+        """The byte after its last one."""
         return self.start + self.stride * (self.count - 1) + self.run
 
 

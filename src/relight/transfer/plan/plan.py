@@ -30,7 +30,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True):
-    """What one buffer carries at a time."""
+    """The bytes that one buffer carries at a time."""
 
     index: int
     nbytes: int  # including the gaps that alignment leaves
@@ -92,7 +92,7 @@ class _Filling:
 
 
 def _cut(part: Part, done: int, offset: int, room: int) -> Piece:
-    """What comes behind the first `done` bytes of a part, as much of it as there is room for and one piece can be."""
+    """Return the piece after the first `done` bytes of a part, as long as there is room and one piece can be."""
     if part.count == 1 or part.run == part.stride:  # side by side
         return Piece(part.tensor, part.start + done, offset, min(part.nbytes - done, room))
     index, within = divmod(done, part.run)
@@ -116,7 +116,9 @@ def check_parts(entries: Sequence[Entry], parts: Sequence[Part]) -> None:
             raise UsageError(f"{entry.name}: a part of it does not lie within its {entry.nbytes} bytes")
         found = sum(part.nbytes for part in own)
         if found < entry.nbytes:
-            raise MissingPartsError(f"{entry.name}: {entry.nbytes - found} of {entry.nbytes} bytes are nobody's")
+            raise MissingPartsError(
+                f"{entry.name}: {entry.nbytes - found} of {entry.nbytes} bytes are held by no source"
+            )
         if found > entry.nbytes or not _are_apart(own):
             raise UsageError(f"{entry.name}: its parts overlap")
 

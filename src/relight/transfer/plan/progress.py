@@ -1,4 +1,4 @@
-"""What is being moved just now, in words: how much, how fast, how long it will still take. Pure."""
+"""The progress of an update, in words: bytes, rate, time left. Pure."""
 
 from collections.abc import Iterable
 

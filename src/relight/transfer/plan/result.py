@@ -1,4 +1,4 @@
-"""What the publisher tells about an update: how far it is, and what became of it. Values, without torch."""
+"""The progress and the result of an update, as values. No torch."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ SELF = "publisher"  # the name of the source that it is itself
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
-    """One operation as it happened: what, which bucket, in which buffer, by whom, from when to when.
+    """One operation as it happened: kind, bucket, buffer, member, start and end.
 
     A "broadcast" is a source's, a "reload" an engine's, and so is its "commit" (bucket and buffer -1): from the word
     that it holds everything until it answers with the new version. Times are of CLOCK_MONOTONIC.
@@ -21,7 +21,7 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one update. `error` is empty if at least one engine has the new version."""
+    """The result of one update. `error` is empty if at least one engine has the new version."""
 
     version: int
     generation: int
@@ -37,7 +37,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an update is: what every remaining engine holds, and of how much. It never goes back."""
+    """The progress of an update: what every remaining engine holds, and the total. It never decreases."""
 
     held_buckets: int = 0
     total_buckets: int = 0

@@ -1,4 +1,4 @@
-"""Buckets to a schedule: which device does what, in which buffer, after what. Pure, without torch.
+"""Buckets to a schedule: the operations of each device, with their buffers and dependencies. Pure, without torch.
 
 A schedule is a value: a tuple of operations, each with the operations it must wait for. The engine runs it by these
 dependencies alone, the cost model gives each operation a time, the drawing puts them on a page.
@@ -133,10 +133,10 @@ class _Builder:
 
 
 def violations(schedule: Schedule) -> list[str]:
-    """What is wrong with a schedule, whoever made it: a sentence each.
+    """Return the mistakes of a schedule, a sentence each.
 
     Each bucket is copied (unless from host), broadcast and reloaded once, in this order and through one buffer, and
-    no buffer is written while somebody may still read it, whatever the operations' durations are.
+    no buffer is written while it may still be read, whatever the operations' durations are.
     """
     found = _misplaced(schedule)
     if found:  # what follows relies on the order

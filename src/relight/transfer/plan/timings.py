@@ -17,7 +17,7 @@ Interval = tuple[int, int]
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What one source wrote, or one engine reloaded."""
+    """The buckets that one source wrote, or one engine reloaded."""
 
     member: str
     buckets: int  # different ones

@@ -28,15 +28,15 @@ class Handle:
         self._progress = UpdateProgress()  # replaced as a whole: may be read from any thread
 
     def wait_until_joined(self, timeout_seconds: float | None = None) -> bool:
-        """Until every other source has said whether it takes part. False: not within the time."""
+        """Wait until every other source has said whether it takes part. False: not within the time."""
         return self._joined.wait(timeout_seconds)
 
     def wait_until_read(self, timeout_seconds: float | None = None) -> bool:
-        """Until no bucket is read from the source's tensors any more: they may change. False: not within the time."""
+        """Wait until the source's tensors are not read any more: they may change. False: not within the time."""
         return self._read.wait(timeout_seconds)
 
     def wait(self, timeout_seconds: float | None = None) -> Published | None:
-        """Until every engine has taken the version, or will not. None: not within the time."""
+        """Wait until every engine has taken the version, or will not. None: not within the time."""
         return self._result if self._over.wait(timeout_seconds) else None
 
     @property
@@ -44,7 +44,7 @@ class Handle:
         return self._over.is_set()
 
     def progress(self) -> UpdateProgress:
-        """How far it is, now; asks nobody."""
+        """Return how far the update is now, without waiting."""
         return self._progress
 
     def confirm(self) -> None:
@@ -52,7 +52,7 @@ class Handle:
         self.on_confirm()
 
     def cancel(self, why: str) -> None:
-        """Give the update up, unless engines were told to take the version already. Returns once nothing is read.
+        """Give the update up, unless engines were ordered to take the version already. Returns once nothing is read.
 
         A bucket that is being written meanwhile may be torn; no engine will ever take it.
         """

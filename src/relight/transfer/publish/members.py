@@ -1,4 +1,4 @@
-"""Who is connected to a publisher: engines and sources, greeted, heard and dismissed. No torch, nothing of updates."""
+"""Engines and sources that are connected to a publisher: welcomed, heard and dismissed. Without updates or torch."""
 
 import contextlib
 import itertools
@@ -54,7 +54,7 @@ class Member:
 
 
 class Members:
-    """All of them, on the publisher's thread, which waits for nobody. Others may iterate, and ask for engines."""
+    """All members of a publisher, on its thread, which never blocks. Other threads may iterate, and ask for engines."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class Members:
         gone: Callable[[Member, str], None],
         notify: Callable[[str], None],
     ) -> None:
-        """`welcome` and `descriptors` are what each is greeted with.
+        """Send each member `welcome` and `descriptors` after its greeting.
 
-        `heard` is called with what a member says that has said who it is, `came` when it has, and `gone` when its
-        connection was closed, with the reason. The data of a registration with `selector` is what to call.
+        `came` is called after a member's greeting, `heard` with each later message, and `gone` with the reason when its
+        connection was closed. The data of a registration with `selector` is the function to call.
         """
         self._selector = selector
         self._listener = listener
@@ -85,12 +85,12 @@ class Members:
         return iter(list(self._by_descriptor.values()))
 
     def engines(self) -> list[Member]:
-        """By name; only those that have said who they are."""
+        """Return the engines that have sent their greeting, by name."""
         found = [member for member in self if member.hello is not None and not member.is_source]
         return sorted(found, key=lambda member: member.name)
 
     def sources(self) -> list[Member]:
-        """By name as well; rank-10 comes behind rank-9."""
+        """Return the sources by name, rank-10 after rank-9."""
         found = [member for member in self if member.is_source]
         return sorted(found, key=lambda member: (len(member.name), member.name))
 
@@ -98,17 +98,17 @@ class Members:
         return next((member for member in self if member.name == name), None)
 
     def greeting_deadline(self) -> float | None:
-        """When `expire` must be called at the latest."""
+        """Return when `expire` must be called at the latest; None: no greeting is awaited."""
         return min((member.greet_by for member in self if member.greet_by), default=None)
 
     def expire(self, now: float) -> None:
-        """Dismiss who has not said in time who it is."""
+        """Dismiss connections that have not sent a greeting in time."""
         for member in self:
             if member.greet_by and member.greet_by <= now:
                 self.dismiss(member, "it did not say who it is")
 
     def send(self, member: Member, message: msgspec.Struct, descriptors: Iterable[int] = ()) -> None:
-        """Whoever cannot be reached is dismissed."""
+        """Post a message; dismiss a member that cannot be reached."""
         try:
             member.channel.post(message, list(descriptors))
         except (OSError, ProtocolError) as error:
@@ -117,7 +117,7 @@ class Members:
             self._watch(member)
 
     def flush(self, descriptor: int) -> None:
-        """It reads again."""
+        """Send the rest of the messages of a member that reads again."""
         member = self._by_descriptor.get(descriptor)
         if member is None:
             return
@@ -129,7 +129,7 @@ class Members:
             self._watch(member)
 
     def dismiss(self, member: Member, why: str) -> None:
-        """Close the connection."""
+        """Close the connection of a member."""
         descriptor = member.channel.fileno()
         if self._by_descriptor.pop(descriptor, None) is None:
             return
@@ -146,7 +146,7 @@ class Members:
             return
         try:
             channel = Channel(connection, ToPublisher)
-            channel.set_timeout(0.0)  # the loop waits for nobody
+            channel.set_timeout(0.0)  # the loop never blocks
         except (OSError, ProtocolError) as error:
             self._notify(f"refused a connection: {error}")
             connection.close()
@@ -201,7 +201,7 @@ class Members:
         self._came(member)
 
     def _watch(self, member: Member) -> None:
-        """Hear it; and be told when it takes more, if something is left to say."""
+        """Wait for the member's messages, and for room in its connection if messages are left to send."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.channel.has_unsent else 0)
         descriptor = member.channel.fileno()
         if self._selector.get_key(descriptor).events != events:

@@ -42,7 +42,7 @@ REPEAT_SECONDS = 60.0
 
 
 class ForwardedBucket(msgspec.Struct, frozen=True, tag=True):
-    """What LoadBucket is to an engine that shares no buffers: the bucket's bytes come right after it."""
+    """LoadBucket to an engine that shares no buffers: the bucket's bytes come right after it."""
 
     load: LoadBucket
     nbytes: int
@@ -53,10 +53,10 @@ FromBridge = Welcome | Begin | ForwardedBucket | CommitUpdate | AbandonUpdate | 
 
 
 class PublishBridge:
-    """Lets relays on other hosts take part in what is published at `place`. `close` ends it."""
+    """Lets relays on other hosts take part in the updates published at `place`, until `close`."""
 
     roles = BRIDGE, RELAY  # of this side, of the other
-    types: Any = FromRelay  # what the other side may say
+    types: Any = FromRelay  # messages that the other side may send
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class PublishBridge:
         accept_forever(self._listener, self._admit, "relight-bridge")
 
     def close(self) -> None:
-        """Relays lose their connection, and come back when there is a bridge again."""
+        """Close the connections of all relays; they connect again when there is a bridge again."""
         with self._lock:
             self._closed = True
             for channel in self._open:
@@ -117,7 +117,7 @@ class PublishBridge:
         try:
             publisher = Channel(connect(socket_path(self._place)), FromPublisher)
         except (OSError, ProtocolError, TransferError):
-            pass  # nobody publishes here now: it asks again
+            pass  # there is no publisher here now: the relay asks again
         else:
             self._pass_on(publisher, other)
         finally:
@@ -126,7 +126,7 @@ class PublishBridge:
             other.close()
 
     def _refuse(self, what: str) -> None:
-        """Who was refused comes again five times a second: the same sentence is said once a minute."""
+        """Report a refused connection: it comes again five times a second, so the same sentence once a minute."""
         now = time.monotonic()
         with self._lock:
             last, said_at = self._refused

@@ -5,7 +5,7 @@ bucket comes over the network once, into one of the relay's two buffers, and eve
 copy of the weights is made. The engines take the version when the publisher orders it: all or nothing, as with a
 publisher of their own. No torch.
 
-When an engine comes later, or again, the relay tells the publisher that it is behind, as an engine without weights;
+When an engine comes later, or again, the relay reports that it is behind, as an engine without weights;
 then that one gets the current version if the publisher holds it, and otherwise the next one.
 """
 
@@ -54,7 +54,7 @@ _CHUNK_BYTES = 2**18  # received and digested at a time
 
 
 class Relay:
-    """Brings what is published on another host to the engines at `place`. `run` works until `stop`."""
+    """Brings the weights that are published on another host to the engines at `place`. `run` works until `stop`."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Relay:
         self._last_notice = ""
 
     def run(self) -> None:
-        """Raises TransferError if the place is taken or cannot be used."""
+        """Work until `stop`. Raises TransferError if the place is taken or cannot be used."""
         try:
             while not self._stopped.is_set():
                 try:
@@ -141,7 +141,7 @@ class Relay:
                         break
                     self._hear(channel, message)
             if not self._stopped.is_set():
-                self._notify(f"the publisher behind {self._endpoint} is gone, or not there yet")
+                self._notify(f"the publisher at {self._endpoint} is gone, or not there yet")
         finally:
             with self._lock:
                 self._channel = None
@@ -163,7 +163,7 @@ class Relay:
         )
 
     def _await_message(self, channel: TcpChannel) -> bool:
-        """Meanwhile look after the engines. False: it is time to stop.
+        """Wait for a message, and look after the engines. Returns False when it is time to stop.
 
         Raises TimeoutError for a publisher that is silent in the middle of an update.
         """
@@ -187,7 +187,7 @@ class Relay:
         engines = () if self._publisher is None else self._publisher.engines()
         behind = {(e.name, e.pid) for e in engines if e.version < 0 or (e.generation, e.version) != self._current}
         newcomers = behind - self._known
-        self._known = {(e.name, e.pid) for e in engines}  # who comes back after it was dropped is new
+        self._known = {(e.name, e.pid) for e in engines}  # one that comes back after it was dropped is new
         return bool(newcomers)
 
     def _hear(self, channel: TcpChannel, message: Any) -> None:
@@ -207,7 +207,7 @@ class Relay:
                 self._notify(f"dismissed by the publisher: {message.why}")
 
     def _open_place(self, buffer_bytes: int) -> None:
-        """Publish here with buffers as large as those over there; the same ones as long as that is so."""
+        """Publish here with buffers as large as the remote publisher's; keep the present ones if they are."""
         if self._publisher is not None:
             if buffer_bytes == self._buffer_bytes:
                 return
@@ -274,7 +274,7 @@ class Relay:
             channel.send(Refuse(update=order.update, why=result.error))
             return
         self._current = (passing.begin.generation, passing.begin.version)
-        self._known.clear()  # who is still behind was dropped meanwhile, and is asked for once more
+        self._known.clear()  # an engine that is still behind was dropped meanwhile, and is asked for once more
         channel.send(Committed(update=order.update, version=passing.begin.version))
 
     def _refuse(self, channel: TcpChannel, passing: "_Passing") -> None:
@@ -311,8 +311,8 @@ class _PlaceError(TransferError):
 class _Stream:
     """A source whose buckets come over the network, each once, in their order.
 
-    Two threads share the connection: the relay's hears the words; when they announce a bucket, the publisher's writer
-    reads its bytes into the buffer that is free, and the relay's waits meanwhile.
+    Two threads share the connection: the relay's reads the messages; when one announces a bucket, the publisher's
+    writer reads its bytes into the buffer that is free, and the relay's waits meanwhile.
     """
 
     def __init__(self, channel: TcpChannel, begin: Begin) -> None:
@@ -325,7 +325,7 @@ class _Stream:
         self._closed = ""
 
     def offer(self, forwarded: ForwardedBucket, is_over: Callable[[], bool]) -> bool:
-        """A bucket's bytes come next. Returns once they were read; False: nobody reads them, and nobody will."""
+        """A bucket's bytes come next. Returns True once they were read, False if they will not be read."""
         with self._condition:
             self._announced = forwarded
             self._condition.notify_all()
@@ -337,7 +337,7 @@ class _Stream:
             return True
 
     def close(self, why: str) -> None:
-        """Nothing comes any more. Returns when nothing is read any more; the connection must have been broken off."""
+        """End the stream; return when nothing is read any more. The connection must have been broken off."""
         with self._condition:
             self._closed = why
             self._condition.notify_all()

@@ -1,10 +1,10 @@
-"""Sources on other hosts than the publisher: what they write travels over TCP, into the publisher's buffers.
+"""Sources on other hosts than the publisher: their buckets travel over TCP, into the publisher's buffers.
 
-    source -> gate   what a source says; instead of BucketWritten: BucketPayload, and behind it the bytes of the bucket
-    gate -> source   what the publisher says
+    source -> bridge   a source's messages; instead of BucketWritten: BucketPayload, and then the bytes of the bucket
+    bridge -> source   the publisher's messages
 
-Beside the publisher a gate speaks for each of them. Nobody here needs to digest what arrives: the source's digest goes
-to the engines, and each of them verifies by it what it takes. No torch.
+On the publisher's host a proxy stands for each of them. It need not digest the bytes: the source's digest goes to the
+engines, and each of them verifies the bytes that it takes. No torch.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ BRIDGE, SOURCE = "source-bridge", "remote-source"
 
 
 class BucketPayload(msgspec.Struct, frozen=True, tag=True):
-    """What BucketWritten is from a source that shares no buffers: the bucket's bytes come right after it."""
+    """BucketWritten from a source that shares no buffers: the bucket's bytes come right after it."""
 
     written: BucketWritten
     nbytes: int
@@ -50,7 +50,7 @@ FromSource = SourceHello | Ready | Refuse | BucketPayload
 
 
 class SourceBridge(PublishBridge):
-    """Lets sources on other hosts take part in what is published at `place`. `close` ends it."""
+    """Lets sources on other hosts take part in the updates published at `place`, until `close`."""
 
     roles = BRIDGE, SOURCE
     types = FromSource
@@ -63,7 +63,7 @@ class SourceBridge(PublishBridge):
 
 
 class _SourceProxy:
-    """What one source and the publisher say to each other."""
+    """Stands for one remote source at the publisher: forwards the messages of both."""
 
     def __init__(self, publisher: Channel, source: TcpChannel) -> None:
         self._publisher = publisher
@@ -72,10 +72,10 @@ class _SourceProxy:
         self._buffers: tuple[Buffer, ...] = ()
         self._buckets: tuple[Bucket, ...] = ()
         self._update = -1  # that the source may write for; -1: none
-        self._places: dict[int, int] = {}  # bucket -> buffer, of what it was told to write
+        self._places: dict[int, int] = {}  # bucket -> buffer, of those that it was ordered to write
 
     def run(self) -> None:
-        """Until either connection ends. Raises OSError, ProtocolError or TransferError."""
+        """Forward messages until either connection ends. Raises OSError, ProtocolError or TransferError."""
         upwards = threading.Thread(target=self._carry_up, name="relight-bridge-up", daemon=True)
         upwards.start()
         try:
@@ -116,7 +116,7 @@ class _SourceProxy:
         self._publisher.break_off()
 
     def _receive_bucket(self, written: BucketWritten, nbytes: int) -> bool:
-        """False: it was of an update that is over, and nobody has it."""
+        """Receive a bucket into its buffer. Returns False for one of an update that has ended: it is discarded."""
         with self._lock:
             is_awaited = written.update == self._update
             place = self._places.pop(written.bucket, None) if is_awaited else None
@@ -125,7 +125,7 @@ class _SourceProxy:
             discard(self._source, nbytes)
             return False
         if place is None or nbytes != planned:
-            raise ProtocolError(f"{nbytes} bytes came as bucket {written.bucket}, which it was not told to write so")
+            raise ProtocolError(f"{nbytes} bytes came as bucket {written.bucket}, which it was not ordered to write so")
         if not self._source.receive_bytes([self._buffers[place].view[:nbytes]]):
             raise ConnectionResetError("it ended in the middle of a bucket")
         return True
@@ -145,7 +145,7 @@ class RemoteSourceLink(SourceLink):
         token: bytes,
         tls: Tls | None = None,
     ) -> None:
-        """`endpoint`: the bridge's address. `token`: the secret that it shares. With `tls` it must have a certificate."""
+        """`endpoint`: the bridge's address; `token`: the secret that it shares. With `tls` it needs a certificate."""
         super().__init__(Path(endpoint), source, lease=lease, held=held, name=name)
         self._endpoint = endpoint
         self._token = token
@@ -164,7 +164,7 @@ class RemoteSourceLink(SourceLink):
         return channel
 
     def _open_buffers(self, channel: TcpChannel, welcome: Welcome) -> tuple[Buffer, ...]:
-        """Buckets are written here first."""
+        """Make buffers of this process, from which buckets are sent."""
         del channel
         return create_buffers(IPC_BUFFERS, welcome.buffer_bytes)
 
@@ -173,6 +173,6 @@ class RemoteSourceLink(SourceLink):
         channel.send_bytes([view])
 
     def withdraw(self, why: str) -> None:
-        """No words: they would have to wait for a bucket that is on its way. The link ends, and may be made again."""
+        """End the link, which may be made again: a message would have to wait for a bucket that is being sent."""
         del why
         self.stop()

@@ -1,4 +1,4 @@
-"""Where an update's bytes come from: the interface, and a process that lends a hand to a publisher. No torch.
+"""Sources of an update's bytes: the interface, and a process that helps a publisher. No torch.
 
 A process that holds the same weights as the publisher joins as a source, and the sources take turns: each fills every
 n-th bucket. If one dies, another fills its bucket. Where the weights are divided over processes, each says which parts
@@ -39,7 +39,7 @@ _FAILURES = (OSError, TransferError, UsageError, RuntimeError)  # that a source 
 
 
 class Source(Protocol):
-    """Whoever can fill buckets."""
+    """An object that can fill buckets."""
 
     @property
     def manifest(self) -> Manifest: ...
@@ -147,7 +147,7 @@ class SourceLink:
         return Channel(connect(self._path), FromPublisher)
 
     def _open_buffers(self, channel: Any, welcome: Welcome) -> tuple[Buffer, ...]:
-        """What buckets are written into. Raises TransferError."""
+        """Return the buffers that buckets are written into. Raises TransferError."""
         descriptors, channel.descriptors = channel.descriptors, []
         return open_buffers(descriptors, welcome.buffer_bytes)
 

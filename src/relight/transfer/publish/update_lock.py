@@ -1,4 +1,4 @@
-"""Who may use an engine's weights: many requests at a time, or one update."""
+"""A lock on an engine's weights: many requests at a time, or one update."""
 
 import contextlib
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 class UpdateLock:
-    """Many serve at once, or one updates. Who wants to update goes before who comes later to serve."""
+    """Many requests at once, or one update, which goes before requests that come later."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -19,7 +19,7 @@ class UpdateLock:
     def serve(self) -> Iterator[None]:
         own = getattr(self._own, "serving", 0)
         with self._changed:
-            # Who serves already is let in again: the update waits for it, so it must not wait for the update.
+            # A thread that serves already is let in again: the update waits for it, so it must not wait for the update.
             self._changed.wait_for(lambda: not self._updating or (own > 0 and self._serving > 0))
             self._serving += 1
         self._own.serving = own + 1
@@ -32,14 +32,14 @@ class UpdateLock:
                 self._changed.notify_all()
 
     def close_door(self) -> bool:
-        """From now on nobody begins to serve; returns when nobody serves. False: there will be no more updates."""
+        """Let no more requests in; return when none is left. False: there will be no more updates."""
         with self._changed:
             self._updating = True
             self._changed.wait_for(lambda: not self._serving or self._is_over)
             return not self._is_over
 
     def end_updates(self) -> None:
-        """No update gets its turn any more, so that none waits for who serves."""
+        """Make `close_door` return False from now on, also where it waits for requests."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()

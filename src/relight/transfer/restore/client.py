@@ -6,7 +6,7 @@
 
 Through shared buffers where source and target are on one host, through TCP elsewhere (`fabric`). With several sources
 each sends every n-th bucket. The target receives straight into its own tensors: it is blank, so nothing good is ever
-overwritten, and nobody sees the state before the last digest has matched. A source whose process dies ends the
+overwritten, and the state is not used before the last digest has matched. A source whose process dies ends the
 connection, which the target reports at once.
 """
 
@@ -200,25 +200,25 @@ class RestoreClient:
 
 
 class _Tally:
-    """How much of a copy has arrived, for people. Several threads count."""
+    """Counts the bytes of a copy that have arrived, for people. May be used from several threads."""
 
-    def __init__(self, total_bytes: int, told: Copied | None) -> None:
+    def __init__(self, total_bytes: int, report: Copied | None) -> None:
         self._total_bytes = total_bytes
-        self._told = told
+        self._report = report
         self._lock = threading.Lock()
         self._copied_bytes = 0
-        self._begun = self._said = time.monotonic()
+        self._begun = self._reported = time.monotonic()
 
     def add(self, count: int) -> None:
-        if self._told is None:
+        if self._report is None:
             return
         with self._lock:
             self._copied_bytes += count
             now = time.monotonic()
-            is_last = self._copied_bytes == self._total_bytes and self._said > self._begun
-            if is_last or now - self._said >= PROGRESS_SECONDS:
-                self._said = now
-                self._told(self._copied_bytes, self._total_bytes, now - self._begun)
+            is_last = self._copied_bytes == self._total_bytes and self._reported > self._begun
+            if is_last or now - self._reported >= PROGRESS_SECONDS:
+                self._reported = now
+                self._report(self._copied_bytes, self._total_bytes, now - self._begun)
 
 
 def _receive_part(

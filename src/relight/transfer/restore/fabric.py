@@ -61,7 +61,7 @@ class Link(Protocol):
         """The next message, or None at the end of the stream. Raises ProtocolError on nonsense, OSError."""
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Of each wait for the other side; TimeoutError (an OSError) follows."""
+        """Limit each wait for the other side; then TimeoutError (an OSError) is raised."""
 
     def break_off(self) -> None:
         """Make whatever waits in another thread return."""
@@ -76,7 +76,7 @@ class SourceEnd(Link, Protocol):
         """Get ready to send these. Raises TransferError as well."""
 
     def send_bucket(self, reader: TensorReader, bucket: Bucket, known: int | None) -> int:
-        """Send the next one; returns its digest. `known`: that, if somebody has computed it already."""
+        """Send the next one; returns its digest. `known`: the digest, if it has been computed already."""
 
     def finish(self) -> None:
         """Wait until the target has everything: only then may the connection end."""

@@ -1,4 +1,4 @@
-"""What passes between a source and a target of a restore, whatever carries it: words, and the buckets of a state."""
+"""Messages between source and target of a restore, and the buckets of a state, for every fabric."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ BUCKET_BYTES = 4 * 2**20
 
 
 class Request(msgspec.Struct, frozen=True, tag=True):
-    """What a target asks a source for."""
+    """A target's request to a source."""
 
     generation: int
     version: int
@@ -24,7 +24,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
 
 
 class Header(msgspec.Struct, frozen=True, tag=True):
-    """What comes before the buckets."""
+    """The description of a state, before its buckets."""
 
     generation: int
     version: int
@@ -36,13 +36,13 @@ class Header(msgspec.Struct, frozen=True, tag=True):
 
 
 class GrantBuffers(msgspec.Struct, frozen=True, tag=True):
-    """Buffers of the target's, for the source to fill; their descriptors come with it."""
+    """Grant the source buffers of the target; their descriptors come with it."""
 
     buffer_bytes: int
 
 
 class BucketReady(msgspec.Struct, frozen=True, tag=True):
-    """A bucket is complete: it lies in a buffer that both sides share, or its bytes came just before this."""
+    """A bucket is complete: in a buffer that both sides share, or its bytes came just before this."""
 
     bucket: int
     buffer: int
@@ -50,7 +50,7 @@ class BucketReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class BufferFree(msgspec.Struct, frozen=True, tag=True):
-    """The target has what lay in the buffer; without shared buffers: it has everything."""
+    """The target has taken the bucket out of the buffer; without shared buffers: it has everything."""
 
     buffer: int
 
@@ -84,7 +84,7 @@ def plan_state(specs: Sequence[TensorSpec]) -> tuple[Bucket, ...]:
 
 
 def part_of(buckets: Sequence[Bucket], part: int, parts: int) -> list[Bucket]:
-    """What one of several sources sends: every n-th bucket."""
+    """Return the buckets that one of several sources sends: every n-th."""
     return [bucket for bucket in buckets if bucket.index % parts == part]
 
 

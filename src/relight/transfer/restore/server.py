@@ -25,7 +25,7 @@ _OFFER_SECONDS = 600.0
 
 
 class RestoreServer:
-    """Serves offers to whoever connects. One thread per connection; `withdraw` breaks them all."""
+    """Serves offers to targets. One thread per connection; `withdraw` breaks them all."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RestoreServer:
             self._condition.notify_all()
 
     def forget(self, rank: int, offer: Offer) -> None:
-        """Do not serve that snapshot any more; nobody reads it when this returns."""
+        """Stop serving that snapshot; it is not read any more when this returns."""
         key = (rank, offer.header.version)
         with self._condition:
             if self._kept.get(key) is offer:

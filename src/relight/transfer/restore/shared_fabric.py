@@ -26,7 +26,7 @@ BUFFERS = 2 * IPC_BUFFERS
 class SpareBuffer:
     """The only buffer of copies that are made beside training, one after the other, and kept from one to the next.
 
-    Nobody waits for such a copy, and finding memory for a bucket takes as long as moving three.
+    No step waits for such a copy, and finding memory for a bucket takes as long as moving three.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class SharedTarget(Channel):
         self._buffers: tuple[Buffer, ...] = ()
 
     def establish(self, timeout_seconds: float) -> None:
-        self.set_timeout(timeout_seconds)  # it is connected, and the kernel has told who the source is
+        self.set_timeout(timeout_seconds)  # it is connected, and the kernel has named the source
 
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         """Make buffers, no more and no larger than these buckets need."""
@@ -126,7 +126,7 @@ class SharedTarget(Channel):
         return digest
 
     def finish(self) -> None:
-        """It was told of each bucket, and writes no more."""
+        """The source was notified of each bucket, and writes no more."""
         if self._spare is not None and self._buffers:
             self._spare.leave(self._buffers[0])
             self._buffers = ()

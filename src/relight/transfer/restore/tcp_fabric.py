@@ -88,7 +88,7 @@ class TcpTarget(TcpChannel):
 
 
 def chunks(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """The same bytes in lists of at most CHUNK_BYTES, and few enough for one system call."""
+    """Split views into lists of at most CHUNK_BYTES, few enough for one system call."""
     chunk: list[memoryview] = []
     left = CHUNK_BYTES
     for view in views:

@@ -26,14 +26,14 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 
 
 class CopyStreams:
-    """The streams that somebody's copies run on, one for each device."""
+    """The streams for copies, one for each device."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     @contextlib.contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
-        """What is launched inside goes there, and the host does not wait for it."""
+        """Launch kernels inside on these streams; the host does not wait for them."""
         if device.type != "cuda":
             yield
             return
@@ -44,7 +44,7 @@ class CopyStreams:
                 yield
 
     def mark(self) -> Callable[[], None]:
-        """What waits until all that was launched so far is done."""
+        """Return a function that waits for everything launched so far."""
         events = [stream.record_event() for stream in self._streams.values()]
 
         def wait() -> None:
@@ -55,7 +55,7 @@ class CopyStreams:
 
 
 class Lift:
-    """What of a bucket lies on devices, on its way into host memory."""
+    """The pieces of a bucket on their way from devices into host memory."""
 
     def __init__(self, view: memoryview) -> None:
         """`view`: where the bucket goes."""
@@ -90,12 +90,12 @@ class Lift:
                     self.mark(offset + end)
 
     def mark(self, end: int) -> None:
-        """What was taken so far ends before `end`, and can be waited for."""
+        """Mark that the pieces taken so far end before `end`: `wait` can wait for them."""
         self._marks.append((end, self._streams.mark()))
         self._unmarked_bytes = 0
 
     def wait(self, end: int) -> None:
-        """Until all that was taken and goes before `end` is there, as far as there are marks."""
+        """Wait until every piece that goes before `end` is there, as far as there are marks."""
         while self._arrived < end and self._marks:
             self._arrived, wait = self._marks.popleft()
             wait()
@@ -113,7 +113,7 @@ class DeviceWriter:
         settle(tensors.values())  # whatever used that memory before
 
     def load(self, bucket: Bucket, view: memoryview) -> int:
-        """Take the bucket out of `view`; returns the digest of what is there. Nobody reads it when this returns."""
+        """Take the bucket out of `view`; returns its digest. It is not read any more when this returns."""
         streams = CopyStreams()
         bytes_here = view[: bucket.nbytes]
         host = torch.frombuffer(bytes_here, dtype=torch.uint8)
@@ -150,6 +150,6 @@ def is_on_device(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def settle(tensors: Iterable[torch.Tensor]) -> None:
-    """Wait for all that was launched on their devices, by anybody in this process."""
+    """Wait for all that was launched on their devices, by this process."""
     for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
         torch.cuda.synchronize(device)

@@ -31,7 +31,7 @@ class DeviceStaging:
         self._writer = DeviceWriter({i: self.tensors[entry.name] for i, entry in enumerate(manifest.entries)})
 
     def load(self, bucket: Bucket, view: memoryview) -> int:
-        """Take the bucket out of `view`; returns the digest of what is there. Nobody reads it when this returns."""
+        """Take the bucket out of `view`; returns its digest. It is not read any more when this returns."""
         return self._writer.load(bucket, view)
 
     def take(self, manifest: Manifest) -> bool:

@@ -1,4 +1,4 @@
-"""Where an engine's buckets go: beside the live weights, or straight into them."""
+"""Targets of an engine's buckets: a copy beside the live weights, or these themselves."""
 
 import contextlib
 import threading
@@ -20,7 +20,7 @@ Pairs = Iterable[tuple[str, torch.Tensor]]
 
 
 class Target(Protocol):
-    """Where buckets go. `Receiver` calls these from one thread."""
+    """Takes buckets. `Receiver` calls these from one thread."""
 
     wants: Manifest | None
     in_place: bool
@@ -35,10 +35,10 @@ class Target(Protocol):
         """Take the bucket; returns the digest of what arrived."""
 
     def accept(self, bucket: Bucket) -> None:
-        """What was loaded last is what was sent."""
+        """The bucket loaded last has the digest of the one that was sent."""
 
     def commit(self) -> None:
-        """Everything is here: make it the live version. Nobody is serving meanwhile."""
+        """Every bucket is loaded: make them the live version. No request is served meanwhile."""
 
     def abandon(self) -> None:
         """Forget what was loaded."""

@@ -1,4 +1,4 @@
-"""Weights as tensors: where an update's bytes come from, and where they go, bucket by bucket."""
+"""Weights as tensors: read and written bucket by bucket."""
 
 import contextlib
 import copy
@@ -40,16 +40,16 @@ class TensorReader:
         return digest.intdigest()
 
     def write(self, bucket: Bucket, view: memoryview) -> None:
-        """The same for a bucket whose digest is known."""
+        """Write the bucket into `view` like `fill`, for a bucket whose digest is known."""
         self._write(bucket, view, lambda _: None)
 
-    def _write(self, bucket: Bucket, view: memoryview, tell: Callable[[memoryview], None]) -> None:
-        """`tell` gets all that is written, in its order, a part at a time."""
+    def _write(self, bucket: Bucket, view: memoryview, report: Callable[[memoryview], None]) -> None:
+        """Write the bucket; `report` gets all that is written, in its order, a part at a time."""
         if self._is_on_device:
-            self._write_from_device(bucket, view, tell)
+            self._write_from_device(bucket, view, report)
             return
         target = address_of(view)
-        told = written = 0
+        reported = written = 0
         for piece in bucket.pieces:
             if piece.offset > written:
                 view[written : piece.offset] = bytes(piece.offset - written)
@@ -59,13 +59,13 @@ class TensorReader:
                 count = min(CHUNK_BYTES, piece.nbytes - done)
                 ctypes.memmove(target + piece.offset + done, source + done, count)
                 written = piece.offset + done + count
-                if written - told >= CHUNK_BYTES:
-                    tell(view[told:written])
-                    told = written
-        tell(view[told:written])
+                if written - reported >= CHUNK_BYTES:
+                    report(view[reported:written])
+                    reported = written
+        report(view[reported:written])
 
-    def _write_from_device(self, bucket: Bucket, view: memoryview, tell: Callable[[memoryview], None]) -> None:
-        """The same: every copy is launched first, then each part is told as it arrives."""
+    def _write_from_device(self, bucket: Bucket, view: memoryview, report: Callable[[memoryview], None]) -> None:
+        """Write like `_write` from a device: launch every copy, then report each part as it arrives."""
         with Lift(view) as lift:
             end = 0
             for piece in bucket.pieces:
@@ -76,17 +76,17 @@ class TensorReader:
                 lift.take(tensor, start, piece.nbytes, piece.offset)
                 end = piece.offset + piece.nbytes
             lift.mark(end)
-            for told in range(0, end, LIFT_BYTES):
-                until = min(told + LIFT_BYTES, end)
+            for start in range(0, end, LIFT_BYTES):
+                until = min(start + LIFT_BYTES, end)
                 lift.wait(until)
-                tell(view[told:until])
+                report(view[start:until])
 
     def digest(self, bucket: Bucket) -> int:
-        """The same digest, without a copy."""
+        """Return the digest that `fill` returns, without a copy."""
         return self.copy(bucket, {})
 
     def copy(self, bucket: Bucket, addresses: Mapping[int, int]) -> int:
-        """The same digest; each piece of a tensor that has a twin, which begins at `addresses[tensor]`, goes there.
+        """Return the digest of a bucket; copy each piece of a tensor that has a twin at `addresses[tensor]` there.
 
         Twins have as many bytes, side by side, in host memory.
         """
@@ -130,7 +130,7 @@ class TensorReader:
 
 
 def _rows(tensor: torch.Tensor, start: int, count: int) -> tuple[torch.Tensor, int]:
-    """What is to be made contiguous to have these bytes side by side, and where they begin in that: its rows, or it."""
+    """Return the rows to make contiguous for these bytes, and where the bytes begin in them."""
     while tensor.dim() and len(tensor) == 1:
         tensor = tensor[0]
     if not tensor.dim():
@@ -201,7 +201,7 @@ class PartSource(TensorReader):
         super().__init__(list(self._boxes.values()))
 
     def frozen(self) -> "PartSource":
-        """The same, with copies of what may change as it is now."""
+        """Return a source with copies of the tensors that may change, as they are now."""
         if not self._changing:
             self.settle()
             return self
@@ -319,7 +319,7 @@ def copy_and_digest(target: int, source: int, arrived: memoryview, digest: "xxha
 
 
 def bytes_at(address: int, count: int) -> memoryview:
-    """Memory as writable bytes. Whoever owns it must be kept alive meanwhile."""
+    """Memory as writable bytes. Keep its owner alive meanwhile."""
     return memoryview((ctypes.c_char * count).from_address(address)).cast("B")
 
 
