@@ -7,16 +7,16 @@ from relight.timeline.axis import plan_axis, share_columns
 def test_time_is_to_scale_if_nothing_dominates() -> None:
     axis = plan_axis(0, 100, 50, [20, 40, 60])
     assert axis.cuts == ()
-    assert [axis.position(t) for t in (0, 20, 50, 100)] == [0, 10, 25, 50]
+    assert [axis.coordinate(t) for t in (0, 20, 50, 100)] == [0, 10, 25, 50]
 
 
 def test_a_quiet_stretch_that_would_fill_the_figure_is_shortened() -> None:
     axis = plan_axis(0, 30_300, 72, [100, 30_100, 30_200])
     (cut,) = axis.cuts
     assert (cut.start_ns, cut.end_ns, cut.columns) == (100, 30_100, 12)
-    assert axis.position(100) == 20
-    assert axis.position(30_100) == 32
-    assert axis.position(30_200) == 52
+    assert axis.coordinate(100) == 20
+    assert axis.coordinate(30_100) == 32
+    assert axis.coordinate(30_200) == 52
 
 
 def test_two_long_stretches_of_similar_length_are_both_shortened() -> None:
@@ -26,7 +26,7 @@ def test_two_long_stretches_of_similar_length_are_both_shortened() -> None:
 
 def test_a_moment_outside_lies_at_the_edge() -> None:
     axis = plan_axis(10, 20, 30)
-    assert (axis.position(0), axis.position(99)) == (0, 30)
+    assert (axis.coordinate(0), axis.coordinate(99)) == (0, 30)
     assert axis.column(20) == 29
 
 
@@ -38,10 +38,10 @@ def test_a_moment_outside_lies_at_the_edge() -> None:
 )
 def test_positions_never_go_back(start: int, length: int, columns: int, changes: list[int]) -> None:
     axis = plan_axis(start, start + length, columns, changes)
-    positions = [axis.position(t) for t in sorted([start, start + max(1, length), *changes])]
+    positions = [axis.coordinate(t) for t in sorted([start, start + max(1, length), *changes])]
     assert positions == sorted(positions)
-    assert axis.position(start) == 0
-    assert abs(axis.position(start + max(1, length)) - columns) < 1e-6
+    assert axis.coordinate(start) == 0
+    assert abs(axis.coordinate(start + max(1, length)) - columns) < 1e-6
 
 
 def test_a_short_stretch_takes_a_column_from_a_neighbour() -> None:

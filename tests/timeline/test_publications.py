@@ -14,9 +14,9 @@ def test_nothing_was_published() -> None:
 def test_a_process_says_the_same_again_and_its_successor_goes_on() -> None:
     found = Publications()
     engine = EngineVersion(name="engine", pid=7, version=2)
-    found.take(PublishStatus(process="w0", engines=(engine,), updates=1, updates_bytes=10, updates_seconds=0.5))
-    found.take(PublishStatus(process="w0", engines=(engine,), updates=2, updates_bytes=20, updates_seconds=1.0))
+    found.add(PublishStatus(process="w0", engines=(engine,), updates=1, updates_bytes=10, updates_seconds=0.5))
+    found.add(PublishStatus(process="w0", engines=(engine,), updates=2, updates_bytes=20, updates_seconds=1.0))
     successor = PublishStatus(process="w4", updates=1, updates_bytes=10, updates_seconds=0.25)
-    found.take(successor)
+    found.add(successor)
     assert found.newest == successor
     assert found.report() == PublishReport(updates=3, updates_bytes=30, updates_seconds=1.25, engines={})

@@ -83,7 +83,7 @@ class Faulty:
         self.fault: Fault | None = None
         self._target = target
         self._done = 0
-        self.prepare, self.begin = target.prepare, target.begin
+        self.prepare, self.begin_update = target.prepare, target.begin_update
         self.accept, self.abandon = target.accept, target.abandon
 
     def load(self, bucket: Bucket, view: memoryview) -> int:

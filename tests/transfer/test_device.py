@@ -79,8 +79,8 @@ def test_each_mark_is_waited_for_once_and_in_order(place: torch.device, monkeypa
     values = noise(1000).to(place)
     view = memoryview(bytearray(1000))
     with Lift(view) as lift:
-        lift.take(values, 0, 600, 0)
-        lift.take(values, 600, 400, 600)
+        lift.add(values, 0, 600, 0)
+        lift.add(values, 600, 400, 600)
         lift.mark(1000)
         assert waited == []
         lift.wait(1)
@@ -119,7 +119,7 @@ def test_values_come_to_tensors_that_stay_where_they_are(place: torch.device) ->
         weights = {name: torch.full(tensor.shape, version + 0.5) for name, tensor in live.items()}
         source = TensorSource(weights)
         before = digest_weights(live)
-        target.begin(source.manifest)
+        target.begin_update(source.manifest)
         view = memoryview(bytearray(64))
         for bucket in plan_buckets(source.manifest, 64):
             digest = source.fill(bucket, view)

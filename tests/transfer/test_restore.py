@@ -12,8 +12,7 @@ import torch
 
 from relight.errors import RestoreError
 from relight.transfer.io.codec import Flat
-from relight.transfer.restore import restore
-from relight.transfer.restore.client import RestoreClient
+from relight.transfer.restore.client import PROGRESS_SECONDS, RestoreClient
 from relight.transfer.restore.fabric import Address
 from relight.transfer.restore.offer import BUCKET_BYTES, BucketReady, Header, Offer
 from relight.transfer.restore.server import RestoreServer
@@ -189,9 +188,9 @@ def test_a_long_copy_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monk
     said: list[tuple[int, int, float]] = []
     client = RestoreClient(nothing, TIMEOUT_SECONDS, on_progress=lambda *what: said.append(what))
     client.fetch(2, 7, [s.address for s in servers], lambda _: None)
-    assert all(seconds >= restore.PROGRESS_SECONDS for _, _, seconds in said)  # a short one says nothing
+    assert all(seconds >= PROGRESS_SECONDS for _, _, seconds in said)  # a short one says nothing
     said.clear()
-    monkeypatch.setattr(restore, "PROGRESS_SECONDS", 0.0)  # every bucket is worth a word
+    monkeypatch.setattr("relight.transfer.restore.client.PROGRESS_SECONDS", 0.0)  # every bucket is reported
     client.fetch(2, 7, [s.address for s in servers], lambda _: None)
     total = sum(bucket.nbytes for bucket in Offer(2, 7, {}, Flat(state)).buckets)
     assert [copied for copied, _, _ in said] == sorted({copied for copied, _, _ in said})
@@ -203,7 +202,7 @@ def test_snapshots_are_served_beside_the_state_in_any_open_generation(tmp_path: 
     server = make_server(tmp_path)
     server.offer(Offer(2, 7, {}, Flat({"w": torch.zeros(2)})))
     for rank, version in ((0, 5), (3, 5), (3, 6)):
-        server.keep(rank, Offer(0, version, {}, Flat({"w": torch.tensor([float(rank), float(version)])})))
+        server.keep_snapshot(rank, Offer(0, version, {}, Flat({"w": torch.tensor([float(rank), float(version)])})))
     client = RestoreClient(nothing, TIMEOUT_SECONDS)
     for generation in (1, 4):
         for rank, version in ((0, 5), (3, 6), (3, 5)):
@@ -220,14 +219,14 @@ def test_copies_beside_training_use_one_buffer_again(tmp_path: Path) -> None:
     server, spare = make_server(tmp_path), SpareBuffer()
     states = [{"w": torch.arange(size, dtype=torch.float32)} for size in (3, 5, 2)]
     for version, state in enumerate([*states, make_state(1), make_state(2)]):
-        server.keep(1, Offer(0, version, {}, Flat(state)))
+        server.keep_snapshot(1, Offer(0, version, {}, Flat(state)))
     used = []
     for version in range(5):
         client = RestoreClient(nothing, TIMEOUT_SECONDS, spare=spare)
         fetched = client.fetch(1, version, [server.address], lambda _: None, of=1)
         if version < 3:
             assert torch.equal(fetched.tensors[0], states[version]["w"])
-        buffer = spare.take(1)
+        buffer = spare.acquire(1)
         used.append((id(buffer), buffer.nbytes))
         spare.leave(buffer)
     small, larger, again, large, large_again = used
@@ -238,18 +237,18 @@ def test_copies_beside_training_use_one_buffer_again(tmp_path: Path) -> None:
 
 def test_a_buffer_that_a_source_may_still_write_is_not_used_again(tmp_path: Path) -> None:
     server, spare = make_server(tmp_path), SpareBuffer()
-    server.keep(1, Offer(0, 5, {}, Flat(make_state(3))))
+    server.keep_snapshot(1, Offer(0, 5, {}, Flat(make_state(3))))
     client: RestoreClient
 
     def cancel() -> None:
         client.cancel()
 
     client = RestoreClient(cancel, TIMEOUT_SECONDS, spare=spare)
-    buffer = spare.take(BUCKET_BYTES)
+    buffer = spare.acquire(BUCKET_BYTES)
     spare.leave(buffer)
     with pytest.raises(RestoreError):
         client.fetch(1, 5, [server.address], lambda _: None, of=1)
-    assert spare.take(1) is not buffer
+    assert spare.acquire(1) is not buffer
     fetched = RestoreClient(nothing, TIMEOUT_SECONDS, spare=spare).fetch(1, 5, [server.address], lambda _: None, of=1)
     assert torch.equal(fetched.tensors[0], make_state(3)["big"])
 
@@ -259,7 +258,7 @@ def test_nobody_reads_a_snapshot_that_is_forgotten(tmp_path: Path) -> None:
     server = make_server(tmp_path)
     state = make_state(3)
     offer = Offer(0, 5, {}, Flat(state))
-    server.keep(1, offer)
+    server.keep_snapshot(1, offer)
     inside, forgotten = threading.Event(), threading.Event()
 
     def halfway() -> None:
@@ -278,8 +277,8 @@ def test_nobody_reads_a_snapshot_that_is_forgotten(tmp_path: Path) -> None:
     thread.start()
     assert inside.wait(TIMEOUT_SECONDS)
     newer = Offer(0, 5, {}, Flat({"w": torch.ones(1)}))
-    server.keep(1, newer)  # the same version again, in other memory
-    server.forget(1, offer)
+    server.keep_snapshot(1, newer)  # the same version again, in other memory
+    server.drop_snapshot(1, offer)
     state["big"].fill_(float("nan"))
     forgotten.set()
     thread.join(TIMEOUT_SECONDS)

@@ -227,7 +227,7 @@ class Engine:
     def update(self, tensors: Mapping[str, torch.Tensor]) -> None:
         source = TensorSource(tensors)
         before = digest_weights(self.live)
-        self.target.begin(source.manifest)
+        self.target.begin_update(source.manifest)
         buffer = memoryview(bytearray(64))
         for bucket in plan_buckets(source.manifest, 64):
             digest = source.fill(bucket, buffer)
@@ -340,14 +340,14 @@ def test_a_commit_that_breaks_off_does_not_leave_live_memory_for_staging() -> No
     source = TensorSource({"a": torch.ones(20), "b": torch.ones(20)})
     (bucket,) = plan_buckets(source.manifest, 256)
     buffer = memoryview(bytearray(256))
-    target.begin(source.manifest)
+    target.begin_update(source.manifest)
     source.fill(bucket, buffer)
     target.load(bucket, buffer)
     with pytest.raises(RuntimeError):
         target.commit()
     before = live["a"].clone()
     second = TensorSource({"a": torch.full((20,), 2.0), "b": torch.full((20,), 2.0)})
-    target.begin(second.manifest)
+    target.begin_update(second.manifest)
     second.fill(bucket, buffer)
     target.load(bucket, buffer)
     assert torch.equal(live["a"], before)
@@ -429,7 +429,7 @@ def test_memory_for_the_update_after_the_first_one_is_sought_at_once() -> None:
     for version in range(6):
         new = {"w": torch.full((4096,), float(version))}
         manifest = describe(new)
-        target.begin(manifest)
+        target.begin_update(manifest)
         staging = target._staging
         assert staging is not None
         places.add(staging.tensors["w"].data_ptr())

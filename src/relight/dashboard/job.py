@@ -161,7 +161,7 @@ class Job:
         """One line of `status.jsonl`."""
         self.status_changes += 1
         if isinstance(status, PublishStatus):
-            self.publications.take(status)
+            self.publications.add(status)
         elif isinstance(status, RestoreStatus):
             self._restores[status.rank] = status
         else:

@@ -107,7 +107,7 @@ class WorkerRouter:
                 self._status.append(self._clock.now(), message)
                 self._board.take(message)
                 if isinstance(message, PublishStatus):
-                    self._publications.take(message)
+                    self._publications.add(message)
             case _:
                 self._driver.feed(message)
 

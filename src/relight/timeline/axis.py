@@ -30,7 +30,7 @@ class Axis(msgspec.Struct, frozen=True):
     pieces: tuple[Piece, ...]
     columns: int
 
-    def position(self, time_ns: float) -> float:
+    def coordinate(self, time_ns: float) -> float:
         """Where a time lies, in columns; outside the axis: its end."""
         pieces = self.pieces
         index = bisect_right(pieces, time_ns, key=lambda piece: piece.start_ns) - 1
@@ -42,7 +42,7 @@ class Axis(msgspec.Struct, frozen=True):
 
     def column(self, time_ns: float) -> int:
         """The column at which something that happens then is drawn."""
-        return min(int(self.position(time_ns) + 0.5), self.columns - 1)
+        return min(int(self.coordinate(time_ns) + 0.5), self.columns - 1)
 
     @property
     def cuts(self) -> tuple[Piece, ...]:

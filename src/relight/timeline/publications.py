@@ -10,7 +10,7 @@ class Publications:
     def __init__(self) -> None:
         self._by_process: dict[str, PublishStatus] = {}  # the newest of each, the newest of all last
 
-    def take(self, status: PublishStatus) -> None:
+    def add(self, status: PublishStatus) -> None:
         self._by_process.pop(status.process, None)
         self._by_process[status.process] = status
 

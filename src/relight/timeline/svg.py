@@ -124,7 +124,7 @@ def _times(band: Band) -> tuple[int, ...]:
 
 
 def _x(axis: Axis, time_ns: float) -> float:
-    return _LEFT + axis.position(time_ns)
+    return _LEFT + axis.coordinate(time_ns)
 
 
 def _step_names(rows: Sequence[Row], axis: Axis) -> Iterable[str]:

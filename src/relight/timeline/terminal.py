@@ -215,7 +215,7 @@ def _cells(spans: Sequence[Span], axis: Axis) -> list[Span | None]:
     stretches: list[Span | None] = []
     edges = [0.0]
     for span in spans:
-        start, end = axis.position(span.start_ns), axis.position(span.end_ns)
+        start, end = axis.coordinate(span.start_ns), axis.coordinate(span.end_ns)
         if start > edges[-1]:
             stretches.append(None)
             edges.append(start)
@@ -300,7 +300,7 @@ def _band_line(bands: Sequence[Band], axis: Axis, glyphs: Glyphs) -> Text:
     text = Text()
     for band in sorted(bands, key=lambda b: b.struck_ns):
         times = (band.struck_ns, band.noticed_ns, band.stopped_ns, band.resumed_ns, band.ended_ns)
-        edges = [axis.position(time) for time in times]
+        edges = [axis.coordinate(time) for time in times]
         least = [int(start < end) for start, end in pairwise(times)]
         column = min(int(edges[0] + 0.5), axis.columns)
         text.append(" " * (column - len(text)))

@@ -123,7 +123,7 @@ def _row(uses: Sequence[Use], axis: Axis, end_seconds: float, glyphs: Glyphs) ->
     stretches: list[Use | None] = []
     edges = [0.0]
     for use in uses:
-        start, end = axis.position(_ns(use.start_seconds)), axis.position(_ns(use.end_seconds))
+        start, end = axis.coordinate(_ns(use.start_seconds)), axis.coordinate(_ns(use.end_seconds))
         if start > edges[-1]:
             stretches.append(None)
             edges.append(start)

@@ -235,14 +235,14 @@ class Snapshots:
     def _forget(self, slot: Slot) -> None:
         slot.complete = False
         if slot.offer is not None:
-            self._runtime.server.forget(slot.rank, slot.offer)
+            self._runtime.server.drop_snapshot(slot.rank, slot.offer)
             slot.offer = None
 
     def _serve(self, slot: Slot, digests: dict[int, int]) -> None:
         """`digests`: by bucket, as far as they are known."""
         slot.offer = Offer(0, slot.version, slot.meta, SnapshotFlat(slot.tree, slot.paths, slot.tensors), digests)
         slot.complete = True
-        self._runtime.server.keep(slot.rank, slot.offer)
+        self._runtime.server.keep_snapshot(slot.rank, slot.offer)
 
     def _take(self, slot: Slot, version: int) -> dict[int, torch.Tensor]:
         """Describe the state in `slot`; returns what is still to be copied, which does not change before a write.

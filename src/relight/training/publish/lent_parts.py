@@ -106,7 +106,7 @@ class LentParts:
     def manifest(self) -> Manifest:
         return self._parts.manifest
 
-    def take(self, version: int) -> str:
+    def acquire(self, version: int) -> str:
         """See `SourceLease`. A rank that is still writing the version that is wanted is waited for."""
         with self._condition:
             self._condition.wait_for(lambda: self._version >= version or self._stopped, self._stall_timeout_seconds)
@@ -115,7 +115,7 @@ class LentParts:
             self._lent = True
             return ""
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         with self._condition:
             self._lent = False
             self._condition.notify_all()

@@ -93,7 +93,7 @@ class EngineSession:
         if not why:
             try:
                 self._buckets = plan_buckets(begin.manifest, begin.bucket_bytes)
-                self._target.begin(begin.manifest)
+                self._target.begin_update(begin.manifest)
             except (TransferError, UsageError) as error:
                 why = str(error)
         if why:
@@ -161,7 +161,7 @@ class EngineSession:
             # Before the version can be seen here: a caller that waits for it may close this receiver at once.
             self._channel.send(Committed(update=begun.update, version=begun.version))
         finally:
-            self._served.take(begun.version, begun.generation)
+            self._served.set_version(begun.version, begun.generation)
             self._admit_requests()
 
     def _refuse(self, begun: Begin, why: str) -> None:

@@ -22,7 +22,7 @@ class OrderSender:
     def ask(self, publication: Publication, stall_seconds: float) -> None:
         """Ask every member that the publication is for whether it takes part."""
         asked = [member for member in self._members if member.hello is not None and publication.asks(member)]
-        begin = publication.begin(stall_seconds * (2 + len(asked)) if publication.confirmed else 0.0)
+        begin = publication.begin_message(stall_seconds * (2 + len(asked)) if publication.confirmed else 0.0)
         publication.awaited = {member.name for member in asked}
         for member in asked:
             member.offered = (publication.generation, publication.version)

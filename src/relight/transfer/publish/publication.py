@@ -62,7 +62,7 @@ class Publication:
         self.dropped.setdefault(name, why)
         return True
 
-    def begin(self, patience_seconds: float) -> Begin:
+    def begin_message(self, patience_seconds: float) -> Begin:
         """Return the message that asks members to take part."""
         return Begin(
             update=self.number,

@@ -72,13 +72,13 @@ class ServedWeights:
             raise ConnectionResetError("the receiver was closed")
 
     def pause_engine(self) -> None:
-        """Call the engine's `pause`, and hold its weights to be a mixture until `take`."""
+        """Call the engine's `pause`, and hold its weights to be a mixture until `set_version`."""
         if not self._is_paused:
             self._pause()
             self._is_paused = True
         self.stale = "an update in place is not complete"
 
-    def take(self, version: int, generation: int) -> None:
+    def set_version(self, version: int, generation: int) -> None:
         """The weights are those of `version`."""
         with self._changed:
             self.version, self.generation, self.stale = version, generation, ""

@@ -54,11 +54,11 @@ class Source(Protocol):
 class SourceLease(Protocol):
     """Whether a source's weights may be read, for weights that change between updates."""
 
-    def take(self, version: int) -> str:
-        """Empty: the weights are those of `version`, and stay so until `give_back`. Otherwise why not."""
+    def acquire(self, version: int) -> str:
+        """Empty: the weights are those of `version`, and stay so until `release`. Otherwise why not."""
 
-    def give_back(self) -> None:
-        """Nothing is read any more. Also called without a `take` before it."""
+    def release(self) -> None:
+        """Nothing is read any more. Also called without an `acquire` before it."""
 
 
 class FixedVersion:
@@ -67,10 +67,10 @@ class FixedVersion:
     def __init__(self, version: int) -> None:
         self._version = version
 
-    def take(self, version: int) -> str:
+    def acquire(self, version: int) -> str:
         return "" if version == self._version else f"it holds version {self._version}"
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         pass
 
 
@@ -164,7 +164,7 @@ class SourceLink:
 
     def _begin(self, channel: Any, begin: Begin) -> None:
         self._end()
-        why = self._objection(begin) or self._lease.take(begin.version)
+        why = self._objection(begin) or self._lease.acquire(begin.version)
         if why:
             channel.send(Refuse(update=begin.update, why=why))
             return
@@ -196,7 +196,7 @@ class SourceLink:
     def _end(self) -> None:
         """Nothing is read for the update that was under way, if there was one."""
         self._update = -1
-        self._lease.give_back()
+        self._lease.release()
 
     def withdraw(self, why: str) -> None:
         """The weights are about to change: nothing is read of them any more. From another thread, under the lease."""

@@ -138,7 +138,7 @@ class RestoreClient:
                 if self._cancelled:
                     raise RestoreError("cancelled")
                 self._links.append(link)
-            stack.callback(self._forget, link)
+            stack.callback(self._remove_link, link)
             link.establish(self._timeout_seconds)
             link.send(request)
         except (OSError, TransferError, ProtocolError) as error:
@@ -155,7 +155,7 @@ class RestoreClient:
                 raise
         return TcpTarget(address.endpoint, self._token, self._tls)
 
-    def _forget(self, link: TargetEnd) -> None:
+    def _remove_link(self, link: TargetEnd) -> None:
         with self._lock:
             self._links.remove(link)
 

@@ -67,13 +67,13 @@ class RestoreServer:
             self._offer = offer
             self._condition.notify_all()
 
-    def keep(self, rank: int, offer: Offer) -> None:
+    def keep_snapshot(self, rank: int, offer: Offer) -> None:
         """Serve this snapshot of a rank's state as well, in any generation, until it is to be forgotten."""
         with self._condition:
             self._kept[rank, offer.header.version] = offer
             self._condition.notify_all()
 
-    def forget(self, rank: int, offer: Offer) -> None:
+    def drop_snapshot(self, rank: int, offer: Offer) -> None:
         """Stop serving that snapshot; it is not read any more when this returns."""
         key = (rank, offer.header.version)
         with self._condition:

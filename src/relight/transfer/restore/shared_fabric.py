@@ -32,7 +32,7 @@ class SpareBuffer:
     def __init__(self) -> None:
         self._buffer: Buffer | None = None
 
-    def take(self, nbytes: int) -> Buffer:
+    def acquire(self, nbytes: int) -> Buffer:
         """It, of at least so many bytes. Raises TransferError if the machine has no memory for it."""
         buffer, self._buffer = self._buffer, None
         if buffer is not None and buffer.nbytes < nbytes:
@@ -108,7 +108,7 @@ class SharedTarget(Channel):
         if self._spare is None:
             self._buffers = create_buffers(min(BUFFERS, len(buckets)), nbytes)
         else:
-            self._buffers = (self._spare.take(nbytes),)
+            self._buffers = (self._spare.acquire(nbytes),)
         self.send(GrantBuffers(self._buffers[0].nbytes), [buffer.descriptor for buffer in self._buffers])
 
     def receive_bucket(self, writer: TensorWriter, bucket: Bucket) -> int:

@@ -73,7 +73,7 @@ class Lift:
         """No device writes there any more, also after an error."""
         self._streams.mark()()
 
-    def take(self, tensor: torch.Tensor, start: int, count: int, offset: int) -> None:
+    def add(self, tensor: torch.Tensor, start: int, count: int, offset: int) -> None:
         """Launch the copy of `count` bytes to `offset`: a tensor's values side by side, from byte `start` on.
 
         In rising order of `offset`.
@@ -119,12 +119,12 @@ class DeviceWriter:
         host = torch.frombuffer(bytes_here, dtype=torch.uint8)
         try:
             for piece in bucket.pieces:
-                self._put(streams, piece, host[piece.offset : piece.offset + piece.nbytes])
+                self._store_piece(streams, piece, host[piece.offset : piece.offset + piece.nbytes])
             return xxhash.xxh3_64_intdigest(bytes_here)
         finally:
             streams.mark()()
 
-    def _put(self, streams: CopyStreams, piece: Piece, values: torch.Tensor) -> None:
+    def _store_piece(self, streams: CopyStreams, piece: Piece, values: torch.Tensor) -> None:
         tensor = self._tensors[piece.tensor]
         with streams.on(tensor.device):
             if not piece.stride:

@@ -34,7 +34,7 @@ class DeviceStaging:
         """Take the bucket out of `view`; returns its digest. It is not read any more when this returns."""
         return self._writer.load(bucket, view)
 
-    def take(self, manifest: Manifest) -> bool:
+    def reuse_for(self, manifest: Manifest) -> bool:
         """Whether buckets of these weights can be loaded here, whole or divided: the same tensors."""
         return manifest.entries == self.manifest.entries
 

@@ -44,7 +44,7 @@ class Staging:
         copy_and_digest(target, address_of(view), bytes_at(target, bucket.nbytes), digest)
         return digest.intdigest()
 
-    def take(self, manifest: Manifest) -> bool:
+    def reuse_for(self, manifest: Manifest) -> bool:
         """Whether buckets of these weights can be loaded here, and from now on they are: the same tensors."""
         if manifest.entries != self.manifest.entries:
             return False

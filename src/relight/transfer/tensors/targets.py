@@ -28,7 +28,7 @@ class Target(Protocol):
     def prepare(self) -> None:
         """An update may come: allocate what it will need, as far as that is known."""
 
-    def begin(self, manifest: Manifest) -> None:
+    def begin_update(self, manifest: Manifest) -> None:
         """An update begins. Raises TransferError or UsageError to refuse it; nothing of the engine has changed."""
 
     def load(self, bucket: Bucket, view: memoryview) -> int:
@@ -60,8 +60,8 @@ class _Staged:
                 self._staging = self._make(self.wants)
                 self._populating = self._staging.populate()
 
-    def begin(self, manifest: Manifest) -> None:
-        if self._staging is None or not self._staging.take(manifest):
+    def begin_update(self, manifest: Manifest) -> None:
+        if self._staging is None or not self._staging.reuse_for(manifest):
             self._staging = None  # before the next one is allocated
             self._staging = self._make(manifest)
             self._populating = self._staging.populate()
@@ -102,7 +102,7 @@ class StagedTensors(_Staged):
 
     def _make(self, manifest: Manifest) -> Staging | DeviceStaging:
         following, self._following = self._following, None
-        if following is not None and following.take(manifest):
+        if following is not None and following.reuse_for(manifest):
             return following
         return Staging(manifest) if self._staged_like is None else DeviceStaging(manifest, self._staged_like)
 
@@ -194,7 +194,7 @@ class InPlaceCallback:
     def prepare(self) -> None:
         pass
 
-    def begin(self, manifest: Manifest) -> None:
+    def begin_update(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._missing = {index: entry.nbytes for index, entry in enumerate(manifest.entries)}
         self._tensors = {}

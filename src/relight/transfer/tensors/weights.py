@@ -73,7 +73,7 @@ class TensorReader:
                 tensor, start = self._find(piece)
                 if not is_side_by_side(tensor):
                     tensor, start = _rows(tensor, start, piece.nbytes)
-                lift.take(tensor, start, piece.nbytes, piece.offset)
+                lift.add(tensor, start, piece.nbytes, piece.offset)
                 end = piece.offset + piece.nbytes
             lift.mark(end)
             for start in range(0, end, LIFT_BYTES):
