@@ -61,7 +61,10 @@ def test_without_fonts_there_is_no_picture_that_lacks_its_text(monkeypatch: pyte
 
 
 def test_a_font_that_is_not_there_is_passed_over(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(png, "_FAMILIES", ("A font that nobody has", *png._FAMILIES))
+    unknown = "A font that is not installed"
+    if png._draw(png._PROBE.format(png._TEXT), unknown) != png._draw(png._PROBE.format(""), unknown):
+        pytest.skip("resvg draws text in another font here when the one that is named is not installed")
+    monkeypatch.setattr(png, "_FAMILIES", (unknown, *png._FAMILIES))
     png._family.cache_clear()
     assert png._family() == family
 
