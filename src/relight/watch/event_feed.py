@@ -195,7 +195,7 @@ class EventFeed:
     def _of_job_stats(self, *, is_over: bool = False) -> Iterator[Event]:
         """Failures and recoveries that the job's account did not have before."""
         job_stats, common = self._core.job_stats, self._common()
-        for failure in job_stats.failures[self._failures :]:
+        for failure in job_stats.failures.newest[self._failures :]:
             self._failures += 1
             if failure.kind == ENDED:
                 self._unexplained.append(failure)
@@ -212,11 +212,11 @@ class EventFeed:
                 detect_evidence=failure.detect_evidence,
             )
         for reported in list(self._unexplained):
-            failure = job_stats.failures[reported.number - 1]
+            failure = job_stats.failures.newest[reported.number - 1]
             if failure is not reported:
                 self._unexplained.remove(reported)
                 yield FailureExplained(**common, number=failure.number, kind=failure.kind, evidence=failure.evidence)
-        recoveries = self._core.report().recoveries if is_over else job_stats.recoveries
+        recoveries = self._core.report().recoveries if is_over else job_stats.recoveries.newest
         for recovery in recoveries[self._recoveries :]:
             self._recoveries += 1
             yield self._finish(recovery)
