@@ -94,7 +94,7 @@ class Server:
         if predecessor is not None:
             for line in read_statuses(run_dir):
                 if isinstance(line, PublishStatus):
-                    publications.take(line)
+                    publications.add(line)
             self._continue(predecessor)
 
     def _continue(self, predecessor: Predecessor) -> None:

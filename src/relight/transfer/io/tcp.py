@@ -288,7 +288,7 @@ def accept_forever(listener: socket.socket, serve: Callable[[socket.socket], Non
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:  # no descriptor left, or the peer has gone already: nobody else may suffer for it
+            except OSError:  # no descriptor left, or the peer has gone already: others must not suffer for it
                 if listener.fileno() < 0:
                     return
                 time.sleep(_SHORT_OF_RESOURCES_SECONDS)
