@@ -58,11 +58,11 @@ def test_help_names_bounds_and_default(setting: SettingOption) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        (Option(group="", help="", above=0, noun="number of seconds"), 0, "a number of seconds above 0"),
-        (Option(group="", help="", above=0, noun="number of seconds"), float("nan"), "nan"),
-        (Option(group="", help="", above=0), float("inf"), "inf"),
-        (Option(group="", help="", least=1), 0, "expected 1 or more"),
-        (Option(group="", help="", least=1, most=5, noun="port"), 6, "expected a port from 1 to 5"),
+        (Option("", "", above=0, noun="number of seconds"), 0, "a number of seconds above 0"),
+        (Option("", "", above=0, noun="number of seconds"), float("nan"), "nan"),
+        (Option("", "", above=0), float("inf"), "inf"),
+        (Option("", "", least=1), 0, "expected 1 or more"),
+        (Option("", "", least=1, most=5, noun="port"), 6, "expected a port from 1 to 5"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_option_and_its_bounds(option: Option, value: float, words: str) -> None:
@@ -72,7 +72,7 @@ def test_a_wrong_value_is_named_with_its_option_and_its_bounds(option: Option, v
 
 
 def test_values_at_the_bounds_are_accepted() -> None:
-    Option(group="", help="", least=1, most=5).check(1, "--flag")
-    Option(group="", help="", least=1, most=5).check(5, "--flag")
-    Option(group="", help="", above=1).check(1.01, "--flag")
-    Option(group="", help="", least=1).check(None, "--flag")
+    Option("", "", least=1, most=5).check(1, "--flag")
+    Option("", "", least=1, most=5).check(5, "--flag")
+    Option("", "", above=1).check(1.01, "--flag")
+    Option("", "", least=1).check(None, "--flag")

@@ -298,7 +298,7 @@ class Judge:
         if ended is not None and "defect in relight" in ended.error:
             return f"{ended.error}\n{ended.details}"
         _, lines = read_journal(path)
-        replay(server.core.settings, records(lines))
+        replay(server.job.core.settings, records(lines))
         return ""
 
     def _hello(self, said: bytearray, who: int) -> bytes:

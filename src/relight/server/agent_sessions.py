@@ -7,11 +7,11 @@ from relight.core.events import AgentJoined, ProcessExited
 from relight.core.pace import SAMPLE_SECONDS, TRACED_RANKS, sample_seconds
 from relight.core.position import Position
 from relight.server.admission import Admission, Peer
-from relight.server.agents import Agent, Agents
-from relight.server.clock import JobClock
+from relight.server.agents import Agent
 from relight.server.connection import Connection
 from relight.server.driver import Driver
 from relight.server.health import HealthMonitor
+from relight.server.job import Job
 from relight.server.job_end import JobEnd
 from relight.server.presence import Presence
 from relight.server.router import AgentRouter
@@ -28,24 +28,20 @@ class AgentSessions:
 
     def __init__(
         self,
-        nodes: int,
+        job: Job,
         admission: Admission,
-        agents: Agents,
         router: AgentRouter,
         driver: Driver,
         health: HealthMonitor,
         presence: Presence,
-        clock: JobClock,
         end: JobEnd,
     ) -> None:
-        self._nodes = nodes
+        self._job = job
         self._admission = admission
-        self._agents = agents
         self._router = router
         self._driver = driver
         self._health = health
         self._presence = presence
-        self._clock = clock
         self._end = end
         self._sample_seconds = SAMPLE_SECONDS  # the pace that agents were given last
         self._unconfirmed: list[Agent] = []  # with reports to be confirmed together
@@ -82,7 +78,7 @@ class AgentSessions:
                     self._presence.note_left(agent)
 
     def _why_refused(self, hello: Hello) -> str:
-        agent = self._agents.get(hello.name)
+        agent = self._job.agents.get(hello.name)
         if agent is not None and agent.overflowed:
             return "this agent was away for so long that commands for it were lost"
         if agent is not None and agent.is_double(hello):
@@ -92,12 +88,12 @@ class AgentSessions:
     def _welcome(self, connection: Connection, peer: Peer) -> Agent:
         hello = peer.hello
         self._presence.note_returned(hello.name)
-        agent = self._agents.get(hello.name)
+        agent = self._job.agents.get(hello.name)
         is_new = agent is None
         if agent is None:
-            if not any(self._agents):
-                self._clock.restart()
-            agent = self._agents.add(hello.name)
+            if not any(self._job.agents):
+                self._job.clock.restart()
+            agent = self._job.agents.add(hello.name)
         # A new controller knows from the journal which life of each agent its predecessor heard last.
         restarted = agent.life not in ("", hello.life)
         life = agent.recognise(hello, self._admission.life)
@@ -115,12 +111,12 @@ class AgentSessions:
 
     def _set_pace(self, agent: Agent, slots: int) -> None:
         """Tell this agent how often to report, and all agents if this one makes the pace slower."""
-        seconds = sample_seconds(max(self._nodes, len(self._agents)))
+        seconds = sample_seconds(max(self._job.settings.nodes, len(self._job.agents)))
         receivers = [agent]
         if seconds != self._sample_seconds:
             self._sample_seconds = seconds
             self._health.expect(seconds)
-            receivers = list(self._agents)
+            receivers = list(self._job.agents)
         for each in receivers:
             each.say(Pace(sample_seconds=seconds, trace=(each.number - 1) * slots < TRACED_RANKS))
 

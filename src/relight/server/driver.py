@@ -5,24 +5,18 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from relight.core.commands import Command, EndJob
-from relight.core.controller import Controller
 from relight.core.events import Event
-from relight.server.clock import JobClock
 from relight.server.faults import ControllerFault
+from relight.server.job import Job
 from relight.server.job_end import JobEnd
-from relight.server.journal import Journal
 from relight.server.orders import Orders
 
 
 class Driver:
     """Gives the core one event at a time, in the order of the journal, until the job has ended."""
 
-    def __init__(
-        self, core: Controller, journal: Journal, clock: JobClock, orders: Orders, end: JobEnd, fault: ControllerFault
-    ) -> None:
-        self._core = core
-        self._journal = journal
-        self._clock = clock
+    def __init__(self, job: Job, orders: Orders, end: JobEnd, fault: ControllerFault) -> None:
+        self._job = job
         self._orders = orders
         self._end = end
         self._fault = fault
@@ -33,10 +27,10 @@ class Driver:
         """Give one event to the core and carry out the commands that it returns."""
         if self._end.command is not None:
             return
-        now = self._clock.now()
-        self._journal.event(now, event)
+        now = self._job.clock.now()
+        self._job.journal.event(now, event)
         self._fault.pass_by("event", event)
-        self._obey(lambda: self._core.handle(event, now), now)
+        self._obey(lambda: self._job.core.handle(event, now), now)
 
     def stop(self) -> None:
         """Cancel the timer."""
@@ -46,19 +40,19 @@ class Driver:
 
     def _expire(self) -> None:
         self._timer = None
-        deadline, now = self._core.next_deadline(), self._clock.now()
+        deadline, now = self._job.core.next_deadline(), self._job.clock.now()
         if self._end.command is not None or deadline is None:
             return
         if now < deadline:  # the event loop's clock is a little coarser than the job's
             self._arm_timer(now)
             return
-        self._journal.expiry(now)
-        self._obey(lambda: self._core.expire(now), now)
+        self._job.journal.expiry(now)
+        self._obey(lambda: self._job.core.expire(now), now)
 
     def _obey(self, decide: Callable[[], Sequence[Command]], now: float) -> None:
         try:
             commands = decide()
-            refused = self._journal.commands(now, commands)
+            refused = self._job.journal.commands(now, commands)
             if refused:
                 commands = (EndJob(error=refused, details="", why=refused),)
             for command in commands:
@@ -72,7 +66,7 @@ class Driver:
         self._arm_timer(now)
 
     def _arm_timer(self, now: float) -> None:
-        deadline = self._core.next_deadline() if self._end.command is None else None
+        deadline = self._job.core.next_deadline() if self._end.command is None else None
         if deadline == self._timer_deadline and self._timer is not None:
             return  # as after most reports
         self.stop()

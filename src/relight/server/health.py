@@ -1,37 +1,24 @@
 """Judges samples: suspects hung and frozen processes, and names slow ranks."""
 
-from relight.core.controller import Controller
 from relight.core.detector import Detector, DetectorSettings
 from relight.core.events import CommunicationStalled, Event, ProcessSuspected
 from relight.core.stragglers import Stragglers
-from relight.server.agents import Agents
-from relight.server.clock import JobClock
 from relight.server.driver import Driver
+from relight.server.job import Job
 from relight.server.stack_capture import StackCaptures
-from relight.server.status import StatusBoard
 from relight.wire.messages import Sample, StackTaken
-from relight.wire.settings import JobSettings, part_of
+from relight.wire.settings import part_of
 
 
 class HealthMonitor:
     """Feeds samples to the detectors, and what they find to the core."""
 
-    def __init__(
-        self,
-        settings: JobSettings,
-        core: Controller,
-        driver: Driver,
-        clock: JobClock,
-        board: StatusBoard,
-        agents: Agents,
-    ) -> None:
-        self._core = core
+    def __init__(self, job: Job, driver: Driver) -> None:
+        self._job = job
         self._driver = driver
-        self._clock = clock
-        self._board = board
-        self._detector = Detector(part_of(DetectorSettings, settings))
-        self._stragglers = Stragglers(settings.slow_factor, settings.slow_window_seconds)
-        self._captures = StackCaptures(agents.ask_for_stack, driver.feed)
+        self._detector = Detector(part_of(DetectorSettings, job.settings))
+        self._stragglers = Stragglers(job.settings.slow_factor, job.settings.slow_window_seconds)
+        self._captures = StackCaptures(job.agents.ask_for_stack, driver.feed)
 
     def expect(self, sample_seconds: float) -> None:
         """Expect the next sample of each agent after this time."""
@@ -40,11 +27,11 @@ class HealthMonitor:
     def observe(self, samples: tuple[Sample, ...]) -> None:
         """Take in the samples of one agent."""
         for sample in samples:
-            self._board.observe(sample)
-        members, now = self._core.rank_processes(), self._clock.now()
+            self._job.board.observe(sample)
+        members, now = self._job.core.rank_processes(), self._job.clock.now()
         for event in self._detector.observe(samples, members, now):
             self._suspect(event)
-        for slow in self._stragglers.observe(samples, members, self._core.rank_hosts, now):
+        for slow in self._stragglers.observe(samples, members, self._job.core.rank_hosts, now):
             self._driver.feed(slow)
 
     def take_stack(self, answer: StackTaken) -> None:
@@ -54,10 +41,10 @@ class HealthMonitor:
     def _suspect(self, event: Event) -> None:
         """Capture stacks before a hang is reported. A frozen process cannot write its own."""
         if isinstance(event, ProcessSuspected) and event.kind == "hang":
-            process = self._core.members.processes.get(event.process)
+            process = self._job.core.members.processes.get(event.process)
             rank = None if process is None else process.rank
             self._captures.begin(event, {event.process: "it" if rank is None else f"rank {rank}"})
         elif isinstance(event, CommunicationStalled):
-            self._captures.begin(event, {p: f"rank {rank}" for rank, p in self._core.rank_processes().items()})
+            self._captures.begin(event, {p: f"rank {rank}" for rank, p in self._job.core.rank_processes().items()})
         else:
             self._driver.feed(event)

@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 
 from relight.core.commands import EndJob
-from relight.server.agents import Agents
 from relight.server.connection import Connection
-from relight.server.observers import Observers
+from relight.server.job import Job
 from relight.server.report_files import ReportFiles
 from relight.wire.messages import JobEnded, StopAgent
 
@@ -17,11 +16,10 @@ OBSERVER_SECONDS = 2.0  # for observers of a dead controller to connect to this 
 class JobEnd:
     """Knows whether the job has ended, and which peers have yet to learn it."""
 
-    def __init__(self, reports: ReportFiles, observers: Observers, agents: Agents) -> None:
+    def __init__(self, job: Job, reports: ReportFiles) -> None:
+        self._job = job
         self.command: EndJob | None = None  # None: the job is running
         self._reports = reports
-        self._observers = observers
-        self._agents = agents
         self._begun = asyncio.Event()
         self._observed = asyncio.Event()  # at least one observer has been informed
         self._agents_gone = asyncio.Event()
@@ -33,16 +31,16 @@ class JobEnd:
             return
         self.command = command
         self._reports.write_report(command.error)
-        self._observers.send(JobEnded(error=command.error, details=command.details))
-        if self._observers:
+        self._job.observers.send(JobEnded(error=command.error, details=command.details))
+        if self._job.observers:
             self._observed.set()
-        for agent in self._agents:
+        for agent in self._job.agents:
             agent.say(StopAgent(why=command.error or "training finished"))
         self._begun.set()
 
     def expect_agents(self) -> None:
         """Wait also for the agents that are not connected: no controller has told them of the end yet."""
-        self._uninformed = {agent.name for agent in self._agents}
+        self._uninformed = {agent.name for agent in self._job.agents}
 
     def tell_observer(self, connection: Connection) -> None:
         """Inform an observer that has connected, if the job has ended."""
@@ -57,7 +55,7 @@ class JobEnd:
     def note_agent_gone(self, name: str) -> None:
         """Note that the connection to this agent has ended."""
         self._uninformed.discard(name)
-        if not self._uninformed and not any(agent.connected for agent in self._agents):
+        if not self._uninformed and not any(agent.connected for agent in self._job.agents):
             self._agents_gone.set()
 
     def hurry(self) -> None:
@@ -70,11 +68,11 @@ class JobEnd:
 
     async def wait_for_peers(self, *, resumed: bool) -> None:
         """Wait until agents have ended, and, after a restart, until an observer has had the time to connect."""
-        if any(agent.connected for agent in self._agents) or self._uninformed:
+        if any(agent.connected for agent in self._job.agents) or self._uninformed:
             try:
                 await asyncio.wait_for(self._agents_gone.wait(), AGENT_STOP_SECONDS)
             except TimeoutError:
-                self._observers.tell("warning", f"an agent did not end within {AGENT_STOP_SECONDS:g} s")
+                self._job.observers.tell("warning", f"an agent did not end within {AGENT_STOP_SECONDS:g} s")
         if resumed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._observed.wait(), OBSERVER_SECONDS)

@@ -15,32 +15,17 @@ from relight.core.commands import (
     Stop,
     WindDown,
 )
-from relight.core.controller import Controller
-from relight.server.agents import Agents
+from relight.server.job import Job
 from relight.server.job_end import JobEnd
-from relight.server.observers import Observers
 from relight.server.private_state import PrivateStates
 from relight.server.report_files import ReportFiles
-from relight.server.store import Store
 
 
 class Orders:
     """Knows the addressee of each command."""
 
-    def __init__(
-        self,
-        core: Controller,
-        agents: Agents,
-        store: Store,
-        observers: Observers,
-        private: PrivateStates,
-        reports: ReportFiles,
-        end: JobEnd,
-    ) -> None:
-        self._core = core
-        self._agents = agents
-        self._store = store
-        self._observers = observers
+    def __init__(self, job: Job, private: PrivateStates, reports: ReportFiles, end: JobEnd) -> None:
+        self._job = job
         self._private = private
         self._reports = reports
         self._end = end
@@ -49,29 +34,29 @@ class Orders:
         """Send the messages that `command` asks for."""
         match command:
             case Spawn():
-                self._agents.spawn(command)
+                self._job.agents.spawn(command)
             case Kill():
-                self._agents.kill(command)
+                self._job.agents.kill(command)
             case Assign():
-                self._store.open(command.generation)
-                self._agents.order((command.process,), command)
+                self._job.store.open(command.generation)
+                self._job.agents.order((command.process,), command)
             case Begin() | Stop():
                 if isinstance(command, Begin):
                     self._reports.write_coverage()
-                self._store.open(command.generation)
-                self._agents.order(self._core.audience(command.audience), command)
+                self._job.store.open(command.generation)
+                self._job.agents.order(self._job.core.audience(command.audience), command)
             case Restore():
                 self._private.hand_over(command)
-                self._agents.order(self._core.audience(command.audience), command)
+                self._job.agents.order(self._job.core.audience(command.audience), command)
             case Resume():
-                self._agents.order(self._core.audience(command.audience), command)
-                self._agents.forget_dead()
+                self._job.agents.order(self._job.core.audience(command.audience), command)
+                self._job.agents.forget_dead()
             case Save():
                 self._private.collect(command)
-                self._agents.order(self._core.audience(command.audience), command)
+                self._job.agents.order(self._job.core.audience(command.audience), command)
             case WindDown() | Release():
-                self._agents.order(self._core.audience(command.audience), command)
+                self._job.agents.order(self._job.core.audience(command.audience), command)
             case Notice():
-                self._observers.tell(command.level, command.why)
+                self._job.observers.tell(command.level, command.why)
             case EndJob():
                 self._end.begin(command)

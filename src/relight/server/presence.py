@@ -3,11 +3,9 @@
 import asyncio
 
 from relight.core.events import AgentLost
-from relight.server.agents import Agent, Agents
+from relight.server.agents import Agent
 from relight.server.driver import Driver
-from relight.server.observers import Observers
-from relight.server.status import StatusBoard
-from relight.wire.settings import JobSettings
+from relight.server.job import Job
 
 
 class Presence:
@@ -17,20 +15,16 @@ class Presence:
     may well be training on.
     """
 
-    def __init__(
-        self, settings: JobSettings, agents: Agents, driver: Driver, observers: Observers, board: StatusBoard
-    ) -> None:
-        self._agent_timeout_seconds = settings.agent_timeout_seconds
-        self._controller_timeout_seconds = settings.controller_timeout_seconds
-        self._agents = agents
+    def __init__(self, job: Job, driver: Driver) -> None:
+        self._job = job
+        self._agent_timeout_seconds = job.settings.agent_timeout_seconds
+        self._controller_timeout_seconds = job.settings.controller_timeout_seconds
         self._driver = driver
-        self._observers = observers
-        self._board = board
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def await_all(self, since: str) -> None:
         """Wait for every agent; `since` says in words from when on."""
-        for agent in self._agents:
+        for agent in self._job.agents:
             self._await(agent, since)
 
     def note_left(self, agent: Agent) -> None:
@@ -38,7 +32,7 @@ class Presence:
         seconds = self._agent_timeout_seconds
         if self._is_alone(agent):
             seconds = max(seconds, self._controller_timeout_seconds)
-        self._observers.tell(
+        self._job.observers.tell(
             "warning", f"lost the connection to agent {agent.name}; waiting {seconds:g} s for it to return"
         )
         self._await(agent)
@@ -56,7 +50,7 @@ class Presence:
         self._timers.clear()
 
     def _is_alone(self, agent: Agent) -> bool:
-        return not any(other.connected for other in self._agents if other is not agent)
+        return not any(other.connected for other in self._job.agents if other is not agent)
 
     def _await(self, agent: Agent, since: str = "", waited: float = 0.0) -> None:
         seconds = self._agent_timeout_seconds
@@ -69,10 +63,10 @@ class Presence:
             return
         evidence = " ".join(f"no connection to agent {agent.name} for {waited:g} s {since}".split())
         del self._timers[agent.name]
-        self._agents.remove(agent)
+        self._job.agents.remove(agent)
         # Its ranks may have trained on with the others until now: then no rank was waiting.
-        silent_seconds = min(waited, self._board.idle_seconds(agent.name))
-        version = self._board.committed()
+        silent_seconds = min(waited, self._job.board.idle_seconds(agent.name))
+        version = self._job.board.committed()
         self._driver.feed(
             AgentLost(agent=agent.name, evidence=evidence, silent_seconds=silent_seconds, version=version)
         )

@@ -12,52 +12,36 @@ from relight.chaos.plan import describe_fault
 from relight.core.controller import Controller
 from relight.core.replay import replay
 from relight.core.report import JobReport, encode_report
-from relight.server.clock import JobClock
-from relight.server.journal import Journal, records
-from relight.server.observers import Observers
-from relight.timeline.publications import Publications
-from relight.wire.settings import JobSettings
+from relight.server.job import Job
+from relight.server.journal import records
 
 
 class ReportFiles:
     """Never raises: a file that cannot be written is an alarm to the observers."""
 
-    def __init__(
-        self,
-        settings: JobSettings,
-        core: Controller,
-        journal: Journal,
-        clock: JobClock,
-        observers: Observers,
-        publications: Publications,
-    ) -> None:
-        self._settings = settings
-        self._run_dir = Path(settings.run_dir)
-        self._core = core
-        self._journal = journal
-        self._clock = clock
-        self._observers = observers
-        self._publications = publications
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._run_dir = Path(job.settings.run_dir)
 
     def write_coverage(self) -> None:
         """Write which losses a divided state survives, for programs."""
-        if self._core.coverage is not None:
-            text = msgspec.json.format(msgspec.json.encode(self._core.coverage), indent=2)
+        if self._job.core.coverage is not None:
+            text = msgspec.json.format(msgspec.json.encode(self._job.core.coverage), indent=2)
             self._write(self._run_dir / "coverage.json", "the coverage", text + b"\n")
 
     def write_report(self, error: str) -> None:
         """Write the report of a job that has ended; `error`: why, if it failed."""
         report = self._full_report()
-        idle = [fault for fault in self._settings.plan.faults if fault not in self._core.faults_struck]
+        idle = [fault for fault in self._job.settings.plan.faults if fault not in self._job.core.faults_struck]
         unused = [f'planned fault did not occur: "{describe_fault(fault)}"' for fault in idle]
         for notice in unused:
-            self._observers.tell("warning", notice)
+            self._job.observers.tell("warning", notice)
         report = msgspec.structs.replace(
             report,
-            job=self._settings.job,
-            started_wall=self._clock.started_wall,
-            published=self._publications.report(),
-            storage_waits=tuple(self._journal.storage_waits),
+            job=self._job.settings.job,
+            started_wall=self._job.clock.started_wall,
+            published=self._job.publications.report(),
+            storage_waits=tuple(self._job.journal.storage_waits),
             notices=(*report.notices, *unused),
             error=error,
             versions={**_versions(), **report.versions},
@@ -66,14 +50,14 @@ class ReportFiles:
 
     def _full_report(self) -> JobReport:
         """Report on all failures, also where the core has kept only the newest of them."""
-        report = self._core.report()
-        if not self._core.job_stats.forgot:
+        report = self._job.core.report()
+        if not self._job.core.job_stats.forgot:
             return report
         try:
             remember_all = functools.partial(Controller, full_account=True)
-            return replay(self._core.settings, records(self._journal.so_far()), remember_all).report()
+            return replay(self._job.core.settings, records(self._job.journal.so_far()), remember_all).report()
         except Exception as error:  # no error here may prevent the end of the job
-            count = self._core.job_stats.failures.count
+            count = self._job.core.job_stats.failures.count
             text = f"only the newest of {count} failures are listed: the journal cannot be read ({error})"
             return msgspec.structs.replace(report, notices=(*report.notices, text))
 
@@ -84,7 +68,7 @@ class ReportFiles:
             draft.write_bytes(text)
             draft.replace(path)
         except OSError as error:
-            self._observers.alarm(f"{what} {path} cannot be written: {error.strerror or error}")
+            self._job.observers.alarm(f"{what} {path} cannot be written: {error.strerror or error}")
 
 
 def _versions() -> dict[str, str]:

@@ -16,6 +16,7 @@ from relight.server.connection import Connection
 from relight.server.driver import Driver
 from relight.server.faults import ControllerFault
 from relight.server.health import HealthMonitor
+from relight.server.job import Job
 from relight.server.job_end import JobEnd
 from relight.server.journal import Journal
 from relight.server.listener import Listener
@@ -57,65 +58,53 @@ class Server:
         core = predecessor.core if predecessor else Controller(core_settings)
         clock = predecessor.clock if predecessor else JobClock()
         run_dir = Path(settings.run_dir)
-        self.core = core
-        self.journal = journal
-        self._clock = clock
-        self._observers = observers
-        self._agents = Agents()
-        self._store = Store(self._agents.reply)
-        self._board = StatusBoard(settings.job, core)
-        publications = Publications()
-        reports = ReportFiles(settings, core, journal, clock, observers, publications)
-        self.end = JobEnd(reports, observers, self._agents)
-        private = PrivateStates(core, self._agents, self._store)
-        orders = Orders(core, self._agents, self._store, observers, private, reports, self.end)
+        agents = Agents()
+        self.job = job = Job(
+            *(settings, core, journal, clock, agents, Store(agents.reply), StatusBoard(settings.job, core)),
+            *(observers, Publications(), Refusals(observers, journal, clock)),
+        )
+        reports = ReportFiles(job)
+        private = PrivateStates(job)
+        self.end = JobEnd(job, reports)
         restarts = core.job_stats.controller_restarts + 1 if predecessor else 0
-        self._driver = Driver(core, journal, clock, orders, self.end, ControllerFault(life=restarts))
-        self.shutdown = Shutdown(self._driver, self._board, self.end)
-        self._refusals = Refusals(observers, journal, clock)
-        health = HealthMonitor(settings, core, self._driver, clock, self._board, self._agents)
-        status = StatusFile(run_dir, observers.alarm)
-        workers = WorkerRouter(
-            *(self._driver, self._agents, self._store, self._board, publications, status),
-            *(journal, clock, self._refusals),
-        )
-        router = AgentRouter(
-            *(core, self._driver, self._agents, self._store, self._board, health, workers, private),
-            *(TraceFile(run_dir, observers.alarm), status, clock, self._refusals, self.shutdown),
-        )
-        self._presence = Presence(settings, self._agents, self._driver, observers, self._board)
+        self._driver = Driver(job, Orders(job, private, reports, self.end), self.end, ControllerFault(life=restarts))
+        self.shutdown = Shutdown(job, self._driver, self.end)
+        health = HealthMonitor(job, self._driver)
+        trace, status = TraceFile(run_dir, observers.alarm), StatusFile(run_dir, observers.alarm)
+        workers = WorkerRouter(job, self._driver, status)
+        router = AgentRouter(job, self._driver, health, workers, private, trace, status, self.shutdown)
+        self._presence = Presence(job, self._driver)
         self._admission = Admission(token, settings, tls)
         self._agent_sessions = AgentSessions(
-            *(settings.nodes, self._admission, self._agents, router, self._driver, health),
-            *(self._presence, clock, self.end),
+            job, self._admission, router, self._driver, health, self._presence, self.end
         )
         self._observer_sessions = ObserverSessions(self._admission, observers, self.shutdown, self.end)
         self._resumed = predecessor is not None
         if predecessor is not None:
             for line in read_statuses(run_dir):
                 if isinstance(line, PublishStatus):
-                    publications.add(line)
+                    job.publications.add(line)
             self._continue(predecessor)
 
     def _continue(self, predecessor: Predecessor) -> None:
         """Continue where the dead controller stopped: find out what has become of its commands."""
-        core = self.core
+        core = self.job.core
         if predecessor.failure is not None:
             self.end.begin(predecessor.failure)
             return
-        self._store.open(core.generation)
+        self.job.store.open(core.generation)
         lives = {name: core.job.hosts.life(name) for name in core.job.hosts.in_order()}
-        self._agents.recall(lives, core.members.processes.values())
+        self.job.agents.recall(lives, core.members.processes.values())
         if core.ended is not None:
             if not predecessor.has_recorded_end:  # it died just before it could write this
-                self.journal.commands(self._clock.now(), (core.ended,))
+                self.job.journal.commands(self.job.clock.now(), (core.ended,))
             self.end.expect_agents()
             self.end.begin(core.ended)
             return
         self._driver.feed(ControllerRestarted())
         ranks = tuple(core.rank_processes().values())
-        self._store.recall(ranks)
-        self._agents.tell_store_lost(ranks)
+        self.job.store.recall(ranks)
+        self.job.agents.tell_store_lost(ranks)
         self._presence.await_all("after the controller's restart")
 
     async def run(self, listener: Listener) -> int:
@@ -125,7 +114,7 @@ class Server:
         ticker.cancel()
         await self.end.wait_for_peers(resumed=self._resumed)
         listener.close()
-        await self._observers.finish(FLUSH_SECONDS)
+        await self.job.observers.finish(FLUSH_SECONDS)
         await listener.end_connections()
         self.close()
         return 0 if self.end.command is not None and not self.end.command.error else 1
@@ -134,23 +123,23 @@ class Server:
         """Cancel all timers and close the journal."""
         self._presence.stop()
         self._driver.stop()
-        self.journal.close()
+        self.job.journal.close()
 
     async def serve(self, connection: Connection) -> None:
         """Serve one connection from its handshake to its end."""
         try:
             peer = await self._admission.admit(connection)
             if isinstance(peer, str):
-                self._refusals.note(f"refused a connection from {connection.peer}: {peer}")
+                self.job.refusals.note(f"refused a connection from {connection.peer}: {peer}")
             elif peer.hello.role == "agent":
                 await self._agent_sessions.serve(connection, peer)
             else:
                 await self._observer_sessions.serve(connection, peer)
         except ProtocolError as error:
-            self._refusals.note(f"closed the connection from {connection.peer}: {error}")
+            self.job.refusals.note(f"closed the connection from {connection.peer}: {error}")
         except Exception as error:
             traceback.print_exc()
-            self._refusals.note(f"closed the connection from {connection.peer} after a defect in relight: {error!r}")
+            self.job.refusals.note(f"closed the connection from {connection.peer} after a defect in relight: {error!r}")
         finally:
             await connection.finish(FLUSH_SECONDS)
 
@@ -158,8 +147,8 @@ class Server:
         """Send the job's status to observers, and show in the files that the job has a controller."""
         shown = time.monotonic()
         while True:
-            self._observers.send(self._board.update(self._clock.now()))
+            self.job.observers.send(self.job.board.update(self.job.clock.now()))
             if time.monotonic() - shown >= LIFE_SECONDS:
                 shown = time.monotonic()
-                self.journal.show_life()
+                self.job.journal.show_life()
             await asyncio.sleep(STATUS_SECONDS)

@@ -2,8 +2,8 @@
 
 from relight.core.events import ShutdownRequested
 from relight.server.driver import Driver
+from relight.server.job import Job
 from relight.server.job_end import JobEnd
-from relight.server.status import StatusBoard
 
 LAUNCHER_GONE = "`relight run` was killed"
 
@@ -11,9 +11,9 @@ LAUNCHER_GONE = "`relight run` was killed"
 class Shutdown:
     """Turns a request into an event for the core, or hurries a job that is ending already."""
 
-    def __init__(self, driver: Driver, board: StatusBoard, end: JobEnd) -> None:
+    def __init__(self, job: Job, driver: Driver, end: JobEnd) -> None:
+        self._job = job
         self._driver = driver
-        self._board = board
         self._end = end
 
     def request(self, reason: str) -> None:
@@ -21,6 +21,6 @@ class Shutdown:
         if self._end.command is not None:
             self._end.hurry()
             return
-        version = self._board.committed()  # the core hears of steps only when something happens
+        version = self._job.board.committed()  # the core hears of steps only when something happens
         after_step = reason in ("SIGTERM", LAUNCHER_GONE)
         self._driver.feed(ShutdownRequested(reason=reason, after_step=after_step, version=version))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -10,12 +10,13 @@ import msgspec
 from relight.errors import UsageError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Option:
     """Flags, help and bounds of one setting. Its type and default are those of the field that it annotates."""
 
     group: str  # of the flags with which --help lists it
     help: str
+    _: KW_ONLY
     flags: tuple[str, ...] = ()  # default: the field's name
     metavar: str = "N"
     noun: str = ""  # what is counted or measured, for people: "number of seconds"

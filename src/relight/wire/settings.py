@@ -39,7 +39,7 @@ def host_address() -> str:
 
 
 def _seconds(group: str, text: str) -> Option:
-    return Option(group=group, help=text, metavar="SECONDS", noun="number of seconds", above=0)
+    return Option(group, text, metavar="SECONDS", noun="number of seconds", above=0)
 
 
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,37 +50,37 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     script: str
     script_arguments: tuple[str, ...] = ()
     module: Annotated[
-        bool, Option(group=LAUNCH, flags=("-m", "--module"), help="SCRIPT is the name of a module, as with python -m")
+        bool, Option(LAUNCH, "SCRIPT is the name of a module, as with python -m", flags=("-m", "--module"))
     ] = False
     no_python: Annotated[
         bool,
         Option(
-            group=LAUNCH,
-            flags=("--no-python", "--no_python"),
-            help="SCRIPT is a program, run as it is. It must become the Python process that calls "
+            LAUNCH,
+            "SCRIPT is a program, run as it is. It must become the Python process that calls "
             "relight.init(): a shell script ends with `exec python train.py`",
+            flags=("--no-python", "--no_python"),
         ),
     ] = False
     master_address: Annotated[
         str,
         Option(
-            group=LAUNCH,
+            LAUNCH,
+            "value of MASTER_ADDR for the script; relight itself uses it only with several nodes and "
+            "no --rdzv-endpoint",
             flags=("--master-addr", "--master_addr"),
             metavar="HOST",
-            help="value of MASTER_ADDR for the script; relight itself uses it only with several nodes and "
-            "no --rdzv-endpoint",
         ),
     ] = "127.0.0.1"
     master_port: Annotated[
         int,
         Option(
-            group=LAUNCH,
+            LAUNCH,
+            "value of MASTER_PORT for the script",
             flags=("--master-port", "--master_port"),
             metavar="PORT",
             noun="port number",
             least=1,
             most=65535,
-            help="value of MASTER_PORT for the script",
         ),
     ] = 29500
     world_size: int = 1
@@ -88,26 +88,20 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     standbys: Annotated[
         int,
         Option(
-            group=JOB,
+            JOB,
+            "warm processes in reserve, which take lost ranks without starting Python and torch",
             flags=("--standby",),
             least=0,
-            help="warm processes in reserve, which take lost ranks without starting Python and torch",
         ),
     ] = 0
     run_dir: str = ""
-    seed: Annotated[int, Option(group=JOB, metavar="SEED", help="seed of the random streams of each step")] = 0
+    seed: Annotated[int, Option(JOB, "seed of the random streams of each step", metavar="SEED")] = 0
     controller_address: str = "127.0.0.1"
     # 0: chosen by the system, and written to `controller.json` in the private directory
     controller_port: Annotated[
         int,
         Option(
-            group=JOB,
-            metavar="PORT",
-            noun="port number",
-            least=0,
-            most=65535,
-            unset="a free one",
-            help="port of the controller",
+            JOB, "port of the controller", metavar="PORT", noun="port number", least=0, most=65535, unset="a free one"
         ),
     ] = 0
     # --- noticing failures
@@ -149,84 +143,84 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     verify_every: Annotated[
         int,
         Option(
-            group=VERIFICATION,
+            VERIFICATION,
+            "compare the state of all ranks bit for bit every so many steps, before the write; a rank "
+            "that is outvoted (with 3 or more ranks) is replaced, since its memory was corrupted",
             metavar="STEPS",
             least=0,
             unset="0, only at the second step, in recoveries and at the end",
-            help="compare the state of all ranks bit for bit every so many steps, before the write; a rank "
-            "that is outvoted (with 3 or more ranks) is replaced, since its memory was corrupted",
         ),
     ] = 0
     repeat_check: Annotated[
         bool,
         Option(
-            group=VERIFICATION,
-            flags=("--no-repeat-check",),
-            inverted=True,
-            help="do not compute the second step of the job twice. By default relight does, and compares "
+            VERIFICATION,
+            "do not compute the second step of the job twice. By default relight does, and compares "
             "the bits, to find scripts that a recovery could not repeat. For devices whose operations "
             "are not deterministic",
+            flags=("--no-repeat-check",),
+            inverted=True,
         ),
     ] = True
     buddy_every: Annotated[
         int,
         Option(
-            group=BUDDIES,
+            BUDDIES,
+            "for state that is divided over ranks: copy each rank's part into the host memory of "
+            "another rank every so many steps. training.buddy(every=K) in the script takes precedence",
             metavar="STEPS",
             least=0,
             unset="0, never",
-            help="for state that is divided over ranks: copy each rank's part into the host memory of "
-            "another rank every so many steps. training.buddy(every=K) in the script takes precedence",
         ),
     ] = 0
     slow_factor: Annotated[
         float,
         Option(
-            group=STRAGGLERS,
+            STRAGGLERS,
+            "report a rank whose own work, without waiting for others, takes F times as long as that "
+            "of the median rank",
             metavar="F",
             noun="number",
             above=1,
-            help="report a rank whose own work, without waiting for others, takes F times as long as that "
-            "of the median rank",
         ),
     ] = 1.5
     slow_window_seconds: Annotated[
         float,
         _seconds(STRAGGLERS, "length of a window; a rank is slow after three in a row, of ten steps or more each"),
     ] = 5.0
-    replace_slow: Annotated[
-        bool, Option(group=STRAGGLERS, help="replace such a rank by a warm standby, between two steps")
-    ] = False
+    replace_slow: Annotated[bool, Option(STRAGGLERS, "replace such a rank by a warm standby, between two steps")] = (
+        False
+    )
     # --- giving up
     max_failures: Annotated[
         int | None,
         Option(
-            group=GIVING_UP,
+            GIVING_UP,
+            "end the job at failure N+1",
             flags=("--max-failures", "--max-restarts", "--max_restarts"),
             least=0,
             unset="never, since a failure costs one step",
-            help="end the job at failure N+1",
         ),
     ] = None
     max_failures_per_step: Annotated[
         int | None,
         Option(
-            group=GIVING_UP,
+            GIVING_UP,
+            "end the job if one step fails more often, for any reason",
             least=1,
             unset="10 for failures that the script may cause (exceptions, hangs, broken collectives), no limit for "
             "failures from outside (signals, exits, freezes, lost hosts)",
-            help="end the job if one step fails more often, for any reason",
         ),
     ] = None
     max_failed_attempts: Annotated[
         int | None,
         Option(
-            group=GIVING_UP,
-            least=1,
-            unset="never, as long as an intact replica is left",
-            help="end the job after N failed attempts in a row to replace a rank (a process lost before it "
+            GIVING_UP,
+            "end the job after N failed attempts in a row to replace a rank (a process lost before it "
             "had finished a step, or a restore that broke). After three failed attempts the next ones "
             "begin after pauses of 1, 2, 4, ... s, at most 60",
+            least=1,
+            unset="never, as long as an intact replica is left",
         ),
     ] = None
     max_identical_errors: int = 2  # the same exception at the same step: a bug, not a failure
