@@ -6,7 +6,7 @@ import pytest
 from relight.core import events as ev
 from relight.core.commands import EndJob, Kill, Notice, Save, Spawn, Stop
 from relight.core.controller import HEARING_SECONDS, Stage
-from relight.core.fallback import Last, last_checkpoint
+from relight.core.fallback import LastCheckpoint, last_checkpoint
 from relight.core.shards import Shards
 from relight.core.stages.saving import SAVE_SECONDS
 from tests.core.test_controller import OUTSIDE_SECONDS, STOP_TIMEOUT_SECONDS, Desk, killed, kinds, one
@@ -34,7 +34,7 @@ def saved(desk: Desk, process: str = "w0", **changes: object) -> None:
 def test_of_a_divided_state_each_part_is_written_by_its_first_intact_holder() -> None:
     reports = [report(1), report(2), report(3)]
     last = last_checkpoint(reports, {0: (NOW, NOW + 1)}, Shards(HSDP), 4)
-    assert isinstance(last, Last)
+    assert isinstance(last, LastCheckpoint)
     assert (last.target, last.writers) == (NOW, (("shard 2/2", 1), ("shard 1/2", 2)))
 
 
@@ -56,7 +56,7 @@ def test_nothing_is_saved_of_no_step() -> None:
 def test_who_holds_the_state_is_asked_for_a_complete_checkpoint_too() -> None:
     """It knows where that lies, and writes nothing."""
     last = last_checkpoint([report(0, checkpoints=(NOW,))], {}, Shards(), 1)
-    assert isinstance(last, Last)
+    assert isinstance(last, LastCheckpoint)
     assert (last.target, last.writers) == (NOW, (("", 0),))
 
 

@@ -177,7 +177,7 @@ def _newest_checkpoint(reports: Sequence[Stopped], trusted: int | None) -> int:
     return max(set.intersection(*seen), default=-1) if seen else -1
 
 
-class Last(msgspec.Struct, frozen=True, kw_only=True):
+class LastCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint that the survivors of a job that must end can write."""
 
     target: int
@@ -188,7 +188,7 @@ class Last(msgspec.Struct, frozen=True, kw_only=True):
 
 def last_checkpoint(
     reports: Sequence[Stopped], private_versions: Mapping[int, Collection[int]], shards: Shards, world_size: int
-) -> Last | str:
+) -> LastCheckpoint | str:
     """The version that a job which must end can save, by the recovery rule; or in words why there is none.
 
     Args:
@@ -208,4 +208,6 @@ def last_checkpoint(
     for report in reports:
         if not report.blank and not report.torn:
             writers.setdefault(shards.key(report.rank), report.rank)
-    return Last(target=decision.target, reason=decision.reason, writers=tuple(writers.items()), derived=derived)
+    return LastCheckpoint(
+        target=decision.target, reason=decision.reason, writers=tuple(writers.items()), derived=derived
+    )

@@ -4,7 +4,7 @@ A controller is composed of parts, each with its own data, that refer to each ot
 copies of their data. Values that are replaced whole are shared.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from copy import copy
 from dataclasses import fields
 from typing import Any
@@ -52,28 +52,52 @@ def copy_controller(controller: Controller) -> Controller:
     return twin
 
 
-def _twin(part: Any, twins: dict[int, Any]) -> Any:
+Twins = dict[int, Any]  # the copies made so far, by the identity of what was copied
+
+
+def _twin(part: Any, twins: Twins) -> Any:
     """Copy a part, and the parts that it refers to, each once."""
-    known = twins.get(id(part))
-    if known is not None:
-        return known
+    twin = twins.get(id(part))
+    if twin is not None:
+        return twin
     twin = twins[id(part)] = object.__new__(type(part))
-    mine = vars(twin)
-    for name, value in vars(part).items():
-        is_composed = _is_part(value) or isinstance(value, _ACCOUNT)
-        mine[name] = _twin(value, twins) if is_composed else _copy(value)
+    mine = twin.__dict__
+    mine.update(part.__dict__)
+    for name, value in part.__dict__.items():
+        kind = type(value)
+        copier = _copiers[kind] if kind in _copiers else _find_copier(kind)
+        if copier is not None:
+            mine[name] = copier(value, twins)
     return twin
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict | set | list | RecoveryAttempt):
-        return value.copy()
-    if isinstance(value, Members):
-        return _copy_members(value)
-    return copy(value) if isinstance(value, Backoff) else value
+Copier = Callable[[Any, Twins], Any]
+_copiers: dict[type, Copier | None] = {}  # by type; None: its values are never changed, so copies share them
 
 
-def _copy_members(members: Members) -> Members:
+def _find_copier(kind: type) -> Copier | None:
+    copier: Copier | None = None
+    if issubclass(kind, (*_KINDS, *_ACCOUNT)):
+        copier = _twin
+    elif issubclass(kind, dict | set | list | RecoveryAttempt):
+        copier = _copy_collection
+    elif issubclass(kind, Members):
+        copier = _copy_members
+    elif issubclass(kind, Backoff):
+        copier = _copy_value
+    _copiers[kind] = copier
+    return copier
+
+
+def _copy_collection(value: Any, _: Twins) -> Any:
+    return value.copy()
+
+
+def _copy_value(value: Any, _: Twins) -> Any:
+    return copy(value)
+
+
+def _copy_members(members: Members, _: Twins) -> Members:
     twin = Members.__new__(Members)
     for name, value in vars(members).items():
         vars(twin)[name] = value.copy() if isinstance(value, dict | set | list) else value
