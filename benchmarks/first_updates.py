@@ -18,7 +18,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.documents import RESULTS, Document, Progress, command, measure_apart, start_document, write_document
+from benchmarks.documents import (
+    RESULTS,
+    Document,
+    Progress,
+    command,
+    measure_apart,
+    read_document,
+    start_document,
+    write_document,
+)
 from benchmarks.figures import markdown_table
 
 MIB = 940
@@ -85,21 +94,23 @@ def _serve(place: str, mib: int, link: Connection) -> None:
 def render(document: Document) -> str:
     """Markdown."""
     updates = document["settings"]["updates"]
+    cases = [(name, case) for name in ("before", "cases") for case in document.get(name, [])]
     rows = [
         [
+            document["before_commit"] if name == "before" else document["commit"],
             str(case["engines"]),
             f"{case['pause_s']:g} s",
             f"{case['total_bytes'] / 2**30:.2f} GiB",
             *(f"{seconds:.2f} s" for seconds in case["seconds"]),
         ]
-        for case in document["cases"]
+        for name, case in cases
     ]
     text = (
         "Engines that have just started get the weights several times in a row; `pause`: before each update. Every "
         "engine keeps a second copy, and the system has yet to find the memory for it when the first update comes; for "
         "the copy that the second update goes to as well."
     )
-    header = ["engines", "pause", "weights", *(f"update {number + 1}" for number in range(updates))]
+    header = ["commit", "engines", "pause", "weights", *(f"update {number + 1}" for number in range(updates))]
     return f"{text}\n\n{markdown_table(header, rows)}"
 
 
@@ -108,6 +119,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("ENGINES", "PAUSE"), help="measure this case alone, and print JSON")
     parser.add_argument("--mib", type=int, default=MIB)
     parser.add_argument("--updates", type=int, default=UPDATES)
+    parser.add_argument("--before", type=Path, help="document of an earlier commit, to be shown beside")
     parser.add_argument("--output", type=Path, default=RESULTS / "first_updates.json")
     options = parser.parse_args()
     if options.one:
@@ -116,6 +128,9 @@ def main() -> None:
     document = start_document("first_updates", mib=options.mib, updates=options.updates)
     progress = Progress(len(CASES))
     document["cases"] = []
+    if options.before:
+        earlier = read_document(options.before)
+        document["before"], document["before_commit"] = earlier["cases"], earlier["commit"]
     for engines, pause_s in CASES:
         words = ["--one", str(engines), str(pause_s), "--mib", str(options.mib), "--updates", str(options.updates)]
         case = measure_apart("first_updates", *words)

@@ -21,24 +21,24 @@ class Exposition:
         self._lines: list[str] = []
 
     def gauge(self, name: str, text: str, value: float) -> None:
-        """One number that may go up and down."""
+        """Add a number that may go up and down."""
         self._family(name, "gauge", text, [({}, value)])
 
     def gauges(self, name: str, text: str, values: Iterable[tuple[Labels, float]]) -> None:
-        """The same for each of several labels."""
+        """Add a gauge for each of several labels."""
         self._family(name, "gauge", text, values)
 
     def counter(self, name: str, text: str, value: float) -> None:
-        """One number that only goes up. Its name ends in `_total`."""
+        """Add a number that only goes up. Its name ends in `_total`."""
         self.counters(name, text, [({}, value)])
 
     def counters(self, name: str, text: str, values: Iterable[tuple[Labels, float]]) -> None:
-        """The same for each of several labels."""
+        """Add a counter for each of several labels."""
         assert name.endswith("_total"), name
         self._family(name, "counter", text, values)
 
     def histogram(self, name: str, text: str, bounds: Sequence[float], values: Sequence[float]) -> None:
-        """How many of `values` are at most each bound, their sum, and their number."""
+        """Add how many of `values` are at most each bound, their sum, and their number."""
         self._head(name, "histogram", text)
         for bound in (*bounds, math.inf):
             self._sample(f"{name}_bucket", {"le": _number(bound)}, sum(value <= bound for value in values))

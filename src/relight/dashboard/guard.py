@@ -1,6 +1,6 @@
 """Admission of a request, decided from its headers alone. Pure.
 
-A page in the same browser must not read this one through a name that it points at us (DNS rebinding), and nobody on
+A page in the same browser must not read this one through a name that it points at us (DNS rebinding), and no host on
 the network may read it without the token. The page itself, which says nothing about the job, needs none.
 """
 
