@@ -40,7 +40,6 @@ TOO_LARGE: frozenset[str] = frozenset(
         "training/process/runtime.py",
         "training/process/runtime.py:Runtime",
         "training/process/runtime.py:__init__",
-        "training/publish/publishing.py:Publishing",
         "training/state/tracked.py",
         "training/state/tracked.py:TrackedState",
         "training/transaction/transaction.py",

@@ -10,7 +10,6 @@ then the engines keep it staged.
 """
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,20 +18,18 @@ from relight.errors import PlaceTakenError, RelightError, StepInterrupted, Usage
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.publish.lent_parts import LentParts
+from relight.training.publish.reporter import PublishReporter
 from relight.training.publish.weights import Rename, Weights
 from relight.training.state.tracked import TrackedState
-from relight.transfer.plan.result import Published, UpdateProgress
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.publisher import Publisher
 from relight.transfer.publish.remote_source import SourceBridge
 from relight.transfer.publish.source import Source
 from relight.transfer.tensors.weights import PartSource
 from relight.wire.settings import host_address
-from relight.wire.status import EngineVersion, PublishStatus
 
 JOIN_SECONDS = 0.01  # between two looks at whether a recovery has begun meanwhile
 LAST_SECONDS = 60.0  # for engines to take the final version before the job ends
-STATUS_SECONDS = 0.5  # between two looks at what has changed, for people
 TAKEN_SECONDS = 10.0  # for rank 0's predecessor, whose memory is being freed, to let go of the socket
 BRIDGE_SECONDS = 1.0  # for rank 0 to say where sources of other hosts are let in
 BRIDGE_KEY = "publish/bridge"  # of the rendezvous store
@@ -78,25 +75,13 @@ class Publishing:
         self._handle: Handle | None = None
         self._version = -1  # of the update under way, or the last one
         self._offered: set[str] = set()  # engines that were asked to take it
-        self._begun = 0.0
-        self._result = Published(version=-1, generation=0)  # of the last update that is over
-        self._updates, self._updates_bytes, self._updates_seconds = 0, 0, 0.0
-        self._sent_status: PublishStatus | None = None
-        self._closing = threading.Event()
-        self._reporter = threading.Thread(target=self._keep_reporting, name="relight-publishing", daemon=True)
+        self._reporter = PublishReporter(runtime)
 
     def ask(self, every: int | None, model: str | None, rename: Rename | None, stall_timeout_seconds: float) -> None:
         """See `Training.publish`."""
         if every is not None and every < 1:
             raise UsageError(f"publish(every={every}): at least 1, or leave it out to publish once")
-        names = list(self._state.modules)
-        if model is None and len(names) > 1 and not self._state.pipelines:
-            raise UsageError(f"there are several models ({', '.join(names)}): say publish(model=...)")
-        if model is not None and model not in names:
-            raise UsageError(f"publish(model={model!r}): relight.Training was given {', '.join(names)}")
-        if model is None and self._state.pipelines:
-            names = [name for name in names if self._state.pipelines.stages_in([self._state.modules[name]])]
-        self._choose(tuple(names) if model is None else (model,), rename)
+        self._choose(_published_modules(self._state, model), rename)
         self._stall_timeout_seconds = stall_timeout_seconds
         if every is None:
             self._requested = True
@@ -193,9 +178,7 @@ class Publishing:
             if behind and self._every and not self._is_lacking(publisher, COMING_SECONDS):
                 self._begin(publisher, behind).confirm()
                 self._is_under_way(LAST_SECONDS)
-        self._closing.set()
-        self._reporter.join()
-        self._send_status()  # what the engines have when the job ends
+        self._reporter.close()  # with the versions that engines have when the job ends
         publisher.close()
         if self._bridge is not None:
             self._bridge.close()
@@ -219,11 +202,15 @@ class Publishing:
                 self._runtime.settings.run_dir,
                 stall_timeout_seconds=self._stall_timeout_seconds,
             )
-            self._reporter.start()
+            self._reporter.start(self._publisher)
             if self._is_divided and host_address():
                 runtime = self._runtime
                 self._bridge = SourceBridge(
-                    runtime.settings.run_dir, host_address(), token=runtime.token, tls=runtime.tls, on_notice=self._say
+                    runtime.settings.run_dir,
+                    host_address(),
+                    token=runtime.token,
+                    tls=runtime.tls,
+                    on_notice=self._reporter.say,
                 )
         if self._is_divided and self._bridge_announced_in != self._runtime.generation:
             self._bridge_announced_in = self._runtime.generation
@@ -262,7 +249,9 @@ class Publishing:
             return False
         why = publisher.lacking(self._own_parts().held, patience_seconds)
         if why and time.monotonic() > self._opened + COMING_SECONDS:
-            self._say(f"nothing is published: {why}; ranks on other hosts need RELIGHT_HOST_ADDRESS on rank 0's")
+            self._reporter.say(
+                f"nothing is published: {why}; ranks on other hosts need RELIGHT_HOST_ADDRESS on rank 0's"
+            )
         return bool(why)
 
     def _own_parts(self) -> PartSource:
@@ -288,63 +277,17 @@ class Publishing:
             only=only,
             held=None if own is None else own.held,
         )
-        self._version, self._begun = self._progress.version, time.monotonic()
+        self._version = self._progress.version
+        self._reporter.update_begun(handle, self._version)
         return handle
 
     def _is_under_way(self, patience_seconds: float) -> bool:
         """Whether the last update is still not over after so long; if it is, tell how it went."""
         result = None if self._handle is None else self._handle.wait(patience_seconds)
         if result is not None:
-            self._report(result)
+            self._reporter.update_ended(result)
             self._handle = None
         return self._handle is not None
-
-    def _report(self, result: Published) -> None:
-        """Report the engines that the version did not reach, and why."""
-        self._result = result
-        if not result.error:
-            self._updates += 1
-            self._updates_bytes += result.total_bytes
-            self._updates_seconds += result.seconds
-        for name, why in sorted(result.dropped.items()):
-            self._say(f"version {result.version} did not reach {name}: {why}")
-        if result.error:
-            self._say(f"version {result.version} was not published: {result.error}")
-
-    def _say(self, text: str) -> None:
-        self._runtime.say(f"publish {text}", f"publishing: {text}")
-
-    # --- for people, on a thread of its own: an update runs while the main thread computes --------------------
-    def _keep_reporting(self) -> None:
-        while not self._closing.wait(STATUS_SECONDS):
-            self._send_status()
-
-    def _send_status(self) -> None:
-        status = self._status()
-        if status != self._sent_status:
-            self._sent_status = status
-            self._runtime.link.send(status)
-
-    def _status(self) -> PublishStatus:
-        handle, publisher = self._handle, self._publisher
-        engines = () if publisher is None else publisher.engines()
-        over = None if handle is None else handle.wait(0.0)  # the main thread may not have seen it yet
-        under_way = handle is not None and over is None
-        progress = handle.progress() if handle is not None and under_way else UpdateProgress()
-        result = over or self._result
-        return PublishStatus(
-            process=self._runtime.process,
-            engines=tuple(EngineVersion(name=e.name, pid=e.pid, version=e.version) for e in engines),
-            version=self._version,
-            moved_bytes=progress.held_bytes,
-            total_bytes=progress.total_bytes,
-            update_seconds=time.monotonic() - self._begun if under_way else result.seconds,
-            updates=self._updates,
-            updates_bytes=self._updates_bytes,
-            updates_seconds=self._updates_seconds,
-            dropped={} if under_way else result.dropped,
-            error="" if under_way else result.error,
-        )
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -353,6 +296,18 @@ class Publishing:
             self._taken.is_over()
         except PlaceTakenError as error:
             if self._taken.lasts(time.monotonic()):
-                self._say(str(error))
+                self._reporter.say(str(error))
         except (RelightError, OSError) as error:
-            self._say(str(error))
+            self._reporter.say(str(error))
+
+
+def _published_modules(state: TrackedState, model: str | None) -> tuple[str, ...]:
+    """Return the names of the modules to publish; `model`: only this one. Raises UsageError."""
+    names = list(state.modules)
+    if model is None and len(names) > 1 and not state.pipelines:
+        raise UsageError(f"there are several models ({', '.join(names)}): say publish(model=...)")
+    if model is not None and model not in names:
+        raise UsageError(f"publish(model={model!r}): relight.Training was given {', '.join(names)}")
+    if model is None and state.pipelines:
+        names = [name for name in names if state.pipelines.stages_in([state.modules[name]])]
+    return tuple(names) if model is None else (model,)
