@@ -33,7 +33,8 @@ from relight.training.data.batches import Batches
 from relight.training.process.progress import Progress
 from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.groups import make_generation_group
-from relight.training.transaction.transaction import LEARNING_STEPS, Transaction
+from relight.training.transaction.image_plan import LEARNING_STEPS
+from relight.training.transaction.transaction import Transaction
 from relight.training.worker.phases import BackwardHooks, gates_for
 from relight.transfer.io.codec import encode_tree
 from relight.wire.shared_barrier import SharedBarrier
@@ -47,6 +48,12 @@ GATES = gates_for(BACKWARD_S)
 STAMPS = (Phase.FORWARD, Phase.BACKWARD, Phase.BARRIER, Phase.OPTIMIZER, Phase.OUTSIDE)
 WORDS = ("step", "version", "attempt", "prepared", "prepared", "torn", "torn", "version")
 SHAPE = Shape()
+
+
+class NoCollectives:
+    """A process that launches none."""
+
+    launches = 0
 
 
 def parts_us(model: nn.Module) -> dict[str, float]:
@@ -66,7 +73,7 @@ def parts_us(model: nn.Module) -> dict[str, float]:
         for word in WORDS:
             page.put(word, 1)
 
-    transaction = Transaction(state, lambda: 0)
+    transaction = Transaction(state, NoCollectives())
 
     def step() -> None:
         """All that a step as a transaction costs, once its only write is known as such."""

@@ -18,6 +18,12 @@ from relight.transfer.io.codec import decode_tree, encode_tree, unflatten
 Move = Callable[[nn.Module, nn.Module], None]
 
 
+class NoCollectives:
+    """A process that launches none."""
+
+    launches = 0
+
+
 class Holder(nn.Module):
     """As scripts that wrap the copy in a class of their own."""
 
@@ -64,7 +70,7 @@ class Rank:
         self.average = make(self.net)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
         self.state = TrackedState({"model": self.net}, {"optimizer": self.optimizer}, {"ema": self.average}, {})
-        self.transaction = Transaction(self.state, lambda: 0)
+        self.transaction = Transaction(self.state, NoCollectives())
         self.kept = b""
 
     def step(self, number: int, *, moves: bool = True) -> None:
@@ -82,7 +88,7 @@ class Rank:
     def become(self, source: "Rank", kept: bytes) -> None:
         flat = source.state.replicated()
         tree = decode_tree(encode_tree({"t": unflatten(flat.tree, [t.clone() for t in flat.tensors])}, "state"))["t"]
-        self.state.adopt(tree, source.state.named_private_buffers())
+        self.state.adopt(tree, source.state.rank_private.named_buffers())
         self.state.adopt_private(decode_tree(kept))
 
 
@@ -123,11 +129,11 @@ def test_of_two_models_that_are_built_alike_an_average_is_that_of_its_own() -> N
     average = AveragedModel(right)
     optimizer = torch.optim.SGD([*left.parameters(), *right.parameters()], lr=0.1)
     state = TrackedState({"left": left, "right": right}, {"optimizer": optimizer}, {"ema": average}, {})
-    transaction = Transaction(state, lambda: 0)
+    transaction = Transaction(state, NoCollectives())
     transaction.begin()
     right(torch.randn(6, 4))
     transaction.prepare(early=True)
-    assert {owner for owner, _ in state.private_buffers} == {"right", "ema"}
+    assert {owner for owner, _ in state.rank_private.buffers} == {"right", "ema"}
 
 
 def test_an_average_does_not_belong_to_one_rank() -> None:

@@ -19,6 +19,12 @@ from relight.training.transaction.transaction import Transaction
 from relight.transfer.io.codec import Flat, decode_tree, encode_tree, unflatten
 
 
+class NoCollectives:
+    """A process that launches none."""
+
+    launches = 0
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -59,14 +65,14 @@ def make(seed: int, steps: int = 0, **objects: Any) -> tuple[Net, torch.optim.Op
 
 
 def transaction_of(state: TrackedState) -> Transaction:
-    return Transaction(state, lambda: 0)
+    return Transaction(state, NoCollectives())
 
 
 def transfer(source: TrackedState, target: TrackedState) -> None:
     """What a restore does, through bytes."""
     flat = source.replicated()
     tree = decode_tree(encode_tree({"t": _plain(flat)}, "state"))["t"]
-    target.adopt(tree, [list(key) for key in source.private_buffers])
+    target.adopt(tree, [list(key) for key in source.rank_private.buffers])
     target.adopt_private(decode_tree(encode_tree(source.private(), "private")))
 
 
@@ -139,7 +145,7 @@ def test_learning_rate_and_objects_travel() -> None:
 
 def test_buffers_that_change_in_forward_become_private_and_others_do_not() -> None:
     _, _, state = make(1, steps=1)
-    names = {name for _, name in state.private_buffers}
+    names = {name for _, name in state.rank_private.buffers}
     assert names == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from relight.training.state.tracked import TrackedState
-from relight.training.transaction.transaction import LEARNING_STEPS, Transaction
+from relight.training.transaction.image_plan import LEARNING_STEPS
+from relight.training.transaction.transaction import Transaction
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 Body = Callable[["Script"], None]
@@ -52,7 +53,7 @@ class Script:
             {"scheduler": self.scheduler},
             {},
         )
-        self.transaction = Transaction(self.state, lambda: self.launches)
+        self.transaction = Transaction(self.state, self)
         self.early = False  # the barrier of this step was passed
         self.barriers: list[str] = []  # in front of which write, or "end"
         self.number = 0
@@ -257,12 +258,12 @@ def test_a_step_that_is_undone_leaves_no_trace(run: Any, body: Body, steps: int)
     script = run(body, 2)
     for _ in range(steps):
         script.step()
-    before, private = script.bits(), set(script.state.private_buffers)
+    before, private = script.bits(), set(script.state.rank_private.buffers)
     with pytest.raises(InterruptedError):
         _body_up_to_the_barrier(script)
     script.undo()
     assert script.bits() == before
-    assert script.state.private_buffers == private  # no other buffer was kept with the version gone back to
+    assert script.state.rank_private.buffers == private  # no other buffer was kept with the version gone back to
     script.step()
     undisturbed = run(body, 2)
     for _ in range(steps + 1):
@@ -373,7 +374,7 @@ def test_the_first_change_of_a_small_tensor_is_undone(run: Any) -> None:
 
 
 def test_what_changes_for_the_first_time_makes_one_step_unrepeatable(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relight.training.transaction.transaction._STILL_BYTES", 0)
+    monkeypatch.setattr("relight.training.transaction.image_plan._STILL_BYTES", 0)
     script = run(_late)
     for _ in range(LEARNING_STEPS + 3):
         script.step()
@@ -400,7 +401,7 @@ def test_batchnorm_that_was_frozen_at_first_becomes_private(run: Any) -> None:
     for _ in range(6):
         script.step()
     names = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
-    assert {name for _, name in script.state.private_buffers} == names
+    assert {name for _, name in script.state.rank_private.buffers} == names
 
 
 def test_changes_between_steps_are_seen(run: Any) -> None:

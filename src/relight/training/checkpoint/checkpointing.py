@@ -196,7 +196,7 @@ class Checkpointing:
             key=self._assignment.shard,
             layout=self._state.layout(),
             digest="",
-            private_buffers=self._state.named_private_buffers(),
+            private_buffers=self._state.rank_private.named_buffers(),
             besides=self._state.besides(),
             tree=flat.tree,
             pieces=_pieces(flat, prefix_of(self._state)),

@@ -13,7 +13,7 @@ from relight.training.process.private import PrivateState
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
-from relight.training.state.tracked import TrackedState, parameters_behind
+from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.mesh import place_in_whole
 from relight.transfer.io.codec import decode_tree, local_part, unflatten
 from relight.transfer.restore.client import destination_for
@@ -91,7 +91,7 @@ class CheckpointReader:
 
     def _own_pieces(self, part: files.Part) -> list[Piece]:
         """Of a checkpoint that was divided in another way: which block of each tensor is this rank's."""
-        like = parameters_behind(self._state, part.tree, len(part.pieces))
+        like = self._state.replica.parameters_in(part.tree, len(part.pieces))
         pieces = []
         for number, piece in enumerate(part.pieces):
             parameter = like.get(number)
@@ -114,7 +114,7 @@ class CheckpointReader:
         """What only this rank has; nothing, if ranks have nothing of their own and may be more than there were."""
         runtime, place = self._runtime, self._assignment.batch_index
         self._batches.start(version, place)
-        if runtime.holdings.is_derivable() and not self._state.private_buffers:
+        if runtime.holdings.is_derivable() and not self._state.rank_private.buffers:
             return
         payload = files.read_private(root, version, runtime.rank)
         runtime.page.write_private(version, payload)
@@ -124,5 +124,5 @@ class CheckpointReader:
 
 def prefix_of(state: TrackedState) -> str:
     """Of the names of tensors in files: stages of a pipeline and parts of ZeRO would have the same names."""
-    namesakes = state.namesakes()
+    namesakes = state.division.namesakes()
     return f"{namesakes}: " if namesakes else ""

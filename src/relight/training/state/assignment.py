@@ -15,4 +15,4 @@ class Assignment:
     def follow(self, state: TrackedState, rank: int, world_size: int) -> None:
         """Be that of `rank`. Raises UsageError if some tensor is not in a form that could be restored."""
         self.shard = state.shard(world_size)
-        self.batch_index = state.batch_place(rank, world_size)
+        self.batch_index = state.division.batch_index(rank, world_size)

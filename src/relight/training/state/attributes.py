@@ -12,9 +12,9 @@ import collections
 import copy
 import dis
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import xxhash
@@ -36,6 +36,13 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 Key = tuple[int, str]  # `id` of a module, and the attribute's name
 
 
+class ModeWatcher(Protocol):
+    """Acts before a module changes its mode."""
+
+    def before_mode(self, module: nn.Module) -> None:
+        """`module.training` is about to be set."""
+
+
 class AttributeLog:
     """The attributes of some modules, in the step under way and since the loop began."""
 
@@ -54,12 +61,13 @@ class AttributeLog:
         self._recording = False
         self._hooks = HookLog()
         self._undo: list[Any] = []
-        self.before_mode: Callable[[nn.Module], None] = lambda _: None  # told before train() or eval() of a module
+        self._modes: ModeWatcher | None = None
         self.differ = False  # between ranks, once seen
         self.assigned_buffers = 0  # how often a buffer was assigned
 
-    def install(self) -> None:
-        """Log what is assigned to these modules from now on."""
+    def install(self, modes: ModeWatcher | None = None) -> None:
+        """Log what is assigned to these modules from now on; `modes` is called before train() or eval() of one."""
+        self._modes = modes
         for owner, module in self._modules.items():
             for path, child in module.named_modules():
                 if not type(child).__module__.startswith(_WRAPPERS):
@@ -105,8 +113,8 @@ class AttributeLog:
         holder = next((t for t in (tables, *(tables.get(kind, {}) for kind in _TABLES)) if name in t), None)
         if holder is tables.get("_buffers"):
             self.assigned_buffers += 1
-        if name == "training" and self._recording:
-            self.before_mode(module)
+        if name == "training" and self._recording and self._modes is not None:
+            self._modes.before_mode(module)
         if self._recording:
             self._before[key] = (holder if holder is not None else {}, _MISSING if holder is None else holder[name])
         elif name not in _OWN:

@@ -71,6 +71,15 @@ class Slots:
         buffer: torch.Tensor = table[leaf]
         return buffer
 
+    def set(self, key: Key, value: torch.Tensor) -> None:
+        """Put a received value into a parameter or buffer; if that is divided over ranks, into this rank's part."""
+        live = local_part(self.get(key))
+        if live.shape == value.shape and live.dtype == value.dtype:
+            if live.data_ptr() != value.data_ptr():
+                live.copy_(value)
+        else:  # an observer's buffer, say, that takes its shape from the first batch
+            self.replace(key, value.to(live.device))
+
     def siblings(self, key: Key) -> list[Key]:
         """All buffers of the module that a buffer belongs to: BatchNorm's kernel counts no versions of its own."""
         if key not in self._tables:

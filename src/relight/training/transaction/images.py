@@ -4,7 +4,8 @@ A copy is taken once a step, before the first change. Memory for tensors that ar
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from relight.training.state.averages import same_bits
 from relight.training.state.slots import Key, Slots
 from relight.training.torch_private.zero import state_of
+from relight.training.transaction.data_access import DataAccess
 from relight.transfer.io.codec import local_part
 
 
@@ -138,6 +140,27 @@ class ObjectImages:
         self._taken = {}
 
 
+class FlagImages:
+    """`requires_grad` of the parameters at the start of a step."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], access: DataAccess) -> None:
+        self._parameters = parameters
+        self._access = access
+        self._taken: list[bool] = []
+        self._seen_flags = -1  # how often flags had been set, at the last look at all of them
+
+    def begin(self) -> None:
+        if self._access.flags_set != self._seen_flags:
+            self._taken = list(map(_requires_grad, self._parameters))
+            self._seen_flags = self._access.flags_set
+
+    def put_back(self) -> None:
+        for parameter, before in zip(self._parameters, self._taken, strict=True):
+            if parameter.requires_grad != before:
+                parameter.requires_grad_(before)
+
+
+_requires_grad = attrgetter("requires_grad")
 _PLAIN = frozenset((float, int, bool, type(None), str))  # values that are not copied
 
 

@@ -120,7 +120,7 @@ def take_inventory(
     reader = CheckpointReader(runtime, state, progress, batches, assignment, private)
     checkpointing = Checkpointing(runtime, state, progress, reader, assignment)
     snapshots = Snapshots(runtime, state, progress, assignment)
-    transaction = Transaction(state, lambda: runtime.launches, carried.look)
+    transaction = Transaction(state, runtime, carried)
     tiers = FallbackTiers(snapshots, checkpointing, publishing)
     recovery = Recovery(runtime, state, progress, batches, assignment, private, tiers, transaction)
     barrier = Barrier(runtime, state, progress, assignment, private, transaction, recovery, snapshots, publishing)

@@ -14,7 +14,7 @@ from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.errors import StepInterrupted, UsageError
 from relight.training.step import Step
-from relight.training.transaction.transaction import listed
+from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.membership import Membership
 from relight.training.worker.script_checks import ScriptChecks

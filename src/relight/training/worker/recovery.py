@@ -361,7 +361,7 @@ class Recovery:
                 "Change modules before relight.Training(...), or in every step anew",
                 version,
             )
-        self._transaction.forget()
+        self._transaction.close()
         self._state.clear_gradients()
         page.claim_private(version)
         self._blank = runtime.torn = False

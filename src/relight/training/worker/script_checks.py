@@ -9,7 +9,7 @@ import torch
 
 from relight.errors import UsageError
 from relight.training.carried.source import accumulates_by_hand, yields_inside
-from relight.training.transaction.transaction import listed
+from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
 
 

@@ -1,0 +1,113 @@
+"""The objects that a script handed over, by name, and how to recognize one of them."""
+
+import collections
+import itertools
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from relight.errors import UsageError
+from relight.training.state.slots import Slots
+from relight.training.torch_private.zero import ZeroOptimizers, is_zero, state_of
+
+_MAX_MEMBERS = 64  # looked at in a container, to see whether it holds state
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object as torch.distributed.checkpoint.stateful.Stateful describes it."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Handed:
+    """Modules, optimizers and other objects by name."""
+
+    modules: dict[str, nn.Module]
+    optimizers: dict[str, Optimizer]
+    objects: dict[str, Any]  # with `state_dict`, equal on all ranks
+    per_rank: dict[str, Any]  # with `state_dict`, different on each rank
+    parameters: list[nn.Parameter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parameters = [p for module in self.modules.values() for p in module.parameters()]
+
+
+def sort_by_kind(
+    modules: dict[str, nn.Module], optimizers: dict[str, Any], objects: dict[str, Any], per_rank: dict[str, Any]
+) -> Handed:
+    """Put each object with its kind, whichever keyword it came by. Raises UsageError for an optimizer without state.
+
+    A module that was handed over as an object (an averaged model) is copied tensor by tensor, like the other modules.
+    """
+    averaged = {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
+    others = {name: thing for name, thing in objects.items() if name not in averaged}
+    found = _with_inner_optimizers(optimizers, others)
+    return Handed({**modules, **averaged}, found, others, per_rank)
+
+
+def _with_inner_optimizers(handed: dict[str, Any], objects: dict[str, Any]) -> dict[str, Optimizer]:
+    """Return the optimizers in `handed`, and those inside them (SAM, Lookahead, a wrapper of any kind).
+
+    A wrapper that is no torch.optim.Optimizer is added to `objects`, whose `state_dict` is saved, unless all that it
+    keeps are optimizers and plain attributes. Raises UsageError if it has nothing that could be restored.
+    """
+    found = {name: thing for name, thing in handed.items() if isinstance(thing, Optimizer)}
+    for name, thing in handed.items():
+        inside = {f"{name}.{k}": v for k, v in getattr(thing, "__dict__", {}).items() if isinstance(v, Optimizer)}
+        known = {id(optimizer) for optimizer in found.values()}
+        if not is_zero(thing):
+            found.update({key: optimizer for key, optimizer in inside.items() if id(optimizer) not in known})
+        if not isinstance(thing, Optimizer):
+            if isinstance(thing, Stateful):
+                objects[name] = thing
+            elif not inside:
+                raise UsageError(
+                    f"{name} is a {type(thing).__qualname__}, no torch.optim.Optimizer, and has no state_dict() and "
+                    "load_state_dict(): add them (as in torch.distributed.checkpoint's Stateful), or a replacement "
+                    "would train on without its state"
+                )
+    return found
+
+
+class Identities:
+    """Recognizes objects that were handed over, and their parts."""
+
+    def __init__(self, handed: Handed, slots: Slots, zero: ZeroOptimizers) -> None:
+        self._slots = slots
+        self._zero = zero
+        groups = (handed.modules, handed.optimizers, handed.objects)
+        self._names = {id(thing): name for group in groups for name, thing in group.items()}
+        self._parts = _ids_of_parts(handed)
+
+    def name_of(self, thing: Any) -> str | None:
+        """Return the name under which this very object was handed over, or None."""
+        return self._names.get(id(thing)) or self._zero.owner_of(thing)
+
+    def keeps(self, thing: Any, depth: int = 3) -> bool:
+        """Whether an object is part of the state, or a container that holds some of it (`optimizer.param_groups`)."""
+        if id(thing) in self._parts or isinstance(thing, Optimizer):
+            return True
+        if isinstance(thing, torch.Tensor):
+            return self._slots.holds(thing)
+        if depth and isinstance(thing, dict):
+            return any(self.keeps(member, depth - 1) for member in itertools.islice(thing.values(), _MAX_MEMBERS))
+        if depth and isinstance(thing, (list, tuple, set, collections.deque)):
+            return any(self.keeps(member, depth - 1) for member in itertools.islice(thing, _MAX_MEMBERS))
+        return False
+
+
+def _ids_of_parts(handed: Handed) -> set[int]:
+    """The ids of all objects that were handed over, and of the modules inside them."""
+    things = [thing for kind in (handed.modules, handed.objects, handed.per_rank) for thing in kind.values()]
+    inside = [part for thing in things for part in getattr(thing, "__dict__", {}).values()]
+    modules = [thing for thing in (*things, *inside) if isinstance(thing, nn.Module)]
+    states = [state_of(optimizer) for optimizer in handed.optimizers.values()]
+    parts = (part for module in modules for part in module.modules())
+    return {id(thing) for thing in (*things, *handed.optimizers.values(), *states, *parts)}

@@ -1,0 +1,93 @@
+"""Objects that a script may not hand over: each check raises UsageError, which names the object and what to do."""
+
+from typing import Any
+
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from relight.errors import UsageError
+from relight.training.state.handed import Handed, Stateful
+from relight.training.torch_private.ddp import stateful_hooks
+from relight.training.torch_private.optimizers import has_attached_scheduler
+from relight.training.torch_private.zero import ZeroOptimizers
+
+# Classes of torch.distributed by name, so that nothing has to be imported for the check.
+_UNSUPPORTED = {
+    "FullyShardedDataParallel": "use FSDP2 (torch.distributed.fsdp.fully_shard) with a replicate dimension",
+}
+
+
+def refuse_untrackable(handed: Handed) -> None:
+    """Refuse objects whose state could not be copied, or that miss a companion."""
+    _refuse_stateless({**handed.objects, **handed.per_rank})
+    _refuse_averages_per_rank(handed.per_rank)
+    for name, thing in (*handed.modules.items(), *handed.optimizers.items()):
+        for part in thing.modules() if isinstance(thing, nn.Module) else [thing]:
+            _refuse_kind(name, part)
+    for name in handed.optimizers:
+        refuse_foreign_parameters(handed, name)
+        _refuse_missing_scheduler(handed, name)
+
+
+def refuse_foreign_parameters(handed: Handed, name: str) -> None:
+    """Refuse an optimizer that updates parameters of a module which was not handed over."""
+    owned = {id(p) for p in handed.parameters}
+    for index, group in enumerate(handed.optimizers[name].param_groups):
+        if any(id(p) not in owned for p in group["params"]):
+            raise UsageError(
+                f"parameter group {index} of {name} holds parameters of a module that was not handed over: "
+                "relight.Training(model={...}) must name every module that trains, also one that joins later"
+            )
+
+
+def refuse_averages_of_zero(handed: Handed, zero: ZeroOptimizers) -> None:
+    """Refuse an average of parameters that arrive after the write: a failure before they do would leave it wrong."""
+    averages = [name for name, module in handed.modules.items() if isinstance(module, AveragedModel)]
+    if zero and averages:
+        raise UsageError(
+            f"{averages[0]} averages parameters that a ZeroRedundancyOptimizer sends to other ranks after its "
+            "write: should a failure strike just there, the average would be of old ones. Use an optimizer that is "
+            "not divided, or leave the average out"
+        )
+
+
+def _refuse_stateless(objects: dict[str, Any]) -> None:
+    for name, thing in objects.items():
+        if not isinstance(thing, Stateful):
+            raise UsageError(
+                f"relight.Training({name}=...) got a {type(thing).__qualname__}, which has no state_dict() and "
+                "load_state_dict(): add them (as in torch.distributed.checkpoint's Stateful), or do not hand it "
+                "over"
+            )
+
+
+def _refuse_averages_per_rank(per_rank: dict[str, Any]) -> None:
+    for name in [name for name, thing in per_rank.items() if isinstance(thing, AveragedModel)]:
+        raise UsageError(
+            f"relight.Training(per_rank={{{name!r}: ...}}) got an AveragedModel: hand it over as ema=..., or by "
+            "another keyword. Its parameters are equal on all ranks, and relight sees by itself which of its "
+            "buffers are not"
+        )
+
+
+def _refuse_kind(name: str, part: Any) -> None:
+    """Refuse a module or optimizer that looks replicated and is not."""
+    instead = _UNSUPPORTED.get(type(part).__name__)
+    if instead and type(part).__module__.startswith("torch.distributed."):
+        raise UsageError(f"{name} uses {type(part).__qualname__}, which relight cannot restore: {instead}")
+    for hook in stateful_hooks(part):
+        raise UsageError(
+            f"{name} has a communication hook of DDP with a state of its own ({type(hook).__qualname__}): it differs "
+            "on each rank, no other rank has a copy, and an aborted step changes it. Use a hook without state, such as "
+            "fp16_compress_hook, or none"
+        )
+
+
+def _refuse_missing_scheduler(handed: Handed, name: str) -> None:
+    attached = has_attached_scheduler(handed.optimizers[name])
+    if attached and not any(isinstance(thing, LRScheduler) for thing in handed.objects.values()):
+        raise UsageError(
+            f"a learning-rate scheduler is attached to {name} but was not handed over: "
+            "relight.Training(..., scheduler=...)"
+        )

@@ -1,0 +1,91 @@
+"""When a step last needed other ranks: by a collective, or by a change of state that only this rank has."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import xxhash
+
+from relight.training.state.slots import Key
+from relight.transfer.io.codec import encode_tree
+
+if TYPE_CHECKING:
+    from relight.training.state.tracked import TrackedState
+
+_NAMED = 3  # tensors in a message
+
+
+class LaunchCount(Protocol):
+    """Counts the collectives of this process."""
+
+    @property
+    def launches(self) -> int:
+        """How many were launched so far."""
+
+
+class CarriedState(Protocol):
+    """State that the script carries from step to step by itself."""
+
+    def look(self) -> int:
+        """Return a number that differs once that state has changed."""
+
+
+class NothingCarried:
+    """A script without such state."""
+
+    def look(self) -> int:
+        return 0
+
+
+class Needs:
+    """What the step under way needs of other ranks."""
+
+    def __init__(self, state: "TrackedState", collectives: LaunchCount, carried: CarriedState) -> None:
+        self._state = state
+        self._collectives = collectives
+        self._carried = carried
+        self._seen: tuple[Any, ...] = ()  # launches and private state, at the last look
+        self.stirred = 0  # of the step's writes, the number of those before its last need
+
+    def begin(self, now: list[int] | None) -> None:
+        """A step begins. `now`: a scan of all tensors; None if its needs are known already."""
+        self.stirred = 0
+        if now is not None:
+            self._seen = self._look(now)
+
+    def note(self, now: list[int], writes: int) -> None:
+        """Compare with the last look, after so many `writes`."""
+        seen = self._look(now)
+        if seen != self._seen:
+            self.stirred, self._seen = writes, seen
+
+    def pass_barrier(self, now: list[int]) -> None:
+        """An early barrier is passed: no need is expected from here on."""
+        self._seen = self._look(now)
+
+    def surprise(self, now: list[int], lost: Sequence[Key]) -> str:
+        """Name a need that came after an early barrier; empty: none did. `lost`: averages moved by the script."""
+        seen = self._look(now)
+        if seen[0] != self._seen[0]:
+            return "a collective"
+        if seen != self._seen:
+            return "a change of state that only this rank has"
+        return f"an average of {listed(lost)} that the script made by itself" if lost else ""
+
+    def _look(self, now: list[int]) -> tuple[Any, ...]:
+        """Return launches, and values that differ after a change of rank-private state."""
+        state, attributes = self._state, self._state.attributes
+        trained = state.members.trained_owners
+        own = [now[place] for key, place in state.slots.buffer_places if key[0] in trained]
+        seen = self._collectives.launches, own, attributes.assigned_buffers, self._carried.look()
+        private = state.rank_private
+        if not (state.per_rank or private.with_own_numbers or attributes.has_state):
+            return seen
+        kept = {name: thing.state_dict() for name, thing in state.per_rank.items()}
+        tree = {"per_rank": kept, "attributes": attributes.private(), "numbers": private.own_numbers()}
+        return *seen, xxhash.xxh3_64_intdigest(encode_tree(tree, "rank-private state"))
+
+
+def listed(keys: Sequence[Key]) -> str:
+    """Name the first of these tensors in a message."""
+    names = ", ".join(f"{name} of {owner}" for owner, name in keys[:_NAMED])
+    return names if len(keys) <= _NAMED else f"{names} and {len(keys) - _NAMED} more"

@@ -1,0 +1,72 @@
+"""Copies of everything that a step may change, taken as it begins or before the first change."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from relight.training.state.parameter_attributes import ParameterAttributes
+from relight.training.state.torch_settings import TorchSettings
+from relight.training.transaction.data_access import DataAccess
+from relight.training.transaction.images import FlagImages, ObjectImages, OptimizerImages, TensorImages
+
+if TYPE_CHECKING:
+    from relight.training.state.tracked import TrackedState
+
+# Objects that change after a write only; a step is known to count them as writers of its own.
+_CHANGE_AFTER_WRITES = (LRScheduler, torch.amp.GradScaler)
+
+
+class StepImages:
+    """Tensors, optimizers, objects, attributes, flags and settings of the step under way."""
+
+    def __init__(self, state: "TrackedState", access: DataAccess) -> None:
+        self._state = state
+        self._slots = state.slots
+        self._attributes = state.attributes
+        self._settings = TorchSettings()
+        self._parameter_attributes = ParameterAttributes(state.parameters)
+        self._flags = FlagImages(state.parameters, access)
+        self.tensors = TensorImages(state.slots)
+        self.optimizers = OptimizerImages(state.optimizers)
+        self._everything = {**state.objects, **state.per_rank}
+        self._objects = ObjectImages(self._everything)
+        self._private: set[tuple[str, str]] = set()  # buffers known to be rank-private when the step began
+
+    def begin(self, *, learning: bool, writes_come_last: bool) -> None:
+        """Copy everything but tensors. `writes_come_last`: nothing is written in front of the barrier."""
+        self._private = set(self._state.rank_private.buffers)
+        self._flags.begin()
+        self._attributes.begin(learning=learning)
+        self._settings.begin()
+        self._parameter_attributes.begin()
+        self.optimizers.begin()
+        if learning:
+            self.optimizers.take_all()
+        late = _CHANGE_AFTER_WRITES if writes_come_last else ()
+        self._objects.take([name for name, thing in self._everything.items() if not isinstance(thing, late)])
+
+    def commit(self) -> None:
+        """The step counts. Copies of tensors are left to `ImagePlan`."""
+        self._attributes.commit()
+        self.optimizers.drop()
+        self._objects.drop()
+
+    def put_back(self) -> None:
+        """Make everything but the gradients what it was when the step began."""
+        self._attributes.roll_back()
+        self._settings.roll_back()
+        self._parameter_attributes.roll_back()
+        self._slots.refresh()
+        self._flags.put_back()
+        self.tensors.put_back()
+        self._state.rank_private.buffers = self._private  # of the version gone back to, no rank has kept others
+        self.optimizers.put_back()
+        self._objects.put_back()
+
+    def drop(self) -> None:
+        """Give up all copies."""
+        self._attributes.commit()
+        self.tensors.drop(keep=False)
+        self.optimizers.drop()
+        self._objects.drop()
