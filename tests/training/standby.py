@@ -1,6 +1,5 @@
 """As much of a standby's runtime as its process groups ask, before and after it is given a rank."""
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +10,9 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from relight.training.collectives.groups import GroupTable
-from relight.training.job import _create_group, _is_detached, _is_own, _make_group
-from relight.training.torch_private.c10d import REFUSED_STORE, adapt
-from relight.training.torch_private.mesh import follow_rank, regroup, watch_groups, watch_skips
+from relight.training.script_groups import ScriptGroups
+from relight.training.torch_private.c10d import REFUSED_STORE
+from relight.training.torch_private.mesh import follow_rank, regroup, watch_skips
 
 BUILT_AS = 3
 REPLACED = "_process_group_name _warn_not_in_group broadcast_object_list scatter_object_list recv_object_list"
@@ -51,15 +50,10 @@ def standby(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standby]:
     monkeypatch.setattr(DeviceMesh, "_coordinate_on_dim", None, raising=False)
     runtime: Any = Standby()
 
-    def create(options: Any, _: Any = None) -> Any:
-        group = _create_group(runtime, runtime.table.normal(options.global_ranks_in_group), 0)
-        group.make_group = functools.partial(_make_group, runtime)
-        return group
-
-    dist.Backend.register_backend("relighttest", create, extended_api=True, devices=["cpu"])
+    groups = ScriptGroups(runtime)
+    groups.register("relighttest")
     dist.init_process_group("relighttest", store=REFUSED_STORE, rank=BUILT_AS, world_size=4)
-    adapt(_is_own, _is_detached)
-    watch_groups(lambda ranks, members_only: runtime.table.add(ranks, members_only=members_only))
+    groups.watch()
     watch_skips(runtime.note_skip)
     follow_rank(BUILT_AS)
     yield runtime

@@ -145,6 +145,7 @@ def test_a_group_is_gone_with_the_last_reference() -> None:
 class Open:
     """A step's protected part, of which nothing is ever closed."""
 
+    rank = 0
     closed = False
     launches = 0
 
@@ -203,7 +204,7 @@ def test_what_was_launched_is_awaited_no_longer_than_its_generation(
 
 def test_launches_are_counted_and_waits_for_exchanges(pair: tuple[GenerationGroup, GenerationGroup]) -> None:
     gate = Open()
-    group = RelightProcessGroup(gate, lambda: 0, (0, 1), torch.device("cpu"))
+    group = RelightProcessGroup(gate, (0, 1), torch.device("cpu"))
     group.attach(pair[0])
     received = torch.zeros(2)
     exchange = group.recv([received], 1, 0)
@@ -238,7 +239,7 @@ class Cut(Open):
 
 def test_an_operation_that_was_cut_has_this_ranks_own_values(pair: tuple[GenerationGroup, GenerationGroup]) -> None:
     """DDP's reducer reads its bucket from the future, and would read from nowhere."""
-    group = RelightProcessGroup(Cut(), lambda: 0, (0, 1), torch.device("cpu"))
+    group = RelightProcessGroup(Cut(), (0, 1), torch.device("cpu"))
     group.attach(pair[0])
     mine = torch.ones(3)
     found = group.allreduce([mine]).get_future().value()

@@ -35,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[list[int], bool
     dist.init_process_group("fake", store=HashStore(), rank=PROVISIONAL, world_size=4)
     found: list[tuple[list[int], bool]] = []
     monkeypatch.setattr(distributed_c10d, "_process_group_name", distributed_c10d._process_group_name)  # put back later
-    watch_groups(lambda ranks, members_only: found.append((list(ranks), members_only)))
+    watch_groups(lambda ranks, *, members_only: found.append((list(ranks), members_only)))
     yield found
     dist.destroy_process_group()
 

@@ -40,12 +40,18 @@ def test_detached_group_completes_alone() -> None:
     assert all(torch.equal(o, torch.full((2,), 5.0)) for o in outputs)
 
 
+class FirstRank:
+    """As much of a policy as a detached group asks."""
+
+    rank = 0
+
+
 class Told(RelightProcessGroup):
     """Alone; notes for each all-reduce whether C++ called it in a backward pass."""
 
     def __init__(self) -> None:
-        unused: Any = None
-        super().__init__(unused, lambda: 0, (0,), torch.device("cpu"))
+        policy: Any = FirstRank()
+        super().__init__(policy, (0,), torch.device("cpu"))
         self.detach()
         self.seen: list[bool] = []
 

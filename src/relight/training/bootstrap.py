@@ -5,9 +5,9 @@ import runpy
 import sys
 from pathlib import Path
 
-from relight.training import job
 from relight.training.data.rng import seed_everything
 from relight.training.ending import leave, raised, say_goodbye
+from relight.training.job import joined
 from relight.training.process.leftovers import keep_together
 from relight.training.process.stacks import answer_for_stacks
 from relight.wire.settings import JobSettings, read_settings
@@ -24,15 +24,16 @@ def main() -> None:
     sys.argv = [settings.script, *settings.script_arguments]
     try:
         _run(settings)
-        if job._runtime is not None and job._runtime.lifecycle is not None:
-            job._runtime.lifecycle.at_end_of_script()
+        runtime = joined()
+        if runtime is not None and runtime.lifecycle is not None:
+            runtime.lifecycle.at_end_of_script()
     except SystemExit as exit_:
         if exit_.code in (None, 0):
-            say_goodbye(job._runtime)
+            say_goodbye(joined())
         raise
     except BaseException as error:
-        raised(job._runtime, error)
-    say_goodbye(job._runtime)
+        raised(joined(), error)
+    say_goodbye(joined())
     leave(0)
 
 

@@ -1,36 +1,37 @@
 """`relight.init()`: join the job that `relight run` started."""
 
-import functools
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from relight.core.commands import Assign
 from relight.core.position import Phase
-from relight.errors import RestoreError, StepInterrupted, UsageError
-from relight.training.collectives.generation_group import GenerationGroup
-from relight.training.collectives.group import RelightProcessGroup
-from relight.training.collectives.groups import Ranks
+from relight.errors import UsageError
 from relight.training.ending import hook
-from relight.training.process.runtime import Runtime, Superseded, connect
+from relight.training.process.runtime import Runtime, connect
 from relight.training.process.stacks import answer_for_stacks
-from relight.training.torch_private.c10d import REFUSED_STORE, adapt
+from relight.training.script_groups import BACKEND, ScriptGroups
+from relight.training.torch_private.c10d import REFUSED_STORE
 from relight.training.torch_private.ddp import watch_wrappers
 from relight.training.torch_private.installed import check_installed
-from relight.training.torch_private.mesh import follow_rank, watch_groups, watch_skips
+from relight.training.torch_private.mesh import follow_rank, watch_skips
 
 _runtime: Runtime | None = None
 
 
 class Job:
-    """This process's place in the job.
+    """This process's membership in the job, as `relight.init` returns it.
 
-    Read `rank` where you need it instead of copying it: a standby learns its rank only when it takes one.
+    Read `rank` where it is needed instead of keeping a copy: a standby learns its rank only when it takes one over.
+
+    Example::
+
+        job = relight.init()
+        model = DDP(Model().to(job.device))
+        sampler = DistributedSampler(dataset, num_replicas=job.world_size, rank=job.rank)
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -38,12 +39,12 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """This worker's rank; provisional in a standby."""
+        """Rank of this worker, from 0 to `world_size` - 1; provisional in a standby."""
         return self._runtime.rank
 
     @property
     def local_rank(self) -> int:
-        """The rank on this node, as ranks are laid out at the start."""
+        """Rank on its node, as ranks are laid out when the job starts."""
         return self._runtime.local_rank
 
     @property
@@ -53,7 +54,7 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """The device for the model."""
+        """Device of this worker: put the model there."""
         return self._runtime.device
 
     @property
@@ -63,7 +64,7 @@ class Job:
 
     @property
     def generation(self) -> int:
-        """The current generation: 1 until the first recovery."""
+        """Generation of the group of ranks: 1 until the first recovery, higher after each."""
         return self._runtime.generation
 
 
@@ -72,21 +73,62 @@ _PIPELINES = "torch.distributed.pipelining"
 
 
 def init(*, late_standby: bool | None = None) -> Job:
-    """Form the process group and return this process's place in the job.
+    """Form the process group of all ranks, and return this process's membership in the job.
 
     Call it once, before the model is built, instead of `torch.distributed.init_process_group`. Everything in
     `torch.distributed` works afterwards.
 
     Args:
-        late_standby: True: a standby waits in this call until it is given a rank, and builds its modules only then.
-            Necessary where ranks build different modules (the stages of a pipeline); recoveries take longer by the time
-            for building. False: a standby runs ahead to the first step, and takes a rank by one message.
-            None: True if torch.distributed.pipelining was imported before.
+        late_standby: if True, a standby waits in here until it takes over a rank, and builds its modules only then. A
+            script needs this if ranks build different modules (the stages of a pipeline); a recovery then takes longer
+            by the time that building takes. If False, a standby runs ahead to the first step. Default: None, which is
+            True if `torch.distributed.pipelining` was imported before, and False otherwise.
+
+    Returns:
+        The `Job`, with `rank`, `world_size` and `device`.
 
     Raises:
-        UsageError: the script was not started by `relight run`.
+        UsageError: the script was not started by `relight run`, `torch.distributed` is initialized already, `init` was
+            called twice, or the installed torch lacks a private interface that relight needs.
+
+    Example::
+
+        import relight
+
+        job = relight.init()
+        model = DDP(Model().to(job.device))
     """
     global _runtime  # noqa: PLW0603 - one job per process, as c10d has one default group
+    _refuse_wrong_start()
+    other_version = check_installed()
+    runtime = connect()
+    if runtime.settings.no_python:
+        _look_after_itself(runtime)
+    runtime.page.stamp(Phase.STARTING)
+    if other_version and runtime.rank == 0 and not runtime.is_standby:
+        runtime.say("torch", other_version)
+    runtime.guessed = late_standby is None
+    runtime.builds_late = _PIPELINES in sys.modules if late_standby is None else late_standby
+    _await_rank(runtime)
+    _initialize_torch(runtime)
+    _runtime = runtime
+    return Job(runtime)
+
+
+def joined() -> Runtime | None:
+    """Return the runtime that `init` made in this process; None before."""
+    return _runtime
+
+
+def current_runtime() -> Runtime:
+    """Return the runtime that `init` made in this process. Raises UsageError if there is none."""
+    if _runtime is None:
+        raise UsageError("call relight.init() before relight.Training(...)")
+    return _runtime
+
+
+def _refuse_wrong_start() -> None:
+    """Raises UsageError unless this is the process that `relight run` started, and it has not joined yet."""
     if _runtime is not None:
         raise UsageError("relight.init() was called twice in one process")
     if "RELIGHT_PRIVATE_DIR" not in os.environ:
@@ -101,97 +143,33 @@ def init(*, late_standby: bool | None = None) -> Job:
         )
     if dist.is_initialized():
         raise UsageError("torch.distributed is initialized already: let relight.init() do it")
-    other_version = check_installed()
-    runtime = connect()
-    if runtime.settings.no_python:
-        _look_after_itself(runtime)
-    runtime.page.stamp(Phase.STARTING)
-    if other_version and runtime.rank == 0 and not runtime.is_standby:
-        runtime.say("torch", other_version)
-    runtime.guessed = late_standby is None
-    runtime.builds_late = _PIPELINES in sys.modules if late_standby is None else late_standby
-
-    def create(options: Any, _: Any = None) -> RelightProcessGroup:
-        group = _create_group(runtime, runtime.table.normal(options.global_ranks_in_group), 0)
-        group.make_group = functools.partial(_make_group, runtime)
-        return group
-
-    dist.Backend.register_backend("relight", create, extended_api=True, devices=["cpu", "cuda"])
-    if runtime.is_standby:
-        if runtime.builds_late:
-            runtime.stand_by(layout_digest="")
-            runtime.page.stamp(Phase.STARTING)
-    else:
-        order = runtime.await_order(Assign)
-        runtime.take_assignment(order.generation, order.rank)
-    if runtime.device.type == "cuda":
-        torch.cuda.set_device(runtime.device)
-    dist.init_process_group("relight", store=REFUSED_STORE, rank=runtime.rank, world_size=runtime.world_size)
-    adapt(_is_own, _is_detached)
-    watch_wrappers()
-    watch_groups(lambda ranks, members_only: runtime.table.add(ranks, members_only=members_only))
-    if runtime.is_standby and not runtime.builds_late:
-        follow_rank(runtime.rank)
-        watch_skips(runtime.note_skip)
-    _runtime = runtime
-    return Job(runtime)
 
 
 def _look_after_itself(runtime: Runtime) -> None:
-    """What relight's own start of a script does, for one that was started by another program."""
+    """Do what relight's own start of a script does, in a script that was started by another program."""
     hook(runtime)
     answer_for_stacks(Path(os.environ["RELIGHT_PRIVATE_DIR"]), runtime.process)
 
 
-def _is_own(group: Any) -> bool:
-    return isinstance(group, RelightProcessGroup)
+def _await_rank(runtime: Runtime) -> None:
+    """Wait for the rank that the controller assigns; not in a standby that builds its modules first."""
+    if not runtime.is_standby:
+        order = runtime.await_order(Assign)
+        runtime.take_assignment(order.generation, order.rank)
+    elif runtime.builds_late:
+        runtime.stand_by(layout_digest="")
+        runtime.page.stamp(Phase.STARTING)
 
 
-def _is_detached(group: Any) -> bool:
-    return isinstance(group, RelightProcessGroup) and group.formed is not None and group.formed.is_detached
-
-
-def _create_group(runtime: Runtime, ranks: Ranks, place: int) -> RelightProcessGroup:
-    group = RelightProcessGroup(runtime, lambda: runtime.rank, ranks, runtime.device, place)
-    same = next((other.formed for other in runtime.groups if other.ranks == ranks), None)
-    if runtime.is_standby:
-        group.detach()
-    elif same is not None:
-        group.attach(same)
-    else:
-        group.attach(_form(runtime, ranks))
-    runtime.groups.append(group)
-    return group
-
-
-def _form(runtime: Runtime, ranks: Ranks) -> GenerationGroup:
-    """A formed group. Raises StepInterrupted if a failure elsewhere was the cause, RestoreError if none is told of."""
-    forming = runtime.begin_forming(runtime.generation, [ranks])
-    interrupted = StepInterrupted("a peer failed while a process group was formed with it")
-    try:
-        return runtime.await_formed(forming, runtime.generation)[ranks]
-    except Superseded:
-        raise interrupted from None
-    except RestoreError as error:
-        if runtime.await_stop(str(error)):
-            raise interrupted from error
-        raise
-
-
-def _make_group(runtime: Runtime, members: Sequence[int], name: str, description: str | None) -> Any:
-    """`dist.new_group`: a standby that may take any rank holds every group, others those that they are in."""
-    ranks = runtime.table.normal(members)
-    takes_any = runtime.is_standby and not runtime.builds_late
-    if runtime.rank not in ranks and not takes_any:
-        return None
-    group = _create_group(runtime, ranks, runtime.table.newest)
-    group._set_group_name(name)  # type: ignore[arg-type]
-    group._set_group_desc("undefined" if description is None else description)
-    return group
-
-
-def current_runtime() -> Runtime:
-    """The runtime that `init` made. Raises UsageError if there is none."""
-    if _runtime is None:
-        raise UsageError("call relight.init() before relight.Training(...)")
-    return _runtime
+def _initialize_torch(runtime: Runtime) -> None:
+    """Make the default process group, and follow the script's use of torch.distributed."""
+    groups = ScriptGroups(runtime)
+    groups.register()
+    if runtime.device.type == "cuda":
+        torch.cuda.set_device(runtime.device)
+    dist.init_process_group(BACKEND, store=REFUSED_STORE, rank=runtime.rank, world_size=runtime.world_size)
+    groups.watch()
+    watch_wrappers()
+    if runtime.is_standby and not runtime.builds_late:
+        follow_rank(runtime.rank)
+        watch_skips(runtime.note_skip)

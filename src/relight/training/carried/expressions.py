@@ -29,6 +29,7 @@ from relight.training.carried.refs import (
 )
 from relight.training.carried.scope import Scope
 from relight.training.carried.source import node_of
+from relight.training.torch_private.modules import HOOK_TABLES
 
 _DEEPEST = 8
 _MOST_CALLS = 300
@@ -50,7 +51,6 @@ _VIEWS = frozenset(  # methods of tensors and arrays whose result shares their m
 )
 _SAME = frozenset({"list", "tuple", "iter", "reversed", "sorted"})  # of the same members
 _OF_MODULES = frozenset("parameters named_parameters buffers named_buffers state_dict modules children".split())
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _NO_NAME = ast.Name("", ast.Load())
 MOST_MEMBERS = 8  # of a container whose members are told from each other
 _FRESH: Key = ("temporary", -1, "")
@@ -254,7 +254,7 @@ class Expressions:
         """Functions of the user's that calling a module runs, or the backward pass of what it returns."""
         for path, module in known(target).named_modules():
             steps = tuple(("attribute", name, "") for name in path.split(".") if name)
-            for kind in _HOOKS:
+            for kind in HOOK_TABLES:
                 for number, hook in enumerate(list(getattr(module, kind, {}).values())):
                     way = (*steps, ("attribute", kind, ""), ("member", str(number), ""))
                     place = (*target.place, *way) if target.place else None

@@ -12,6 +12,7 @@ from torch import nn
 
 from relight.training.carried.refs import Place
 from relight.training.carried.values import attributes_of
+from relight.training.torch_private.modules import buffers_in, modules_in, parameters_in
 
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
 _WRITES_THROUGH = sys.version_info >= (3, 13)
@@ -190,7 +191,7 @@ class AttributeSpot(Spot):
         if isinstance(owner, type):
             return getattr(owner, name, MISSING)
         if isinstance(owner, nn.Module):
-            for table in (owner._buffers, owner._parameters, owner._modules):
+            for table in (buffers_in(owner), parameters_in(owner), modules_in(owner)):
                 if name in table:
                     return table[name]
         found = attributes_of(owner).get(name, MISSING)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from relight.training.carried.source import is_user_file
+from relight.training.torch_private.modules import modules_in, tables_in
 
 Place = tuple[tuple[str, str, str], ...]  # the way to a value: its root, then attributes, items, variables of closures
 Key = tuple[Any, ...]  # equal for two names of one place
@@ -118,8 +119,8 @@ def class_of(base: Ref) -> Ref:
 def static_attribute(owner: Any, name: str) -> Any:
     """An attribute, found without running code of the owner; methods come bound."""
     if isinstance(owner, nn.Module):
-        for kind in ("_parameters", "_buffers", "_modules"):
-            if name in (kept := owner.__dict__.get(kind, {})):
+        for kept in tables_in(owner):
+            if name in kept:
                 return kept[name]
     try:
         value = inspect.getattr_static(owner, name)
@@ -192,7 +193,7 @@ def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
     if value is UNKNOWN or isinstance(value, type):
         return None
     if isinstance(value, nn.Module):
-        inner = value._modules.get("module")
+        inner = modules_in(value).get("module")
         if inner is not None and not is_user_file(_file_of(type(value))):
             value, target = inner, Ref(None, inner)  # a wrapper: DistributedDataParallel
         return _if_user(inspect.getattr_static(type(value), "forward", None), target)

@@ -20,6 +20,8 @@ from relight.training.carried.values import (
     remember,
     stream_state,
 )
+from relight.training.torch_private.modules import buffers_in, modules_in, parameters_in
+from relight.training.torch_private.tensors import version_of
 
 _DEEPEST = 4
 _MOST = 5000  # places
@@ -95,7 +97,7 @@ class Survey:
         if kind in ("tensor", "array"):
             is_copied = value.nbytes <= min(_BYTES, self._left)
             if kind == "tensor" and (value.layout is not torch.strided or not is_copied):
-                return Mark("version", value, None if value.is_inference() else value._version)
+                return Mark("version", value, None if value.is_inference() else version_of(value))
             if not is_copied:
                 return Mark("version", value, None)
             self._left -= value.nbytes
@@ -133,13 +135,13 @@ class Survey:
 
     def _look_into_module(self, place: Place, module: nn.Module) -> None:
         """Its tensors, also those of the modules in it that were not handed over."""
-        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+        for name, tensor in [*parameters_in(module).items(), *buffers_in(module).items()]:
             if tensor is not None and id(tensor) not in self._seen and not self._is_foreign(tensor):
                 self._seen.add(id(tensor))
                 there = (*place, ("attribute", name, ""))
                 self.found[there] = trace(tensor) if self._traces else self._glance(tensor)
                 self.modules[there] = place
-        for name, inner in module._modules.items():
+        for name, inner in modules_in(module).items():
             if inner is not None and id(inner) not in self._seen and not self._is_foreign(inner):
                 self._seen.add(id(inner))
                 self._look_into_module((*place, ("attribute", name, "")), inner)
@@ -160,8 +162,8 @@ def trace(value: Any, depth: int = 0) -> Any:
         return repr(value) if isinstance(value, (float, complex)) else value
     if kind == "tensor":
         gradient = gradient_of(value)
-        own = None if gradient is None else (id(gradient), gradient._version)
-        return id(value), -1 if value.is_inference() else value._version, own
+        own = None if gradient is None else (id(gradient), version_of(gradient))
+        return id(value), -1 if value.is_inference() else version_of(value), own
     if kind == "array":
         return id(value), value.tobytes() if value.nbytes <= _TRACED_BYTES else b""
     if kind == "bytearray":

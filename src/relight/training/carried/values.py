@@ -18,6 +18,7 @@ from relight.training.carried.constants import is_constant_type
 from relight.training.carried.refs import is_user_type
 from relight.training.carried.strides import overlaps, with_strides
 from relight.training.state.averages import same_bits
+from relight.training.torch_private.tensors import version_of
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 DICTS: tuple[type, ...] = (dict, OrderedDict, defaultdict, Counter)
@@ -171,7 +172,7 @@ def changed(mark: Any, value: Any) -> bool:
     if kind in ("growing", "length"):
         return bool(len(value) != saved)
     if kind == "version":
-        return isinstance(value, torch.Tensor) and not value.is_inference() and value._version != saved
+        return isinstance(value, torch.Tensor) and not value.is_inference() and version_of(value) != saved
     if kind in ("list", "deque", "tuple", "set"):
         return bool(len(value) != len(saved) or any(map(changed, saved, value)))
     if kind == "dict":
@@ -240,7 +241,7 @@ def put_back(mark: Any) -> Any:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+    return -1 if tensor.is_inference() else version_of(tensor)
 
 
 def _state_of(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 
 from relight.errors import CheckpointError
+from relight.training.torch_private.dcp import storage_info
 from relight.transfer.io.codec import TensorSpec, empty_like
 
 
@@ -79,7 +80,7 @@ def describe(place: Path, parts: Sequence[tuple[Sequence[Piece], Sequence[Stored
             if where.file or not any(piece.whole):
                 index = dataclasses.replace(item.index, index=len(whole.chunks))
                 whole.chunks.append(item.tensor_data.chunk)
-                results[index] = WriteResult(index, where.length, _StorageInfo(where.file, where.offset, where.length))
+                results[index] = WriteResult(index, where.length, storage_info(where.file, where.offset, where.length))
     writer = FileSystemWriter(place)
     writer.set_up_storage_writer(True)
     writer.finish(Metadata(state_dict_metadata=dict(wholes)), [list(results.values())])

@@ -8,7 +8,7 @@ closed depends on where it stands in the step (see `CollectivePolicy`).
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,13 @@ from relight.training.torch_private.autograd import RUN_BACKWARD, not_compiled
 from relight.training.torch_private.groups import OPERATIONS, make_detached_group
 
 
+class GroupMaker(Protocol):
+    """Makes the process groups of a job."""
+
+    def make_group(self, members: Sequence[int], name: str, description: str | None) -> "RelightProcessGroup | None":
+        """Return a group of these ranks; None if this process is no member."""
+
+
 class RelightProcessGroup(dist.ProcessGroup):
     """Delegates every operation to the inner group of the current generation.
 
@@ -31,32 +38,36 @@ class RelightProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(
-        self, gate: CollectivePolicy, rank: Callable[[], int], ranks: Ranks, device: torch.device, place: int = 0
+        self,
+        gate: CollectivePolicy,
+        ranks: Ranks,
+        device: torch.device,
+        place: int = 0,
+        maker: "GroupMaker | None" = None,
     ) -> None:
-        """`place`: its number among all groups of the job."""
-        super().__init__(ranks.index(rank()) if rank() in ranks else 0, len(ranks))  # type: ignore[call-arg]
+        """`place`: its number among all groups of the job. `maker`: makes the groups that c10d asks this one for."""
+        super().__init__(ranks.index(gate.rank) if gate.rank in ranks else 0, len(ranks))  # type: ignore[call-arg]
         self._gate = gate
-        self._rank = rank
+        self._maker = maker
         self._size = len(ranks)
         self._device = device
         self._name = self._description = ""
         self.ranks = ranks
-        self.place, self.built_as = place, rank()
+        self.place, self.built_as = place, gate.rank
         self.formed: GenerationGroup | None = None
         self.serves_reducer = False  # DDP's; then what C++ launches in a backward pass is a bucket of its
-        self.make_group: Callable[[Sequence[int], str, str | None], RelightProcessGroup | None] | None = None
 
     def new_group(
         self, ranks: Sequence[int], *, group_name: str, group_desc: str | None = None, **_: Any
     ) -> "RelightProcessGroup | None":
         """c10d asks the default group for every group that a script makes, of whatever backend. None: no member."""
-        assert self.make_group is not None
-        return self.make_group(ranks, group_name, group_desc)
+        assert self._maker is not None
+        return self._maker.make_group(ranks, group_name, group_desc)
 
     @property
     def has_member(self) -> bool:
         """Whether the rank that this process holds is a member."""
-        return self._rank() in self.ranks
+        return self._gate.rank in self.ranks
 
     def __eq__(self, other: object) -> bool:
         return self is other or (other == dist.GroupMember.NON_GROUP_MEMBER and not self.has_member)
@@ -77,7 +88,7 @@ class RelightProcessGroup(dist.ProcessGroup):
         return "relight"
 
     def getRank(self) -> int:
-        rank = self._rank()
+        rank = self._gate.rank
         return self.ranks.index(rank) if rank in self.ranks else -1
 
     def getSize(self) -> int:

@@ -16,6 +16,7 @@ from relight.training.collectives.backward import Backward
 from relight.training.collectives.policy import CollectivePolicy
 from relight.training.collectives.waits import Waiters, Waits
 from relight.training.torch_private.autograd import not_compiled
+from relight.training.torch_private.groups import ExchangeWork, source_rank_of
 
 
 class Waitable(Protocol):
@@ -227,7 +228,7 @@ class Parts(Operation):
         return self._promised()  # gloo's own comes before the result
 
 
-class Exchange(dist.Work):
+class Exchange(ExchangeWork):
     """A send or a receive, of pipeline stages for instance.
 
     gloo cannot be asked whether one is done, only be waited for; and a wait with a time limit that passes closes all
@@ -273,10 +274,7 @@ class Exchange(dist.Work):
         return self.is_over()
 
     def source_rank(self) -> int:
-        return int(self._work.source_rank())
-
-    def _source_rank(self) -> int:
-        return int(self._work._source_rank())
+        return source_rank_of(self._work)
 
     def _await_gloo(self) -> None:
         try:

@@ -6,6 +6,7 @@ from typing import Protocol
 class CollectivePolicy(Protocol):
     """What the process group asks about every operation; the runtime answers."""
 
+    rank: int  # that this process holds
     closed: bool  # Stop has arrived; nothing of this generation may go on
     launches: int  # operations that the script has launched, and exchanges that it has begun to wait for
 

@@ -7,10 +7,9 @@ that use the store directly.
 import threading
 from datetime import timedelta
 
-from torch._C._distributed_c10d import Store
-
 from relight.errors import StepInterrupted
 from relight.training.connection.link import AgentLink
+from relight.training.torch_private.c10d import Store
 from relight.wire.messages import StoreAdd, StoreRecall, StoreReply, StoreSet, StoreWait
 
 

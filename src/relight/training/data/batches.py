@@ -12,6 +12,7 @@ from relight.training.data.reach import Reach
 from relight.training.data.sources import FunctionSource, NoSource, make_source
 from relight.training.data.strays import watch
 from relight.training.state.digest import batch_digest
+from relight.training.torch_private.tensors import tree_leaves, version_of
 
 
 class Batches:
@@ -158,4 +159,4 @@ class Batches:
 
 
 def _edits(batch: Any) -> list[int]:
-    return [leaf._version for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    return [version_of(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]

@@ -13,11 +13,23 @@ from typing import Any
 
 import xxhash
 from torch.utils.data import BatchSampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from relight.training.data import rng
 from relight.training.data.feed_worker import Key, Keyed
 from relight.training.data.strays import watch
+from relight.training.torch_private.loaders import (
+    IteratorMethods,
+    attach,
+    attached,
+    batches_drawn,
+    index_queues,
+    index_sampler_of,
+    iterator_methods,
+    replace_iterator_methods,
+    set_index_queues,
+    worker_turns,
+    workers_of,
+)
 
 
 class Feed:
@@ -99,19 +111,19 @@ class Lane:
                 self._streams = rng.capture()
         else:
             index = draw(iterator)
-        self.number = iterator._sampler_iter_yielded if self._feed.is_restored else self.number + 1
+        self.number = batches_drawn(iterator) if self._feed.is_restored else self.number + 1
         return index
 
     def draw_ahead(self, iterator: Any, draw: Callable[[Any], Any]) -> None:
         """Draw the first indices now: the script may read this iterator in a thread, beside other draws."""
-        if iterator._num_workers == 0 and not self._feed.is_restored:
+        if workers_of(iterator) == 0 and not self._feed.is_restored:
             try:
                 self._ahead = [self.next_index(iterator, draw)]
             except StopIteration:
                 self._ahead = []
 
     def advanced(self, iterator: Any) -> None:
-        if iterator._num_workers == 0 and threading.current_thread() is not threading.main_thread():
+        if workers_of(iterator) == 0 and threading.current_thread() is not threading.main_thread():
             self._feed.loads_in_a_thread = True
 
     def _first(self, iterator: Any, draw: Callable[[Any], Any]) -> Any:
@@ -121,9 +133,9 @@ class Lane:
             draw(iterator)
         if skip:
             self.number += skip
-            turns = iterator.__dict__.get("_worker_queue_idx_cycle")
+            turns = worker_turns(iterator)
             if turns is not None:  # each batch is loaded by the worker that would have loaded it
-                for _ in range(skip % iterator._num_workers):
+                for _ in range(skip % workers_of(iterator)):
                     next(turns)
         try:
             return draw(iterator)
@@ -141,14 +153,14 @@ class _KeyedQueue:
     """A queue to a worker process. Each message takes a key along."""
 
     def __init__(self, queue: Any, lane: Lane) -> None:
-        self._queue = queue
+        self.inner = queue
         self.lane = lane
 
     def put(self, message: Any) -> None:
-        self._queue.put(None if message is None else Keyed(message, self.lane.key))
+        self.inner.put(None if message is None else Keyed(message, self.lane.key))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._queue, name)
+        return getattr(self.inner, name)
 
 
 def draws_at_once(sampler: Any) -> bool:
@@ -166,12 +178,12 @@ def _is_torch(sampler: Any) -> bool:
 @functools.cache
 def install() -> None:
     """From now on, in this process, DataLoader iterators ask here. Those that no feed has made are as they were."""
-    base: Any = _BaseDataLoaderIter
-    init, reset, next_index, advance = base.__init__, base._reset, base._next_index, base.__next__
+    torchs = iterator_methods()
+    init, reset, next_index, advance = torchs.init, torchs.reset, torchs.next_index, torchs.advance
 
     def claim(iterator: Any) -> None:
         feed = _Present.feed
-        iterator._relight = None if feed is None else feed.lane(iterator._index_sampler)
+        attach(iterator, None if feed is None else feed.lane(index_sampler_of(iterator)))
         watch.made(iterator)
 
     def on_init(self: Any, loader: Any) -> None:
@@ -181,28 +193,28 @@ def install() -> None:
         if generator:  # as in later epochs, for which the iterator with its workers is kept: it draws no seed for them
             generator.set_state(state)
         claim(self)
-        if self._relight is not None:
-            self._relight.draw_ahead(self, next_index)
+        if (lane := attached(self)) is not None:
+            lane.draw_ahead(self, next_index)
 
     def on_reset(self: Any, loader: Any, first_iter: bool = False) -> None:
         reset(self, loader, first_iter)
         if not first_iter:
             claim(self)
-        lane = self._relight
-        queues = getattr(self, "_index_queues", [])
-        raw = [queue._queue if isinstance(queue, _KeyedQueue) else queue for queue in queues]
+        lane, queues = attached(self), index_queues(self)
+        raw = [queue.inner if isinstance(queue, _KeyedQueue) else queue for queue in queues]
         if queues:
-            self._index_queues = [_KeyedQueue(queue, lane) for queue in raw] if lane else raw
+            set_index_queues(self, [_KeyedQueue(queue, lane) for queue in raw] if lane else raw)
 
     def on_next_index(self: Any) -> Any:
-        lane = self.__dict__.get("_relight")
+        lane = attached(self)
         return next_index(self) if lane is None else lane.next_index(self, next_index)
 
     def on_advance(self: Any) -> Any:
-        if self.__dict__.get("_relight") is None and _Present.feed is None:
+        lane = attached(self)
+        if lane is None and _Present.feed is None:
             watch.advanced(self)
-        elif self.__dict__.get("_relight") is not None:
-            self._relight.advanced(self)
+        elif lane is not None:
+            lane.advanced(self)
         return advance(self)
 
-    base.__init__, base._reset, base._next_index, base.__next__ = on_init, on_reset, on_next_index, on_advance
+    replace_iterator_methods(IteratorMethods(on_init, on_reset, on_next_index, on_advance))

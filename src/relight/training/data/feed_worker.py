@@ -11,13 +11,13 @@ from typing import Any
 
 import xxhash
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils import fetch
 
 from relight.errors import UsageError
 from relight.training.data.held import reseed
 from relight.training.data.reach import ABSENT, Place, Reach
 from relight.training.data.rng import seed_everything
 from relight.training.state.digest import batch_digest
+from relight.training.torch_private.loaders import FetchMethods, fetch_methods, is_resumption, replace_fetch_methods
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ def _arrive(message: Any, epoch: int, number: int) -> Any:
     if _Arrived.key is None:
         _install()
     _Arrived.key = Key(epoch, number)
-    if type(message).__name__ == "_ResumeIteration":  # the dataset's __iter__ comes next, in a worker that is kept
+    if is_resumption(message):  # the dataset's __iter__ comes next, in a worker that is kept
         _seed(None, f"{epoch}/{_worker()}")
     return message
 
 
 def _install() -> None:
-    of_items: Any = fetch._MapDatasetFetcher.fetch
-    of_stream: Any = fetch._IterableDatasetFetcher.fetch
+    before = fetch_methods()
+    of_items, of_stream = before.items, before.stream
 
     def fetch_items(self: Any, index: Any) -> Any:
         key = _Arrived.key
@@ -93,8 +93,7 @@ def _install() -> None:
             _seed(_reach_of(self), f"{key.epoch}/{_worker()}")
         return of_stream(self, index)
 
-    fetch._MapDatasetFetcher.fetch = fetch_items  # type: ignore[method-assign]
-    fetch._IterableDatasetFetcher.fetch = fetch_stream  # type: ignore[method-assign]
+    replace_fetch_methods(FetchMethods(fetch_items, fetch_stream))
 
 
 def _changed_values(reach: Reach) -> dict[str, Place]:

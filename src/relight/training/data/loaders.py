@@ -15,8 +15,8 @@ from relight.training.data.feed import Feed, draws_at_once
 from relight.training.data.held import Held, State
 from relight.training.data.rng import capture, put_back, seed_everything, streams_kept
 from relight.training.state.digest import batch_digest
+from relight.training.torch_private.loaders import ITERATION, index_sampler_of
 
-_ITERATION = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation", "__getattribute__")
 _LOOKS = 3  # of the first batches: some generators are made when the first item is read
 
 
@@ -64,7 +64,7 @@ class LoaderSource:
         self._length = length_of(self._loader)
         length = self._known_length
         # Of where an epoch ends len() is only sure with torch's own samplers; else it is seen by drawing once more.
-        last = batch if self._skips and draws_at_once(self._loader._index_sampler) else max(batch - 1, 0)
+        last = batch if self._skips and draws_at_once(index_sampler_of(self._loader)) else max(batch - 1, 0)
         self._epoch = last // length if length else 0
         self._offset = batch - self._epoch * length if length else 0  # if it has no length, `restore` comes next
 
@@ -250,7 +250,7 @@ class LoaderSource:
         if self._has_workers:  # their copies of the dataset are seeded for each batch
             return index, Held({})
         fetch = Held({"dataset": loader.dataset, "collate_fn": loader.collate_fn})
-        if index.shares_with(fetch) and not draws_at_once(loader._index_sampler):
+        if index.shares_with(fetch) and not draws_at_once(index_sampler_of(loader)):
             self._skips = False  # one generator for both, in turns: only all of it can be repeated
             return Held({"data": self._loader}), Held({})
         return index, fetch
@@ -297,7 +297,7 @@ def iterates_as_torch(loader: Any) -> bool:
     """Whether it is a DataLoader, of a class that has no iteration of its own."""
     if not isinstance(loader, DataLoader):
         return False
-    return all(_definer(type(loader), name) in ("torch", "torchdata", "builtins") for name in _ITERATION)
+    return all(_definer(type(loader), name) in ("torch", "torchdata", "builtins") for name in ITERATION)
 
 
 def _definer(kind: type, name: str) -> str:

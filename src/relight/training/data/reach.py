@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from relight.training.torch_private.loaders import LOADER_ITERATOR
 
 try:
     import numpy
@@ -35,7 +36,7 @@ _CLOSED = (
     torch.Tensor,
     *((numpy.ndarray,) if numpy else ()),
     torch.nn.Module,
-    _BaseDataLoaderIter,
+    LOADER_ITERATOR,
     types.ModuleType,
     type,
     types.BuiltinFunctionType,

@@ -25,13 +25,12 @@ from relight.training.state.hooks import HookLog
 from relight.training.state.plain_values import EXCERPT_BYTES, is_mutable, pack, plain_bytes, put_back, unpack
 from relight.training.state.slots import memory_of
 from relight.training.torch_private.autograd import not_compiled
+from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, parameters_in, tables_in
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 _MISSING = object()
 # Made by torch itself, which keeps what a step needs there; `BucketLayout` and `ShardedModules` look after it.
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
-_OWN = frozenset(vars(nn.Module()))  # attributes of every module: tables of parameters, buffers, hooks
-_TABLES = ("_parameters", "_buffers", "_modules")
 
 Key = tuple[int, str]  # `id` of a module, and the attribute's name
 
@@ -110,20 +109,20 @@ class AttributeLog:
         if key in self._before:
             return
         tables = vars(module)
-        holder = next((t for t in (tables, *(tables.get(kind, {}) for kind in _TABLES)) if name in t), None)
-        if holder is tables.get("_buffers"):
+        holder = next((t for t in (tables, *tables_in(module)) if name in t), None)
+        if holder is buffers_in(module):
             self.assigned_buffers += 1
         if name == "training" and self._recording and self._modes is not None:
             self._modes.before_mode(module)
         if self._recording:
             self._before[key] = (holder if holder is not None else {}, _MISSING if holder is None else holder[name])
-        elif name not in _OWN:
+        elif name not in OWN_ATTRIBUTES:
             self._looked_at.discard(key)
             self._before_between(key)
 
     def _note_order(self, module: nn.Module, name: str) -> None:
         """An attribute is about to be deleted; if it is assigned again, it comes last."""
-        for holder in (vars(module).get(kind, {}) for kind in _TABLES):
+        for holder in tables_in(module):
             if self._recording and name in holder:
                 self._orders.setdefault(id(holder), (holder, list(holder)))
 
@@ -147,13 +146,14 @@ class AttributeLog:
         self._recording = False
         self._hooks.roll_back()
         for (module_id, name), (holder, value) in reversed(self._before.items()):
-            tables = vars(self._paths[module_id][1])
-            for table in (tables, *(tables.get(kind, {}) for kind in _TABLES)):
+            module = self._paths[module_id][1]
+            tables = vars(module)
+            for table in (tables, *tables_in(module)):
                 if table is not holder or value is _MISSING:  # in its own it keeps its place among the others
                     table.pop(name, None)
             if value is not _MISSING:
                 holder[name] = value
-            self.assigned_buffers += holder is tables.get("_buffers")
+            self.assigned_buffers += holder is buffers_in(module)
         self._before.clear()
         for holder, order in self._orders.values():
             members = {name: holder[name] for name in order if name in holder}
@@ -175,7 +175,7 @@ class AttributeLog:
         for key in [key for key in self._before if key not in self._looked_at]:
             self._looked_at.add(key)
             module, name = self._paths[key[0]][1], key[1]
-            if name in _OWN or name not in vars(module):
+            if name in OWN_ATTRIBUTES or name not in vars(module):
                 continue
             if self._is_state(module, name, vars(module)[name]):
                 self._state[self._path(key)] = key
@@ -241,7 +241,7 @@ class AttributeLog:
         """Small containers among the attributes, and what is in them."""
         for module_id, (_, module) in self._paths.items():
             for name, value in vars(module).items():
-                if name not in _OWN and is_mutable(value) and not self._is_view(value):
+                if name not in OWN_ATTRIBUTES and is_mutable(value) and not self._is_view(value):
                     size = plain_bytes(value)
                     if size is not None and size <= EXCERPT_BYTES:
                         yield (module_id, name), value, self._seen(value)
@@ -252,7 +252,7 @@ class AttributeLog:
         return memory != 0 and any(
             tensor is not None and not is_lazy(tensor) and memory_of(tensor) == memory
             for _, module in self._paths.values()
-            for tensor in (*module._parameters.values(), *module._buffers.values())
+            for tensor in (*parameters_in(module).values(), *buffers_in(module).values())
         )
 
     @staticmethod

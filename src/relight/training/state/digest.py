@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import xxhash
 
+from relight.training.torch_private.tensors import tree_leaves
 from relight.transfer.io.codec import raw_bytes
 
 _MARKED_ELEMENTS = 512
@@ -13,7 +14,7 @@ _MARKED_ELEMENTS = 512
 def batch_digest(batch: Any) -> int:
     """Digest of the shapes and first bytes of a batch's tensors: enough to tell one batch from another, and cheap."""
     state = xxhash.xxh3_64()
-    for leaf in torch.utils._pytree.tree_leaves(batch):
+    for leaf in tree_leaves(batch):
         if isinstance(leaf, torch.Tensor):
             state.update(str(tuple(leaf.shape)).encode())
             first = leaf.detach().reshape(-1)[:_MARKED_ELEMENTS].to("cpu").contiguous()

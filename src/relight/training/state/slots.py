@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from relight.training.torch_private.modules import buffers_in
 from relight.transfer.io.codec import local_part
 
 Key = tuple[str, str]  # of a parameter or buffer: the module that was handed over, and the name in it
@@ -33,7 +34,7 @@ class Slots:
         seen: set[int] = set()
         for owner, module in self._modules.items():
             for path, child in module.named_modules():
-                table = child._buffers
+                table = buffers_in(child)
                 for leaf, buffer in table.items():
                     if buffer is not None and id(buffer) not in seen:
                         seen.add(id(buffer))
@@ -89,7 +90,8 @@ class Slots:
 
     def of_module(self, module: nn.Module) -> list[Key]:
         """The buffers of a module itself."""
-        return [key for key, (where, _) in self._tables.items() if where is module._buffers] if module._buffers else []
+        own = buffers_in(module)
+        return [key for key, (where, _) in self._tables.items() if where is own] if own else []
 
     def replace(self, key: Key, value: torch.Tensor) -> None:
         """Put a tensor of another shape where this one was."""

@@ -11,11 +11,11 @@ from torch import nn
 
 from relight.training.state.hooks import hook_name
 from relight.training.state.parameter_attributes import own_attributes
+from relight.training.torch_private.modules import buffers_in, hooks_in, parameters_in
 
 _DIGITS = 8  # for each module
 _NAMED = 3  # modules in a message
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")  # they look after themselves
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def structure(modules: Mapping[str, nn.Module]) -> dict[str, str]:
@@ -47,9 +47,11 @@ def _differing(modules: Mapping[str, nn.Module], other: Mapping[str, str]) -> It
 
 
 def _digest(path: str, module: nn.Module) -> str:
-    inside = {} if type(module).__module__.startswith(_WRAPPERS) else vars(module)
-    hooks = [name for table in _HOOKS for hook in inside.get(table, {}).values() if (name := hook_name(hook))]
+    is_wrapper = type(module).__module__.startswith(_WRAPPERS)
+    inside = {} if is_wrapper else vars(module)
+    hooks = [] if is_wrapper else [name for hook in hooks_in(module) if (name := hook_name(hook))]
     methods = [f"{name}={getattr(value, '__qualname__', '')}" for name, value in inside.items() if callable(value)]
-    noted = [sorted(own) for p in module._parameters.values() if p is not None and (own := own_attributes(p))]
-    text = f"{path} {type(module).__qualname__} {[*module._parameters]} {[*module._buffers]} {hooks} {methods} {noted}"
+    noted = [sorted(found) for p in parameters_in(module).values() if p is not None and (found := own_attributes(p))]
+    own = f"{[*parameters_in(module)]} {[*buffers_in(module)]}"
+    text = f"{path} {type(module).__qualname__} {own} {hooks} {methods} {noted}"
     return xxhash.xxh32_hexdigest(text.encode())

@@ -28,9 +28,10 @@ from relight.training.state.replica import Replica
 from relight.training.state.slots import Slots
 from relight.training.state.structure import structure
 from relight.training.state.torch_settings import shared_settings
-from relight.training.torch_private.autograd import reset_scaler, version_of
+from relight.training.torch_private.autograd import reset_scaler
 from relight.training.torch_private.ddp import wrappers_made
 from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.tensors import version_of
 from relight.training.torch_private.zero import state_of
 from relight.transfer.io.codec import Flat, decode_tree, encode_tree, local_part
 

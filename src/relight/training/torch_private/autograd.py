@@ -1,16 +1,12 @@
 """Backward passes, the hooks of gradients, and what the compiler and the gradient scaler keep to themselves."""
 
 import collections
-import operator
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.hooks import RemovableHandle
-
-# Return how often a tensor was written in place; raise RuntimeError for one made in inference mode, which has no count.
-version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 
 # A number for the backward pass that this thread runs a node or a callback of; -1 if it runs none.
 current_backward: Callable[[], int] = torch._C._current_graph_task_id

@@ -4,13 +4,15 @@ import functools
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
 from relight.errors import UsageError
+
+__all__ = ["REFUSED_STORE", "Store", "adapt"]  # `Store` is public, and not exported to type checkers
 
 _REFUSED = (
     "the default store of torch.distributed cannot be used in a relight job: what a rank puts there is not there for "
@@ -32,11 +34,18 @@ class RefusedStore(Store):
 REFUSED_STORE = RefusedStore()
 
 
-def adapt(is_own: Callable[[Any], bool], is_detached: Callable[[Any], bool]) -> None:
-    """Have c10d's functions do with a relight group what they do with one of gloo, alone where it is detached.
+class Groups(Protocol):
+    """Tells relight's process groups from others."""
 
-    `is_own`: whether a group is one of relight's; `is_detached`: whether it has no peers at present.
-    """
+    def is_own(self, group: Any) -> bool:
+        """Whether a group is one of relight's."""
+
+    def is_detached(self, group: Any) -> bool:
+        """Whether it has no peers at present."""
+
+
+def adapt(groups: Groups) -> None:
+    """Have c10d's functions do with a relight group what they do with one of gloo, alone where it is detached."""
     alone: dict[str, Callable[..., Any]] = {
         "broadcast_object_list": lambda *_, **__: None,  # what the lists hold is this process's own
         "scatter_object_list": _scatter_alone,
@@ -44,8 +53,8 @@ def adapt(is_own: Callable[[Any], bool], is_detached: Callable[[Any], bool]) -> 
         "gather_object": _gather_alone,
     }
     for name, replacement in alone.items():
-        _replace(name, functools.partial(_when, is_detached, replacement))
-    _replace("monitored_barrier", functools.partial(_monitored_barrier, is_own))
+        _replace(name, functools.partial(_when, groups.is_detached, replacement))
+    _replace("monitored_barrier", functools.partial(_monitored_barrier, groups.is_own))
 
 
 def _replace(name: str, wrap: Callable[[Any], Any]) -> None:
@@ -101,7 +110,7 @@ def _gather_alone(thing: Any, object_gather_list: list[Any] | None = None, *_: A
 
 
 def _monitored_barrier(is_own: Callable[[Any], bool], original: Any) -> Any:
-    """A plain one: whoever does not come is found and replaced."""
+    """Use a plain barrier: the controller finds and replaces a rank that does not come."""
 
     @functools.wraps(original)
     def call(group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> Any:

@@ -46,6 +46,12 @@ def make_generation_group(store: Store, rank: int, size: int, name: str, cuda: t
     return group
 
 
+def name_group(group: ProcessGroup, name: str, description: str | None) -> None:
+    """Give a group the name under which DeviceMesh finds it, and a description for people."""
+    group._set_group_name(name)  # type: ignore[arg-type]
+    group._set_group_desc("undefined" if description is None else description)
+
+
 def cpu_backend(group: ProcessGroup) -> Any:
     """What reduces CPU tensors in there. It takes the group's calls, without torch's dispatcher in between."""
     return group._get_backend(torch.device("cpu"))
@@ -74,6 +80,22 @@ def make_detached_group(rank: int, size: int, device: torch.device) -> ProcessGr
         group._register_backend(device, ProcessGroup.BackendType.CUSTOM, fake)
     group._set_group_name("relight-detached")  # type: ignore[arg-type]
     return group
+
+
+class ExchangeWork(dist.Work):
+    """A send or receive, which c10d asks for the rank that sent."""
+
+    def source_rank(self) -> int:
+        """Return the rank that sent; an implementation of ours overrides this."""
+        raise NotImplementedError
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+
+def source_rank_of(work: Any) -> int:
+    """Return the rank that sent, of gloo's work."""
+    return int(work._source_rank())
 
 
 def abort_nccl(group: ProcessGroup, device: torch.device) -> None:

@@ -13,6 +13,9 @@ TESTED = ("2.13", "2.14")  # releases on which `make test-versions` has passed: 
 NEEDED = {
     "torch": (
         "Tensor._version",
+        "_C.TensorBase.data",
+        "_C.TensorBase.requires_grad_",
+        "utils._pytree.tree_leaves",
         "_C._current_graph_task_id",
         "autograd.Variable._execution_engine.queue_callback",
         "autograd.graph._engine_run_backward",
@@ -34,6 +37,9 @@ NEEDED = {
     ),
     "torch.distributed.device_mesh": ("DeviceMesh._get_root_mesh",),
     "torch.distributed.distributed_c10d": ("GroupMember.WORLD", "_world", "_process_group_name"),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.utils.data._utils.fetch": ("_IterableDatasetFetcher.fetch", "_MapDatasetFetcher.fetch"),
+    "torch.utils.data.dataloader": ("_BaseDataLoaderIter._next_index", "_BaseDataLoaderIter._reset"),
     "torch.nn.parallel": (
         "DistributedDataParallel._build_params_for_reducer",
         "DistributedDataParallel._ddp_init_helper",

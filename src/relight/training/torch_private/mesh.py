@@ -6,7 +6,7 @@ See tests/training/test_mesh_private.py. torch.distributed.tensor is imported on
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,16 +16,22 @@ from relight.errors import UsageError
 from relight.training.shards import Cut, batch_groups
 
 
-def watch_groups(made: Callable[[Sequence[int], bool], None]) -> None:
-    """Have `made(ranks, members_only)` called for every group that is made from now on, before it is.
+class GroupMade(Protocol):
+    """A process group is about to be made; `members_only`: other ranks do not learn of it."""
 
-    Also for those that this process is not a member of: c10d names each one on every rank.
+    def __call__(self, ranks: Sequence[int], /, *, members_only: bool) -> None: ...
+
+
+def watch_groups(made: GroupMade) -> None:
+    """Have `made` called before every group that is made from now on.
+
+    Also for groups that this process is not a member of: c10d names each one on every rank.
     """
     original: Any = distributed_c10d._process_group_name
 
     @functools.wraps(original)
     def named(ranks: Any, use_hashed_name: bool = False) -> Any:
-        made(list(ranks), bool(use_hashed_name))
+        made(list(ranks), members_only=bool(use_hashed_name))
         return original(ranks, use_hashed_name=use_hashed_name)
 
     distributed_c10d._process_group_name = named

@@ -9,15 +9,11 @@ Flags of hundreds of parameters are costly to read in every step, so that one wa
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
 from relight.training.torch_private.autograd import not_compiled
-
-_DATA: Any = vars(torch._C.TensorBase)["data"]
-_FLAG: Any = vars(torch._C.TensorBase)["requires_grad"]
-_SET_FLAG: Any = vars(torch._C.TensorBase)["requires_grad_"]
+from relight.training.torch_private.tensors import DATA, REQUIRES_GRAD, SET_REQUIRES_GRAD, version_of
 
 
 class DataAccess:
@@ -49,7 +45,7 @@ class DataAccess:
 
         @not_compiled
         def get(tensor: torch.Tensor) -> torch.Tensor:
-            data: torch.Tensor = _DATA.__get__(tensor)
+            data: torch.Tensor = DATA.__get__(tensor)
             if id(tensor) in watched_of._watched:
                 reached.add(id(tensor))
                 return watched_of._give(id(tensor), data)
@@ -61,21 +57,21 @@ class DataAccess:
                 reached.add(id(tensor))
                 watched_of._assigned.add(id(tensor))
                 watched_of._given.pop(id(tensor), None)
-            _DATA.__set__(tensor, value)
+            DATA.__set__(tensor, value)
 
         @not_compiled
         def set_flag(tensor: torch.Tensor, value: bool) -> None:
             watched_of.flags_set += 1
-            _FLAG.__set__(tensor, value)
+            REQUIRES_GRAD.__set__(tensor, value)
 
         @not_compiled
         def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
             watched_of.flags_set += 1
-            changed: torch.Tensor = _SET_FLAG(self, requires_grad)
+            changed: torch.Tensor = SET_REQUIRES_GRAD(self, requires_grad)
             return changed
 
         torch.Tensor.data = property(get, put)  # type: ignore[assignment]
-        torch.Tensor.requires_grad = property(_FLAG.__get__, set_flag)  # type: ignore[assignment]
+        torch.Tensor.requires_grad = property(REQUIRES_GRAD.__get__, set_flag)  # type: ignore[assignment]
         torch.Tensor.requires_grad_ = requires_grad_  # type: ignore[assignment]
 
     def remove(self) -> None:
@@ -100,4 +96,4 @@ class DataAccess:
 
 def _writes(given: torch.Tensor) -> int:
     """How often it was written; a tensor made in inference mode has no count, and was perhaps."""
-    return 1 if given.is_inference() else given._version
+    return 1 if given.is_inference() else version_of(given)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._pytree import tree_leaves
 
+from relight.training.torch_private.tensors import tree_leaves
 from relight.training.worker import writes
 from relight.wire.evidence import Operation
 

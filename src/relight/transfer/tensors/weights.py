@@ -14,6 +14,7 @@ from relight.transfer.plan.division import LocalOffsets, ShardSpec
 from relight.transfer.plan.manifest import Entry, Manifest, make_manifest
 from relight.transfer.plan.plan import Bucket, Piece
 from relight.transfer.tensors.device import LIFT_BYTES, DeviceWriter, Lift, is_on_device, settle
+from relight.transfer.tensors.torch_private import COMPILED
 
 # Copied and digested in steps that stay in a core's own cache: the digest reads what the copy has just written.
 CHUNK_BYTES = 2**18
@@ -249,7 +250,7 @@ def own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def plain_name(name: str) -> str:
-    parts = [part for part in name.split(".") if part != "_orig_mod"]
+    parts = [part for part in name.split(".") if part != COMPILED]
     return ".".join(parts[1:] if parts[0] == "module" else parts)
 
 
