@@ -34,8 +34,6 @@ TOO_LARGE: frozenset[str] = frozenset(
         "training/carried/source.py",
         "training/carried/source.py:iteration_of",
         "training/carried/trees.py",
-        "training/checkpoint/checkpointing.py:Checkpointing",
-        "training/checkpoint/snapshots.py:Snapshots",
         "training/process/runtime.py",
         "training/process/runtime.py:Runtime",
         "training/process/runtime.py:__init__",

@@ -57,6 +57,6 @@ PAUSES = frozenset(
     "PROMOTED LOADING WARMUP RAISED RELEASED EXITING FIRST_WRITE LAST_WRITE EXTRA_WRITE".split()
 )
 # Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
-# the store's in group.py, and OTHERS_SECONDS in checkpointing.py.
+# the store's in group.py, and OTHERS_SECONDS in checkpoint/writer.py.
 PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "PRIVATE": 10.0, "REFORM": 60.0, "SAVING": 120.0}
 CONNECT_SECONDS = 300.0
