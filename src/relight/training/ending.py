@@ -1,7 +1,7 @@
-"""How a worker's script ends, told to the controller before the process does.
+"""The end of a worker's script, reported to the controller before the process ends.
 
-The traceback of an exception that nobody caught goes to the rank's log file only; the terminal shows it once, for the
-whole job, if it turns out to be a bug.
+The traceback of an uncaught exception goes to the rank's log file only; the terminal shows it once, for the whole job,
+if it turns out to be a bug.
 """
 
 import atexit
@@ -25,7 +25,7 @@ _STARTER = Path(__file__).with_name("bootstrap.py")
 
 
 def raised(runtime: Runtime | None, error: BaseException) -> NoReturn:
-    """The script failed: say so, and end, unless this process has state that a last checkpoint may need."""
+    """Report that the script failed, and end, unless this process has state that a last checkpoint may need."""
     stay = _staying(runtime, error)
     _report(runtime, error, stands=stay is not None)
     if stay is not None:
@@ -34,7 +34,7 @@ def raised(runtime: Runtime | None, error: BaseException) -> NoReturn:
 
 
 def say_goodbye(runtime: Runtime | None) -> None:
-    """The script has run to its end."""
+    """Report that the script has run to its end."""
     expect_ends_of_children()
     if runtime is not None:
         runtime.link.send(WorkerReleased(process=runtime.process))
@@ -42,7 +42,7 @@ def say_goodbye(runtime: Runtime | None) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End at once: gloo's and DDP's destructors may wait for peers that are gone."""
+    """End at once: gloo's and DDP's destructors may wait for dead peers."""
     end_children()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -83,7 +83,7 @@ def hook(runtime: Runtime) -> None:
 
 
 def _staying(runtime: Runtime | None, error: BaseException) -> Callable[[], None] | None:
-    """What to do instead of ending, if this process has whole state that a last checkpoint may need."""
+    """Return what to do instead of ending, if this process has whole state that a last checkpoint may need."""
     if runtime is None or not isinstance(error, Exception) or isinstance(error, RelightError):
         return None
     lifecycle = runtime.lifecycle
@@ -118,14 +118,14 @@ def _report(runtime: Runtime | None, error: BaseException, *, stands: bool) -> N
 
 
 def _place(error: BaseException) -> str:
-    """The last line of the traceback that is not in an installed package: where to begin to look."""
+    """Return the last line of the traceback that is not in an installed package, as FILE:LINE."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not _is_installed(f.filename)] or frames
     return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
 
 
 def _is_installed(path: str) -> bool:
-    """Of Python, a package, or relight itself."""
+    """Whether a file is of Python, of a package, or of relight itself."""
     homes = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parent.parent))
     return path.startswith((*homes, "<frozen"))
 

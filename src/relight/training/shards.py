@@ -1,4 +1,4 @@
-"""Which part of the state a rank holds, from the placements of the state itself, and whose batch it computes on. Pure.
+"""The part of a divided state that a rank holds, and the batch that it computes on. Pure.
 
 Ranks with the same key hold the same bits: a replacement is restored from those of its own key.
 """
@@ -23,7 +23,7 @@ class Cut:
 
 
 def shard_key(tensors: Iterable[Iterable[Cut]]) -> str:
-    """The key of a rank whose tensors are cut like this; empty if none is: plain replication.
+    """Return the key of a rank whose tensors are cut like this; empty if none is: plain replication.
 
     A rank's part differs from another's if any of its tensors does, so every cut counts, of whichever tensor.
     """
@@ -32,7 +32,7 @@ def shard_key(tensors: Iterable[Iterable[Cut]]) -> str:
 
 
 def batch_groups(sizes: Sequence[int], ranks: Sequence[int], together: Collection[int]) -> list[tuple[int, ...]]:
-    """Which ranks compute on the same batch, in the order of their places among the batches.
+    """Return the ranks that compute on the same batch, in the order of the batches.
 
     Args:
         sizes: of the dimensions of the device mesh.

@@ -7,7 +7,7 @@ import torch
 
 
 class Loop(Protocol):
-    """The part of the loop that a step calls."""
+    """The loop that offers a step, as the step calls it."""
 
     def enter_step(self, step: "Step") -> Any: ...
 
@@ -19,33 +19,49 @@ class Loop(Protocol):
 
 
 class Step:
-    """Use it once, as `with step as batch`.
+    """One step of the loop, as `Training.steps` yields it: use it once, as `with step as batch`.
 
-    `number` counts from 0. `committed` says afterwards whether the step counts: False if a failure elsewhere
-    interrupted it (the loop offers it again), and in a standby's warm-up.
+    The block draws the step's batch as it begins. Its end commits the step. A failure on another rank is absorbed by
+    the block: the step is not committed then, and the loop offers it again.
+
+    Attributes:
+        number: number of the step in the job, from 0.
+        attempt: how often this step was started before.
+        warmup: True for a standby's rehearsal, of which nothing is kept.
+        committed: True once the step counts; False if a failure interrupted it, and in a rehearsal.
+        entered: True once the block was entered.
     """
 
     def __init__(self, loop: Loop, number: int, attempt: int, *, warmup: bool = False) -> None:
         self._loop = loop
         self.number = number
-        self.attempt = attempt  # how often this step was started before
-        self.warmup = warmup  # a standby's rehearsal; nothing of it is kept
+        self.attempt = attempt
+        self.warmup = warmup
         self.committed = False
         self.entered = False
 
     @property
     def epoch(self) -> int:
-        """The epoch of this step's batch."""
+        """Epoch of this step's batch, from 0."""
         return self._loop.epoch_of(self.number)
 
     def report(self, loss: torch.Tensor | float | None = None, **values: torch.Tensor | float) -> None:
-        """Show `loss` in the progress line, and give it and other values to the loggers of `Training.log_to`.
+        """Report values of this step: `loss` for the progress line, and all of them for `Training.log_to`.
 
-        Tensors have one element; one on a device is read at the barrier, where it costs no wait, and is not shown in
-        the progress line. Report inside the block and before `optimizer.step()`: then a step's values are logged even
-        if rank 0 dies after the barrier. The values of an interrupted attempt are dropped.
+        Call it inside the block and before `optimizer.step()`: then the values are logged even if rank 0 dies after the
+        barrier. Values that an interrupted attempt of a step reported are dropped.
 
-        Raises UsageError for a value that is no number.
+        Args:
+            loss: a number, or a tensor with one element. A tensor on a device is read at the barrier, where that costs
+                no wait, and is not shown in the progress line. Default: None.
+            values: more numbers or tensors with one element, by name. `step` and `time` are taken.
+
+        Raises:
+            UsageError: a value is no number, or its name is taken.
+
+        Example::
+
+            step.report(loss, accuracy=correct / total)
         """
         self._loop.report(loss, values)
 

@@ -1,14 +1,8 @@
-"""The training loop: steps that are committed or repeated as a whole.
+"""`relight.Training`: the objects of a training run that must survive, and the loop over its steps.
 
-    training = relight.Training(model=model, optimizer=optimizer, data=loader)
-    for step in training.steps(until=10_000):
-        with step as batch:
-            ...forward, backward...
-            optimizer.step(); optimizer.zero_grad()
-
-Forward and backward leave parameters alone; the first write waits at the barrier; the end of the block commits.
-A failure before the barrier surfaces as an exception inside the block, which the block absorbs; then the same
-step is offered again. See docs/PROTOCOL.md.
+Forward and backward leave parameters alone; the first write waits at the barrier; the end of the block commits. A
+failure before the barrier surfaces as an exception inside the block, which the block absorbs; then the same step is
+offered again. See docs/PROTOCOL.md.
 """
 
 import sys
@@ -36,28 +30,46 @@ _CALLED_AGAIN = (
 
 
 class Training:
-    """Everything of a training run that must survive.
+    """Keeps the state of a training run, and undoes and repeats steps that a failure interrupts.
+
+    Create it once in each process, after the model is wrapped and before the loop. Everything that steps change must be
+    handed over, or be found by relight itself (see `carry`).
 
     Args:
-        model: the module (usually wrapped in DDP), or several as a dict.
-        optimizer: the optimizer of its parameters, or several as a dict.
-        data: a DataLoader, or several (a dict, tuple or list of them), any object whose `__iter__` begins anew each
-            time, an object with `state_dict` (StatefulDataLoader), a sequence of batches, or a function
-            from the batch's number to the batch. None: the block fetches its own data by `step.number`.
-        scheduler: the scheduler of the learning rate, if there is one.
-        scaler: the gradient scaler, for mixed precision.
-        ema: averaged weights, any object with `state_dict`.
-        accumulate: batches per step. With more than one, `with step as batches` yields a list.
-        seed: seed of the random streams; every step starts with streams derived from (seed, step, rank). None: that of
-            `relight run --seed`.
-        rng: "step" for such streams, or "preserve" to let the script's own streams continue from step to step.
-        per_rank: objects with `state_dict` whose state differs between ranks.
-        pipeline: the schedule (of torch.distributed.pipelining) that the step runs, or a list of them; `model` is then
-            the module of this rank's stage, or a dict of those of its stages.
-        stateful: any other objects with `state_dict` that hold the same state on every rank.
+        model: the module (usually wrapped in `DistributedDataParallel` or by `fully_shard`), or a dict of several.
+        optimizer: the optimizer of its parameters, or a dict of several.
+        data: a DataLoader; several in a dict, tuple or list; any object whose `__iter__` starts anew each time; an
+            object with `state_dict` (StatefulDataLoader); a sequence of batches; or a function from the batch's number
+            (int, counted from 0 on this rank) to the batch. Default: None; the block then gets its own data from
+            `step.number`.
+        scheduler: the learning-rate scheduler. Default: None.
+        scaler: the `torch.amp.GradScaler` of mixed precision. Default: None.
+        ema: averaged weights: an `AveragedModel`, or any object with `state_dict`. Default: None.
+        accumulate: batches per step. With more than 1, `with step as batches` yields a list. Default: 1.
+        seed: seed of the random streams; with `rng="step"` each step starts with streams derived from (seed, step,
+            rank). Default: None, the seed of `relight run --seed`.
+        rng: "step", or "preserve" to let the script's own streams run on from step to step. Default: "step".
+        per_rank: dict of objects with `state_dict` whose state differs between ranks. Default: None.
+        pipeline: the schedule of `torch.distributed.pipelining` that a step runs, or a list of schedules; `model` is
+            then the module of this rank's stage, or a dict of the modules of its stages. Default: None.
+        stateful: other objects with `state_dict` that hold equal state on all ranks, each under a keyword of its own.
 
     Raises:
-        UsageError: an object cannot be tracked; the message names it and says what to do.
+        UsageError: an object cannot be tracked, or `relight.init` was not called. The message names the object and
+            what to do.
+
+    Example::
+
+        training = relight.Training(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
+        for step in training.steps(until=10_000):
+            with step as batch:
+                loss = model(batch).loss
+                loss.backward()
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            if step.committed and step.number % 500 == 0:
+                evaluate(model)
     """
 
     def __init__(
@@ -93,7 +105,7 @@ class Training:
 
     @property
     def version(self) -> int:
-        """Number of optimizer steps applied to the state."""
+        """Number of optimizer steps that the state has taken, in all processes of the job."""
         return self._parts.progress.version
 
     def publish(
@@ -104,87 +116,110 @@ class Training:
         rename: Callable[[str, str], str] | None = None,
         stall_timeout_seconds: float = 5.0,
     ) -> None:
-        """Put the model's weights into every `relight.Receiver` that names this run's directory.
+        """Send the model's weights to every `relight.Receiver` of this run.
 
-        With `every`: at the start, after every `every` steps, and at the end; call it before the loop. Without: once,
-        at the next boundary between two steps. Buckets travel while the next step computes. The step's write waits
-        until the last bucket has been read, for at most `stall_timeout_seconds`; then the update is abandoned. Engines
-        answer with a version only once every rank is known to hold it. An engine that is silent for the same time is
-        dropped; publishing never fails the training. Call it on every rank: where weights are divided over ranks
-        (FSDP2, tensor parallelism, pipelines), each rank writes the parts that it holds, and engines get whole tensors
-        of all stages.
+        With `every`, an update is sent after every so many steps, and at the end of the job; call it before the loop.
+        Without, one update is sent at the next boundary between two steps. Buckets travel while the next step computes;
+        the write of that step waits until the last bucket is read, for at most `stall_timeout_seconds`: then the update
+        is given up. Engines answer with a version only once every rank is known to hold it. An engine that is silent
+        for so long is dropped; publishing never fails the training.
+
+        Call it on every rank. Where weights are divided over ranks (FSDP2, tensor parallelism, pipelines), each rank
+        writes the parts that it holds, and engines get whole tensors, those of all stages.
 
         Args:
-            every: number of steps from one update to the next.
-            model: name of the model, if `Training` has several. Default in a pipeline: all that stages run.
-            rename: function that gives each tensor its name in the engines, `rename(model, name)`. Default: `name`.
-                Needed if stages have tensors of the same name.
-            stall_timeout_seconds: time limit for a bucket.
+            every: steps from one update to the next. Default: None, one update now.
+            model: name of the model, if `Training` was given a dict. Default: None, the only model; in a pipeline, the
+                modules that stages run.
+            rename: function `rename(model, name)` that returns the name of a tensor in the engines. Needed if stages
+                have tensors of the same name. Default: None, the tensor's own name.
+            stall_timeout_seconds: how long a write waits for engines. Default: 5.
 
         Raises:
-            UsageError: no such model, every < 1, two tensors of one name, or a tensor that cannot be moved.
+            UsageError: there is no such model, `every` is less than 1, two tensors have one name, or a tensor cannot be
+                moved.
+
+        Example::
+
+            training.publish(every=50)  # in the training script, before the loop
+
+            receiver = relight.Receiver("runs/mine", model=model)  # in an engine
         """
         self._parts.publishing.ask(every, model, rename, stall_timeout_seconds)
 
     def log_to(self, logger: Any) -> None:
-        """Log the values of `step.report` on rank 0: each committed step once, also when rank 0 is replaced.
+        """Log the values that `Step.report` is given, on rank 0: each committed step once, also if rank 0 is replaced.
 
         Call it before the loop, on every rank. Values are also written to `scalars.jsonl` in the run directory. Loggers
-        work in a thread: a slow one delays no step, and one that fails is named and left out.
+        work in a thread: a slow one delays no step, and one that fails is reported and left out.
 
         Args:
-            logger: "tensorboard" (into the run directory), "wandb" (a run with the job's name, in the project that
-                WANDB_PROJECT names), or a function that makes a logger, called on rank 0 alone:
-                `lambda: SummaryWriter("logs")`, `lambda: wandb.init(project="p", id="x", resume="allow")`. A logger has
-                `add_scalar(name, value, step)`, `log_metrics(values, step)` or `log(values, step=...)`. A
-                logger object is accepted too, but then every rank and every standby makes one.
+            logger: "tensorboard" (into the run directory); "wandb" (a run with the job's name, in the project that
+                WANDB_PROJECT names); or a function that makes a logger, called on rank 0 alone. A logger has
+                `add_scalar(name, value, step)`, `log_metrics(values, step)` or `log(values, step=...)`. An existing
+                logger is accepted too, but then every rank and every standby makes one.
 
         Raises:
-            UsageError: the logger is none of these, or not installed.
+            UsageError: `logger` is none of these, or the package is not installed.
+
+        Example::
+
+            training.log_to("tensorboard")
+            training.log_to(lambda: wandb.init(project="p", id="x", resume="allow"))
         """
-        if not self._runtime.settings.evidence:  # a proof's attempt logs nothing
+        if not self._runtime.settings.evidence:  # an experiment has no curves
             self._parts.scalars.log_to(logger)
 
     def checkpoint(self, directory: str | Path, *, every: int, keep: int = 2, resume: bool = True) -> None:
-        """Write a checkpoint after every `every` steps, and at the end; start from the newest one if there is any.
+        """Write a checkpoint after every so many steps and at the end, and start from the newest one there is.
 
-        Call it before the loop. A job that ended (every replica lost, the cluster gone, Ctrl-C) and is started again
-        resumes from its newest checkpoint, with the bits of a run that never ended. If neither replicas nor buddies
-        have all of the state, the ranks of a running job return to the newest checkpoint. While a replica of every part
-        lives, recoveries never read one. Rank 0, or the first holder of each part of a divided state, copies the state
-        between two steps, and a thread writes the copy, in the format of torch.distributed.checkpoint. A checkpoint
-        appears in the directory when all of it is on the disk. An error while writing is reported and does not fail
-        the training. Where the state is divided, a job of another layout can start from the checkpoint.
+        Call it before the loop, on every rank. A job that ended (every replica lost, the cluster gone, Ctrl-C) and is
+        started again continues from its newest checkpoint, with the bits of a run that never ended. The ranks of a
+        running job go back to it as well, if neither replicas nor buddies have all of the state. While each part of the
+        state has a replica, no recovery reads a checkpoint.
+
+        Rank 0, or the first holder of each part of a divided state, copies its part between two steps, and a thread
+        writes the copy in the format of `torch.distributed.checkpoint`. A checkpoint appears in the directory when all
+        of it is on the disk. Errors while writing are reported and do not fail the training. A job that divides the
+        state in another way can start from it.
 
         Args:
             directory: a directory on a file system that all hosts share.
-            every: number of steps from one checkpoint to the next.
-            keep: number of complete checkpoints to keep; older ones are removed.
-            resume: False to start anew; the directory must then hold no checkpoint.
+            every: steps from one checkpoint to the next.
+            keep: number of complete checkpoints to keep; older ones are removed. Default: 2.
+            resume: if False, the job starts anew, and the directory must hold no checkpoint. Default: True.
 
         Raises:
-            UsageError: every or keep < 1.
+            UsageError: `every` or `keep` is less than 1.
+
+        Example::
+
+            training.checkpoint("checkpoints/", every=500)
         """
         self._parts.checkpointing.ask(directory, every, keep, resume)
 
     def buddy(self, *, every: int) -> None:
         """Keep snapshots of a divided state in the host memory of other ranks, for when a part has no holder left.
 
-        Call it before the loop, on every rank. After every `every` steps each rank copies its part of the state into
+        Call it before the loop, on every rank. After every so many steps each rank copies its part of the state into
         host memory, and another rank, its buddy, on another host if there is one, fetches that copy in the background.
-        If all holders of a part are lost, all ranks return to the newest version of which there is a snapshot of
-        every part: at most `every` steps, and those during which that version was on its way, are computed again. While
-        each part has a holder, recoveries never use one.
+        If all holders of a part are lost, all ranks go back to the newest version of which every part has a snapshot:
+        at most `every` steps, and those during which that version was on its way, are computed again. While each part
+        has a holder, no recovery uses a snapshot.
 
-        Memory, on each rank's host: four times the rank's part of the state (two snapshots of its own, two that it
-        keeps for its ward). Where every rank holds all of the state (plain DDP) a buddy would hold nothing that others
-        do not, and nothing is copied. `relight run --buddy-every K` does the same for a script that does not call this.
+        Memory on each rank's host: four times the rank's part of the state (two snapshots of its own, two that it keeps
+        for another rank). Where every rank holds all of the state (plain DDP) no snapshots are made. `relight run
+        --buddy-every K` does the same for a script that does not call this.
 
         Args:
-            every: number of steps from one snapshot to the next.
+            every: steps from one snapshot to the next.
 
         Raises:
-            UsageError: every < 1.
+            UsageError: `every` is less than 1.
+
+        Example::
+
+            training.buddy(every=20)
         """
         self._parts.snapshots.ask(every)
 
@@ -196,24 +231,35 @@ class Training:
 
         Args:
             things: names, as the function that holds the loop sees them (`"hidden"`, `"self.baseline"`), or objects
-                whose contents change: lists, dicts, deques, tensors, random generators, objects of your own
-                classes.
-            ignore: names that need not be carried, since no step depends on them.
+                whose contents change: lists, dicts, deques, tensors, random generators, objects of a class of the
+                script's.
+            ignore: names that are not to be carried, since no step depends on them.
 
         Raises:
             UsageError: an object of a kind that cannot be carried.
+
+        Example::
+
+            training.carry("hidden", replay_buffer, ignore=["progress_bar"])
         """
         self._parts.carried.declare(*things, ignore=ignore)
 
     def steps(self, until: int) -> Iterator[Step]:
         """Offer steps until `until` of them are committed, in total, on every rank.
 
-        Code above `with step` in the loop's body belongs to the step, and runs again with it. Code after the block may
-        evaluate, log and save, but must not change the objects passed to `Training`. Guard it with `step.committed`,
-        since it also runs after a step that a failure interrupted.
+        Call it once in a process, for all epochs; `step.epoch` is the epoch of a step. Code above `with step` in the
+        loop's body belongs to the step, and runs again with it. Code after the block may evaluate, log and save, but
+        must not change anything that was handed over; guard it with `step.committed`, since it also runs after a step
+        that a failure interrupted.
 
         Args:
-            until: number of steps of the whole job.
+            until: number of committed steps, counted from the start of the job's first run.
+
+        Yields:
+            `Step` objects, to be used as `with step as batch`.
+
+        Raises:
+            UsageError: `until` is less than 1, `steps` was called before in this process, or stands inside a loop.
         """
         if until < 1:
             raise UsageError(f"steps(until={until}): at least one step")

@@ -124,7 +124,7 @@ class Checkpointing:
         return str(files.place_of(root, version))
 
     def _private_of(self, rank: int, order: Save) -> bytes:
-        """Return the private state of a rank whose process is gone: its agent has it."""
+        """Return the private state of a rank whose process is dead, from its agent."""
         if rank in order.derived:
             return NO_PRIVATE
         (payload,) = self._runtime.store.wait(order.generation, (private_key(rank),), OTHERS_SECONDS)

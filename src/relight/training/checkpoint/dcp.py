@@ -1,8 +1,8 @@
 """Files of torch.distributed.checkpoint (DCP) without its collectives: every interface of it that relight leans on.
 
-DCP has the ranks agree on a plan before they write. Here nobody needs to be asked: each part of the state is written by
-one rank, which knows where in the whole its tensors lie, and whoever has all of these notes describes the whole. The
-result is what DCP itself would have written, so its tools read it, into any other layout.
+DCP has the ranks agree on a plan before they write. That is not needed here: each part of the state is written by one
+rank, which knows where in the whole its tensors lie, and the rank that gathers these notes describes the whole. The
+result equals what DCP itself would have written, so its tools read it, into any other layout.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
 
 
 def write(place: Path, rank: int, pieces: Sequence[Piece], tensors: Sequence[torch.Tensor]) -> list[Stored]:
-    """Write these pieces into a file of this rank, on the disk when this returns."""
+    """Write these pieces into a file of this rank. They are on the disk when this returns."""
     held = {piece.path: tensor for piece, tensor in zip(pieces, tensors, strict=True)}
     items = [_item(piece) for piece in pieces if held[piece.path].numel()]
     if not items:
@@ -66,7 +66,7 @@ def write(place: Path, rank: int, pieces: Sequence[Piece], tensors: Sequence[tor
 
 
 def describe(place: Path, parts: Sequence[tuple[Sequence[Piece], Sequence[Stored]]]) -> None:
-    """All pieces are written: say of what they are pieces. What several ranks have written is named once."""
+    """Write the metadata once all pieces are written. A piece that several ranks have written is listed once."""
     wholes: dict[str, TensorStorageMetadata] = {}
     results: dict[MetadataIndex, WriteResult] = {}
     for pieces, stored in parts:
@@ -111,7 +111,7 @@ def _item(piece: Piece) -> WriteItem:
 
 
 class _Holder(DefaultSavePlanner):
-    """Has the tensors that are written."""
+    """Gives DCP the tensors that are written."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class _Holder(DefaultSavePlanner):
 
 
 class _Receiver(DefaultLoadPlanner):
-    """Has the tensors that are read into."""
+    """Gives DCP the tensors that are read into."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         super().__init__()

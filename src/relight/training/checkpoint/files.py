@@ -11,8 +11,8 @@
 
 Every rank writes its own files, and rank 0 the rest. The directory gets its name, by a rename, when all of it is on the
 disk; a job that dies in the middle leaves one that is called incomplete. Its name has the history that it is of: which
-run, and since when nothing of it was undone. So what another run left behind, of the same step and perhaps with another
-learning rate, is never taken for a part of this one.
+run, and since when nothing of it was undone. So a part that another run left there, of the same step and perhaps with
+another learning rate, is never taken for a part of this one.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ _NAME = re.compile(r"step-(\d{10})(\..*incomplete)?")
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds besides its parts."""
+    """Description of a whole checkpoint."""
 
     format: int = FORMAT
     version: int  # optimizer steps applied
     lineage: str
     world_size: int
-    derivable: bool  # nothing belongs to one rank alone: any number of ranks may go on from here
+    derivable: bool  # nothing belongs to one rank alone: any number of ranks may continue from it
     gradients_to_none: bool
     parts: dict[str, int]  # the key of each part of the state, and the rank that wrote it
     doubts: tuple[str, ...] = ()  # why its bits may not be those of a run that was never disturbed
@@ -63,7 +63,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place_of(root: Path, version: int) -> Path:
-    """Where the checkpoint of that version is once it is complete."""
+    """Return the directory of a complete checkpoint."""
     return root / f"step-{version:010d}"
 
 
@@ -72,7 +72,7 @@ def _building_site(root: Path, version: int, history: str) -> Path:
 
 
 def prepare(root: Path) -> None:
-    """Find out now, not after many steps, that nothing can be written there. Raises OSError."""
+    """Make the directory, and raise OSError now, not after many steps, if nothing can be written there."""
     root.mkdir(parents=True, exist_ok=True)
     probe = root / f".probe-{os.getpid()}"
     _write(probe, b"")
@@ -80,7 +80,7 @@ def prepare(root: Path) -> None:
 
 
 def published(root: Path) -> list[int]:
-    """Versions of complete checkpoints, newest first."""
+    """Return the versions of complete checkpoints, newest first."""
     try:
         names = os.listdir(root)
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def published(root: Path) -> list[int]:
 
 
 def write_private(root: Path, version: int, history: str, rank: int, payload: bytes) -> None:
-    """One rank's own part. It has the same content whoever writes it, so one that is there stays. Raises OSError."""
+    """Write a rank's private state, unless it is there: every writer writes the same content. Raises OSError."""
     if place_of(root, version).exists() or has_private(root, version, history, rank):
         return
     place = _building_site(root, version, history)
@@ -104,7 +104,7 @@ def has_private(root: Path, version: int, history: str, rank: int) -> bool:
 
 
 def read_private(root: Path, version: int, rank: int) -> bytes:
-    """Raises CheckpointError."""
+    """Read a rank's private state. Raises CheckpointError."""
     path = place_of(root, version) / _private_name(rank)
     try:
         return path.read_bytes()
@@ -113,7 +113,7 @@ def read_private(root: Path, version: int, rank: int) -> bytes:
 
 
 def write_part(root: Path, version: int, history: str, rank: int, part: Part, tensors: Sequence[torch.Tensor]) -> None:
-    """A part of the state, `tensors` in host memory. Raises OSError or CheckpointError."""
+    """Write a part of the state, `tensors` in host memory. Raises OSError or CheckpointError."""
     if place_of(root, version).exists():
         return
     place = _building_site(root, version, history)
@@ -131,7 +131,7 @@ def has_part(root: Path, version: int, history: str, rank: int) -> bool:
 
 
 def read_part(root: Path, version: int, rank: int) -> Part:
-    """Of a complete checkpoint. Raises CheckpointError."""
+    """Read a part of a complete checkpoint. Raises CheckpointError."""
     return _read_part(place_of(root, version), rank)
 
 
@@ -148,12 +148,12 @@ def read_tensors(root: Path, version: int, pieces: Sequence[Piece], into: Sequen
     place = place_of(root, version)
     try:
         dcp.read(place, pieces, into)
-    except (Exception, CheckpointException) as error:  # whatever DCP met in damaged files
+    except (Exception, CheckpointException) as error:  # any error that damaged files make DCP raise
         raise CheckpointError(f"the tensors in {place} cannot be read: {_summary(error)}") from error
 
 
 def publish(root: Path, history: str, meta: Meta) -> None:
-    """All parts are there: give the checkpoint its name. Raises OSError or CheckpointError."""
+    """Give a checkpoint its name, once all parts are there. Raises OSError or CheckpointError."""
     place, whole = _building_site(root, meta.version, history), place_of(root, meta.version)
     if not whole.exists():
         parts = [_read_part(place, rank) for rank in meta.parts.values()]
@@ -167,7 +167,7 @@ def publish(root: Path, history: str, meta: Meta) -> None:
 
 
 def read_meta(root: Path, version: int) -> Meta:
-    """Raises CheckpointError."""
+    """Read the description of a complete checkpoint. Raises CheckpointError."""
     path = place_of(root, version) / _META
     try:
         meta = msgspec.msgpack.decode(path.read_bytes(), type=Meta)
@@ -206,7 +206,7 @@ def discard(root: Path, version: int) -> None:
 
 
 def _summary(error: BaseException) -> str:
-    """What DCP met, in a line: its own exception, which is no Exception, holds one for each rank."""
+    """Summarize an error of DCP in a line. Its own exception, which is no Exception, holds one for each rank."""
     if isinstance(error, CheckpointException):
         error = next((cause for cause, _ in error.failures.values()), error)
     return (str(error).splitlines() or [""])[0] or type(error).__name__

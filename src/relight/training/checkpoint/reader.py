@@ -1,4 +1,4 @@
-"""A checkpoint becomes this rank's state: its part from the disk, whoever wrote it, verified."""
+"""Reads this rank's part of a checkpoint into its state, and verifies it."""
 
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class CheckpointReader:
         return described
 
     def _own_pieces(self, part: files.Part) -> list[Piece]:
-        """Of a checkpoint that was divided in another way: which block of each tensor is this rank's."""
+        """Return this rank's block of each tensor of a checkpoint that was divided in another way."""
         like = self._state.replica.parameters_in(part.tree, len(part.pieces))
         pieces = []
         for number, piece in enumerate(part.pieces):
@@ -104,14 +104,14 @@ class CheckpointReader:
         return pieces
 
     def adopt(self, version: int, meta: dict[str, Any]) -> None:
-        """The state is that of this version; how it came about, and what it is like besides."""
+        """Note that the state is that of this version, and adopt what its copy carries besides tensors."""
         self._progress.version, self._progress.lineage = version, meta["lineage"]
         self._state.gradients_to_none = meta["gradients_to_none"]
         self._state.adopt_modes(meta.get("modes", {}))
         self._state.adopt_attributes(meta)
 
     def take_private(self, root: Path, version: int) -> None:
-        """What only this rank has; nothing, if ranks have nothing of their own and may be more than there were."""
+        """Take on this rank's private state; none is needed if it follows from rank and step."""
         runtime, place = self._runtime, self._assignment.batch_index
         self._batches.start(version, place)
         if runtime.holdings.is_derivable() and not self._state.rank_private.buffers:
@@ -123,6 +123,6 @@ class CheckpointReader:
 
 
 def prefix_of(state: TrackedState) -> str:
-    """Of the names of tensors in files: stages of a pipeline and parts of ZeRO would have the same names."""
+    """Return the prefix for names of tensors in files: stages of a pipeline and parts of ZeRO have equal names."""
     namesakes = state.division.namesakes()
     return f"{namesakes}: " if namesakes else ""

@@ -44,7 +44,7 @@ class Snapshots:
         self._assignment = assignment
         self.every = 0
         self._ward = -1  # whose snapshots this rank keeps
-        self._due = False  # the first boundary after a recovery: nothing that was under way goes on
+        self._due = False  # at the first boundary after a recovery: copies that were under way have ended
         self._newest = -1  # the version whose snapshots were begun last, on all ranks
         self._established = -1  # of this generation
         self._have = -1  # newest version of which this rank has both its own and its ward's

@@ -1,4 +1,4 @@
-"""Writes this rank's part of a checkpoint: copied between two steps, written by a thread while training goes on."""
+"""Writes this rank's part of a checkpoint: copied between two steps, written by a thread beside training."""
 
 import threading
 import time

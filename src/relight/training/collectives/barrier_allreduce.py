@@ -1,4 +1,4 @@
-"""The barrier's own all-reduce: nobody has the sums before everybody has entered.
+"""The barrier's own all-reduce: no rank has the sums before every rank has entered.
 
 Between hosts it is gloo's. Ranks that all share memory (see `SharedBarrier`) read each other's numbers there: gloo's
 takes ten times as long (benchmarks/step_cost.py). The first one of a generation is always gloo's, and asks who shares:
@@ -13,15 +13,15 @@ import torch
 from relight.errors import StepInterrupted
 from relight.wire.shared_barrier import MAX_NUMBERS, MAX_RANKS, SharedBarrier
 
-_NO_BOARD = 0
-# Nothing is missed in between: who posts or abandons rings. On processors that reorder stores a ring may come late.
+_NOT_SHARED = 0
+# Posting and abandoning wake the sleepers at once. On processors that reorder stores a wake-up may come late.
 _SLEEP_SECONDS = 0.05
 
 Sums = Callable[[], list[int]]
 
 
 class BarrierAllReduce:
-    """Of one group in one generation. For one thread, except `abandon`."""
+    """The all-reduce of one group in one generation. For one thread, except `abandon`."""
 
     def __init__(self, size: int, local: "SharedMemoryAllReduce | None" = None) -> None:
         """`local` is this rank's part of the one through shared memory, if it has any."""
@@ -30,10 +30,10 @@ class BarrierAllReduce:
         self._local = None if self._asked else local  # None, too, once it is known that not all share it
 
     def enter(self, row: Sequence[int], allreduce: Callable[[torch.Tensor], Any]) -> Sums:
-        """Say `row`, as long as everybody's. What is returned waits for the others, and gives the sums by place.
+        """Enter with `row`, of equal length on all ranks. Returns a function that waits for the others and sums up.
 
-        `allreduce` starts gloo's, of one int64 tensor. What is returned raises StepInterrupted or RuntimeError if the
-        generation ends first. That can be after others had the sums.
+        `allreduce` starts gloo's, of one int64 tensor. The returned function raises StepInterrupted or RuntimeError if
+        the generation ends first. That can be after others had the sums.
         """
         if self._asked and self._local is not None and len(row) <= MAX_NUMBERS:
             return self._local.enter(row)
@@ -53,13 +53,13 @@ class BarrierAllReduce:
         return wait
 
     def abandon(self) -> None:
-        """Whoever waits is told that the generation is closed. For any thread."""
+        """Have waiting threads raise StepInterrupted: the generation is closed. For any thread."""
         local = self._local
         if local is not None:
             local.abandon()
 
     def _tokens(self) -> list[int]:
-        tokens = [_NO_BOARD] * self._size
+        tokens = [_NOT_SHARED] * self._size
         if self._local is not None:
             tokens[self._local.rank] = self._local.token
         return tokens

@@ -26,7 +26,7 @@ from relight.training.torch_private.groups import (
 )
 from relight.wire.shared_barrier import SharedBarrier
 
-_STUCK_SECONDS = 0.05
+_STUCK_SECONDS = 0.05  # after the cut, operations fail within milliseconds, or never
 _POLL_SECONDS = 0.002
 _left_behind: list["GenerationGroup"] = []
 
@@ -89,7 +89,7 @@ class GenerationGroup:
         """As gloo does it: reduce all of it everywhere, keep a part. With the same bits.
 
         gloo's own returns a work that does the last step only when it is waited for, is never complete, and cannot be
-        walked away from.
+        abandoned.
         """
         several = isinstance(outputs, list)
         outputs, inputs = (outputs, inputs) if several else ([outputs], [inputs])
@@ -109,7 +109,7 @@ class GenerationGroup:
         return Parts(works, keep, self._backward, over)
 
     def sum_over_ranks(self, row: Sequence[int]) -> Sums:
-        """Enter the barrier, saying `row` (see `BarrierAllReduce.enter`)."""
+        """Enter the barrier with `row` (see `BarrierAllReduce.enter`)."""
         return self._all_reduce.enter(row, self._start_all_reduce)
 
     def _start_all_reduce(self, tensor: torch.Tensor) -> Any:
@@ -148,7 +148,7 @@ class GenerationGroup:
         return self._sockets is not None and self._sockets.is_broken()
 
     def retire(self) -> None:
-        """Drop the group beside the main thread, or keep it for ever if an operation is stuck in it."""
+        """Destroy the group beside the main thread, or keep it for ever if an operation is stuck in it."""
         self._backward.forget()
         if not self.is_detached:
             threading.Thread(target=self._drop, name="relight-drop", daemon=True).start()
@@ -157,7 +157,7 @@ class GenerationGroup:
         threading.Thread(target=self._abandon_stuck, name="relight-abandon", daemon=True).start()
 
     def _abandon_stuck(self) -> None:
-        """gloo can lose the completion of a send whose connection fails; nobody may wait for such an operation."""
+        """Abandon operations that did not fail: gloo can lose the completion of a send whose connection fails."""
         if not self._await_operations():
             for operation in list(self._operations):
                 operation.abandon()
@@ -175,21 +175,18 @@ class GenerationGroup:
         return True
 
 
-# After the cut, operations fail within milliseconds; what has not failed by then never will.
-
-
 GenerationGroups = dict[Ranks, GenerationGroup]  # by their members
 
 
 class Forming:
     """Groups being formed on an expendable thread, one after the other.
 
-    A group's sockets are told from others by when they were opened (`GroupSockets`), hence one after the other. All
-    ranks go through their groups in one order, so nobody waits in a circle.
+    A group's sockets are recognized by when they were opened (`GroupSockets`), hence one after the other. All ranks go
+    through their groups in one order, so that no ranks wait for each other in a circle.
 
     A peer that dies after it published its address and before it connected leaves the others inside gloo's
     constructor for many times the timeout, and no cut helps there. So the thread that must obey orders never forms a
-    group itself: it waits for this one, and walks away when the generation is closed.
+    group itself: it waits for this one, and stops waiting when the generation is closed.
     """
 
     def __init__(
@@ -202,7 +199,7 @@ class Forming:
         waits: Waits | None = None,
         shared_barrier: SharedBarrier | None = None,
     ) -> None:
-        """`board` is what this rank has in common with others of its host, if anything."""
+        """`shared_barrier` is the memory that this rank shares with other ranks of its host, if any."""
         self.result: concurrent.futures.Future[GenerationGroups] = concurrent.futures.Future()
 
         def form_one(ranks: Ranks) -> GenerationGroup:

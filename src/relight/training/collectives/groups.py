@@ -1,4 +1,4 @@
-"""Which process groups a job has, seen from whichever rank this process holds. Pure.
+"""The process groups of a job, seen from the rank that this process holds. Pure.
 
 c10d has every rank call `new_group` for every group, whether it is a member or not, so each process knows them all. So
 does a standby, which does not know yet whose place it will take. It holds all of them, and each becomes the group of
@@ -25,7 +25,7 @@ class GroupTable:
         self.skips = False
 
     def add(self, ranks: Sequence[int], *, members_only: bool = False) -> None:
-        """One more; `members_only` if other ranks do not hear of it."""
+        """Add a group; `members_only`: other ranks do not learn of it."""
         self._made.append(self.normal(ranks))
         self._partial = self._partial or members_only
 
@@ -35,8 +35,9 @@ class GroupTable:
         return len(self._made) - 1
 
     def acting(self, place: int, built_as: int, rank: int) -> Ranks:
-        """What the group at that place is to a process that was built as one rank and holds another; `rank` need not be
-        a member.
+        """Return the members of a group for a process that was built as one rank and holds another.
+
+        `place` is the group's number; `rank`, which the process holds, need not be a member.
         """
         literal = self._made[place]
         if rank in literal or built_as not in literal or self.skips:
@@ -52,15 +53,15 @@ class GroupTable:
         return self.everyone if list(ranks) in ([], list(self.everyone)) else tuple(ranks)
 
     def of(self, rank: int) -> list[Ranks]:
-        """The groups that `rank` is in."""
+        """Return the groups that `rank` is in."""
         return [ranks for ranks in self._made if rank in ranks]
 
     def to_form(self, rank: int) -> list[Ranks]:
-        """Those that `rank` has connections for, in an order in which all ranks can form theirs one after the other."""
+        """Return the groups that `rank` has connections for, in an order in which all ranks can form theirs."""
         return list(dict.fromkeys(self.of(rank)))
 
     def obstacle(self) -> str:
-        """Why a replacement could not take every rank's place, or an empty string."""
+        """Return why a replacement could not take every rank's place, or an empty string."""
         if self._partial:
             return (
                 "a process group was made with use_local_synchronization=True: other ranks do not know of it, so no "
@@ -94,7 +95,7 @@ _INSTEAD = (
 
 
 def group_name(ranks: Ranks) -> str:
-    """Under which members find each other: the same on all of them, whatever c10d calls the group."""
+    """Return the name by which members find each other: equal on all of them, whatever c10d calls the group."""
     if isinstance(ranks, range):
         return "default"
     listed = "-".join(map(str, ranks))

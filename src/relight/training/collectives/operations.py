@@ -20,20 +20,20 @@ from relight.training.torch_private.groups import ExchangeWork, source_rank_of
 
 
 class Waitable(Protocol):
-    """An operation of a gloo group that can be walked away from."""
+    """An operation of a gloo group that can be abandoned."""
 
     def is_over(self) -> bool:
         """Whether gloo is done with it."""
 
     def abandon(self) -> None:
-        """Whoever waits is told that it failed."""
+        """Have waiting threads raise StepInterrupted."""
 
     def await_end(self) -> None:
         """Returns once the result is there. Raises if the operation failed or was abandoned."""
 
 
 class WaitedFor:
-    """One that its own thread waits for, looking up now and then."""
+    """An operation whose thread waits for it in slices, and looks in between whether it was abandoned."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
@@ -54,7 +54,7 @@ class WaitedFor:
 
 
 class Buckets:
-    """Reductions of DDP's buckets: those of one backward pass, which waits for them at its end."""
+    """The reductions of DDP's buckets in one backward pass, which waits for them at its end."""
 
     def __init__(self, first: Any) -> None:
         self.works = [first]
@@ -71,12 +71,12 @@ class Buckets:
         for work in reversed(self.works):  # once the last one is there the others are, mostly
             if not work.is_completed():
                 _await(work, self)
-        self.works.clear()  # whoever asks later need not look at each
+        self.works.clear()  # later calls need not look at each
 
 
 @not_compiled
 def _await(work: Any, operation: WaitedFor | Buckets) -> bool:
-    """Returns once gloo's `work` is done. Raises what it failed of, or StepInterrupted if it was walked away from."""
+    """Returns once gloo's `work` is done. Raises its error, or StepInterrupted if it was abandoned."""
     patience = _SLICE
     while True:
         if operation.is_abandoned and not work.is_completed():
@@ -94,7 +94,7 @@ def _abandoned() -> StepInterrupted:
 
 
 class _Promise:
-    """A future that whoever comes first settles, gloo or we."""
+    """A future that gloo or `abandon` settles, the first of the two."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -119,12 +119,12 @@ class _Promise:
 
 
 class Operation(dist.Work):
-    """One that DDP's reducer or a script may hold. Nothing of Python runs on gloo's threads unless it must."""
+    """An operation that DDP's reducer or a script may hold. No Python runs on gloo's threads unless it must."""
 
     def __init__(self, work: Any, backward: Backward, over: Callable[[], None] | None = None) -> None:
         """`over` is called when the operation has ended, however."""
         super().__init__()
-        self.on_wait: Callable[[int], None] | None = None  # told how long somebody waited, in ns
+        self.on_wait: Callable[[int], None] | None = None  # called with each wait's duration, in ns
         self._work = work
         self._waited_for = WaitedFor(work)
         self._backward = backward
@@ -188,7 +188,7 @@ class Operation(dist.Work):
 
 
 class Parts(Operation):
-    """Several of gloo's, of whose results something is made once all of them are there."""
+    """Several operations of gloo's whose results are combined once all of them are there."""
 
     def __init__(
         self, works: Sequence[Any], finish: Callable[[], Any], backward: Backward, over: Callable[[], None] | None
@@ -212,7 +212,7 @@ class Parts(Operation):
         self._conclude()
 
     def _result(self, done: torch.futures.Future[Any]) -> Any:
-        super()._result(done)  # the last one is done, or raises; gloo calls it completed only behind this callback
+        super()._result(done)  # the last one is done, or raises; gloo calls it completed only after this callback
         return self._conclude()
 
     def _conclude(self) -> Any:
@@ -232,19 +232,18 @@ class Exchange(ExchangeWork):
     """A send or a receive, of pipeline stages for instance.
 
     gloo cannot be asked whether one is done, only be waited for; and a wait with a time limit that passes closes all
-    connections of the group. So an expendable thread waits without a limit, and whoever needs the result waits for
-    that thread, and can walk away from it. Until somebody waits, nothing can be stuck: gloo drops such an operation
-    together with its group.
+    connections of the group. So an expendable thread waits without a limit, and the caller waits for that thread, and
+    can abandon it. Before the first wait nothing can be stuck: gloo drops such an operation together with its group.
     """
 
     def __init__(self, work: Any, tensors: Any, remember: Callable[["Exchange"], Any], waits: Waits) -> None:
         super().__init__()
         self._work = work
-        self._tensors = tensors  # gloo may still read or write them after everybody walked away
+        self._tensors = tensors  # gloo may still read or write them after the operation was abandoned
         self._remember = remember
         self._waits = waits
         self._done: concurrent.futures.Future[bool] | None = None
-        self.gate: CollectivePolicy | None = None  # told that somebody waits
+        self.gate: CollectivePolicy | None = None  # its launches count waits for exchanges
 
     def is_over(self) -> bool:
         return self._done is not None and self._done.done()

@@ -1,20 +1,20 @@
-"""What a process group asks the worker about every operation."""
+"""Questions of a process group about every operation, for the worker to answer."""
 
 from typing import Protocol
 
 
 class CollectivePolicy(Protocol):
-    """What the process group asks about every operation; the runtime answers."""
+    """The worker, as its process groups see it."""
 
     rank: int  # that this process holds
-    closed: bool  # Stop has arrived; nothing of this generation may go on
-    launches: int  # operations that the script has launched, and exchanges that it has begun to wait for
+    closed: bool  # Stop has arrived; nothing of this generation may continue
+    launches: int  # operations launched by the script, and exchanges that it has begun to wait for
 
     def count_collective(self) -> None:
         """An operation is about to be launched."""
 
     def waited(self, nanoseconds: int) -> None:
-        """Somebody waited so long for an operation."""
+        """A wait for an operation took so long."""
 
     def is_protected(self) -> bool:
         """Whether a failure here can be undone: inside a step, before its write."""
@@ -26,4 +26,4 @@ class CollectivePolicy(Protocol):
         """An operation was launched where a recovery could not repeat it."""
 
     def await_verdict(self) -> bool:
-        """Something broke before Stop arrived: wait for it. False if none comes."""
+        """Wait for Stop, after an operation broke before it arrived. Returns False if it does not arrive."""

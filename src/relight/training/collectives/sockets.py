@@ -1,4 +1,4 @@
-"""Which sockets belong to a gloo group, so that Stop can cut them and blocked ranks return at once.
+"""The sockets of a gloo group: Stop cuts them, and blocked ranks return at once.
 
 gloo's own abort does nothing to a blocked rank (docs/decisions/0001-stopping-a-collective.md). A group watches all
 its sockets with one epoll instance of its own, one listener and a connection to every peer, so what other threads
@@ -78,7 +78,7 @@ def _epoll_descriptors() -> list[int]:
 
 
 def _watched(epoll: int) -> list[Entry]:
-    """What an epoll instance watches, as the kernel tells it; empty if it is closed."""
+    """Return the files that an epoll instance watches, from the kernel; none if it is closed."""
     found = []
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/self/fdinfo/{epoll}").read_text().splitlines():
@@ -90,7 +90,7 @@ def _watched(epoll: int) -> list[Entry]:
 
 @contextlib.contextmanager
 def _pinned(entry: Entry) -> Iterator[socket.socket]:
-    """The TCP socket behind a descriptor, held open meanwhile. OSError if it is something else by now."""
+    """Hold the TCP socket of a descriptor open meanwhile. Raises OSError if the number has another file by now."""
     copy = os.dup(entry[0])
     status = os.fstat(copy)
     if status.st_ino != entry[1] or not stat.S_ISSOCK(status.st_mode):

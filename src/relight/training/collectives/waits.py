@@ -1,4 +1,4 @@
-"""Waiting for other ranks: who does it, and how others see that it is done."""
+"""Waits for other ranks, and how other processes see them."""
 
 import threading
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from queue import SimpleQueue
 class Waits:
     """Whether this rank waits for others, shown in its position page.
 
-    Where all ranks run the same modules, the number of collectives tells who is behind whom. Stages of a pipeline make
-    different numbers of them. There it is shown instead whether an operation of this rank is under way: if all ranks
-    are idle, who waits for nobody is the one that the others wait for.
+    Where all ranks run the same modules, the number of collectives tells which rank the others wait for. Stages of a
+    pipeline make different numbers of them. There the page shows instead whether an operation of this rank is under
+    way: if all ranks are idle, the others wait for the one that has none.
     """
 
     def __init__(self, show: Callable[[bool], None] | None = None) -> None:
-        """`show` is called with every change; None: nobody wants to know."""
+        """`show` is called with every change; None: waits are not shown."""
         self.show = show
         self._lock = threading.Lock()
         self._under_way: set[object] = set()
@@ -30,7 +30,7 @@ class Waits:
         return lambda: self._end(token)
 
     def forget(self) -> None:
-        """Operations so far are of an older generation; their ends may never come."""
+        """Drop the operations of an older generation; their ends may never come."""
         with self._lock:
             self._under_way.clear()
             if self.show is not None:

@@ -1,4 +1,4 @@
-"""The worker's connection to its agent. A lost agent may come back: the worker waits for it, then gives up."""
+"""The worker's connection to its agent. A lost agent may come back: the worker waits for it, and gives up at last."""
 
 import os
 import socket
@@ -36,7 +36,7 @@ class AgentLink:
         self._closing = False
 
     def start(self) -> None:
-        """Listen from now on: whoever is told of messages is ready for them."""
+        """Begin to receive, once `receive` may be called."""
         threading.Thread(target=self._run, name="relight-link", daemon=True).start()
 
     def send(self, message: msgspec.Struct, *, report: bool = False) -> None:

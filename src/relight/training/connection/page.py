@@ -127,11 +127,11 @@ class PositionPage:
         self._work.launched(now)
 
     def waited(self, nanoseconds: int) -> None:
-        """So much of the present phase went by in waiting for other ranks."""
+        """Count a wait for other ranks in the present phase."""
         self._work.waited(nanoseconds)
 
     def worked_ns(self, phase: Phase) -> int:
-        """How long this process has worked by itself in FORWARD, BACKWARD or OPTIMIZER, all steps together."""
+        """Return the time this process has worked by itself in FORWARD, BACKWARD or OPTIMIZER, in all steps, in ns."""
         return self._words[_WORK_WORDS[phase]]
 
     @property
@@ -144,7 +144,7 @@ class PositionPage:
         _LOSS.pack_into(self._map, 8 * WORD["loss"], loss)
 
     def mark_batch(self, step: int, digest: int) -> None:
-        """Leave word of which batch was drawn for a step, for whoever has to draw it again."""
+        """Note the digest of a step's batch, for a replacement that has to draw it again."""
         BATCH_MARK.pack_into(self._map, BATCH_MARK_OFFSET, step, digest)
 
     def inherited_batch(self) -> tuple[int, int]:
@@ -178,7 +178,7 @@ class PositionPage:
         self._words[_PRIVATE_WORDS[version % 2]] = version
 
     def read_private(self, version: int) -> bytes | None:
-        """The rank-private state kept for `version` (also one that the agent put there), or None."""
+        """Return the rank-private state kept for `version` (also one that the agent put there), or None."""
         offset = PRIVATE_OFFSET + (version % 2) * PRIVATE_SLOT_BYTES
         kept, length, checksum = PRIVATE_HEADER.unpack_from(self._map, offset)
         if kept != version or not 0 <= length <= PRIVATE_SLOT_BYTES - PRIVATE_HEADER.size:
@@ -188,7 +188,7 @@ class PositionPage:
         return payload if xxhash.xxh3_64_intdigest(payload) == checksum else None
 
     def read_private_tree(self, version: int) -> dict[str, Any]:
-        """The same, decoded. Raises RestoreError if it is not there."""
+        """Return the rank-private state kept for `version`, decoded. Raises RestoreError if it is not there."""
         payload = self.read_private(version)
         if payload is None:
             raise RestoreError(f"the rank-private state of version {version} is not beside this rank's page")

@@ -35,7 +35,7 @@ class StoreClient:
         with self._condition:
             request = self._open.pop(message.request, None)
             if request is None:
-                return  # answered twice, or nobody waits for it any more
+                return  # answered twice, or not waited for any more
             if isinstance(request, StoreAdd) and not message.error:
                 key = (request.generation, request.key)
                 self._added[key] = self._added.get(key, 0) + request.amount

@@ -1,4 +1,4 @@
-"""How long a rank works by itself in a phase: what it waits for others is not its own doing.
+"""The time that a rank works by itself in a phase, without its waits for other ranks.
 
 All ranks of a step take the same time, that of the slowest. In backward, DDP launches each reduction as soon as its
 gradients are there and waits for all of them at the end, so a rank's own work ends with the last launch. Where a script
@@ -7,7 +7,7 @@ or a wrapper (FSDP2, tensor parallelism) waits in between, the process group say
 
 
 class WorkClock:
-    """Of one phase at a time. Times are monotonic nanoseconds."""
+    """Times one phase after the other. Times are monotonic nanoseconds."""
 
     __slots__ = ("_launched_ns", "_since_ns", "_waited_before_launch_ns", "_waited_ns")
 
@@ -23,7 +23,7 @@ class WorkClock:
         self._waited_before_launch_ns = self._waited_ns
 
     def waited(self, nanoseconds: int) -> None:
-        """For a collective."""
+        """A wait for a collective took so long."""
         self._waited_ns += nanoseconds
 
     def turn(self, now_ns: int, *, until_launch: bool) -> int:

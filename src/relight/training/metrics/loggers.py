@@ -27,7 +27,7 @@ Values = dict[str, float]
 
 
 class Logger(Protocol):
-    """One that is open."""
+    """An open logger."""
 
     def add(self, step: int, values: Values) -> None: ...
 
@@ -40,7 +40,7 @@ Kind = Callable[[int], Logger]  # opens one; the first step that it will get: it
 
 
 def check_logger(asked: Any, settings: JobSettings) -> Kind:
-    """How to open what `Training.log_to` was given; called on every rank, opened on rank 0. Raises UsageError."""
+    """Return how to open the logger that `Training.log_to` was given. Called on every rank; rank 0 opens it."""
     if asked == "tensorboard":
         return _tensorboard(settings)
     if asked == "wandb":
@@ -74,7 +74,7 @@ def _wandb(settings: JobSettings) -> Kind:
 
 
 def _method(thing: Any) -> Callable[[int, Values], Any] | None:
-    """How to give it the values of a step; None: it is no logger."""
+    """Return how to give it the values of a step; None if it is no logger."""
     if callable(getattr(thing, "add_scalar", None)):
         return lambda step, values: [thing.add_scalar(name, value, step) for name, value in values.items()]
     if callable(getattr(thing, "log_metrics", None)):
@@ -114,7 +114,7 @@ class Feed:
     """Gives every line of the file to every logger, in order, in a thread."""
 
     def __init__(self, path: Path, kinds: Sequence[Kind], say: Callable[[str], None]) -> None:
-        """Begins at once. `say` is told, from the thread, what goes wrong; a logger that fails gets nothing more."""
+        """Begin at once. `say` is called from the thread with errors; a logger that fails gets no more values."""
         self._path = path
         self._mark = path.with_suffix(".fed")
         self._kinds = kinds
@@ -132,7 +132,7 @@ class Feed:
         self._wake.set()
 
     def finish(self, patience_seconds: float) -> None:
-        """Feed what is left, and close; a logger that is too slow for `patience_seconds` is left behind."""
+        """Feed the remaining lines, and close. Loggers that take longer than `patience_seconds` are abandoned."""
         self._is_ending.set()
         self._wake.set()
         self._thread.join(patience_seconds)
@@ -175,10 +175,10 @@ class Feed:
         self._step = steps[-1]["step"]
 
     def _tried(self, call: Callable[[], Any]) -> Any:
-        """What it returns; None if it fails, which is told."""
+        """Return the result of `call`; report an error and return None if it fails."""
         try:
             return call()
-        except Exception as error:  # whatever a logger raises, the training is no worse for it
+        except Exception as error:  # an error of a logger must not end the training
             self._say(f"{type(error).__name__}: {error}; this logger gets nothing more, all values are in {self._path}")
             return None
 

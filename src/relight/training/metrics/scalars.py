@@ -1,4 +1,4 @@
-"""What a script reports of its steps, on its way to loggers: each committed step once, whoever holds rank 0.
+"""Values that a script reports, on their way to loggers: each committed step once, also if rank 0 is replaced.
 
 Rank 0 writes one line to `scalars.jsonl` of the run directory as it commits a step. What was reported before the
 barrier is kept with the rank-private state too: if rank 0 dies between the barrier and that line, its replacement,
@@ -28,7 +28,7 @@ _TAKEN = frozenset({"step", "time"})
 
 
 class Scalars:
-    """What `Step.report` was given. Nothing is kept without a logger, and nothing here can fail the training."""
+    """Values that `Step.report` was given; kept only for a logger. Errors are reported, and fail no training."""
 
     def __init__(self, runtime: Runtime, progress: Progress) -> None:
         self._runtime = runtime
@@ -50,7 +50,7 @@ class Scalars:
 
     # --- during a step ------------------------------------------------------------------------------------------
     def begin_step(self) -> None:
-        """Of a step that is repeated, only what the repetition reports counts."""
+        """Drop values of an earlier attempt: only the repetition of a step counts."""
         self._pending.clear()
 
     def report(self, values: Mapping[str, Value]) -> None:
@@ -69,13 +69,13 @@ class Scalars:
         return bool(self._pending) and self._is_mine
 
     def private(self) -> dict[str, Any]:
-        """What the rank-private state that is kept at the barrier says of the step that is under way."""
+        """Return the values of the step under way, for the rank-private state that is kept at the barrier."""
         if not self.has_private:
             return {}
         return {"scalars": {"step": self._progress.version, "values": _read(self._pending)}}
 
     def commit(self, step: int) -> None:
-        """The step is done for good."""
+        """Write the values of a committed step."""
         if self._is_mine and self._pending:
             self._write(step, _read(self._pending))
         self._pending.clear()
@@ -90,7 +90,7 @@ class Scalars:
             self._write(kept["step"], kept["values"])
 
     def finish(self, patience_seconds: float) -> None:
-        """Let the loggers have everything before the job ends."""
+        """Feed the loggers all values before the job ends."""
         if self._feed is not None:
             self._feed.finish(patience_seconds)
 
@@ -138,7 +138,7 @@ def _checked(name: str, value: Value) -> Value:
             raise UsageError(
                 f"step.report({name}=...): a tensor of shape {tuple(value.shape)}; report a number, such as its mean"
             )
-        # Reading one that lies on a device would wait for it; at the barrier everybody waits anyway.
+        # Reading one that lies on a device would wait for it; at the barrier all ranks wait anyway.
         return float(value.detach()) if value.device.type == "cpu" else value.detach().clone()
     try:
         return float(value)

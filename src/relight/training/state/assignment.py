@@ -1,4 +1,4 @@
-"""The part of a job that follows from the rank which this process holds."""
+"""This rank's part of the job: of a divided state, and of a step's batches."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from relight.training.state.tracked import TrackedState
 
 @dataclass
 class Assignment:
-    """One for the life of a process; `follow` when it takes another rank than the one it was built as."""
+    """One object for the life of a process. `follow` is called when it takes another rank than it was built as."""
 
     shard: str = ""  # key of its part of a divided state; empty: all of it
     batch_index: int = 0  # which of a step's batches it computes on
 
     def follow(self, state: TrackedState, rank: int, world_size: int) -> None:
-        """Be that of `rank`. Raises UsageError if some tensor is not in a form that could be restored."""
+        """Become the assignment of `rank`. Raises UsageError if some tensor is not in a form that could be restored."""
         self.shard = state.shard(world_size)
         self.batch_index = state.division.batch_index(rank, world_size)

@@ -1,4 +1,4 @@
-"""What a step assigns to the modules that were handed over: undone with the step, and carried to a replacement.
+"""Attributes that a step assigns to modules: undone with the step, and carried to a replacement.
 
 A counter (`self.updates += 1`), a temperature, `train()` and `eval()`, a buffer that is assigned anew: all of these go
 through `nn.Module.__setattr__`, which is wrapped while a loop of steps runs, and writes a log of the values before.
@@ -43,7 +43,7 @@ class ModeWatcher(Protocol):
 
 
 class AttributeLog:
-    """The attributes of some modules, in the step under way and since the loop began."""
+    """Logs the attributes of modules, in the step under way and since the loop began."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = dict(modules)
@@ -132,7 +132,7 @@ class AttributeLog:
 
     # --- the step under way -------------------------------------------------------------------------------------
     def begin(self, *, learning: bool) -> None:
-        """A step begins. `learning`: find out which containers it changes in place."""
+        """Begin a step. `learning`: find out which containers it changes in place."""
         self._before.clear()
         self._orders.clear()
         self._recording = True
@@ -142,7 +142,7 @@ class AttributeLog:
         self._all_containers = {key: (value, seen) for key, value, seen in self._excerpts()} if learning else {}
 
     def roll_back(self) -> None:
-        """Every attribute and hook is what it was when the step began."""
+        """Make every attribute and hook what it was when the step began."""
         self._recording = False
         self._hooks.roll_back()
         for (module_id, name), (holder, value) in reversed(self._before.items()):
@@ -171,7 +171,7 @@ class AttributeLog:
                 tables[name] = put_back(tables[name], copy.deepcopy(value), self._is_view)
 
     def notice(self) -> None:
-        """In front of the barrier: which of the changed attributes are state."""
+        """Find, in front of the barrier, which of the changed attributes are state."""
         for key in [key for key in self._before if key not in self._looked_at]:
             self._looked_at.add(key)
             module, name = self._paths[key[0]][1], key[1]
@@ -187,7 +187,7 @@ class AttributeLog:
                     self._state[self._path(key)] = key
 
     def commit(self) -> None:
-        """What the step assigned stays."""
+        """Keep the values that the step assigned."""
         self._hooks.commit()
         self._before.clear()
         self._all_containers = {}
@@ -203,22 +203,22 @@ class AttributeLog:
         return bool(self._state)
 
     def private(self) -> dict[str, Any]:
-        """The values of all attributes that are state, by their paths; those that are no plain values are left out."""
+        """Return the values of all attributes that are state, by their paths; only plain values."""
         values = {path: self._value(key) for path, key in sorted(self._state.items())}
         plain = {path: value for path, value in values.items() if plain_bytes(value) is not None}
         return {path: pack(value) for path, value in plain.items() if not self._is_view(value)}
 
     def number(self) -> int:
-        """What stands for these values in an all-reduce; 0 if there are none."""
+        """Return the number that stands for these values in an all-reduce; 0 if there are none."""
         return xxhash.xxh3_64_intdigest(encode_tree(self.private(), "attributes")) >> 20 | 1 if self._state else 0
 
     def compare(self, own: int, total: int, ranks: int) -> None:
-        """All ranks' numbers at a barrier, added up: whether the values are the same everywhere."""
+        """Take the sum of all ranks' numbers at a barrier, to see whether the values are equal everywhere."""
         if total != ranks * own:
             self.differ = True
 
     def adopt(self, tree: Mapping[str, Any]) -> None:
-        """Make what `private` gave on this rank the values of the attributes here."""
+        """Set the attributes to the values that `private` returned on this rank."""
         modules = dict(self._paths.values())
         for path, packed in tree.items():
             owner, name = path.rsplit("/", 1)
@@ -263,7 +263,7 @@ class AttributeLog:
     def _is_state(module: nn.Module, name: str, value: Any) -> bool:
         """Whether an attribute that a step assigned is of use to the next one.
 
-        A tensor that no method reads before it assigns it is a result that is left for others to look at.
+        A tensor that no method reads before it assigns it is a mere result.
         """
         if plain_bytes(value) is None:
             return False

@@ -1,10 +1,10 @@
 """Averaged models: which of their buffers belong to one rank alone, and how a replacement gets the newest of them.
 
 An average (torch's AveragedModel, or a copy of a model that the script moves by itself) takes over buffers that
-differ between ranks, such as BatchNorm's statistics; so its own differ too. But it takes them over behind the first
+differ between ranks, such as BatchNorm's statistics; so its own differ too. But it takes them over after the first
 write of a step, when the rank-private state of the next version has been kept already. So what is kept is what the
-average held before, and whoever is given that repeats the average's last move for these buffers: all that enters it
-was kept beside them.
+average held before, and a replacement repeats the average's last move for these buffers: all that enters it was kept
+beside them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +34,7 @@ class Buffers(Protocol):
 
 
 class Averages:
-    """Of the modules that were handed over, those that are averages of others."""
+    """The modules that are averages of other modules."""
 
     def __init__(self, modules: Mapping[str, nn.Module], trained: Iterable[torch.Tensor], slots: Buffers) -> None:
         """`trained`: the parameters that some optimizer updates; an average has none of them. `slots`: all buffers."""
@@ -55,11 +55,11 @@ class Averages:
         return bool(self._averages)
 
     def like(self, private: set[Key]) -> set[Key]:
-        """Which buffers of averages are rank-private, as those of their models are."""
+        """Return the buffers of averages that are rank-private, since those of their models are."""
         return {key for average in self._averages for key, source in average.sources.items() if source in private}
 
     def prepare(self, private: set[Key]) -> None:
-        """In front of the first write: remember what the script may move."""
+        """Remember, in front of the first write, the averages that the script may move."""
         self._before = {
             key: self._slots.get(key).clone()
             for average in self._averages
@@ -68,9 +68,9 @@ class Averages:
         }
 
     def unrepeatable(self, changed: Iterable[Key]) -> list[Key]:
-        """Which of the buffers that changed in a step were averaged by the script, so that only their rank has them.
+        """Return the buffers that the script averaged in a step, so that only their rank has them.
 
-        What torch's AveragedModel did, or what was copied from the model, a replacement does again.
+        A replacement repeats averages of torch's AveragedModel, and copies from the model.
         """
         by_hand = {key: source for a in self._averages if a.mover is None for key, source in a.sources.items()}
         pairs = [(key, by_hand[key]) for key in changed if key in by_hand]
@@ -79,7 +79,7 @@ class Averages:
         ]
 
     def commit(self) -> list[Key]:
-        """The step is done: see how the script has moved its averages. Returns those that a replacement could not."""
+        """See, after the step, how the script moved its averages. Returns those that a replacement could not move."""
         changed = [key for key, before in self._before.items() if not same_bits(before, self._slots.get(key))]
         lost = self.unrepeatable(changed)
         self.copied = set(changed) - set(lost)
@@ -87,7 +87,7 @@ class Averages:
         return lost
 
     def forget(self) -> None:
-        """The step does not count, or is another process's."""
+        """Drop the averages that `prepare` remembered: the step does not count, or is another process's."""
         self._before = {}
 
     def counts(self, private: set[Key]) -> dict[str, int]:

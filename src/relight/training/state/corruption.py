@@ -12,7 +12,7 @@ _DIGEST_BITS = 60  # of a digest, as an element of an all-reduce: int64 with a s
 
 
 class DigestExchange:
-    """What a rank brings to the all-reduce in which every rank sees the digest of every other.
+    """One rank's entries in the all-reduce that shows every rank the digest of every other.
 
     Each rank writes into its own element and leaves the others zero, so the sum is all of them.
     """
@@ -52,7 +52,7 @@ def differing_tensors(
 ) -> tuple[str, ...]:
     """The first tensors that differ between ranks which hold the same part of the state, for people.
 
-    All ranks call this together and are told the same; nothing if it cannot be told.
+    All ranks call this together and get the same names; none if they cannot be found out.
 
     Args:
         own: digests of this rank's by their paths.
@@ -84,7 +84,7 @@ def differing_tensors(
 
 
 def _tell_all(text: str, add_up: Callable[[list[int]], list[int]]) -> str:
-    """What one rank has to say; all others come with nothing."""
+    """Return the text of one rank on all ranks; the others come with an empty one."""
     said = add_up([*text.encode()[:_MAX_NAMES_BYTES].ljust(_MAX_NAMES_BYTES, b"\0")])
     return bytes(said).rstrip(b"\0").decode(errors="replace")
 
@@ -94,7 +94,7 @@ def _hash(text: str) -> int:
 
 
 def flip_bit(tensors: Sequence[torch.Tensor]) -> None:
-    """Change the lowest bit of the middle element of the largest tensor, as a cosmic ray would: no hook hears of it."""
+    """Change the lowest bit of the middle element of the largest tensor, unnoticed by any hook."""
     tensor = max(tensors, key=lambda tensor: tensor.numel(), default=None)
     if tensor is None or not tensor.numel():
         return

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from relight.training.torch_private.autograd import not_compiled
 
-# What these keep in hooks from step to step belongs to them; they, or relight, put it back themselves.
+# These keep hooks of their own from step to step, and put them back themselves, or relight does.
 _OTHERS = ("relight.", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch._functorch", "torch.fx")
 
 
@@ -25,7 +25,7 @@ def hook_name(hook: Any) -> str:
 
 
 class HookLog:
-    """What the step under way did with hooks."""
+    """Logs the hooks that the step under way registers and removes."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []  # what the step did, the newest last
@@ -63,17 +63,17 @@ class HookLog:
             self._restore = None
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._undo.clear()
         self._recording = True
 
     def commit(self) -> None:
-        """What the step registered stays."""
+        """Keep the hooks that the step registered."""
         self._undo.clear()
         self._recording = False
 
     def roll_back(self) -> None:
-        """Every hook is where it was when the step began."""
+        """Put every hook where it was when the step began."""
         self._recording = False
         while self._undo:
             self._undo.pop()()

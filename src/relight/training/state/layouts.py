@@ -10,7 +10,7 @@ from relight.training.torch_private.ddp import BucketLayout
 
 
 class Layouts:
-    """Of the wrappers that a script has handed over, in their order. `version` is that of this process's state."""
+    """The bucket layout of each DDP wrapper that a script has handed over, in their order."""
 
     def __init__(self, wrappers: Iterable[DistributedDataParallel], version: Callable[[], int], *, fixed: bool) -> None:
         """If `fixed`, all keep their initial layouts."""
@@ -22,7 +22,7 @@ class Layouts:
                 wrapper.process_group.serves_reducer = True
 
     def describe(self) -> list[Any]:
-        """For `adopt`: what is not initial. Empty if all is."""
+        """Return the layouts that are not initial, for `adopt`; empty if there are none."""
         version = self._version()
         described = [layout.describe(version) for layout in self._layouts]
         return described if any(described) else []
@@ -35,19 +35,19 @@ class Layouts:
             layout.adopt(described[index] if described else None)
 
     def begin_step(self) -> None:
-        """Every attempt of a step begins with the same reducers, whatever came before."""
+        """Give every attempt of a step the same reducers, whatever came before."""
         version = self._version()
         for layout in self._layouts:
             layout.begin_step(version)
 
     def settle(self) -> None:
-        """In front of the barrier: layouts that the step has found out."""
+        """Fix, in front of the barrier, the layouts that the step has found out."""
         version = self._version()
         for layout in self._layouts:
             layout.settle(version)
 
     def reset(self) -> None:
-        """After a step that ended in its middle."""
+        """Make the reducers ready again after a step that ended in its middle."""
         version = self._version()
         for layout in self._layouts:
             layout.reset(version)

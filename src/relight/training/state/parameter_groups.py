@@ -10,7 +10,7 @@ Key = tuple[str, str]  # of a parameter: the module that was handed over, and th
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """In the order by which the optimizer numbers them."""
+    """Return its parameters, in the order by which it numbers them."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -20,17 +20,17 @@ def members_of_groups(optimizer: Optimizer) -> list[list[torch.Tensor]]:
 
 
 def names_in_groups(optimizer: Optimizer, keys: Mapping[int, Key]) -> list[list[str]]:
-    """Those of its parameters, by group. `keys`: of all that were handed over, by their ids."""
+    """Return the names of its parameters, by group. `keys`: those of all parameters, by their ids."""
     return [["/".join(keys.get(id(p), ("", "?"))) for p in group["params"]] for group in optimizer.param_groups]
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What its groups hold besides parameters."""
+    """Return the settings in its groups: everything but parameters."""
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
 def named(names: list[list[str]], parameters: Mapping[Key, torch.Tensor]) -> list[torch.Tensor]:
-    """The parameters of such names, in the order by which an optimizer with these groups numbers them."""
+    """Return the parameters of these names, in the order by which an optimizer with these groups numbers them."""
     return [parameters[_key(name)] for members in names for name in members]
 
 

@@ -44,7 +44,10 @@ class References:
         self._entries = -1
 
     def name_of(self, value: Any) -> Name | None:
-        """None: it is no part. Raises NotNameable for what shares memory with one and is not simply a view of it."""
+        """Return the name of a part; None for other values.
+
+        Raises NotNameable for a value that shares memory with a part and is not simply a view of it.
+        """
         if isinstance(value, torch.Tensor):
             return self._name_of_tensor(value)
         if isinstance(value, (dict, list)):
@@ -53,7 +56,7 @@ class References:
         return name if name is not None and self._is_at(name, value) else None
 
     def at(self, name: Name) -> Any:
-        """Raises LookupError if this process has no such part."""
+        """Return the part of this name. Raises LookupError if this process has none."""
         find: dict[str, Callable[..., Any]] = {
             "module": lambda owner, path: self._modules[owner].get_submodule(path),
             "object": self._objects.__getitem__,
@@ -106,7 +109,7 @@ class References:
         return part if self.at(part) is value else ("tensor", part, _geometry(value, self.at(part)))
 
     def _own_tensor(self, value: torch.Tensor) -> Name | None:
-        """Of an optimizer: momentum, say."""
+        """Return the name of a tensor that an optimizer keeps, such as a momentum."""
         entries = sum(len(optimizer.state) for optimizer in self._optimizers.values())
         if entries != self._entries:
             self._entries = entries

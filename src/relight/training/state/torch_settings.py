@@ -31,21 +31,21 @@ class TorchSettings:
         self._before: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._before = {name: read() for name, (read, _) in _SETTINGS.items()}
 
     def roll_back(self) -> None:
-        """They are what they were when the step began."""
+        """Make them what they were when the step began."""
         adopt_settings(self._before)
 
 
 def shared_settings() -> dict[str, Any]:
-    """What a replacement needs to know of them."""
+    """Return the settings that a replacement needs to adopt."""
     return {name: _SETTINGS[name][0]() for name in _SHARED}
 
 
 def adopt_settings(values: dict[str, Any]) -> None:
-    """Set what differs."""
+    """Set those that differ."""
     for name, value in values.items():
         read, change = _SETTINGS[name]
         if read() != value:

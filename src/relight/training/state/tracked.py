@@ -1,4 +1,4 @@
-"""What must survive: the state that all replicas share, and the little that belongs to one rank alone.
+"""State that must survive: the part that all replicas share, and the little that belongs to one rank alone.
 
 Replicated state (`Replica`) is copied from a peer. Rank-private state (`RankPrivate`: buffers that change in forward,
 such as BatchNorm's statistics, and `per_rank` objects; the data position and random streams are added by `data/`) is

@@ -1,5 +1,5 @@
-"""Every private interface of torch that relight leans on, checked on the releases that `installed.TESTED` names.
+"""Every private interface of torch that relight uses, and nothing else may (checks/torch_names.py).
 
 Tests of the same names exercise each against the installed version, so that an upgrade that moves one of them fails
-there, by name, and not in somebody's recovery.
+there, by name, and not in a recovery.
 """

@@ -1,4 +1,4 @@
-"""Backward passes, the hooks of gradients, and what the compiler and the gradient scaler keep to themselves."""
+"""Backward passes, hooks of gradients, the compiler and the gradient scaler. Seen in torch 2.13."""
 
 import collections
 from collections.abc import Callable
@@ -40,10 +40,10 @@ def not_compiled(function: _Function) -> _Function:
 
 
 def at_backward(call: Callable[[], None]) -> Callable[[], None]:
-    """Have every backward pass call this first, in the thread that asked for it. What is returned undoes that.
+    """Have every backward pass call this first, in the thread that starts it. Returns a function that undoes that.
 
     All of torch's own ways to start one go through this function, which torch.compiler replaces in the same way.
-    Telling it by a hook on what the model returns takes three times as long.
+    A hook on the result of the model takes three times as long.
     """
     started: Any = torch.autograd.graph._engine_run_backward
 
@@ -60,7 +60,7 @@ def at_backward(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def gradient_hooks(parameter: Any) -> dict[int, Any]:
-    """What is called when the gradient of this parameter is accumulated; made for ever if there was nothing before."""
+    """Return the table of hooks on a parameter's accumulated gradient; made, and kept for ever, if there was none."""
     if parameter._post_accumulate_grad_hooks is None:
         parameter._post_accumulate_grad_hooks = collections.OrderedDict()
     hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks
@@ -76,6 +76,6 @@ def put_hook(parameter: Any, call: Callable[[Any], None]) -> RemovableHandle:
 
 
 def reset_scaler(scaler: torch.amp.GradScaler) -> None:
-    """Forget what an aborted step did with the scaler; otherwise the redo's unscale_ is refused as a second one."""
+    """Undo an aborted step's use of the scaler; otherwise `unscale_` of the repeated step is refused as a second."""
     if scaler.is_enabled():  # else it has nothing to remember with
         scaler._per_optimizer_states.clear()

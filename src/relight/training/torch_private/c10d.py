@@ -1,4 +1,4 @@
-"""Functions of c10d that do not come to a process group by its operations alone."""
+"""Functions of c10d that use more of a process group than its operations. Seen in torch 2.13."""
 
 import functools
 import inspect
@@ -22,7 +22,7 @@ _REFUSED = (
 
 
 class RefusedStore(Store):
-    """What c10d believes to be the default store; groups have stores of their own."""
+    """The default store, as c10d sees it; groups have stores of their own."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise UsageError(_REFUSED)
@@ -46,10 +46,10 @@ class Groups(Protocol):
 
 def adapt(groups: Groups) -> None:
     """Have c10d's functions do with a relight group what they do with one of gloo, alone where it is detached."""
-    alone: dict[str, Callable[..., Any]] = {
+    alone = {
         "broadcast_object_list": lambda *_, **__: None,  # what the lists hold is this process's own
-        "scatter_object_list": _scatter_alone,
-        "recv_object_list": _receive_alone,
+        "scatter_object_list": lambda *_, **__: None,
+        "recv_object_list": lambda *_, **__: 0,
         "gather_object": _gather_alone,
     }
     for name, replacement in alone.items():
@@ -64,7 +64,7 @@ def _replace(name: str, wrap: Callable[[Any], Any]) -> None:
 
 
 def _when(is_detached: Callable[[Any], bool], alone: Callable[..., Any], original: Any) -> Any:
-    """These receive sizes first: alone there are none, and what is in the memory for them would be taken for sizes."""
+    """Call `alone` instead where a group is detached: these functions receive sizes first, and alone there are none."""
 
     signature = inspect.signature(original)
 
@@ -78,30 +78,6 @@ def _when(is_detached: Callable[[Any], bool], alone: Callable[..., Any], origina
 
 def _default(group: Any) -> Any:
     return dist.GroupMember.WORLD if group is None else group
-
-
-def _scatter_alone(
-    scatter_object_output_list: list[Any],
-    scatter_object_input_list: list[Any] | None = None,
-    src: int | None = None,
-    group: Any = None,
-    group_src: int | None = None,
-    **_: Any,
-) -> None:
-    """What the source gives to itself; elsewhere the list keeps what it holds."""
-    source = group_src if group_src is not None else dist.get_group_rank(_default(group), src or 0)
-    own = dist.get_rank(group)
-    if scatter_object_input_list and source == own:
-        scatter_object_output_list[0] = scatter_object_input_list[own]
-
-
-def _receive_alone(_: list[Any], src: int | None = None, group: Any = None, **__: Any) -> int:
-    """The list keeps what it holds; without a source it is said to come from the next rank."""
-    return dist.get_global_rank(_default(group), _next_rank(group)) if src is None else src
-
-
-def _next_rank(group: Any) -> int:
-    return (dist.get_rank(group) + 1) % dist.get_world_size(group)
 
 
 def _gather_alone(thing: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:

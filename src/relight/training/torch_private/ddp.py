@@ -1,4 +1,4 @@
-"""DistributedDataParallel: its wrappers, the layout of its buckets, and the buffers that it sends."""
+"""DistributedDataParallel: wrappers, the layout of buckets, and broadcasts of buffers. Seen in torch 2.13."""
 
 import contextlib
 import functools
@@ -29,7 +29,7 @@ def watch_wrappers() -> None:
 
 
 def wrappers_made() -> list[Any]:
-    """Those that there still are, in the order of their making, which is the same on all ranks."""
+    """Return the DDP wrappers that still exist, in the order of their making, which is the same on all ranks."""
     return [wrapper for made in _made if (wrapper := made()) is not None]
 
 
@@ -40,7 +40,7 @@ class BucketLayout:
     """Keeps a DDP's gradient buckets the same on every rank, through aborted steps and replacements.
 
     DDP starts with buckets in parameter order, and rebuilds them once, in the order in which gradients became ready in
-    its first backward pass. Another layout is another summation order, so it must never depend on who failed when. The
+    its first backward pass. Another layout is another summation order, so it must never depend on failures. The
     layout is therefore part of the state: `settle` makes it known in front of the barrier of the step in which the
     wrapper was first used, whichever that is, and a step that is undone undoes it.
     """
@@ -83,7 +83,7 @@ class BucketLayout:
         if self._known is None or self._known[0] > version:
             self._back_to_initial()
         elif isinstance(self._ddp.reducer, _FixedReducer):
-            self._ddp.reducer._reset_state()  # it has noted the order of the last step, and would go on and on
+            self._ddp.reducer._reset_state()  # or it adds to the order that it noted in the last step
 
     def settle(self, version: int) -> None:
         """All gradients of the step that changes `version` are reduced: if they were the first ones, rebuild.
@@ -116,7 +116,7 @@ class BucketLayout:
             self._ddp.reducer._reset_state()
 
     def _back_to_initial(self) -> None:
-        """Whatever an attempt of a step has made of it."""
+        """Return to the initial layout, whatever an attempt of a step has done."""
         if self._known is not None or self._ddp._has_rebuilt_buckets:
             self._known = None
             self._make_reducer()
@@ -124,7 +124,7 @@ class BucketLayout:
             self._ddp.reducer._reset_state()
 
     def _make_reducer(self) -> None:
-        """A new one, in its first iteration, with the layout that is known: nothing else forgets another."""
+        """Make a new reducer, in its first iteration, with the known layout. No other way forgets an earlier layout."""
         ddp, is_static = self._ddp, self._ddp.static_graph
         ddp.reducer._remove_autograd_hooks()
         with _taking_gradients_as_made(ddp):
@@ -149,12 +149,12 @@ _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 
 def rebuilt_buckets(ddp: Any) -> Buckets:
-    """What the reducer has just rebuilt; it tells its logger alone."""
-    ddp._set_ddp_runtime_logging_sample_rate(1)  # it tells so only in some iterations
+    """Return the buckets that the reducer has just rebuilt; only its logger knows them."""
+    ddp._set_ddp_runtime_logging_sample_rate(1)  # it logs only in some iterations
     ddp.logger.set_runtime_stats_and_log()
     ddp._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)
-    told = ddp._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"]
-    return [[int(number) for number in bucket.split()] for bucket in told.split(",")]
+    logged = ddp._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"]
+    return [[int(number) for number in bucket.split()] for bucket in logged.split(",")]
 
 
 @contextlib.contextmanager
@@ -212,7 +212,7 @@ _HOOKS_WITH_STATE = (f"{_HOOKS}.powerSGD_hook", f"{_HOOKS}.post_localSGD_hook")
 
 
 class _FixedReducer:
-    """DDP's reducer, but for the rebuilding of its buckets."""
+    """DDP's reducer without the rebuilding of its buckets."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer

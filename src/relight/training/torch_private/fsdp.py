@@ -1,4 +1,4 @@
-"""Every private interface of FSDP2 (`fully_shard`) that relight leans on, in one place.
+"""FSDP2 (`fully_shard`): its groups of parameters and their state. Seen in torch 2.13.
 
 See tests/training/test_fsdp_private.py. Nothing here imports FSDP2: a script that does not use it pays nothing.
 """

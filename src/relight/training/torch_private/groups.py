@@ -1,4 +1,4 @@
-"""Process groups of torch: what they can do, and how gloo's, NCCL's and detached ones are made."""
+"""Process groups of torch: their operations, and gloo's, NCCL's and detached ones. Seen in torch 2.13."""
 
 from datetime import timedelta
 from typing import Any
@@ -22,7 +22,7 @@ REDUCE_SCATTERS = frozenset(
     "_reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced".split()
 )
 POINT_TO_POINT = frozenset(("send", "recv", "recv_anysource"))
-# A hung peer is the controller's business: it knows who hangs, and Stop ends the wait. Collectives never time out.
+# Collectives never time out: the controller finds the rank that hangs, and Stop ends the wait.
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
 _FORMING_TIMEOUT = timedelta(seconds=60)
 OPERATIONS = tuple(name for name in _OPERATIONS if hasattr(ProcessGroup, name))
@@ -53,7 +53,7 @@ def name_group(group: ProcessGroup, name: str, description: str | None) -> None:
 
 
 def cpu_backend(group: ProcessGroup) -> Any:
-    """What reduces CPU tensors in there. It takes the group's calls, without torch's dispatcher in between."""
+    """Return the backend for CPU tensors. It takes the group's calls, without torch's dispatcher in between."""
     return group._get_backend(torch.device("cpu"))
 
 

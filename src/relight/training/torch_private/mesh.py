@@ -1,4 +1,4 @@
-"""Every private interface of DeviceMesh, DTensor and c10d's groups that relight leans on.
+"""DeviceMesh, DTensor and c10d's groups. Seen in torch 2.13.
 
 See tests/training/test_mesh_private.py. torch.distributed.tensor is imported only for a script that uses it.
 """
@@ -63,7 +63,7 @@ def follow_rank(provisional: int) -> None:
 
     def coordinate(mesh: Any) -> Any:
         rank = dist.get_rank() if mesh._rank == provisional else mesh._rank
-        known = vars(mesh).get("_relight_place")  # a replacement asks as often as anybody in every step
+        known = vars(mesh).get("_relight_place")  # asked for in every step
         if known is None or known[0] != rank:
             found = (mesh.mesh == rank).nonzero()
             known = (rank, tuple(found[0].tolist()) if len(found) else None)
@@ -71,7 +71,7 @@ def follow_rank(provisional: int) -> None:
         return known[1]
 
     def ignore(mesh: Any, value: Any) -> None:
-        """What a mesh computes when it is made is not kept."""
+        """Drop the coordinates that a mesh computes when it is made."""
 
     device_mesh.DeviceMesh._coordinate_on_dim = property(coordinate, ignore)  # type: ignore[assignment]
 
@@ -115,7 +115,7 @@ def batch_place(
     *,
     pipelines: bool = False,
 ) -> int:
-    """Which of the batches of a step `rank` computes on: its number among those who have different ones.
+    """Return which of a step's batches `rank` computes on.
 
     It is the rank itself, unless tensors are divided along dimensions of a mesh other than those `by_data`, along which
     FSDP2 gives every rank a batch of its own. Along others (tensor parallelism) ranks compute on one batch together.
@@ -167,7 +167,7 @@ def cuts_of(tensor: torch.Tensor, world_size: int, name: str) -> Iterator[Cut]:
 
 
 def part_shape(spec: Any) -> tuple[int, ...]:
-    """Of the part of a DTensor that this process's rank holds."""
+    """Return the shape of the part of a DTensor that this process's rank holds."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, _ = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)

@@ -1,4 +1,4 @@
-"""Every private interface of torch's pipelines (torch.distributed.pipelining) that relight leans on.
+"""Pipelines (torch.distributed.pipelining): schedules and their stages. Seen in torch 2.13.
 
 See tests/training/test_pipeline_private.py. Nothing here imports them: a script that has no pipeline pays nothing.
 """
@@ -64,7 +64,7 @@ class Pipelines:
         return [stage for schedule in self._schedules for stage in _stages_of(schedule)]
 
     def stages_in(self, modules: Collection[nn.Module]) -> list[Any]:
-        """Of these, those that run (parts of) one of these modules."""
+        """Return this rank's stages that run (parts of) one of these modules."""
         known = {id(part) for module in modules for part in module.modules()}
         return [stage for stage in self.stages() if any(id(part) in known for part in stage.submod.modules())]
 
@@ -74,7 +74,7 @@ class Pipelines:
             yield Cut("stage", stage.stage_index, stage.num_stages)
 
     def reset(self) -> None:
-        """Forget what an exception in the middle of a schedule left behind. To be done on every rank alike.
+        """Clear the state that an exception in the middle of a schedule left. All ranks must call this.
 
         Nothing is waited for: sends and receives under way belong to a broken generation, and may still touch their
         buffers, which are given up. The next step makes new ones, and has the stages tell each other again what they
@@ -105,7 +105,7 @@ def _stages_of(schedule: Any) -> list[Any]:
 
 
 def _look_ahead_without_trace(schedule: Any) -> None:
-    """Have a look ahead at what stages send leave nothing behind: a step that is repeated has one more of them.
+    """Have torch's look ahead at shapes leave no trace: a step that is repeated has one more of them.
 
     In the first step, and the first after a recovery, torch runs every stage once on tensors without contents, to learn
     shapes. BatchNorm would count them, and DDP would reduce the gradients of the first microbatch alone.

@@ -1,4 +1,4 @@
-"""Every private interface of ZeroRedundancyOptimizer that relight leans on, in one place.
+"""ZeroRedundancyOptimizer. Seen in torch 2.13.
 
 See tests/training/test_zero_private.py. Nothing here imports it: a script that does not use it pays nothing.
 
@@ -84,7 +84,7 @@ def is_zero(optimizer: Any) -> bool:
 
 
 def state_of(optimizer: Optimizer) -> Any:
-    """What it keeps for each parameter: of this rank's part, if it is divided."""
+    """Return an optimizer's state by parameter; of this rank's part, if it is divided."""
     return optimizer.optim.state if is_zero(optimizer) else optimizer.state  # type: ignore[attr-defined]
 
 

@@ -17,7 +17,7 @@ from relight.training.torch_private.tensors import DATA, REQUIRES_GRAD, SET_REQU
 
 
 class DataAccess:
-    """Which of the watched tensors were reached for, or written, through `.data` since the last `clear`."""
+    """Notes which of the watched tensors were read or written through `.data` since the last `clear`."""
 
     def __init__(self) -> None:
         self.reached: set[int] = set()  # by `id`
@@ -27,7 +27,7 @@ class DataAccess:
         self._watched: set[int] = set()
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """From now on watch these, instead of those before. They must be kept alive by the caller."""
+        """Watch these tensors instead of the earlier ones. The caller must keep them alive."""
         self._watched = {id(tensor) for tensor in tensors}
 
     def clear(self) -> None:
@@ -37,7 +37,7 @@ class DataAccess:
 
     @property
     def written(self) -> set[int]:
-        """By `id`: those written through `.data`, be it with what was in them already, as far as torch counts it."""
+        """The `id` of each tensor written through `.data`, also with an equal value, as far as torch counts writes."""
         return self._assigned | {number for number, given in self._given.items() if _writes(given)}
 
     def install(self) -> None:
@@ -82,7 +82,7 @@ class DataAccess:
         self.clear()
 
     def _give(self, number: int, data: torch.Tensor) -> torch.Tensor:
-        """`data`, or what has its memory and counts its writes together with what was given before."""
+        """Return `data`, or a tensor with its memory whose writes are counted together with those of earlier ones."""
         if type(data) is not torch.Tensor or data.layout is not torch.strided:
             return data
         given = self._given.get(number)
@@ -95,5 +95,5 @@ class DataAccess:
 
 
 def _writes(given: torch.Tensor) -> int:
-    """How often it was written; a tensor made in inference mode has no count, and was perhaps."""
+    """Return how often it was written; 1 for a tensor made in inference mode, which has no count."""
     return 1 if given.is_inference() else version_of(given)

@@ -31,15 +31,15 @@ class TensorImages:
 
     @property
     def nbytes(self) -> int:
-        """What is held now, in use or not."""
+        """Memory of all copies, in use or not, in bytes."""
         return sum(tensor.nbytes for tensor in (*self._taken.values(), *self._kept.values()))
 
     def adopt(self, key: Key, copied: torch.Tensor) -> None:
-        """A copy from before the step, made by somebody else."""
+        """Take over a copy that was made before the step."""
         self._taken[key] = copied
 
     def take(self, keys: Iterable[Key]) -> None:
-        """Copy these, unless that was done in this step."""
+        """Copy these tensors, unless that was done in this step."""
         missing = [key for key in keys if key not in self._taken]
         if not missing:
             return
@@ -52,7 +52,7 @@ class TensorImages:
                     self._taken[key] = live.clone()
 
     def changed(self, keys: Iterable[Key]) -> list[Key]:
-        """Which of the copied ones are not what they were, by their bits."""
+        """Return the copied tensors whose bits differ from their copies."""
         return [
             key
             for key in keys
@@ -70,7 +70,7 @@ class TensorImages:
                     live.copy_(before)
 
     def drop(self, *, keep: bool = True) -> None:
-        """The step counts. `keep` the memory for the next one."""
+        """Give up the copies. `keep`: keep their memory for the next step."""
         self._kept = {**self._kept, **self._taken} if keep else {}
         self._taken = {}
 

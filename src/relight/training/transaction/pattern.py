@@ -28,7 +28,7 @@ class Pattern:
     early: bool = False
 
     def number(self) -> int:
-        """What stands for this pattern in an all-reduce; never 0."""
+        """Return the number that stands for this pattern in an all-reduce; never 0."""
         text = "/".join((*self.before, "early" if self.early else "end"))
         return xxhash.xxh3_64_intdigest(text.encode()) >> 64 - _BITS | 1
 
@@ -43,7 +43,7 @@ def observed(writes: Sequence[str], stirred: int, *, more_expected: bool = False
 
 
 class Learner:
-    """What the steps of this generation have shown."""
+    """Learns where the barrier may stand from the steps of this generation."""
 
     def __init__(self) -> None:
         self.learnt: Pattern | None = None
@@ -52,7 +52,7 @@ class Learner:
         self._needed = _AGREEMENTS
 
     def reset(self) -> None:
-        """Know nothing. After a recovery, since a replacement has seen no step."""
+        """Forget everything, after a recovery: a replacement has seen no step."""
         self.learnt, self._last, self._streak, self._needed = None, None, 0, _AGREEMENTS
 
     def stands_before(self, writes: Sequence[str]) -> bool:
@@ -60,7 +60,7 @@ class Learner:
         return self.learnt is not None and tuple(writes) == self.learnt.before
 
     def count(self, seen: Pattern, total: int, ranks: int) -> None:
-        """A barrier was passed: `seen` is this rank's pattern, `total` the sum of all ranks' numbers."""
+        """Take a passed barrier: `seen` is this rank's pattern, `total` the sum of all ranks' numbers."""
         agreed = total == ranks * seen.number()
         if self.learnt is not None:
             if not agreed or seen != self.learnt:
@@ -72,6 +72,6 @@ class Learner:
             self.learnt = seen
 
     def _doubt(self) -> None:
-        """The learnt pattern did not hold. A script whose steps differ now and then is not believed so soon again."""
+        """Give up the learnt pattern, which did not hold, and ask for more agreement before the next one."""
         self.learnt, self._last, self._streak = None, None, 0
         self._needed = min(_MOST_AGREEMENTS, self._needed * _MORE_AGREEMENTS)

@@ -60,7 +60,7 @@ class StepImages:
         self._slots.refresh()
         self._flags.put_back()
         self.tensors.put_back()
-        self._state.rank_private.buffers = self._private  # of the version gone back to, no rank has kept others
+        self._state.rank_private.buffers = self._private  # for the version gone back to, no rank has kept other buffers
         self.optimizers.put_back()
         self._objects.put_back()
 
