@@ -7,9 +7,19 @@ from relight.training.collectives.waits import Waiters, Waits
 DEADLINE_SECONDS = 20.0
 
 
+class Sign:
+    """Keeps what was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[bool] = []
+
+    def show_waiting(self, waiting: bool) -> None:
+        self.shown.append(waiting)
+
+
 def test_a_rank_waits_as_long_as_any_operation_is_under_way() -> None:
-    shown: list[bool] = []
-    waits = Waits(shown.append)
+    sign = Sign()
+    waits, shown = Waits(sign), sign.shown
     first, second = waits.begin(), waits.begin()
     first()
     assert shown[-1] is True
@@ -20,8 +30,8 @@ def test_a_rank_waits_as_long_as_any_operation_is_under_way() -> None:
 
 
 def test_operations_of_an_older_generation_do_not_count() -> None:
-    shown: list[bool] = []
-    waits = Waits(shown.append)
+    sign = Sign()
+    waits, shown = Waits(sign), sign.shown
     old = waits.begin()
     waits.forget()
     assert shown[-1] is False

@@ -59,7 +59,7 @@ class GenerationGroup:
             return getattr(self.group, operation)(*args, **kwargs)  # NCCL's own abort ends it
         if operation in POINT_TO_POINT:
             return Exchange(getattr(self.group, operation)(*args, **kwargs), args[0], self._remember, self._waits)
-        over = self._waits.begin() if self._waits.show is not None else None
+        over = self._waits.begin() if self._waits.are_shown else None
         if operation in REDUCE_SCATTERS:
             return self._remember(self._reduce_scatter(over, *args, **kwargs))
         return self._remember(Operation(getattr(self.group, operation)(*args, **kwargs), self._backward, over))
@@ -69,7 +69,7 @@ class GenerationGroup:
 
         The reducer asks it for nothing but its future, so there is nothing for Python to do.
         """
-        if self._cuda is not None or self._waits.show is not None:
+        if self._cuda is not None or self._waits.are_shown:
             return self.launch("allreduce", *args, **kwargs)
         work, last = self._cpu.allreduce(*args, **kwargs), self._backward.last()
         if isinstance(last, Buckets):

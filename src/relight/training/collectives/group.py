@@ -39,21 +39,21 @@ class RelightProcessGroup(dist.ProcessGroup):
 
     def __init__(
         self,
-        gate: CollectivePolicy,
+        policy: CollectivePolicy,
         ranks: Ranks,
         device: torch.device,
         place: int = 0,
         maker: "GroupMaker | None" = None,
     ) -> None:
         """`place`: its number among all groups of the job. `maker`: makes the groups that c10d asks this one for."""
-        super().__init__(ranks.index(gate.rank) if gate.rank in ranks else 0, len(ranks))  # type: ignore[call-arg]
-        self._gate = gate
+        super().__init__(ranks.index(policy.rank) if policy.rank in ranks else 0, len(ranks))  # type: ignore[call-arg]
+        self._policy = policy
         self._maker = maker
         self._size = len(ranks)
         self._device = device
         self._name = self._description = ""
         self.ranks = ranks
-        self.place, self.built_as = place, gate.rank
+        self.place, self.built_as = place, policy.rank
         self.formed: GenerationGroup | None = None
         self.serves_reducer = False  # DDP's; then what C++ launches in a backward pass is a bucket of its
 
@@ -67,7 +67,7 @@ class RelightProcessGroup(dist.ProcessGroup):
     @property
     def has_member(self) -> bool:
         """Whether the rank that this process holds is a member."""
-        return self._gate.rank in self.ranks
+        return self._policy.rank in self.ranks
 
     def __eq__(self, other: object) -> bool:
         return self is other or (other == dist.GroupMember.NON_GROUP_MEMBER and not self.has_member)
@@ -88,7 +88,7 @@ class RelightProcessGroup(dist.ProcessGroup):
         return "relight"
 
     def getRank(self) -> int:
-        rank = self._gate.rank
+        rank = self._policy.rank
         return self.ranks.index(rank) if rank in self.ranks else -1
 
     def getSize(self) -> int:
@@ -110,46 +110,44 @@ class RelightProcessGroup(dist.ProcessGroup):
     @not_compiled
     def allreduce(self, *args: Any, **kwargs: Any) -> Any:
         if self.serves_reducer and sys._getframe(1).f_code is RUN_BACKWARD:
-            gate, formed = self._gate, self.formed
-            if formed is not None and not formed.is_detached and not gate.closed and gate.is_protected():
-                gate.count_collective()
-                gate.launches += 1
+            policy, formed = self._policy, self.formed
+            if formed is not None and not formed.is_detached and not policy.closed and policy.is_protected():
+                policy.count_collective()
+                policy.launches += 1
                 return formed.reduce_bucket(*args, **kwargs)
         return self._launch("allreduce", *args, **kwargs)
 
     def _launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
-        gate = self._gate
+        policy = self._policy
         assert self.formed is not None
         if self.formed.is_detached:
             rank = max(0, self.getRank())
             complete(operation, rank, self._size, (*args, *kwargs.values()))
             return _Done(args[0] if args else None, (rank + 1) % self._size)
-        protected = gate.is_protected()
-        if gate.closed:
+        protected = policy.is_protected()
+        if policy.closed:
             if protected:
                 raise StepInterrupted(f"{operation}: the generation was closed by a failure elsewhere")
-            gate.cut(operation)
+            policy.cut(operation)
             return _Done(args[0] if args else None)  # DDP's reducer takes its bucket from there
-        gate.count_collective()
-        gate.launches += 1
+        policy.count_collective()
+        policy.launches += 1
         if protected:
             work = self.formed.launch(operation, *args, **kwargs)
-            if isinstance(work, Operation):
-                work.on_wait = gate.waited
-            elif isinstance(work, Exchange):
-                work.gate = gate
+            if isinstance(work, (Operation, Exchange)):
+                work.report_to(policy)
             return work
-        gate.unprotected(operation)
+        policy.unprotected(operation)
         try:
             work = self.formed.launch(operation, *args, **kwargs)
         except RuntimeError:
-            if not gate.await_verdict():
+            if not policy.await_verdict():
                 raise
-            gate.cut(operation)
+            policy.cut(operation)
             return _Done(args[0] if args else None)
         if isinstance(work, Exchange):
-            work.gate = gate
-        return _CuttableWork(work, gate, operation)
+            work.report_to(policy)
+        return _CuttableWork(work, policy, operation)
 
 
 def _delegate(operation: str) -> Callable[..., Any]:
@@ -197,10 +195,10 @@ class _Done(dist.Work):
 class _CuttableWork(dist.Work):
     """An operation outside the protected part of a step: if a recovery breaks it, it ends without a result."""
 
-    def __init__(self, work: dist.Work, gate: CollectivePolicy, operation: str) -> None:
+    def __init__(self, work: dist.Work, policy: CollectivePolicy, operation: str) -> None:
         super().__init__()
         self._work = work
-        self._gate = gate
+        self._policy = policy
         self._operation = operation
 
     @not_compiled
@@ -208,9 +206,9 @@ class _CuttableWork(dist.Work):
         try:
             return self._work.wait() if timeout is None or timeout.total_seconds() <= 0 else self._work.wait(timeout)
         except (RuntimeError, StepInterrupted):
-            if not self._gate.await_verdict():
+            if not self._policy.await_verdict():
                 raise
-            self._gate.cut(self._operation)
+            self._policy.cut(self._operation)
             return True
 
     @not_compiled

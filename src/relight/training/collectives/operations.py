@@ -124,7 +124,7 @@ class Operation(dist.Work):
     def __init__(self, work: Any, backward: Backward, over: Callable[[], None] | None = None) -> None:
         """`over` is called when the operation has ended, however."""
         super().__init__()
-        self.on_wait: Callable[[int], None] | None = None  # called with each wait's duration, in ns
+        self._policy: CollectivePolicy | None = None
         self._work = work
         self._waited_for = WaitedFor(work)
         self._backward = backward
@@ -132,6 +132,10 @@ class Operation(dist.Work):
         self._over = over
         if over is not None:
             work.get_future().add_done_callback(lambda _: over())
+
+    def report_to(self, policy: CollectivePolicy) -> None:
+        """Report the duration of each wait."""
+        self._policy = policy
 
     def is_over(self) -> bool:
         return self._waited_for.is_over()
@@ -153,8 +157,8 @@ class Operation(dist.Work):
         try:
             self.await_end()
         finally:
-            if self.on_wait is not None:
-                self.on_wait(time.monotonic_ns() - since_ns)
+            if self._policy is not None:
+                self._policy.waited(time.monotonic_ns() - since_ns)
         return True
 
     @not_compiled
@@ -243,7 +247,11 @@ class Exchange(ExchangeWork):
         self._remember = remember
         self._waits = waits
         self._done: concurrent.futures.Future[bool] | None = None
-        self.gate: CollectivePolicy | None = None  # its launches count waits for exchanges
+        self._policy: CollectivePolicy | None = None
+
+    def report_to(self, policy: CollectivePolicy) -> None:
+        """Count waits for this operation among the launches."""
+        self._policy = policy
 
     def is_over(self) -> bool:
         return self._done is not None and self._done.done()
@@ -256,8 +264,8 @@ class Exchange(ExchangeWork):
 
     @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - the controller notices what hangs
-        if self.gate is not None and not self.is_over():
-            self.gate.launches += 1
+        if self._policy is not None and not self.is_over():
+            self._policy.launches += 1
         over = self._waits.begin()
         try:
             if self._done is None:

@@ -3,6 +3,13 @@
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Protocol
+
+
+class WaitingSign(Protocol):
+    """Shows other processes whether this rank waits for others."""
+
+    def show_waiting(self, waiting: bool) -> None: ...
 
 
 class Waits:
@@ -13,35 +20,44 @@ class Waits:
     way: if all ranks are idle, the others wait for the one that has none.
     """
 
-    def __init__(self, show: Callable[[bool], None] | None = None) -> None:
-        """`show` is called with every change; None: waits are not shown."""
-        self.show = show
+    def __init__(self, sign: WaitingSign | None = None) -> None:
+        """`sign` shows every change; None: waits are not shown, until `show_on`."""
+        self._sign = sign
         self._lock = threading.Lock()
         self._under_way: set[object] = set()
 
+    @property
+    def are_shown(self) -> bool:
+        """Whether there is a sign that shows them."""
+        return self._sign is not None
+
+    def show_on(self, sign: WaitingSign) -> None:
+        """Show every change from now on."""
+        self._sign = sign
+
     def begin(self) -> Callable[[], None]:
         """An operation is under way until the returned function is called, from whichever thread."""
-        if self.show is None:
+        if self._sign is None:
             return _nothing
         token = object()
         with self._lock:
             self._under_way.add(token)
-            self.show(True)
+            self._sign.show_waiting(True)
         return lambda: self._end(token)
 
     def forget(self) -> None:
         """Drop the operations of an older generation; their ends may never come."""
         with self._lock:
             self._under_way.clear()
-            if self.show is not None:
-                self.show(False)
+            if self._sign is not None:
+                self._sign.show_waiting(False)
 
     def _end(self, token: object) -> None:
         with self._lock:
             if token in self._under_way:
                 self._under_way.remove(token)
-                if not self._under_way and self.show is not None:
-                    self.show(False)
+                if not self._under_way and self._sign is not None:
+                    self._sign.show_waiting(False)
 
 
 def _nothing() -> None:

@@ -257,7 +257,7 @@ class Runtime:
 
     def runs_other_modules(self) -> None:
         """Ranks run different modules, so the number of their collectives says nothing about who is behind whom."""
-        self.waits.show = self.page.show_waiting
+        self.waits.show_on(self.page)
         self.count_collective = self.page.note_operation
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The layouts of gradient buckets of all DDP wrappers of a script: part of the state that replicas have in common."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -9,12 +9,20 @@ from relight.training.collectives.group import RelightProcessGroup
 from relight.training.torch_private.ddp import BucketLayout
 
 
+class Versioned(Protocol):
+    """Knows the version of a state."""
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps applied to it."""
+
+
 class Layouts:
     """The bucket layout of each DDP wrapper that a script has handed over, in their order."""
 
-    def __init__(self, wrappers: Iterable[DistributedDataParallel], version: Callable[[], int], *, fixed: bool) -> None:
-        """If `fixed`, all keep their initial layouts."""
-        self._version = version
+    def __init__(self, wrappers: Iterable[DistributedDataParallel], progress: Versioned, *, fixed: bool) -> None:
+        """`progress`: of this process's state. If `fixed`, all keep their initial layouts."""
+        self._progress = progress
         self._layouts = []
         for wrapper in wrappers:
             self._layouts.append(BucketLayout(wrapper, fixed=fixed))
@@ -23,7 +31,7 @@ class Layouts:
 
     def describe(self) -> list[Any]:
         """Return the layouts that are not initial, for `adopt`; empty if there are none."""
-        version = self._version()
+        version = self._progress.version
         described = [layout.describe(version) for layout in self._layouts]
         return described if any(described) else []
 
@@ -36,18 +44,18 @@ class Layouts:
 
     def begin_step(self) -> None:
         """Give every attempt of a step the same reducers, whatever came before."""
-        version = self._version()
+        version = self._progress.version
         for layout in self._layouts:
             layout.begin_step(version)
 
     def settle(self) -> None:
         """Fix, in front of the barrier, the layouts that the step has found out."""
-        version = self._version()
+        version = self._progress.version
         for layout in self._layouts:
             layout.settle(version)
 
     def reset(self) -> None:
         """Make the reducers ready again after a step that ended in its middle."""
-        version = self._version()
+        version = self._progress.version
         for layout in self._layouts:
             layout.reset(version)

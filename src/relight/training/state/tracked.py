@@ -18,7 +18,7 @@ from relight.training.state.averages import Averages
 from relight.training.state.corruption import flip_bit
 from relight.training.state.division import Division
 from relight.training.state.handed import Identities, sort_by_kind
-from relight.training.state.layouts import Layouts
+from relight.training.state.layouts import Layouts, Versioned
 from relight.training.state.members import OptimizerMembers
 from relight.training.state.modes import Modes, adopt_modes, modes_of
 from relight.training.state.rank_private import RankPrivate
@@ -125,14 +125,10 @@ class TrackedState:
         self.division.rebind()
 
     # --- replicated ---------------------------------------------------------------------------------------------------
-    @property
-    def layouts(self) -> Layouts | None:
-        """Layouts of DDP's gradient buckets, which are part of the replica."""
+    def track_layouts(self, progress: Versioned) -> Layouts:
+        """Make the layouts of DDP's gradient buckets part of the replica. `progress`: of this state."""
+        self.replica.layouts = Layouts(self.wrappers(), progress, fixed=bool(self.pipelines))
         return self.replica.layouts
-
-    @layouts.setter
-    def layouts(self, layouts: Layouts) -> None:
-        self.replica.layouts = layouts
 
     def replicated(self) -> Flat:
         """Flatten the replica. The tensors are the live ones, not copies."""

@@ -25,7 +25,6 @@ from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime, Superseded
 from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
-from relight.training.state.layouts import Layouts
 from relight.training.state.structure import structure_differs
 from relight.training.state.torch_settings import adopt_settings
 from relight.training.state.tracked import TrackedState
@@ -72,8 +71,7 @@ class Recovery:
         self._progress = progress
         self._batches = batches
         self._blank = False  # nothing to offer: a replacement before its copy is complete and verified
-        self._layouts = Layouts(state.wrappers(), lambda: progress.version, fixed=bool(state.pipelines))
-        state.layouts = self._layouts
+        self._layouts = state.track_layouts(progress)
 
     def begin_step(self) -> None:
         """Every attempt of a step begins with the same state of the communication, whatever came before."""
