@@ -19,6 +19,16 @@ DEADLINE_SECONDS = 20.0
 LONG = WorkerNotice(process="w0", rank=0, text="x" * 2**21)  # more than a socket holds that nobody reads
 
 
+class Listener:
+    """Ignores what arrives."""
+
+    def receive(self, message: object) -> None:
+        pass
+
+    def reconnected(self) -> None:
+        pass
+
+
 def test_an_agent_that_dies_after_it_accepted_is_given_up_for_the_next(tmp_path: Path) -> None:
     """The report is said again to the agent after that one, so the worker is never left without a connection."""
     path = tmp_path / "agent.sock"
@@ -43,7 +53,7 @@ def test_an_agent_that_dies_after_it_accepted_is_given_up_for_the_next(tmp_path:
             assert isinstance(notice, WorkerNotice)
             return notice
 
-        link = AgentLink(str(path), "w0", DEADLINE_SECONDS, lambda message: None)
+        link = AgentLink(str(path), "w0", DEADLINE_SECONDS, Listener())
         link.start()
         with ThreadPoolExecutor() as pool, contextlib.closing(link):
             with accept() as first:
@@ -62,14 +72,15 @@ def test_what_goes_wrong_with_one_order_does_not_keep_it_from_the_next(
 ) -> None:
     heard: queue.SimpleQueue[object] = queue.SimpleQueue()
 
-    def receive(message: object) -> None:
-        heard.put(message)
-        raise RuntimeError("cannot register a hook")
+    class Broken(Listener):
+        def receive(self, message: object) -> None:
+            heard.put(message)
+            raise RuntimeError("cannot register a hook")
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "agent.sock"))
         listener.listen()
-        link = AgentLink(str(tmp_path / "agent.sock"), "w0", DEADLINE_SECONDS, receive)
+        link = AgentLink(str(tmp_path / "agent.sock"), "w0", DEADLINE_SECONDS, Broken())
         link.start()
         connection, _ = listener.accept()
         orders = [Stop(why="", audience=Audience.MEMBERS, generation=number) for number in (2, 3)]

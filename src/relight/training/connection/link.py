@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -18,25 +19,33 @@ from relight.wire.streams import receive_payload
 _RETRY_SECONDS = 0.05
 
 
-class AgentLink:
-    """Frames to and from the agent. `receive` runs on a thread of its own and must not block."""
+class LinkListener(Protocol):
+    """Handles what arrives, on the link's thread. Must not block."""
 
-    def __init__(
-        self, path: str, process: str, patience_seconds: float, receive: Callable[[msgspec.Struct], None]
-    ) -> None:
+    def receive(self, message: msgspec.Struct) -> None:
+        """A message arrived."""
+
+    def reconnected(self) -> None:
+        """Another agent is connected: send again what the one before may have lost, except for the last report."""
+
+
+class AgentLink:
+    """Frames to and from the agent."""
+
+    def __init__(self, path: str, process: str, patience_seconds: float, listener: LinkListener) -> None:
+        """Connect to the agent's socket at `path`. Raises OSError. `listener` is called after `start`."""
         self._path = path
         self._process = process
         self._patience_seconds = patience_seconds
-        self._receive = receive
+        self._listener = listener
         self._lock = threading.Lock()
         self._decoder = make_decoder(WorkerDown)
         self._last_report: bytes | None = None
-        self.on_reconnected: Callable[[], None] = lambda: None  # what else must be said again; on the link's thread
         self._connection = self._connect()
         self._closing = False
 
     def start(self) -> None:
-        """Begin to receive, once `receive` may be called."""
+        """Begin to receive, once the listener is ready."""
         threading.Thread(target=self._run, name="relight-link", daemon=True).start()
 
     def send(self, message: msgspec.Struct, *, report: bool = False) -> None:
@@ -70,14 +79,14 @@ class AgentLink:
             try:
                 payload = receive_payload(self._connection)
                 if payload is not None:
-                    self._contained(self._receive, decode(self._decoder, payload))
+                    self._contained(self._listener.receive, decode(self._decoder, payload))
                     continue
             except (OSError, ProtocolError) as error:
                 print(f"relight: connection to the agent: {error}", file=sys.stderr)
             if self._closing:
                 return
             self._reconnect()
-            self._contained(self.on_reconnected)
+            self._contained(self._listener.reconnected)
 
     def _contained(self, call: Callable[..., None], *arguments: msgspec.Struct) -> None:
         """Nothing that is done about one message may keep this worker from hearing the next."""

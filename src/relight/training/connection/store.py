@@ -20,8 +20,8 @@ class StoreClient:
     there in the current generation, and what it still waits for, is remembered here and said again.
     """
 
-    def __init__(self) -> None:
-        self.link: AgentLink | None = None
+    def __init__(self, link: AgentLink) -> None:
+        self._link = link
         self._condition = threading.Condition()
         self._next_request = 0
         self._replies: dict[int, StoreReply] = {}
@@ -47,14 +47,13 @@ class StoreClient:
         with self._condition:
             values, added, requests = dict(self._values), dict(self._added), list(self._open.values())
             newest = max((generation for generation, _ in (*values, *added)), default=self._closed_below)
-        link = self._link()
         for (generation, key), value in values.items():
-            link.send(StoreSet(generation=generation, key=key, value=value))
+            self._link.send(StoreSet(generation=generation, key=key, value=value))
         if lost:
             totals = {key: amount for (generation, key), amount in added.items() if generation == newest}
-            link.send(StoreRecall(generation=newest, added=totals))
+            self._link.send(StoreRecall(generation=newest, added=totals))
         for request in requests:
-            link.send(request)
+            self._link.send(request)
 
     def close_below(self, generation: int) -> None:
         """Wake everyone who waits for a key of an older generation."""
@@ -69,7 +68,7 @@ class StoreClient:
         with self._condition:
             if generation >= self._closed_below:
                 self._values[generation, key] = value
-        self._link().send(StoreSet(generation=generation, key=key, value=value))
+        self._link.send(StoreSet(generation=generation, key=key, value=value))
 
     def wait(self, generation: int, keys: tuple[str, ...], timeout_seconds: float | None) -> tuple[bytes, ...]:
         """Values of `keys`, once all are there. Raises StepInterrupted if the generation is closed meanwhile."""
@@ -81,10 +80,6 @@ class StoreClient:
         message = StoreAdd(request=self._new_number(), generation=generation, key=key, amount=amount)
         return int(self._ask(message, None).values[0])
 
-    def _link(self) -> AgentLink:
-        assert self.link is not None
-        return self.link
-
     def _new_number(self) -> int:
         with self._condition:
             self._next_request += 1
@@ -94,7 +89,7 @@ class StoreClient:
         number, generation = message.request, message.generation
         with self._condition:
             self._open[number] = message
-        self._link().send(message)
+        self._link.send(message)
         with self._condition:
             arrived = self._condition.wait_for(
                 lambda: number in self._replies or generation < self._closed_below, timeout_seconds

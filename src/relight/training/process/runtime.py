@@ -115,7 +115,6 @@ class Runtime:
         self.faults = Faults(
             settings.plan, self.page, standby_index, self.break_connections, self._announce, self._flip
         )
-        self.store = StoreClient()
         self._condition = threading.Condition()
         self._newest = 0  # generation of the newest Stop or Assign
         self._stop_arrived_ns = 0
@@ -138,23 +137,21 @@ class Runtime:
             token=self.token,
             tls=self.tls,
         )
-        self.link = AgentLink(
-            environment["RELIGHT_AGENT_SOCKET"], self.process, settings.agent_timeout_seconds, self._receive
-        )
-        self.store.link = self.link
-        self.link.on_reconnected = self._say_again
+        agent = environment["RELIGHT_AGENT_SOCKET"]
+        self.link = AgentLink(agent, self.process, settings.agent_timeout_seconds, self)
+        self.store = StoreClient(self.link)
         self.link.start()
 
-    def _say_again(self) -> None:
-        """An agent that died may not have passed on what was said last; its last report the link repeats itself."""
+    # --- the link thread (LinkListener) -----------------------------------------------------------------------
+    def reconnected(self) -> None:
+        """Send again what an agent that died may not have passed on; the link repeats the last report itself."""
         self.store.say_again(lost=False)
         for doubt in list(self.doubts.values()):
             self.link.send(doubt)
         if self._broken and not self.closed:
             self.report_broken_collective(self._broken)
 
-    # --- the link thread --------------------------------------------------------------------------------------
-    def _receive(self, message: msgspec.Struct) -> None:
+    def receive(self, message: msgspec.Struct) -> None:
         if isinstance(message, StoreReply):
             self.store.reply(message)
             return
