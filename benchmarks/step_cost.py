@@ -1,8 +1,8 @@
 """What relight does in every step, piece by piece, each by itself and many times over.
 
-Most of it needs one process. The fence needs as many as there are ranks: it is one all-reduce of two numbers, here
+Most of it needs one process. The barrier needs as many as there are ranks: it is one all-reduce of two numbers, here
 between processes that do nothing else. Not contained: the way of each collective through relight's process group,
-which costs each of them what it costs the fence here, and which `overhead` measures with all the rest.
+which costs each of them what it costs the barrier here, and which `overhead` measures with all the rest.
 
 Run by ``python -m benchmarks.step_cost``; prints one JSON object, in microseconds.
 """
@@ -41,8 +41,8 @@ from relight.wire.shared_barrier import SharedBarrier
 
 CALLS = 400
 BACKWARDS = 300
-FENCES = 400
-FENCE_WORKERS = (2, 4)
+BARRIERS = 400
+BARRIER_WORKERS = (2, 4)
 BACKWARD_S = 0.1
 GATES = gates_for(BACKWARD_S)
 STAMPS = (Phase.FORWARD, Phase.BACKWARD, Phase.BARRIER, Phase.OPTIMIZER, Phase.OUTSIDE)
@@ -135,19 +135,19 @@ def _median_us(work: Callable[[], object], calls: int = CALLS) -> float:
     return round(statistics.median(times[calls // 10 :]) / 1e3, 2)
 
 
-# ---------------------------------------------------------------- the fence
+# ---------------------------------------------------------------- the barrier
 
 
-def fence_us(workers: int) -> dict[str, float]:
-    """Median time of the fence between so many processes as rank 0 sees it: with gloo alone, and as relight does it."""
+def barrier_us(workers: int) -> dict[str, float]:
+    """Median time of the barrier between so many processes, as rank 0 sees it: with gloo alone, and as relight does."""
     spawn = multiprocessing.get_context("spawn")
     near, far = spawn.Pipe(duplex=False)
-    board = SharedBarrier.create(workers)
-    board_path = f"/proc/{os.getpid()}/fd/{board}"
+    memory = SharedBarrier.create(workers)
+    memory_path = f"/proc/{os.getpid()}/fd/{memory}"
     with tempfile.TemporaryDirectory(prefix="relight-bench-") as directory:
         store = str(Path(directory) / "store")
         ranks = [
-            spawn.Process(target=_fences, args=(store, rank, workers, far, board_path), daemon=True)
+            spawn.Process(target=_barriers, args=(store, rank, workers, far, memory_path), daemon=True)
             for rank in range(workers)
         ]
         for rank in ranks:
@@ -159,28 +159,30 @@ def fence_us(workers: int) -> dict[str, float]:
             for rank in ranks:
                 rank.join(10.0)
                 rank.kill()
-            os.close(board)
+            os.close(memory)
     return figures
 
 
-def _fences(path: str, rank: int, workers: int, link: multiprocessing.connection.Connection, board_path: str) -> None:
+def _barriers(
+    path: str, rank: int, workers: int, link: multiprocessing.connection.Connection, memory_path: str
+) -> None:
     torch.set_num_threads(1)
-    group = make_generation_group(dist.FileStore(path, workers), rank, workers, "fence", None)  # type: ignore[attr-defined]
-    board = SharedBarrier(os.open(board_path, os.O_RDWR), workers)
+    group = make_generation_group(dist.FileStore(path, workers), rank, workers, "barrier", None)  # type: ignore[attr-defined]
+    memory = SharedBarrier(os.open(memory_path, os.O_RDWR), workers)
     between_hosts, on_one_host = (
         GenerationGroup(group),
-        GenerationGroup(group, local=SharedMemoryAllReduce(board, 1, rank)),
+        GenerationGroup(group, local=SharedMemoryAllReduce(memory, 1, rank)),
     )
 
     def go_through(group: GenerationGroup) -> list[int]:
         wait = group.sum_over_ranks([1, 0, 0])
         return wait()
 
-    fence = torch.zeros(3, dtype=torch.int64)
+    numbers = torch.zeros(3, dtype=torch.int64)
     figures = {
-        "gloo alone": _median_us(lambda: group.allreduce([fence]).wait(), FENCES),
-        "so that it can be broken off": _median_us(lambda: go_through(between_hosts), FENCES),
-        "through memory that they share": _median_us(lambda: go_through(on_one_host), FENCES),
+        "gloo alone": _median_us(lambda: group.allreduce([numbers]).wait(), BARRIERS),
+        "so that it can be broken off": _median_us(lambda: go_through(between_hosts), BARRIERS),
+        "through memory that they share": _median_us(lambda: go_through(on_one_host), BARRIERS),
     }
     if rank == 0:
         link.send(figures)
@@ -197,7 +199,7 @@ def main() -> None:
         "tensors": len(parameters),
         "parts_us": parts,
         "own_us": round(sum(parts.values()), 2),
-        "fence_us": {str(workers): fence_us(workers) for workers in FENCE_WORKERS},
+        "fence_us": {str(workers): barrier_us(workers) for workers in BARRIER_WORKERS},
     }
     print(json.dumps(figures))
 

@@ -1,4 +1,4 @@
-"""The barrier's all-reduce: between ranks that share a board through that, between others through gloo."""
+"""The barrier's all-reduce: between ranks that share memory through that, between others through gloo."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Operations of an inner group end at Stop, also those that gloo itself would never end."""
+"""Operations of a generation's group end at Stop, also those that gloo itself would never end."""
 
 import gc
 import threading

@@ -31,7 +31,7 @@ class GroupMaker(Protocol):
 
 
 class RelightProcessGroup(dist.ProcessGroup):
-    """Delegates every operation to the inner group of the current generation.
+    """Delegates every operation to the group of the current generation.
 
     `ranks` are its members: others, once a standby that holds it takes a rank. To a process that is no member it equals
     c10d's NON_GROUP_MEMBER, so c10d skips operations on it, and a script that looks for its own group passes it over.
