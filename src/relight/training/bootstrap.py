@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from relight.training.data.rng import seed_everything
-from relight.training.ending import leave, raised, say_goodbye
+from relight.training.ending import end_with, leave, report_end
 from relight.training.job import joined
 from relight.training.process.leftovers import keep_together
 from relight.training.process.stacks import answer_for_stacks
@@ -29,11 +29,11 @@ def main() -> None:
             runtime.lifecycle.at_end_of_script()
     except SystemExit as exit_:
         if exit_.code in (None, 0):
-            say_goodbye(joined())
+            report_end(joined())
         raise
     except BaseException as error:
-        raised(joined(), error)
-    say_goodbye(joined())
+        end_with(joined(), error)
+    report_end(joined())
     leave(0)
 
 

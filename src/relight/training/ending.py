@@ -10,13 +10,13 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
 from relight.core.events import WorkerFailed, WorkerReleased
 from relight.errors import RelightError, UsageError
+from relight.training.process.holdings import Lifecycle
 from relight.training.process.leftovers import end_children, expect_ends_of_children, keep_together
 from relight.training.process.runtime import Runtime
 
@@ -24,16 +24,16 @@ FILE_ONLY = "\x1e"  # agent.output writes such lines to the log file, not to the
 _STARTER = Path(__file__).with_name("bootstrap.py")
 
 
-def raised(runtime: Runtime | None, error: BaseException) -> NoReturn:
+def end_with(runtime: Runtime | None, error: BaseException) -> NoReturn:
     """Report that the script failed, and end, unless this process has state that a last checkpoint may need."""
-    stay = _staying(runtime, error)
-    _report(runtime, error, stands=stay is not None)
-    if stay is not None:
-        stay()
+    holder = _holder(runtime, error)
+    _report(runtime, error, stands=holder is not None)
+    if holder is not None:
+        holder.hold_for_save()
     leave(1)
 
 
-def say_goodbye(runtime: Runtime | None) -> None:
+def report_end(runtime: Runtime | None) -> None:
     """Report that the script has run to its end."""
     expect_ends_of_children()
     if runtime is not None:
@@ -66,7 +66,7 @@ def hook(runtime: Runtime) -> None:
         if os.getpid() != own:  # forked by the script
             sys.__excepthook__(kind, error, trace)
             return
-        raised(runtime, error)
+        end_with(runtime, error)
 
     def on_exit() -> None:
         if os.getpid() != own or (statuses and statuses[-1] not in (None, 0)):
@@ -75,21 +75,21 @@ def hook(runtime: Runtime) -> None:
             if runtime.lifecycle is not None and not statuses:
                 runtime.lifecycle.at_end_of_script()
         except BaseException as error:
-            raised(runtime, error)
-        say_goodbye(runtime)
+            end_with(runtime, error)
+        report_end(runtime)
 
     sys.exit, sys.excepthook = on_sys_exit, on_exception
     atexit.register(on_exit)
 
 
-def _staying(runtime: Runtime | None, error: BaseException) -> Callable[[], None] | None:
-    """Return what to do instead of ending, if this process has whole state that a last checkpoint may need."""
+def _holder(runtime: Runtime | None, error: BaseException) -> Lifecycle | None:
+    """Return the loop that holds whole state which a last checkpoint may need; None if there is none."""
     if runtime is None or not isinstance(error, Exception) or isinstance(error, RelightError):
         return None
     lifecycle = runtime.lifecycle
     if lifecycle is None or not lifecycle.holds_state or runtime.page.is_torn or runtime.torn:
         return None
-    return lifecycle.hold_for_save
+    return lifecycle
 
 
 def _report(runtime: Runtime | None, error: BaseException, *, stands: bool) -> None:
