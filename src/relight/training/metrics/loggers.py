@@ -1,8 +1,8 @@
-"""Loggers: TensorBoard, Weights & Biases, and whatever has one of their methods. Fed by a thread of rank 0.
+"""Loggers: TensorBoard, Weights & Biases, and any object with one of their methods. Fed by a thread of rank 0.
 
-What each logger has is remembered beside the file (`scalars.fed`): a replacement of rank 0 goes on from there. What was
-fed in the instant before a death and not yet remembered is fed again: TensorBoard is told to forget it, Weights &
-Biases takes a step once; another logger may then see these steps twice.
+The position of the loggers is noted beside the file (`scalars.fed`): a replacement of rank 0 continues from there.
+Steps that were fed in the instant before a death, and not noted yet, are fed again: TensorBoard purges them first,
+Weights & Biases takes a step once; another logger may then see these steps twice.
 """
 
 import contextlib
