@@ -118,7 +118,7 @@ class Training:
     ) -> None:
         """Send the model's weights to every `relight.Receiver` of this run.
 
-        With `every`, an update is sent after every so many steps, and at the end of the job; call it before the loop.
+        With `every`, an update is sent at the start, after every so many steps and at the end; call it before the loop.
         Without, one update is sent at the next boundary between two steps. Buckets travel while the next step computes;
         the write of that step waits until the last bucket is read, for at most `stall_timeout_seconds`: then the update
         is given up. Engines answer with a version only once every rank is known to hold it. An engine that is silent

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relight.training.torch_private.groups import REDUCE_SCATTERS, TENSOR_ALL_GATHERS
+
 
 def complete(operation: str, rank: int, size: int, arguments: Sequence[Any]) -> None:
     """Give the outputs among the arguments of a process group's operation the values of this process, alone."""
@@ -116,23 +118,11 @@ _GIVEN: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("recv", "recv_anysource"), _receive),
     **dict.fromkeys(("allgather", "gather"), _gather_lists),
     "allgather_coalesced": _gather_coalesced,
-    **dict.fromkeys(
-        (
-            *("_allgather_base", "all_gather_single"),
-            *("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
-        ),
-        _gather_tensors,
-    ),
+    **dict.fromkeys(TENSOR_ALL_GATHERS, _gather_tensors),
     **dict.fromkeys(("gather_into_tensor", "gather_single"), _gather_tensor),
     "scatter": _scatter,
     "reduce_scatter": _reduce_scatter_lists,
-    **dict.fromkeys(
-        (
-            *("_reduce_scatter_base", "reduce_scatter_single"),
-            *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
-        ),
-        _reduce_scatter_tensors,
-    ),
+    **dict.fromkeys(REDUCE_SCATTERS, _reduce_scatter_tensors),
     "alltoall": _exchange_lists,
     **dict.fromkeys(("alltoall_base", "all_to_all_single"), _exchange_tensors),
 }

@@ -1,4 +1,6 @@
-"""Every private interface of torch that relight uses, and nothing else may (checks/torch_names.py).
+"""Every private interface of torch that relight uses, as on the releases that `installed.TESTED` names.
+
+Nothing else may touch one (checks/torch_names.py).
 
 Tests of the same names exercise each against the installed version, so that an upgrade that moves one of them fails
 there, by name, and not in a recovery.

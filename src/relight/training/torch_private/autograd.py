@@ -1,4 +1,4 @@
-"""Backward passes, hooks of gradients, the compiler and the gradient scaler. Seen in torch 2.13."""
+"""Backward passes, hooks of gradients, the compiler and the gradient scaler."""
 
 import collections
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Functions of c10d that use more of a process group than its operations. Seen in torch 2.13."""
+"""Functions of c10d that use more of a process group than its operations."""
 
 import functools
 import inspect

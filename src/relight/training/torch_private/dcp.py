@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint: where a tensor lies among the files. Seen in torch 2.13."""
+"""torch.distributed.checkpoint: where a tensor lies among the files."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: wrappers, the layout of buckets, and broadcasts of buffers. Seen in torch 2.13."""
+"""DistributedDataParallel: wrappers, the layout of buckets, and broadcasts of buffers."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""FSDP2 (`fully_shard`): its groups of parameters and their state. Seen in torch 2.13.
+"""FSDP2 (`fully_shard`): its groups of parameters and their state.
 
 See tests/training/test_fsdp_private.py. Nothing here imports FSDP2: a script that does not use it pays nothing.
 """

@@ -1,4 +1,4 @@
-"""Process groups of torch: their operations, and gloo's, NCCL's and detached ones. Seen in torch 2.13."""
+"""Process groups of torch: their operations, and gloo's, NCCL's and detached ones."""
 
 from datetime import timedelta
 from typing import Any
@@ -18,6 +18,9 @@ _OPERATIONS = (
     "reduce_scatter _reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced "
     "reduce_scatter_single_coalesced all_to_all_single alltoall_base alltoall send recv recv_anysource barrier"
 ).split()
+TENSOR_ALL_GATHERS = (
+    "_allgather_base all_gather_single allgather_into_tensor_coalesced all_gather_single_coalesced".split()
+)
 REDUCE_SCATTERS = frozenset(
     "_reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced".split()
 )

@@ -1,4 +1,4 @@
-"""DataLoaders: their iterators, and the fetchers of their worker processes. Seen in torch 2.13."""
+"""DataLoaders: their iterators, and the fetchers of their worker processes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""DeviceMesh, DTensor and c10d's groups. Seen in torch 2.13.
+"""DeviceMesh, DTensor and c10d's groups.
 
 See tests/training/test_mesh_private.py. torch.distributed.tensor is imported only for a script that uses it.
 """

@@ -1,4 +1,4 @@
-"""Modules: the tables in which `nn.Module` keeps parameters, buffers, modules and hooks. Seen in torch 2.13.
+"""Modules: the tables in which `nn.Module` keeps parameters, buffers, modules and hooks.
 
 The tables are read without `nn.Module.__getattr__`, which a script's class may override.
 """

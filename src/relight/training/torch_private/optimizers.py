@@ -1,4 +1,4 @@
-"""Optimizers and schedulers: private marks that they leave on each other. Seen in torch 2.13."""
+"""Optimizers and schedulers: private marks that they leave on each other."""
 
 from torch.optim import Optimizer
 

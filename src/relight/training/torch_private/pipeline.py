@@ -1,4 +1,4 @@
-"""Pipelines (torch.distributed.pipelining): schedules and their stages. Seen in torch 2.13.
+"""Pipelines (torch.distributed.pipelining): schedules and their stages.
 
 See tests/training/test_pipeline_private.py. Nothing here imports them: a script that has no pipeline pays nothing.
 """

@@ -1,4 +1,4 @@
-"""Tensors: version counters, and the attributes that other code may set. Seen in torch 2.13."""
+"""Tensors: version counters, and the attributes that other code may set."""
 
 import operator
 from collections.abc import Callable

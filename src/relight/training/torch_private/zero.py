@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer. Seen in torch 2.13.
+"""ZeroRedundancyOptimizer.
 
 See tests/training/test_zero_private.py. Nothing here imports it: a script that does not use it pays nothing.
 
