@@ -46,10 +46,10 @@ class Groups(Protocol):
 
 def adapt(groups: Groups) -> None:
     """Have c10d's functions do with a relight group what they do with one of gloo, alone where it is detached."""
-    alone = {
+    alone: dict[str, Callable[..., Any]] = {
         "broadcast_object_list": lambda *_, **__: None,  # what the lists hold is this process's own
-        "scatter_object_list": lambda *_, **__: None,
-        "recv_object_list": lambda *_, **__: 0,
+        "scatter_object_list": _scatter_alone,
+        "recv_object_list": _receive_alone,
         "gather_object": _gather_alone,
     }
     for name, replacement in alone.items():
@@ -78,6 +78,30 @@ def _when(is_detached: Callable[[Any], bool], alone: Callable[..., Any], origina
 
 def _default(group: Any) -> Any:
     return dist.GroupMember.WORLD if group is None else group
+
+
+def _scatter_alone(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    group_src: int | None = None,
+    **_: Any,
+) -> None:
+    """Take the source's own object, on the source; elsewhere the list keeps its contents."""
+    source = group_src if group_src is not None else dist.get_group_rank(_default(group), src or 0)
+    own = dist.get_rank(group)
+    if scatter_object_input_list and source == own:
+        scatter_object_output_list[0] = scatter_object_input_list[own]
+
+
+def _receive_alone(_: list[Any], src: int | None = None, group: Any = None, **__: Any) -> int:
+    """Return the source, or the next rank if any would do; the list keeps its contents."""
+    return dist.get_global_rank(_default(group), _next_rank(group)) if src is None else src
+
+
+def _next_rank(group: Any) -> int:
+    return (dist.get_rank(group) + 1) % dist.get_world_size(group)
 
 
 def _gather_alone(thing: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
