@@ -10,7 +10,7 @@ import torch
 from relight.core.events import Snapshot
 from relight.transfer.io.codec import Flat, TensorSpec, digest_of, is_plain, spec_of
 from relight.transfer.restore.offer import Offer, plan_state
-from relight.transfer.restore.restore import RestoreServer
+from relight.transfer.restore.server import RestoreServer
 from relight.transfer.tensors.weights import TensorReader
 
 PRIVATE_PATH = "\x00private"  # the last tensor of a snapshot: the rank-private state, as bytes
