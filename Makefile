@@ -39,6 +39,9 @@ test: setup ## the tests, without the long matrix; two at a time, JOBS=0: one af
 test-all: setup ## the tests, with the long matrix
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "not gpu"
 
+test-integrations: $(VENV)/.huggingface ## the tests of integrations that need other packages; installs these
+	$(BIN)/python -m pytest tests/integrations
+
 demo: setup ## train, break, recover, compare
 	$(BIN)/python examples/demo.py
 
@@ -89,6 +92,10 @@ $(VENV)/.setup: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "relight needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.huggingface: $(VENV)/.setup
+	$(PIP) --editable '.[huggingface]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.setup

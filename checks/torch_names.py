@@ -20,15 +20,33 @@ HOME = "torch_private"  # a folder, or a file of that name
 # Underscore names of other libraries, by their last part.
 NOT_TORCH = {
     "_callback": "multiprocessing.util.Finalize",
+    "_clip_grad_norm": "transformers.Trainer",
     "_config": "multiprocessing.process",
+    "_evaluate": "transformers.Trainer",
     "_exit": "os",
     "_fields": "named tuples",
+    "_finalize_training": "transformers.Trainer",
     "_finalizer_registry": "multiprocessing.util",
+    "_get_grad_norm": "transformers.Trainer",
+    "_get_learning_rate": "transformers.Trainer",
+    "_get_num_items_in_batch": "transformers.Trainer",
     "_getframe": "sys",
+    "_globalstep_last_logged": "transformers.Trainer",
+    "_init_training_state": "transformers.Trainer",
+    "_initial_global_step": "transformers.Trainer",
+    "_initial_num_input_tokens_seen": "transformers.Trainer",
     "_inst": "random",
     "_io": "a module of Python",
+    "_maybe_log_save_evaluate": "transformers.Trainer",
+    "_per_second": "suffixes of transformers' measurements",
+    "_prepare_for_training": "transformers.Trainer",
     "_rand": "numpy.random",
     "_registry": "vLLM's WeightTransferEngineFactory",
+    "_set_sync_gradients": "accelerate",
+    "_shared_state": "accelerate",
+    "_total_loss_scalar": "transformers.Trainer",
+    "_tr_loss": "transformers.Trainer",
+    "_track_num_input_tokens": "transformers.Trainer",
 }
 # Attributes of torch's objects that classes of relight have as well: of an object other than `self` they are torch's.
 TORCH = frozenset({"_buffers", "_modules", "_parameters", "_stages", "_version"})

@@ -26,6 +26,7 @@ _LIBRARIES = tuple(
     if name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _OWN = str(Path(__file__).parents[1]) + "/"
+_PACKAGE = str(Path(__file__).parents[2]) + "/"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def is_user_file(name: str) -> bool:
     if not name or name.startswith("<"):
         return False
     path = str(Path(name).resolve())
-    return not path.startswith((*_LIBRARIES, _OWN)) and "/site-packages/" not in path
+    return not path.startswith((*_LIBRARIES, _PACKAGE)) and "/site-packages/" not in path
 
 
 def is_user_frame(frame: FrameType) -> bool:

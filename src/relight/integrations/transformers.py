@@ -1,0 +1,139 @@
+"""Hugging Face's `Trainer`, surviving failures: import it from here, and start the script with `relight run`.
+
+    from relight.integrations.transformers import Trainer  # instead of `from transformers import Trainer`
+
+Importing this module joins the job, since `TrainingArguments` already asks for the process group. Without `relight run`
+the classes are those of transformers. For other trainers (TRL's) put `RelightMixin` before them:
+
+    class MyTrainer(RelightMixin, SFTTrainer): ...
+"""
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from transformers.trainer_utils import TrainOutput
+from transformers.training_args import TrainingArguments
+
+import relight
+from relight.errors import UsageError
+from relight.integrations.accelerate import update_loader
+from relight.integrations.transformers_run import TrainerRun
+
+__all__ = ["RelightMixin", "Seq2SeqTrainer", "Trainer", "TrainingArguments"]
+
+_IS_WORKER = "RELIGHT_PRIVATE_DIR" in os.environ
+if _IS_WORKER and not dist.is_initialized():
+    relight.init()
+
+
+class RelightMixin:
+    """The training loop of a `transformers.Trainer` in steps of relight."""
+
+    _run: TrainerRun | None = None
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: TrainingArguments | None = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        if not _IS_WORKER:
+            inner: Any = super()
+            return inner._inner_training_loop(batch_size, args, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        refuse_unsupported(self, trial)
+        started = time.time()
+        run, samples = self._begin_run(resume_from_checkpoint, ignore_keys_for_eval)
+        train(run)
+        self._run = None
+        trainer: Any = self
+        return trainer._finalize_training(trial, samples, started)
+
+    def _begin_run(self, checkpoint: str | None, ignore_keys: Any) -> tuple[TrainerRun, float]:
+        """Prepare model, optimizer and data as the Trainer does. Returns the run and the samples of its schedule."""
+        trainer: Any = self
+        args = trainer.args
+        trainer.accelerator.free_memory()
+        loader = trainer.get_train_dataloader()
+        epochs, updates_per_epoch, _, samples, _, _, max_steps = trainer.set_initial_training_values(args, loader)
+        trainer._init_training_state(max_steps, updates_per_epoch, epochs, checkpoint, None)
+        model, loader = trainer._prepare_for_training(max_steps, loader, checkpoint)
+        trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
+        trainer._initial_global_step = trainer.state.global_step
+        trainer._tr_loss = torch.tensor(0.0, device=args.device)
+        trainer._total_loss_scalar = 0.0
+        trainer._globalstep_last_logged = trainer.state.global_step
+        model.zero_grad()
+        handler = trainer.callback_handler
+        trainer.control = handler.on_train_begin(args, trainer.state, trainer.control)
+        first = 0 if args.ignore_data_skip else trainer.state.global_step
+        updates = update_loader(loader, args.gradient_accumulation_steps, first=first)
+        schedule = (updates_per_epoch, epochs, max_steps)
+        self._run = TrainerRun(self, model, updates, schedule, ignore_keys)
+        return self._run, samples
+
+    def store_flos(self) -> None:
+        """Add the operations of all ranks, unless the run is over and its last step has done so."""
+        trainer: Any = self
+        if self._run is not None or trainer.current_flos or not _IS_WORKER:
+            inner: Any = super()
+            inner.store_flos()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log once a step: loggers get the entry when the step is committed."""
+        trainer: Any = self
+        run = self._run
+        if run is None:
+            inner: Any = super()
+            inner.log(logs, start_time)
+            return
+        if trainer.state.epoch is not None:
+            logs["epoch"] = trainer.state.epoch
+        if trainer.args.include_num_input_tokens_seen != "no":
+            logs["num_input_tokens_seen"] = trainer.state.num_input_tokens_seen
+        trainer.state.log_history.append({**logs, "step": trainer.state.global_step})
+        if not run.log(logs):
+            trainer.control = trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
+
+
+class Trainer(RelightMixin, transformers.Trainer):  # type: ignore[misc]
+    """`transformers.Trainer` that survives failures."""
+
+
+class Seq2SeqTrainer(RelightMixin, transformers.Seq2SeqTrainer):  # type: ignore[misc]
+    """`transformers.Seq2SeqTrainer` that survives failures."""
+
+
+def train(run: TrainerRun) -> None:
+    """Take all steps of a run."""
+    for step in run.training.steps(until=run.steps):
+        with step as micro_batches:
+            run.take(step, micro_batches)
+        run.after(step)
+        if step.committed and run.progress.is_over:
+            break
+
+
+def refuse_unsupported(trainer: Any, trial: Any) -> None:
+    """Raise UsageError for what cannot be made recoverable, before anything is trained."""
+    args = trainer.args
+    reasons = {
+        "DeepSpeed shards and writes parameters by itself": trainer.is_deepspeed_enabled,
+        "FSDP under the Trainer is not supported; use DDP, or a loop of your own with fully_shard": (
+            trainer.is_fsdp_enabled
+        ),
+        "auto_find_batch_size=True starts training again with other batches": args.auto_find_batch_size,
+        "a hyperparameter search trains several times in one process": trial is not None,
+        "several GPUs in one process (DataParallel): start one process per GPU": args.n_gpu > 1,
+        "batch_rebalance lays out batches for a rank that is fixed": (
+            getattr(args, "train_sampling_strategy", "") == "batch_rebalance"
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise UsageError(f"relight.integrations.transformers: {reason}")

@@ -1,0 +1,182 @@
+"""One call of `Trainer.train()` as steps that are committed or repeated as a whole.
+
+Everything that follows an optimizer step (callbacks, evaluation, saving, the collective of logging) is done at the head
+of the next step's block, on the same weights: there a failure repeats it. The run has one step more than optimizer
+steps for that, which does only this. Loggers are called after a step is committed, so they see each log once.
+"""
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+import transformers
+
+import relight
+from relight.errors import UsageError
+from relight.integrations.accelerate import follow_rank
+from relight.integrations.transformers_state import Progress, RankProgress
+
+
+class TrainerRun:
+    """The steps of one run.
+
+    Args:
+        trainer: the Trainer, whose model and optimizer are prepared.
+        model: the wrapped module.
+        updates: a DataLoader of lists of micro-batches, one list for each optimizer step.
+        schedule: optimizer steps of an epoch, epochs, and optimizer steps in all.
+        ignore_keys: as `Trainer.train(ignore_keys_for_eval=...)`.
+    """
+
+    def __init__(
+        self, trainer: Any, model: torch.nn.Module, updates: Any, schedule: tuple[int, int, int], ignore_keys: Any
+    ) -> None:
+        self._trainer = trainer
+        self._model = model
+        self._updates_per_epoch, self._epochs, self._max_steps = schedule
+        self._ignore_keys = ignore_keys
+        self._first = int(trainer.state.global_step)
+        self._logs: list[dict[str, float]] = []  # of the step under way, for loggers
+        self._defers_logs = False
+        self.progress = Progress(trainer)
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        self.training = relight.Training(
+            model=model,
+            optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer),
+            scheduler=trainer.lr_scheduler,
+            scaler=scaler,
+            data=updates,
+            seed=trainer.args.seed,
+            progress=self.progress,
+            per_rank={"trainer": RankProgress(trainer)},
+        )
+
+    @property
+    def steps(self) -> int:
+        """Steps of this run: those of the optimizer, and one for what follows the last."""
+        return self._max_steps - self._first + 1
+
+    def take(self, step: relight.Step, micro_batches: list[Any]) -> None:
+        """Do one step: what follows the optimizer step before, then forward, backward and the write."""
+        trainer = self._trainer
+        follow_rank()
+        trainer.state.is_world_process_zero = trainer.is_world_process_zero()
+        trainer.state.is_local_process_zero = trainer.is_local_process_zero()
+        self._logs.clear()
+        self._defers_logs = True
+        number = self._first + step.number
+        transformers.set_seed(_seed_of(trainer.args.seed, number, trainer.args.process_index))
+        if not step.warmup:
+            self._follow(step, number)
+        if self.progress.is_over or number == self._max_steps:
+            self.progress.is_over = True
+            trainer.store_flos()  # a collective, so not left to the code after the loop
+            return
+        if not step.warmup:
+            self._call("on_step_begin")
+        self._update(micro_batches, quiet=step.warmup)
+        if not step.warmup:
+            trainer.state.global_step = number + 1
+            trainer.state.epoch = (number + 1) / self._updates_per_epoch
+
+    def after(self, step: relight.Step) -> None:
+        """Hand the logs of a committed step to the callbacks that report."""
+        self._defers_logs = False
+        trainer = self._trainer
+        if step.committed:
+            for logs in self._logs:
+                trainer.control = trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
+        self._logs.clear()
+
+    def log(self, logs: dict[str, float]) -> bool:
+        """Keep a log entry until its step is committed. False: loggers may have it at once."""
+        if not self._defers_logs:
+            return False
+        self._trainer.control.should_log = False
+        self._logs.append(dict(logs))
+        return True
+
+    # --- what follows an optimizer step ---------------------------------------------------------------------------
+    def _follow(self, step: relight.Step, number: int) -> None:
+        trainer = self._trainer
+        if step.number == 0:
+            if trainer.args.eval_on_start:
+                trainer._evaluate(None, self._ignore_keys, skip_scheduler=True)
+            self._call("on_epoch_begin")
+            return
+        self._call("on_step_end")
+        self._log_save_evaluate(number)
+        if trainer.control.should_epoch_stop and not trainer.control.should_training_stop:
+            raise UsageError(
+                "a callback set control.should_epoch_stop: the steps of an epoch are laid out beforehand here. Set "
+                "should_training_stop, or make the epoch shorter"
+            )
+        is_epoch_over = number % self._updates_per_epoch == 0 or number == self._max_steps
+        if is_epoch_over or trainer.control.should_training_stop:
+            self._call("on_epoch_end")
+            self._log_save_evaluate(number)
+            self.progress.is_over = trainer.control.should_training_stop
+            if not self.progress.is_over and number < self._max_steps:
+                self._call("on_epoch_begin")
+
+    def _log_save_evaluate(self, number: int) -> None:
+        trainer, progress = self._trainer, self.progress
+        trainer._maybe_log_save_evaluate(
+            trainer._tr_loss,
+            progress.grad_norm,
+            self._model,
+            None,
+            (number - 1) // self._updates_per_epoch,
+            self._ignore_keys,
+            None,
+            learning_rate=progress.learning_rate,
+        )
+
+    def _call(self, event: str) -> None:
+        trainer = self._trainer
+        handler = getattr(trainer.callback_handler, event)
+        trainer.control = handler(trainer.args, trainer.state, trainer.control)
+
+    # --- forward, backward, write ---------------------------------------------------------------------------------
+    def _update(self, micro_batches: list[Any], *, quiet: bool) -> None:
+        trainer, model = self._trainer, self._model
+        items = trainer._get_num_items_in_batch(micro_batches, trainer.args.device)
+        trainer.current_gradient_accumulation_steps = len(micro_batches)
+        model.zero_grad()
+        for number, inputs in enumerate(micro_batches):
+            is_last = number == len(micro_batches) - 1
+            trainer.accelerator.gradient_state._set_sync_gradients(is_last)
+            skip_sync = functools.partial(trainer.accelerator.no_sync, model=model)
+            with contextlib.nullcontext() if is_last else skip_sync():
+                self._add_loss(trainer.training_step(model, inputs, items))
+            trainer.current_flos += float(trainer.floating_point_ops(inputs))
+            trainer._track_num_input_tokens(inputs)
+            if not is_last and not quiet:
+                self._call("on_substep_end")
+        norm = trainer._clip_grad_norm(model) if trainer.args.max_grad_norm > 0 else None
+        norm = trainer._get_grad_norm(model, grad_norm=norm)
+        self.progress.grad_norm = float(norm) if norm is not None else None
+        if not quiet:
+            self._call("on_pre_optimizer_step")
+        trainer.optimizer.step()
+        if not quiet:
+            self._call("on_optimizer_step")
+        self.progress.learning_rate = trainer._get_learning_rate()
+        follows_metric = isinstance(trainer.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if not trainer.accelerator.optimizer_step_was_skipped and not follows_metric:
+            trainer.lr_scheduler.step()
+        model.zero_grad()
+
+    def _add_loss(self, loss: torch.Tensor) -> None:
+        trainer = self._trainer
+        if trainer.args.logging_nan_inf_filter and not bool(torch.isfinite(loss)):
+            steps = 1 + trainer.state.global_step - trainer._globalstep_last_logged
+            trainer._tr_loss = trainer._tr_loss + trainer._tr_loss / steps
+        else:
+            trainer._tr_loss = trainer._tr_loss + loss
+
+
+def _seed_of(seed: int, step: int, rank: int) -> int:
+    """The seed of one step's draws: it follows from the number of the optimizer step, also in a resumed run."""
+    return (seed * 1_000_003 + step * 10_007 + rank) % 2**31

@@ -1,0 +1,95 @@
+"""Micro-batches of one optimizer step out of a DataLoader that accelerate has prepared."""
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from relight.errors import UsageError
+
+pytest.importorskip("accelerate", exc_type=ImportError)
+
+from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+
+from relight.integrations.accelerate import UpdateSampler, update_loader
+
+ITEMS = 22
+
+
+def flat(batches: Iterable[list[int]]) -> list[int]:
+    """Join batches."""
+    return list(itertools.chain.from_iterable(batches))
+
+
+def shard(rank: int, *, shuffled: bool = False) -> BatchSamplerShard:
+    """Batches of two out of 22 items, for one of two ranks: six, the last of which begins again at the start."""
+    data = list(range(ITEMS))
+    sampler = SeedableRandomSampler(data, data_seed=3) if shuffled else SequentialSampler(data)
+    return BatchSamplerShard(BatchSampler(sampler, 2, drop_last=False), num_processes=2, process_index=rank)
+
+
+def test_gives_what_accelerate_gives_in_groups() -> None:
+    for rank in (0, 1):
+        given = [[index for _, index in group] for group in UpdateSampler(shard(rank), 4)]
+        alone = list(shard(rank))
+        assert given == [flat(alone[:4]), flat(alone[4:])]
+
+
+def test_numbers_the_micro_batches_of_a_group() -> None:
+    groups = list(UpdateSampler(shard(0), 4))
+    assert [number for number, _ in groups[0]] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [number for number, _ in groups[1]] == [0, 0, 1, 1]
+
+
+def test_an_assigned_rank_changes_the_batches() -> None:
+    sampler = UpdateSampler(shard(1), 2)
+    sampler.rank = 0
+    assert list(sampler) == list(UpdateSampler(shard(0), 2))
+
+
+def test_epochs_are_shuffled_as_accelerate_does() -> None:
+    sampler, alone = UpdateSampler(shard(0, shuffled=True), 3), shard(0, shuffled=True)
+    for epoch in (0, 1, 2):
+        sampler.set_epoch(epoch)
+        alone.batch_sampler.sampler.set_epoch(epoch)
+        assert [index for group in sampler for _, index in group] == flat(alone)
+
+
+@pytest.mark.parametrize("first", range(7))
+def test_a_resumed_run_gets_the_data_that_follows(first: int) -> None:
+    def stream(sampler: UpdateSampler) -> list[list[tuple[int, int]]]:
+        groups = []
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            groups += list(sampler)
+        return groups
+
+    whole = stream(UpdateSampler(shard(0, shuffled=True), 4))
+    resumed = stream(UpdateSampler(shard(0, shuffled=True), 4, first=first))
+    count = len(whole) - first
+    assert resumed[:count] == whole[first:]
+
+
+def test_collates_each_micro_batch() -> None:
+    loader: DataLoader[int] = DataLoader(torch.arange(ITEMS), batch_sampler=shard(0))  # type: ignore[arg-type]
+    batches = list(update_loader(loader, 4))
+    assert [each.tolist() for each in batches[0]] == [[0, 1], [4, 5], [8, 9], [12, 13]]
+    assert [len(each) for each in batches] == [4, 2]
+
+
+def test_refuses_an_iterable_dataset() -> None:
+    class Endless(IterableDataset[int]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            yield 0
+
+    with pytest.raises(UsageError, match="IterableDataset"):
+        update_loader(DataLoader(Endless()), 1)
+
+
+def test_a_plain_batch_sampler_has_one_rank() -> None:
+    sampler = UpdateSampler(BatchSampler(RandomSampler(range(ITEMS)), 2, drop_last=True), 1)
+    sampler.rank = 1
+    assert sampler.rank == 0
+    assert len(sampler) == ITEMS // 2
