@@ -1,6 +1,7 @@
 """Process groups chosen before the loop and in it, by the rank of the moment, as scripts do."""
 
 import argparse
+import os
 import warnings
 from datetime import timedelta
 
@@ -18,6 +19,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     job = relight.init()
+    job.on_rank_change(lambda rank: print(f"took rank {rank}, {dist.get_rank()}, {os.environ['RANK']}", flush=True))
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3], backend="gloo")]
     across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     mine = next(group for group in across if group != dist.GroupMember.NON_GROUP_MEMBER)

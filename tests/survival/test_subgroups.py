@@ -1,8 +1,10 @@
 """Process groups that a script chooses by the rank of the moment, or has chosen before: both follow the rank."""
 
+import re
+
 import pytest
 
-from tests.survival.harness import Bench, Training
+from tests.survival.harness import Bench, Outcome, Training
 from tests.survival.judge import check_faults, check_survived
 
 # The standby was built as rank 3: it holds groups that rank 3 is not in, and takes ranks that are in those.
@@ -17,3 +19,9 @@ def test_groups_follow_the_rank(bench: Bench, arguments: tuple[str, ...]) -> Non
     outcome, reference = bench.run(training, faults=KILLS, standbys=2), bench.reference(training)
     check_survived(outcome, reference)
     check_faults(outcome, KILLS)
+    assert sorted(re.findall("took rank .*", logs(outcome))) == ["took rank 0, 0, 0", "took rank 1, 1, 1"]
+    assert "took rank" not in logs(reference)
+
+
+def logs(outcome: Outcome) -> str:
+    return "".join(path.read_text() for path in sorted((outcome.run_dir / "logs").iterdir()))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -61,6 +62,15 @@ class Job:
     def is_standby(self) -> bool:
         """Whether this process has no rank yet."""
         return self._runtime.is_standby
+
+    def on_rank_change(self, call: Callable[[int], None]) -> None:
+        """Have `call(rank)` called when this process, a standby, takes a rank: for whatever has kept the rank.
+
+        It is called on the main thread, before the state is restored and before the first step. `job.rank`,
+        `torch.distributed.get_rank()`, the process groups, the samplers of the data and the variable RANK have the new
+        rank by then. It may not call collectives. A process that knows its rank from the start never calls it.
+        """
+        self._runtime.at_rank_change.append(call)
 
     @property
     def generation(self) -> int:

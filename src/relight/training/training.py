@@ -21,6 +21,7 @@ from relight.training.state.tracked import TrackedState
 from relight.training.step import Step
 from relight.training.worker.inventory import take_inventory
 from relight.training.worker.loop import StepLoop
+from relight.training.wrappers import unwrapped_objects, unwrapped_optimizers
 
 _CALLED_AGAIN = (
     "training.steps() {}. Only one loop of steps is protected: call it once, for all epochs, "
@@ -46,6 +47,8 @@ class Training:
         scaler: the `torch.amp.GradScaler` of mixed precision. Default: None.
         ema: averaged weights: an `AveragedModel`, or any object with `state_dict`. Default: None.
         accumulate: batches per step. With more than 1, `with step as batches` yields a list. Default: 1.
+        short_groups: an epoch's last step gets the batches that are left, a shorter list, instead of some of the next
+            epoch's. The data needs a length. Default: False.
         seed: seed of the random streams; with `rng="step"` each step starts with streams derived from (seed, step,
             rank). Default: None, the seed of `relight run --seed`.
         rng: "step", or "preserve" to let the script's own streams run on from step to step. Default: "step".
@@ -82,6 +85,7 @@ class Training:
         scaler: Any = None,
         ema: Any = None,
         accumulate: int = 1,
+        short_groups: bool = False,
         seed: int | None = None,
         rng: str = "step",
         per_rank: dict[str, Any] | None = None,
@@ -93,14 +97,18 @@ class Training:
         companions = {"scheduler": scheduler, "scaler": scaler, "ema": ema}
         state = TrackedState(
             modules=dict(model) if isinstance(model, dict) else {"model": model},
-            optimizers=dict(optimizer) if isinstance(optimizer, dict) else {"optimizer": optimizer},
-            objects={**{name: thing for name, thing in companions.items() if thing is not None}, **stateful},
+            optimizers=unwrapped_optimizers(optimizer if isinstance(optimizer, dict) else {"optimizer": optimizer}),
+            objects=unwrapped_objects(
+                {**{name: thing for name, thing in companions.items() if thing is not None}, **stateful}
+            ),
             per_rank=per_rank or {},
             pipeline=pipeline,
         )
         _refuse_what_standbys_cannot_build(runtime, staged=bool(state.stages()))
         seed = runtime.settings.seed if seed is None else seed
-        self._parts = take_inventory(runtime, state, data=data, accumulate=accumulate, seed=seed, rng=rng)
+        self._parts = take_inventory(
+            runtime, state, data=data, accumulate=accumulate, short_groups=short_groups, seed=seed, rng=rng
+        )
         self._loop = StepLoop(self._parts)
 
     @property

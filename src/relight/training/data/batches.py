@@ -8,11 +8,13 @@ from relight.errors import UsageError
 from relight.training.connection.page import PositionPage
 from relight.training.data import rng
 from relight.training.data.feed import install
+from relight.training.data.grouping import Groups
 from relight.training.data.reach import Reach
 from relight.training.data.sources import FunctionSource, NoSource, make_source
 from relight.training.data.strays import watch
 from relight.training.state.digest import batch_digest
-from relight.training.torch_private.tensors import tree_leaves, version_of
+from relight.training.torch_private.tensors import tree_leaves, tree_map, version_of
+from relight.training.wrappers import unwrapped_data
 
 
 class Batches:
@@ -26,7 +28,15 @@ class Batches:
     """
 
     def __init__(
-        self, data: Any, accumulate: int, seed: int, streams: str, page: PositionPage, *, stage: str = ""
+        self,
+        data: Any,
+        accumulate: int,
+        seed: int,
+        streams: str,
+        page: PositionPage,
+        *,
+        stage: str = "",
+        short_groups: bool = False,
     ) -> None:
         """`stage`: of a pipeline. Its ranks draw the same batch, but their forward passes have different streams."""
         if streams not in ("step", "preserve"):
@@ -34,10 +44,11 @@ class Batches:
         if accumulate < 1:
             raise UsageError(f"accumulate={accumulate}: at least one batch per step")
         install()
+        data, self._device = unwrapped_data(data)
         self._source = make_source(data, seed, preserve=streams == "preserve")
         self._draws = data is not None
         self._reach = None if isinstance(self._source, (NoSource, FunctionSource)) else Reach({"data": data})
-        self._accumulate = accumulate
+        self._groups = Groups(accumulate, _batches_in_an_epoch(data) if short_groups else 0)
         self._seed = seed
         self._preserve = streams == "preserve"
         self._page = page
@@ -52,7 +63,7 @@ class Batches:
 
     def start(self, step: int, rank: int) -> None:
         """Make the batch of `step` the next one, as its number says."""
-        self._source.position(step * self._accumulate, rank)
+        self._source.position(self._groups.first(step), rank)
         self._batch, self._batch_of = None, -1
         watch.begin()
 
@@ -65,7 +76,7 @@ class Batches:
         self._source.position(0, rank)
         watch.begin()
         self._seed_streams("step", 0, rank)
-        return self._draw()
+        return self._draw(0)
 
     def begin_turn(self, step: int, rank: int) -> None:
         """Set the streams for code between the head of the loop and `with step`: a repeated step runs it again."""
@@ -80,7 +91,7 @@ class Batches:
         if self._draws and self._batch_of == step and _edits(self._batch) != self._edits:
             self.restore(step, rank)  # the script changed it in place: draw it again
         if self._batch_of != step:
-            self._batch, self._batch_of = self._draw(), step
+            self._batch, self._batch_of = self._draw(step), step
             self._held = self._source.hold()
             if self._draws:
                 self._edits = _edits(self._batch)
@@ -128,7 +139,7 @@ class Batches:
         self._adopt(self._page.read_private_tree(step), step, rank)
 
     def epoch(self, step: int) -> int:
-        return self._source.epoch(step * self._accumulate)
+        return self._source.epoch(self._groups.first(step))
 
     def _adopt(self, tree: dict[str, Any], step: int, rank: int) -> None:
         self.start(step, rank)
@@ -138,9 +149,14 @@ class Batches:
         if self._at_barrier is not None:
             rng.put_back(self._at_barrier)
 
-    def _draw(self) -> Any:
-        batches = [self._source.next() for _ in range(self._accumulate)]
-        return batches[0] if self._accumulate == 1 else batches
+    def _draw(self, step: int) -> Any:
+        batches = [self._source.next() for _ in range(self._groups.count(step))]
+        if self._device is not None:
+            batches = tree_map(self._moved, batches)
+        return batches[0] if self._groups.size == 1 else batches
+
+    def _moved(self, leaf: Any) -> Any:
+        return leaf.to(self._device) if hasattr(leaf, "to") else leaf
 
     def _seed_streams(self, purpose: str, step: int, rank: int) -> None:
         if not self._preserve:
@@ -156,6 +172,16 @@ class Batches:
                 "by itself), or hand over a function: relight.Training(data=lambda number: ...)"
             )
         self._page.mark_batch(step, digest)
+
+
+def _batches_in_an_epoch(data: Any) -> int:
+    try:
+        return len(data)
+    except TypeError:
+        raise UsageError(
+            "short_groups=True needs to know how many batches an epoch has: give data that has a length, or leave the "
+            "argument out; then a step takes what it lacks from the next epoch"
+        ) from None
 
 
 def _edits(batch: Any) -> list[int]:

@@ -338,6 +338,8 @@ def bind_rank(loader: Any, rank: int) -> None:
             hasattr(thing, "num_replicas") or hasattr(thing, "world_size")
         ):
             thing.rank = rank
+        if isinstance(getattr(thing, "process_index", None), int) and hasattr(thing, "num_processes"):
+            thing.process_index = rank  # accelerate's BatchSamplerShard and IterableDatasetShard
 
 
 def _is_used(state: State) -> bool:

@@ -108,6 +108,7 @@ class Runtime:
         self.holdings: Holdings = NoHoldings()  # of `Training`, once it is made
         self.lifecycle: Lifecycle | None = None  # of the loop of steps, once it is begun
         self.at_close: list[Callable[[], None]] = []  # to be called by the link's thread when a generation is closed
+        self.at_rank_change: list[Callable[[int], None]] = []  # of the script: to be called when a standby takes a rank
         self.groups: list[RelightProcessGroup] = []  # the default group is the first
         self.table = GroupTable(settings.world_size)
         # Processes are named in the order in which they are started, the initial ranks first.

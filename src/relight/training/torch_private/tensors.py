@@ -18,3 +18,8 @@ SET_REQUIRES_GRAD: Any = vars(torch._C.TensorBase)["requires_grad_"]
 def tree_leaves(tree: Any) -> list[Any]:
     """Return the leaves of nested dicts, lists and tuples, and of containers that torch knows."""
     return torch.utils._pytree.tree_leaves(tree)
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the tree with each leaf replaced by what `function` makes of it."""
+    return torch.utils._pytree.tree_map(function, tree)

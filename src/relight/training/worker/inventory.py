@@ -78,7 +78,7 @@ class Inventory:
 
 
 def take_inventory(
-    runtime: Runtime, state: TrackedState, *, data: Any, accumulate: int, seed: int, rng: str
+    runtime: Runtime, state: TrackedState, *, data: Any, accumulate: int, short_groups: bool, seed: int, rng: str
 ) -> Inventory:
     """The parts for a state that was handed over.
 
@@ -87,12 +87,13 @@ def take_inventory(
         state: to be trained.
         data: see `Training`, as the next three.
         accumulate: batches per step.
+        short_groups: the last step of an epoch gets the batches that are left.
         seed: of the random streams.
         rng: "step" or "preserve".
     """
     assignment = Assignment()
     assignment.follow(state, runtime.rank, runtime.world_size)
-    batches = Batches(data, accumulate, seed, rng, runtime.page, stage=state.stages())
+    batches = Batches(data, accumulate, seed, rng, runtime.page, stage=state.stages(), short_groups=short_groups)
     progress = Progress(lineage=_birth(runtime, state, seed), cap=runtime.settings.stop_after)
     evidence = begin_evidence(runtime, state)
     publishing = Publishing(runtime, state, progress)

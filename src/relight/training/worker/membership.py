@@ -77,6 +77,8 @@ class Membership:
             runtime.stand_by(parts.state.layout())
             parts.state.rebind()
             parts.assignment.follow(parts.state, runtime.rank, runtime.world_size)
+            for tell in runtime.at_rank_change:
+                tell(runtime.rank)
         runtime.faults.strike(Point.PROMOTED)
         runtime.closed = True
         runtime.started = True

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
+from relight.training.wrappers import is_container
 
 
 class WriteWatch:
@@ -85,6 +86,8 @@ class WriteWatch:
             self._refuse_outside(optimizer, "step")
             return
         name = self._name_of(optimizer)
+        if name is None and is_container(optimizer):
+            return  # those in it come one by one
         if name is None and id(optimizer) not in self._made:
             raise _unknown(optimizer, "optimizer")
         if name is not None:
