@@ -1,5 +1,10 @@
 """What relight says of the installed torch."""
 
+import importlib
+import re
+from functools import reduce
+from typing import Any
+
 import pytest
 import torch
 
@@ -30,4 +35,19 @@ def test_what_is_missing_is_named_before_anything_runs(monkeypatch: pytest.Monke
     gone = {**NEEDED, "torch": ("_C._no_such_thing",), "torch.no_such_module": ("anything",)}
     monkeypatch.setattr(installed, "NEEDED", gone)
     with pytest.raises(UsageError, match=r"lacks torch\._C\._no_such_thing, torch\.no_such_module, which"):
+        check_installed()
+
+
+@pytest.mark.parametrize(("home", "name"), [(home, name) for home, names in NEEDED.items() for name in names])
+def test_an_interface_that_is_removed_is_named(home: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in turn is really taken away from the installed torch, or what holds it where that is of C++."""
+    module = importlib.import_module(home)
+    path, _, last = name.rpartition(".")
+    owner: Any = reduce(getattr, path.split("."), module) if path else module
+    try:
+        monkeypatch.delattr(owner, last)
+    except (AttributeError, TypeError):
+        monkeypatch.setattr(module, name.partition(".")[0], object())
+    assert f"{home}.{name}" in missing()
+    with pytest.raises(UsageError, match=rf"lacks .*{re.escape(f'{home}.{name}')}.*, which relight needs"):
         check_installed()

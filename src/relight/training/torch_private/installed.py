@@ -19,6 +19,8 @@ NEEDED = {
         "_C._current_graph_task_id",
         "autograd.Variable._execution_engine.queue_callback",
         "autograd.graph._engine_run_backward",
+        "autograd._engine_run_backward",
+        "_C._dynamo.eval_frame",
         "amp.GradScaler",
     ),
     "torch._C._distributed_c10d": (
@@ -36,14 +38,28 @@ NEEDED = {
         "_compute_bucket_assignment_by_size",
     ),
     "torch.distributed.device_mesh": ("DeviceMesh._get_root_mesh",),
-    "torch.distributed.distributed_c10d": ("GroupMember.WORLD", "_world", "_process_group_name"),
+    "torch.distributed.distributed_c10d": (
+        "GroupMember.WORLD",
+        "_process_group_name",
+        "_warn_not_in_group",
+        "_world",
+        "broadcast_object_list",
+        "gather_object",
+        "monitored_barrier",
+        "recv_object_list",
+        "scatter_object_list",
+    ),
+    "torch.distributed._composable_state": ("_get_module_state",),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
     "torch.utils.data._utils.fetch": ("_IterableDatasetFetcher.fetch", "_MapDatasetFetcher.fetch"),
     "torch.utils.data.dataloader": ("_BaseDataLoaderIter._next_index", "_BaseDataLoaderIter._reset"),
     "torch.nn.parallel": (
+        "DistributedDataParallel._build_debug_param_to_name_mapping",
         "DistributedDataParallel._build_params_for_reducer",
         "DistributedDataParallel._ddp_init_helper",
+        "DistributedDataParallel._get_ddp_logging_data",
         "DistributedDataParallel._set_ddp_runtime_logging_sample_rate",
+        "DistributedDataParallel._set_static_graph",
         "DistributedDataParallel._sync_buffers",
     ),
 }
@@ -61,7 +77,7 @@ def missing() -> list[str]:
         for name in names:
             try:
                 reduce(getattr, name.split("."), module)
-            except AttributeError:
+            except (AttributeError, NameError):  # a property may fail for what is missing beneath it
                 absent.append(f"{home}.{name}")
     return absent
 
