@@ -94,6 +94,10 @@ class RelightProcessGroup(dist.ProcessGroup):
     def getSize(self) -> int:
         return self._size
 
+    def _get_backend(self, device: torch.device) -> Any:  # noqa: ARG002
+        """Torch 2.14 asks this for `supports_coalescing`: sends and receives of a batch are launched one by one."""
+        return self
+
     # C++ keeps a name in the backends of a group, of which this one has none; DeviceMesh finds its groups by it.
     def getGroupName(self) -> str:
         return self._name
