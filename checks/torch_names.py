@@ -22,6 +22,7 @@ NOT_TORCH = {
     "_callback": "multiprocessing.util.Finalize",
     "_clip_grad_norm": "transformers.Trainer",
     "_config": "multiprocessing.process",
+    "_dataloader": "Fabric's loader",
     "_evaluate": "transformers.Trainer",
     "_exit": "os",
     "_fields": "named tuples",
