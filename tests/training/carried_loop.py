@@ -19,6 +19,7 @@ from relight.transfer.io.codec import encode_tree
 
 _NUMBERS = itertools.count()
 STEPS = 6
+EARLY_FROM = 2  # the first step whose barrier may stand before the end of the block
 
 
 class Interrupted(Exception):
@@ -29,6 +30,7 @@ class Step:
     def __init__(self, loop: "Loop", number: int, *, warmup: bool, fails: bool) -> None:
         self.loop, self.number, self.warmup, self.fails = loop, number, warmup, fails
         self.committed = False
+        self.looked = -1  # before the last write
 
     def __enter__(self) -> float:
         self.loop.enter(self, sys._getframe(1))
@@ -44,6 +46,13 @@ class Step:
         if self.fails and number == self.loop.fails_in:
             raise Interrupted
 
+    def write(self) -> None:
+        """Stands before the last write of a step, where the barrier may stand."""
+        if self.number >= EARLY_FROM and not (self.warmup or self.fails):
+            carried = self.loop.carried
+            self.loop.kept_early[self.number + 1] = encode_tree(carried.capture(early=True), "private")
+            self.looked = carried.look()
+
     def end(self) -> None:
         """Stands at the end of the block, where a failure may strike last."""
         if self.fails:
@@ -53,8 +62,11 @@ class Step:
 class Loop:
     """Offers steps as `relight.Training.steps` does, and is called `steps` in scripts."""
 
-    def __init__(self, *, fails_at: int = -1, fails_in: int = -1, begins_at: int = 0, tree: Any = None) -> None:
+    def __init__(
+        self, *, until: int = STEPS, fails_at: int = -1, fails_in: int = -1, begins_at: int = 0, tree: Any = None
+    ) -> None:
         """`fails_at` is a step, `fails_in` the point of it, -1 for its end. A replacement begins with a `tree`."""
+        self.until = until
         self.said: list[str] = []
         self.parts: Parts = NoParts()
         self._nets: dict[str, nn.Module] = {}
@@ -62,6 +74,7 @@ class Loop:
         self.carried = Carried(self.is_foreign, lambda key, text: self.said.append(text), parts=self)
         self.fails_at, self.fails_in, self.begins_at, self.tree = fails_at, fails_in, begins_at, tree
         self.kept: list[bytes] = []  # of each version, as it was kept last
+        self.kept_early: dict[int, bytes] = {}  # the same, as it was kept before the last write of a step
         self.doubt: str | None = None
         self.risks: list[str] | None = None  # at the beginning of each step, if they are asked for
 
@@ -77,6 +90,9 @@ class Loop:
     def at(self, name: Any) -> Any:
         return self.parts.at(name)
 
+    def owners(self) -> Iterator[tuple[Any, Any]]:
+        return self.parts.owners() if self.parts is not self else iter(())
+
     def is_foreign(self, thing: Any) -> bool:
         if is_part(self.parts, thing):
             return True
@@ -84,7 +100,8 @@ class Loop:
             isinstance(thing, types.GeneratorType) and thing.gi_code is Loop.__call__.__code__
         )
 
-    def __call__(self, until: int = STEPS) -> Iterator[Step]:
+    def __call__(self, until: int = 0) -> Iterator[Step]:
+        until = until or self.until
         if self.tree is not None:
             self.turn(-1)
             yield Step(self, 0, warmup=True, fails=False)
@@ -95,6 +112,8 @@ class Loop:
                 yield Step(self, number, warmup=False, fails=True)
             self.turn(number)
             yield Step(self, number, warmup=False, fails=False)
+        if self.risks is not None:
+            self.risks.append(self.carried.risk())
         doubt = self.carried.turn(sys._getframe(1))  # for the code after the loop
         self.doubt = self.doubt or doubt or self.carried.end(computed=self.begins_at < until)
         self.carried.leave()
@@ -119,6 +138,8 @@ class Loop:
             return error is None or isinstance(error, Interrupted)
         if error is not None:
             return False
+        if step.looked != self.carried.look():  # then the barrier stands at the end, or the survivors tell of it
+            self.kept_early.pop(step.number + 1, None)
         self.keep(step.number + 1)
         self.carried.commit()
         step.committed = True

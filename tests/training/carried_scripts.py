@@ -65,6 +65,7 @@ WRAPPED = (
     "if step.number % 2:\n{1}",
     "if step.number >= 2:\n{1}",
     "if step.number >= 4:\n{1}",
+    "if step.number == 5:\n{1}",
     "if x % 3 == 0:\n{1}",
     "for _ in range(2):\n{1}",
     "try:\n{1}\nfinally:\n pass",
@@ -73,6 +74,7 @@ WRAPPED = (
     "with contextlib.nullcontext():\n{1}",
     "left = 2\nwhile left > 0:\n left -= 1\n{1}",
 )
+MANY_STEPS = 10
 FORMS = ("function", "module", "method", "nested", "entered")
 
 
@@ -89,7 +91,7 @@ def compose(seed: int) -> Script:
     draw = random.Random(f"carried/{seed}")
     form = draw.choice(FORMS)
     usable = [name for name, one in HOLDERS.items() if form != "module" or not one.needs_function]
-    names = draw.sample(usable, draw.randint(1, 3))
+    names = draw.sample(usable, min(len(usable), draw.randint(1, 3)))
     head: list[str] = []
     begin: list[str] = []
     block: list[str] = []
@@ -114,6 +116,9 @@ def compose(seed: int) -> Script:
         for to, statement in pair:
             to.insert(draw.randrange(len(to) + 1) if draw.random() < 0.3 else len(to), statement)
     parts = (form, *names)
+    if draw.random() < 0.3:
+        head.append("opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)")
+        block.insert(draw.randrange(len(block) + 1), "step.write()\nopt.step()")
     block = [f"{statement}\nstep.point({number}, x)" for number, statement in enumerate(block)] or ["step.point(0, x)"]
     return Script(_assemble(form, head, begin, above, block, after, results), parts)
 
@@ -156,7 +161,8 @@ def _assemble(
 def judge(script: Script, seed: int, directory: Path) -> str:
     """`equal`, `refused: ...`, `doubted: ...`, or `SILENT: ...`."""
     draw = random.Random(f"faults/{seed}")
-    first = Loop()
+    until = STEPS if seed % 4 else MANY_STEPS  # so many that values are compared again
+    first = Loop(until=until)
     first.risks = []
     try:
         expected = run_script(script.source, first, directory)
@@ -164,21 +170,20 @@ def judge(script: Script, seed: int, directory: Path) -> str:
         return f"refused: {error}"
     except NameError:
         return "no script: it reads a name that has no value yet"
-    for number in range(STEPS):
+    for number in range(until):
         points = script.source.count("step.point(")
-        again = Loop(fails_at=number, fails_in=draw.randrange(points))
+        again = Loop(until=until, fails_at=number, fails_in=draw.randrange(points))
         found = run_script(script.source, again, directory)
         if found != expected and not (again.doubt or again.said):
             return f"SILENT: interrupted in step {number}: {found} instead of {expected}"
     doubts = []
-    for version in range(STEPS + 1):
-        again = Loop(begins_at=version, tree=decode_tree(first.kept[version]))
+    trees = [*enumerate(first.kept[: until + 1]), *first.kept_early.items()]
+    for version, tree in trees:
+        again = Loop(until=until, begins_at=version, tree=decode_tree(tree))
         found = run_script(script.source, again, directory)
         if found == expected:
             continue
-        doubt = (
-            again.doubt or first.doubt or first.risks[min(version, STEPS - 1)] or "; ".join({*first.said, *again.said})
-        )
+        doubt = again.doubt or first.doubt or first.risks[version] or "; ".join({*first.said, *again.said})
         if not doubt:
             return f"SILENT: replaced at version {version}: {found} instead of {expected}"
         doubts.append(doubt)

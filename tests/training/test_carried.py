@@ -360,7 +360,7 @@ def test_says_what_a_replacement_may_lack() -> None:
     run(source, loop)
     lacking, *_ = [tree for tree in kept if tree and tree["lacking"]]
     doubt = Loop().carried.adopt(lacking) or ""
-    assert doubt.startswith("seen: only accumulated or shown, changed after the last write")
+    assert doubt.startswith("seen: changed after the last write")
 
 
 LATE = function(

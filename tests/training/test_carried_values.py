@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from relight.training.carried.trees import Homes, Reader, Unsupported, Writer, write_down
+from relight.training.carried.homes import Homes
+from relight.training.carried.tree_reader import Reader
+from relight.training.carried.tree_writer import Writer, write_down
+from relight.training.carried.trees import Unsupported
 from relight.training.carried.values import changed, put_back, remember
 from relight.transfer.io.codec import decode_tree, encode_tree
 

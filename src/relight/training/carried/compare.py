@@ -6,7 +6,7 @@ from typing import Any
 
 from relight.training.carried.places import MISSING, Spots
 from relight.training.carried.refs import Place
-from relight.training.carried.survey import Survey
+from relight.training.carried.survey import Survey, is_kept_with_modules
 from relight.training.carried.values import attributes_of, changed, remember
 
 FIRST_STEPS = 3
@@ -39,10 +39,15 @@ class Comparison:
         number = self._number
         return number < FIRST_STEPS or (number >= 2 * FIRST_STEPS and number & (number - 1) == 0)
 
-    def begin(self) -> None:
-        """The step that begins is compared with the values of now."""
-        self._before = Survey(self._spots.frames, self._is_foreign)
-        self._last = Survey(self._spots.frames, self._is_foreign, traces=True)
+    def begin(self) -> list[Place]:
+        """Compare the step that begins with the values of now.
+
+        Returns the places that have changed since the first steps, or since the step that was compared last.
+        """
+        changed_since = self._changed_since_last() if self._number >= FIRST_STEPS else []
+        self._before = Survey(self._spots, self._is_foreign)
+        self._last = Survey(self._spots, self._is_foreign, traces=True)
+        return changed_since
 
     def commit(self) -> None:
         """The step counts."""
@@ -66,23 +71,32 @@ class Comparison:
             return
         for place, mark in before.found.items():
             spot = None if is_covered(place) else self._spots.find(place)
-            if spot is not None and changed(mark, value := spot.get()):
+            if spot is not None and changed(mark, value := spot.get()) and not _is_kept_with_module(place, value):
                 yield Change(place, mark, getattr(value, "nbytes", 0), before.modules.get(place))
         for place, names in before.attributes.items():
             spot = self._spots.find(place)
             for name in attributes_of(spot.get()).keys() - names if spot is not None else ():
                 new = (*place, ("attribute", name, ""))
-                if not is_covered(new):
+                if not is_covered(new) and name[0] != "_":
                     yield Change(new, remember(MISSING), 0, None)
 
     def changed_since(self) -> list[Place]:
         """Places that have changed since the last step that was compared began. Empty while one is."""
+        is_under_way = self._before is not None or self._number < FIRST_STEPS
+        return [] if is_under_way else self._changed_since_last()
+
+    def _changed_since_last(self) -> list[Place]:
         last = self._last
-        if last is None or self.is_due:
+        if last is None:
             return []
-        now = Survey(self._spots.frames, self._is_foreign, traces=True)
+        now = Survey(self._spots, self._is_foreign, traces=True)
         places = [place for place, seen in last.found.items() if place in now.found and now.found[place] != seen]
         for place, names in last.attributes.items():
-            new = sorted(now.attributes.get(place, names) - names)
+            new = sorted(name for name in now.attributes.get(place, names) - names if name[0] != "_")
             places += [(*place, ("attribute", name, "")) for name in new]
         return places
+
+
+def _is_kept_with_module(place: Place, value: Any) -> bool:
+    """Whether an attribute of a module that was handed over now has a value that is kept with the module."""
+    return place[0][0] == "inner" and len(place) == 2 and is_kept_with_modules(place[1][1], value)

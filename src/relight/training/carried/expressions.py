@@ -6,7 +6,9 @@ from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from relight.training.carried.flow import NOWHERE, Flow, State, Use
 from relight.training.carried.refs import (
@@ -29,28 +31,25 @@ from relight.training.carried.refs import (
 )
 from relight.training.carried.scope import Scope
 from relight.training.carried.source import node_of
+from relight.training.carried.syntax import (
+    MUTATORS,
+    MUTATORS_OF_FIRST,
+    OF_MODULES,
+    SAME,
+    VIEWS,
+    constant_of,
+    defaults_of,
+    is_in_place,
+    is_showing,
+    known,
+    spread,
+    spread_keywords,
+    union,
+)
 from relight.training.torch_private.modules import HOOK_TABLES
 
 _DEEPEST = 8
 _MOST_CALLS = 300
-MUTATORS = frozenset(
-    "append extend insert pop popleft appendleft extendleft remove clear update setdefault add discard sort reverse "
-    "popitem rotate subtract push fill difference_update intersection_update symmetric_difference_update "
-    "move_to_end itemset put resize put_nowait get_nowait load_state_dict".split()
-)
-_MUTATORS_OF_FIRST = frozenset(
-    "heappush heappop heapify heappushpop heapreplace shuffle insort next setattr delattr iadd setitem delitem".split()
-)
-_SHOWING = frozenset(
-    "print info debug warning error log add_scalar add_scalars add_histogram add_image set_postfix set_postfix_str "
-    "set_description log_metrics log_dict write report pprint".split()
-)
-_VIEWS = frozenset(  # methods of tensors and arrays whose result shares their memory
-    "view reshape flatten ravel squeeze unsqueeze t transpose permute narrow select detach expand diagonal unbind "
-    "chunk split numpy view_as unflatten swapaxes".split()
-)
-_SAME = frozenset({"list", "tuple", "iter", "reversed", "sorted"})  # of the same members
-_OF_MODULES = frozenset("parameters named_parameters buffers named_buffers state_dict modules children".split())
 _NO_NAME = ast.Name("", ast.Load())
 MOST_MEMBERS = 8  # of a container whose members are told from each other
 _FRESH: Key = ("temporary", -1, "")
@@ -177,6 +176,10 @@ class Expressions:
         self._scope.bound = outer
 
     # --- calls -------------------------------------------------------------------------------------------------
+    def _step(self, owner: Any) -> None:
+        if not isinstance(owner, LRScheduler):
+            self._flow.step(is_certain=isinstance(owner, (torch.optim.Optimizer, torch.amp.GradScaler)))
+
     def _call(self, node: ast.Call, use: Use, *, is_statement: bool) -> Ref:
         function = node.func
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -185,18 +188,8 @@ class Expressions:
             use, is_statement = NOWHERE, False
         inherited = self._inherited(function)
         if isinstance(function, ast.Attribute) and inherited is None:
-            is_named_so = function.attr in MUTATORS
-            is_in_place = function.attr[-1] == "_" and function.attr[:1] != "_"
-            is_made = isinstance(function.value, (ast.Call, ast.Attribute, ast.Subscript))
-            receiver = self._value(function.value, NOWHERE, whole=False) if is_made else self._refer(function.value)
-            changes = (is_named_so or is_in_place) and (has_contents(known(receiver)) or receiver.is_part)
-            changes |= is_named_so and is_of_a_library(known(receiver))
-            draws = is_generator(known(receiver)) or is_iterator(known(receiver))
-            is_own = own_method(known(receiver), function.attr) is not None
-            self._value(function.value, NOWHERE if is_statement and (changes or draws) else use, whole=not is_own)
-            if draws:
-                self._draw(receiver, node, use)
-            elif changes:
+            receiver, changes = self._receiver(node, function, use, is_statement=is_statement)
+            if changes:
                 into = self._into(function.value)
                 self._flow.mutate(receiver, self._at(node))
                 for argument in arguments:
@@ -223,22 +216,47 @@ class Expressions:
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         if name == "type" and known(target) is type and len(arguments) == 1:
             return class_of(self._value(arguments[0], use))
+        return self._call_library(node, name, receiver, use)
+
+    def _receiver(self, node: ast.Call, function: ast.Attribute, use: Use, *, is_statement: bool) -> tuple[Ref, bool]:
+        """What stands before the dot of a call, and whether the call changes it."""
+        is_named_so = function.attr in MUTATORS
+        is_in_place = function.attr[-1] == "_" and function.attr[:1] != "_"
+        is_made = isinstance(function.value, (ast.Call, ast.Attribute, ast.Subscript))
+        receiver = self._value(function.value, NOWHERE, whole=False) if is_made else self._refer(function.value)
+        changes = (is_named_so or is_in_place) and (has_contents(known(receiver)) or receiver.is_part)
+        changes |= is_named_so and is_of_a_library(known(receiver))
+        draws = is_generator(known(receiver)) or is_iterator(known(receiver))
+        is_own = own_method(known(receiver), function.attr) is not None
+        if function.attr == "step" and not is_own:
+            self._step(known(receiver))
+        self._value(function.value, NOWHERE if is_statement and (changes or draws) else use, whole=not is_own)
+        if draws:
+            self._draw(receiver, node, use)
+        return receiver, changes and not draws
+
+    def _call_library(self, node: ast.Call, name: str, receiver: Ref | None, use: Use) -> Ref:
+        """A function that is not the user's: its name tells what it does with its arguments."""
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         last = Ref()
         for index, argument in enumerate(arguments):
             last = ref = self._value(argument, use)
             self._pass_on(ref, node, use)
             if is_generator(ref.value) or is_iterator(ref.value):
                 self._draw(ref, node, use)
-            elif index == 0 and name != "next" and (name in _MUTATORS_OF_FIRST or _is_in_place(name)):
+            elif index == 0 and name == "setattr" and len(arguments) > 1:
+                self._flow.set_on_tensors.add(str(constant_of(arguments[1])))
+                self._flow.mutate(ref, self._at(node))
+            elif index == 0 and name != "next" and (name in MUTATORS_OF_FIRST or is_in_place(name)):
                 self._flow.mutate(ref, self._at(node))
         for keyword in node.keywords:
             if keyword.arg in ("out", "file"):
                 self._flow.mutate(self._refer(keyword.value), self._at(node))
-        if receiver is not None and name in _VIEWS and has_contents(known(receiver)):
+        if receiver is not None and name in VIEWS and has_contents(known(receiver)):
             return part_of(receiver)
-        if receiver is not None and name in _OF_MODULES and isinstance(known(receiver), nn.Module):
+        if receiver is not None and name in OF_MODULES and isinstance(known(receiver), nn.Module):
             return part_of(receiver)
-        if name in _SAME and len(arguments) == 1:
+        if name in SAME and len(arguments) == 1:
             return self._refer(arguments[0]) if not isinstance(arguments[0], ast.Call) else last
         return Ref()
 
@@ -312,7 +330,7 @@ class Expressions:
     def _bind(self, callee: Callee, scope: Scope, node: ast.Call, use: Use) -> None:
         code = callee.function.__code__
         names = list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-        keywords = _spread_keywords(node.keywords)
+        keywords = spread_keywords(node.keywords)
         given: dict[str, ast.expr] = {k.arg: k.value for k in keywords if k.arg in names and k.arg is not None}
         rest = [k.value for k in keywords if k.arg not in names]
         positional = names[: code.co_argcount]
@@ -321,7 +339,7 @@ class Expressions:
         for name, value in [*zip(positional, callee.given, strict=False), *callee.named.items()]:
             scope.bound[name] = self._scope.find(value)
         positional = [name for name in positional[len(callee.given) :] if name not in callee.named]
-        for index, argument in enumerate(_spread(node.args)):
+        for index, argument in enumerate(spread(node.args)):
             if isinstance(argument, ast.Starred):
                 rest.append(argument)
                 for name in positional[index:]:
@@ -333,7 +351,7 @@ class Expressions:
                 given[positional[index]] = argument
         for argument in rest:
             self._value(argument, use)
-        for name, value in _defaults(callee.function).items():
+        for name, value in defaults_of(callee.function).items():
             is_given = name in given or name in scope.bound
             if name in names and not is_given and value is not None and has_contents(value):
                 place = (*scope.function.place, ("default", name, "")) if scope.function.place else None
@@ -362,69 +380,8 @@ class Expressions:
         return self._scope.code.co_filename, getattr(node, "lineno", 0)
 
 
-def _spread(arguments: Sequence[ast.expr]) -> list[ast.expr]:
-    """Arguments, with those of `*(a, b)` one by one."""
-    found: list[ast.expr] = []
-    for one in arguments:
-        inner = one.value if isinstance(one, ast.Starred) else None
-        found += inner.elts if isinstance(inner, (ast.Tuple, ast.List)) else [one]
-    return found
-
-
-def _spread_keywords(keywords: Sequence[ast.keyword]) -> list[ast.keyword]:
-    """Keywords, with those of `**{"a": b}` one by one."""
-    found: list[ast.keyword] = []
-    for one in keywords:
-        if one.arg is None and isinstance(one.value, ast.Dict):
-            pairs = zip(one.value.keys, one.value.values, strict=True)
-            found += [ast.keyword(str(k.value) if isinstance(k, ast.Constant) else None, value) for k, value in pairs]
-        else:
-            found.append(one)
-    return found
-
-
-def _is_in_place(name: str) -> bool:
-    """Whether a function changes its first argument, by its name; gradients are not carried."""
-    return name[-1:] == "_" and not name.startswith("clip_grad")
-
-
-def constant_of(node: ast.expr) -> Any:
-    """The number or text that an index says. UNKNOWN if it is no constant."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        return -node.operand.value if isinstance(node.operand.value, int) else UNKNOWN
-    return node.value if isinstance(node, ast.Constant) else UNKNOWN
-
-
-def known(ref: Ref) -> Any:
-    """The object that an expression names, if that can be told."""
-    return ref.alias.value if ref.value is UNKNOWN and ref.alias is not None else ref.value
-
-
 def _lasting(ref: Ref) -> Ref:
     """What a function returns, as its caller may name it."""
     if ref.key is not None and ref.key[0] != "temporary":
         return ref
     return ref.alias if ref.alias is not None and ref.alias.key is not None else Ref(None, ref.value)
-
-
-def is_showing(function: ast.expr) -> bool:
-    """Whether a call only shows what it is given, by its name."""
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in _SHOWING
-
-
-def _defaults(function: FunctionType) -> dict[str, Any]:
-    """Values of parameters that a call may leave out."""
-    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
-    values = function.__defaults__ or ()
-    names = positional[len(positional) - len(values) :]
-    return {**dict(zip(names, values, strict=True)), **(function.__kwdefaults__ or {})}
-
-
-def union(uses: Sequence[Use]) -> Use:
-    found: set[Key] = set()
-    for use in uses:
-        if use is None:
-            return None
-        found |= use
-    return frozenset(found)

@@ -24,11 +24,16 @@ class Flow:
         self.exposed: set[Key] = set()  # read before they are written
         self.writes: dict[Key, tuple[str, int]] = {}
         self.written_late: set[Key] = set()
+        self.set_on_tensors: set[str] = set()  # attributes of tensors, or of objects that may be tensors
         self._ends: list[State] = []  # of the ways through the iteration
         self._members: dict[Key, set[Key]] = {}  # places in what other places hold
         self._read_whole: set[Key] = set()
         self._edges: dict[Key, set[Key]] = {}
         self._sinks: set[Key] = set()
+        self._written_at: dict[Key, int] = {}  # the position of the last write of each
+        self._position = 0  # so many writes and steps of optimizers were read
+        self._steps: list[int] = []  # positions of calls of an optimizer's `step`
+        self._perhaps_steps: list[int] = []  # of calls of the `step` of an unknown object
 
     def read(self, ref: Ref, use: Use, *, whole: bool = True) -> None:
         """A value is read. `whole`: with all that it holds; False: on the way to a member, which is read by itself."""
@@ -62,6 +67,16 @@ class Flow:
             if one is not None and (key := self._key(one)) is not None:
                 self.read(one, frozenset({key}))
                 self._record(key, where)
+
+    def step(self, *, is_certain: bool) -> None:
+        """An optimizer is called to write; or an object of which that is not known."""
+        self._position += 1
+        (self._steps if is_certain else self._perhaps_steps).append(self._position)
+
+    def is_after_step(self, key: Key) -> bool:
+        """Whether a place is written after the last step of an optimizer, or may be."""
+        last = self._steps[-1:] or self._perhaps_steps[:1]
+        return bool(last) and self._written_at.get(key, 0) > last[0]
 
     def merge(self, *states: State) -> None:
         """Ways come together here."""
@@ -134,6 +149,8 @@ class Flow:
 
     def _record(self, key: Key, where: tuple[str, int]) -> None:
         self.writes.setdefault(key, where)
+        self._position += 1
+        self._written_at[key] = self._position
         if self.late:
             self.written_late.add(key)
 

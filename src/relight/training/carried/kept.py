@@ -29,6 +29,7 @@ class Kept:
     is_written: bool = True  # with the private state
     seen: bool = False  # known by its values alone
     has_tensors: bool = False  # as it was looked at last
+    after_write: bool = False  # written after the last step of an optimizer, where the barrier may stand before that
     moves_on: bool = False  # only shown, and known to change after it was kept at a barrier
     mark: Any = None  # when the step under way was asked for
     looked: Any = None  # when it was last looked at
@@ -39,10 +40,9 @@ class Kept:
         """Whether it belongs to an object that a function gets which the loop calls anew in each turn."""
         return self.key.startswith("held")
 
-    @property
-    def may_move_on(self) -> bool:
-        """Whether it is only shown, and may change after it was kept at a barrier."""
-        return not self.feeds and (self.moves_on or self.late)
+    def may_move_on(self, *, early: bool) -> bool:
+        """Whether it may change after it was kept at a barrier, `early` if that stands before the end of the block."""
+        return (self.after_write and early) or (not self.feeds and (self.moves_on or self.late))
 
     @property
     def shown(self) -> str:

@@ -5,17 +5,19 @@ from types import CodeType, FrameType
 from typing import Any
 
 from relight.errors import UsageError
+from relight.training.carried.iteration import Iteration, block_ahead, iteration_of
 from relight.training.carried.names import is_of_a_call
+from relight.training.carried.parts import Parts
 from relight.training.carried.places import Frames, Spots
 from relight.training.carried.refs import Place
-from relight.training.carried.source import Iteration, block_ahead, frames_outside, iteration_of
+from relight.training.carried.source import frames_outside
 
 
 class Loop:
     """Found at its head if the code there shows the block, else at the entry of the first step."""
 
-    def __init__(self) -> None:
-        self.spots = Spots()
+    def __init__(self, parts: Parts | None = None) -> None:
+        self.spots = Spots(parts)
         self.declared: list[Any] = []  # objects that the user named
         self.is_found = False
         self.computes_outside = True  # the script's code may run after `with step`, before the next one is entered

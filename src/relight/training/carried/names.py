@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from relight.training.carried.flow import Flow
+from relight.training.carried.iteration import Iteration
 from relight.training.carried.reader import Reader
 from relight.training.carried.refs import Key, Place, describe
 from relight.training.carried.scope import Scope
-from relight.training.carried.source import Iteration
 
 # A name may stand for another one of these in a later step; other objects of ours (an iterator) only change.
 _PARTS = (torch.Tensor, nn.Module, torch.optim.Optimizer, list, tuple, dict)
@@ -34,6 +34,7 @@ class Found:
     line: int  # where it is written
     feeds: bool  # it decides what a step computes; False: it is only accumulated, or shown
     late: bool  # it is written after the block
+    after_write: bool = False  # it is written after the last call of an optimizer's `step`
     is_counted: bool = False  # by something around `training.steps()`: enumerate, zip
 
 
@@ -43,6 +44,7 @@ class Names:
 
     found: dict[Key, Found] = field(default_factory=dict)
     dead: set[Place] = field(default_factory=set)  # written before they are read: nothing of them is carried
+    set_on_tensors: frozenset[str] = frozenset()  # attributes of tensors, perhaps of parameters
     shown_after: list[str] = field(default_factory=list)  # those that code after the loop may read
 
 
@@ -65,7 +67,7 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     flow.expose_members()
     feeding = flow.feeding()
     read_after = iteration.read_after | {*frames[iteration.frames - 1].f_code.co_cellvars}
-    names, shown_after = Names(), []
+    names, shown_after = Names(set_on_tensors=frozenset(flow.set_on_tensors)), []
     for key, (file, line) in flow.writes.items():
         value = flow.values.get(key)
         if key[0] == "temporary" or (is_foreign(value) and not isinstance(value, _PARTS)):
@@ -76,7 +78,9 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
         is_read_after = len(place) > 1 or place[0][0] != "frame" or place[0][2] in read_after
         if key in flow.exposed or (is_read_after and flow.may_remain(key)):
             is_counted = len(place) == 1 and place[0][2] in iteration.counted
-            names.found[key] = Found(place, file, line, key in feeding, key in flow.written_late, is_counted)
+            names.found[key] = Found(
+                place, file, line, key in feeding, key in flow.written_late, flow.is_after_step(key), is_counted
+            )
             continue
         if not is_foreign(value):
             names.dead.add(place)

@@ -1,6 +1,6 @@
 """Parts of what was handed over: a script's variable that stands for one is carried as the part's name."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from relight.training.state.references import NotNameable
@@ -17,6 +17,10 @@ class Parts(Protocol):
         """The part of this process that has the name. Raises LookupError."""
         ...
 
+    def owners(self) -> Iterator[tuple[Sequence[str], Any]]:
+        """Names and objects of modules and parameters, on which a script may set attributes."""
+        ...
+
 
 class NoParts:
     """Nothing was handed over."""
@@ -25,6 +29,9 @@ class NoParts:
 
     def at(self, name: Sequence[Any]) -> Any:
         raise LookupError(name)
+
+    def owners(self) -> Iterator[tuple[Sequence[str], Any]]:
+        return iter(())
 
 
 def is_part(parts: Parts, value: Any) -> bool:

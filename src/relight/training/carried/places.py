@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from relight.training.carried.refs import Place
+from relight.training.carried.parts import NoParts, Parts
+from relight.training.carried.refs import OWNERS, Place
 from relight.training.carried.values import attributes_of
 from relight.training.torch_private.modules import buffers_in, modules_in, parameters_in
 
@@ -243,8 +244,9 @@ class FixedSpot(Spot):
 class Spots:
     """Finds places in the frames of the present step."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Parts | None = None) -> None:
         self.frames = Frames(())
+        self.parts = parts or NoParts()
 
     def find(self, place: Place) -> Spot | None:
         """None if something on the way to it is not there."""
@@ -258,6 +260,11 @@ class Spots:
             if int(first) >= len(self.frames.held):
                 return None
             spot = FixedSpot(self.frames.held[int(first)])
+        elif kind in OWNERS:
+            try:
+                spot = FixedSpot(self.parts.at((OWNERS[kind], first, name)))
+            except LookupError:
+                return None
         else:
             names = self.frames.module(name if kind == "file" else first)
             if names is None:

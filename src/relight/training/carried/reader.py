@@ -3,7 +3,9 @@
 import ast
 from collections.abc import Sequence
 
-from relight.training.carried.expressions import MOST_MEMBERS, MUTATORS, Expressions, is_showing, known, union
+import torch
+
+from relight.training.carried.expressions import MOST_MEMBERS, Expressions
 from relight.training.carried.flow import NOWHERE, Use
 from relight.training.carried.refs import (
     UNKNOWN,
@@ -17,6 +19,7 @@ from relight.training.carried.refs import (
     sets_otherwise,
 )
 from relight.training.carried.scope import Scope
+from relight.training.carried.syntax import MUTATORS, is_showing, known, union
 
 _DEEPEST_LOOPS = 2  # in which members are told from each other
 
@@ -234,6 +237,8 @@ class Reader(Expressions):
                 self._flow.write(Ref(ref.key, ref.value, ref.place), where)
             case ast.Attribute():
                 base = self._value(target.value, NOWHERE, whole=False)
+                if known(base) is UNKNOWN or isinstance(known(base), torch.Tensor):
+                    self._flow.set_on_tensors.add(target.attr)
                 if (setter := own_accessor(known(base), target.attr, "fset")) is not None:
                     self._run(setter, base, target, None)
                     return

@@ -19,6 +19,7 @@ from relight.training.carried.source import is_user_file
 from relight.training.torch_private.modules import modules_in, tables_in
 
 Place = tuple[tuple[str, str, str], ...]  # the way to a value: its root, then attributes, items, variables of closures
+OWNERS = {"inner": "module", "slot": "slot"}  # places that begin with what was handed over, and kinds of its parts
 Key = tuple[Any, ...]  # equal for two names of one place
 
 
@@ -28,6 +29,8 @@ def describe(place: Place) -> str:
     for kind, first, second in place:
         if kind in ("frame", "module", "held"):
             text = second
+        elif kind in OWNERS:
+            text = f"{first}.{second}".rstrip(".")
         elif kind == "attribute":
             text += f".{first}"
         elif kind == "item":

@@ -1,5 +1,6 @@
 """A look at everything that a running script can reach, to see by values what its code did not show."""
 
+import enum
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -8,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.carried.places import Frames
+from relight.training.carried.parts import Parts
+from relight.training.carried.places import Spots
 from relight.training.carried.refs import Place, is_added, is_own_optimizer, is_user_type
 from relight.training.carried.source import is_user_file
 from relight.training.carried.values import (
@@ -20,7 +22,9 @@ from relight.training.carried.values import (
     remember,
     stream_state,
 )
-from relight.training.torch_private.modules import buffers_in, modules_in, parameters_in
+from relight.training.state.attributes import WRAPPERS
+from relight.training.state.plain_values import plain_bytes
+from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, modules_in, parameters_in
 from relight.training.torch_private.tensors import version_of
 
 _DEEPEST = 4
@@ -36,7 +40,7 @@ _MOST_BYTES = 2**28  # copied by one survey
 class Survey:
     """What is at each place now, with marks by which changes are seen, or traces, which hold no value."""
 
-    def __init__(self, frames: Frames, is_foreign: Callable[[Any], bool], *, traces: bool = False) -> None:
+    def __init__(self, spots: Spots, is_foreign: Callable[[Any], bool], *, traces: bool = False) -> None:
         self._is_foreign = is_foreign
         self._traces = traces
         self._left = _MOST_BYTES  # to be copied
@@ -45,6 +49,7 @@ class Survey:
         self._seen: set[int] = set()
         self.found: dict[Place, Any] = {}
         modules: dict[str, dict[str, Any]] = {}
+        frames = spots.frames
         for number in range(len(frames.frames)):
             if frames.frames[number] is None:
                 continue
@@ -57,6 +62,10 @@ class Survey:
             for one, value in list(names.items()):
                 if not one.startswith("__"):
                     self._look((("module", name, one),), value, 0)
+        for place, value in attributes_of_parts(spots.parts):
+            self._look(place, value, 0)
+        for root, parameter in _parameters_of(spots.parts):
+            self.attributes[(root,)] = frozenset(vars(parameter))
 
     def _look(self, place: Place, value: Any, depth: int) -> None:
         if len(self.found) >= _MOST or depth > _DEEPEST:
@@ -126,12 +135,22 @@ class Survey:
                     self._look((*place, ("cell", name, "")), cell.cell_contents, depth + 1)
                 except ValueError:
                     continue
+        elif isinstance(value, type):
+            self._look_into_class(place, value, depth)
         elif isinstance(value, nn.Module):
             if is_user_type(type(value)):
                 for name, one in vars(value).items():
                     if not name.startswith("_"):
                         self._look((*place, ("attribute", name, "")), one, depth + 1)
             self._look_into_module(place, value)
+
+    def _look_into_class(self, place: Place, kind: type, depth: int) -> None:
+        """The values of its attributes, if the class is the user's own."""
+        if not is_user_type(kind) or issubclass(kind, enum.Enum):
+            return
+        for name, one in list(vars(kind).items()):
+            if not name.startswith("__") and kind_of(one) != "opaque":
+                self._look((*place, ("attribute", name, "")), one, depth + 1)
 
     def _look_into_module(self, place: Place, module: nn.Module) -> None:
         """Its tensors, also those of the modules in it that were not handed over."""
@@ -145,6 +164,31 @@ class Survey:
             if inner is not None and id(inner) not in self._seen and not self._is_foreign(inner):
                 self._seen.add(id(inner))
                 self._look_into_module((*place, ("attribute", name, "")), inner)
+
+
+def attributes_of_parts(parts: Parts) -> Iterator[tuple[Place, Any]]:
+    """What hangs on modules and parameters that were handed over, less what their own state has."""
+    for name, owner in parts.owners():
+        is_module = isinstance(owner, nn.Module)
+        if is_module and type(owner).__module__.startswith(WRAPPERS):
+            continue
+        root = "inner" if is_module else "slot"
+        for attribute, value in list(vars(owner).items()):
+            if attribute[0] != "_" and not (is_module and is_kept_with_modules(attribute, value)):
+                yield ((root, name[1], name[2]), ("attribute", attribute, "")), value
+
+
+def is_kept_with_modules(name: str, value: Any) -> bool:
+    """Whether an attribute of a module is kept with the module's own state. None may give way to an object."""
+    if value is None:
+        return False
+    return name in OWN_ATTRIBUTES or isinstance(value, torch.Tensor) or plain_bytes(value) is not None
+
+
+def _parameters_of(parts: Parts) -> Iterator[tuple[tuple[str, str, str], torch.Tensor]]:
+    for name, owner in parts.owners():
+        if isinstance(owner, torch.Tensor):
+            yield ("slot", name[1], name[2]), owner
 
 
 def _items(value: Any) -> Iterator[Any]:

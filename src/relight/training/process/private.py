@@ -31,9 +31,9 @@ class PrivateState:
         self._carried = carried
         self._reports = reports
 
-    def keep(self, version: int) -> None:
-        """As it is now, as that of `version`."""
-        carried = self._carried.capture()
+    def keep(self, version: int, *, early: bool = False) -> None:
+        """As it is now, as that of `version`. `early`: the block goes on after this."""
+        carried = self._carried.capture(early=early)
         is_bare = not carried and not self._reports.has_private
         if is_bare and self._batches.derivable and not self._state.has_private:
             payload = NO_PRIVATE  # mostly

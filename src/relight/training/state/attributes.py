@@ -30,7 +30,7 @@ from relight.transfer.io.codec import decode_tree, encode_tree
 
 _MISSING = object()
 # Made by torch itself, which keeps what a step needs there; `BucketLayout` and `ShardedModules` look after it.
-_WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
+WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
 
 Key = tuple[int, str]  # `id` of a module, and the attribute's name
 
@@ -69,7 +69,7 @@ class AttributeLog:
         self._modes = modes
         for owner, module in self._modules.items():
             for path, child in module.named_modules():
-                if not type(child).__module__.startswith(_WRAPPERS):
+                if not type(child).__module__.startswith(WRAPPERS):
                     self._paths.setdefault(id(child), (f"{owner}/{path}", child))
         log = self
         assign, delete = nn.Module.__setattr__, nn.Module.__delattr__

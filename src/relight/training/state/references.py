@@ -75,6 +75,14 @@ class References:
         except (KeyError, IndexError, AttributeError) as error:
             raise LookupError(f"no {' '.join(map(str, name))} in this process") from error
 
+    def owners(self) -> Iterator[tuple[Sequence[str], Any]]:
+        """Names and objects of modules and parameters, on which a script may set attributes."""
+        for owner, module in self._modules.items():
+            for path, inner in module.named_modules():
+                yield ("module", owner, path), inner
+        for key, parameter in self._slots.parameters.items():
+            yield ("slot", *key), parameter
+
     def _slot(self, owner: str, path: str) -> torch.Tensor:
         return self._slots.get((owner, path))
 

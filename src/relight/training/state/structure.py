@@ -1,4 +1,4 @@
-"""How modules are built: which modules, parameters, buffers, hooks and attributes of parameters there are, and where.
+"""How modules are built: which modules, parameters, buffers and hooks there are, and where.
 
 A replacement has what the script builds before its loop. What steps change of that later (a pruned layer, another
 head, a hook) it lacks; so every copy of the state says how the modules of its source are built.
@@ -10,7 +10,6 @@ import xxhash
 from torch import nn
 
 from relight.training.state.hooks import hook_name
-from relight.training.state.parameter_attributes import own_attributes
 from relight.training.torch_private.modules import buffers_in, hooks_in, parameters_in
 
 _DIGITS = 8  # for each module
@@ -51,7 +50,6 @@ def _digest(path: str, module: nn.Module) -> str:
     inside = {} if is_wrapper else vars(module)
     hooks = [] if is_wrapper else [name for hook in hooks_in(module) if (name := hook_name(hook))]
     methods = [f"{name}={getattr(value, '__qualname__', '')}" for name, value in inside.items() if callable(value)]
-    noted = [sorted(found) for p in parameters_in(module).values() if p is not None and (found := own_attributes(p))]
     own = f"{[*parameters_in(module)]} {[*buffers_in(module)]}"
-    text = f"{path} {type(module).__qualname__} {own} {hooks} {methods} {noted}"
+    text = f"{path} {type(module).__qualname__} {own} {hooks} {methods}"
     return xxhash.xxh32_hexdigest(text.encode())

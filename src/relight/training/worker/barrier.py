@@ -85,7 +85,7 @@ class Barrier:
         """Whatever the step needs of other ranks is here: keep the private state with which the next step starts."""
         self._recovery.before_barrier()
         self._transaction.prepare(early=early)
-        self._private.keep(self._progress.version + 1)
+        self._private.keep(self._progress.version + 1, early=early)
         self._publishing.before_barrier()
 
     def _let_write(self) -> None:

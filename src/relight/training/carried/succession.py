@@ -1,0 +1,184 @@
+"""Values that are carried, on their way to a rank's successor: kept with the private state, and put in there."""
+
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from relight.training.carried.catalog import Catalog
+from relight.training.carried.compare import FIRST_STEPS
+from relight.training.carried.kept import (
+    MOST_BYTES,
+    MOST_LEAVES,
+    MOST_LOG_BYTES,
+    MOST_LOG_LEAVES,
+    MOST_SEEN_BYTES,
+    MOST_SHOWN_BYTES,
+    Kept,
+)
+from relight.training.carried.places import MISSING, place_of
+from relight.training.carried.refs import describe
+from relight.training.carried.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
+from relight.training.carried.tree_reader import Reader
+from relight.training.carried.tree_writer import Writer
+from relight.training.carried.trees import TAG, Unsupported
+from relight.training.carried.unrepeatable import keeps_its_order, only_grows
+from relight.training.carried.values import changed
+
+_WEIGHED_EVERY = 16  # captures, after the first ones
+_MISSING_TREE = {TAG: "missing"}
+
+
+class Keeper:
+    """Writes the values of a catalog down, as a tree for `encode_tree`."""
+
+    def __init__(self, catalog: Catalog, is_id: Callable[[int], bool]) -> None:
+        """`is_id`: of a number that is the `id` of a tensor handed over."""
+        self._catalog = catalog
+        self._kept = catalog.kept
+        self._is_id = is_id
+        self._captures = 0
+        self._was_unsettled = False
+
+    def capture(self, *, in_step: bool, early: bool) -> dict[str, Any]:
+        """The values now. Empty: nothing is carried. `early`: the block of the step goes on after this.
+
+        Raises UsageError for a value that decides what a step computes and cannot be kept.
+        """
+        if not self._kept:
+            return {}
+        self._captures += 1
+        weigh = self._captures <= 2 * FIRST_STEPS or self._captures % _WEIGHED_EVERY == 0
+        names, of_calls = self._write_all(weigh)
+        if not names and not of_calls:
+            return {}
+        unsettled = [one.key for one in self._kept.values() if one.feeds and one.late] if in_step else []
+        lacking = [key for key in (*names, *of_calls) if in_step and self._kept[key].may_move_on(early=early)]
+        self._was_unsettled = bool(unsettled or lacking)
+        found = {"unsettled": unsettled, "lacking": lacking}  # what a step may change after this
+        return {"names": names, "of_calls": of_calls, **found, "loop": self._catalog.loop.place}
+
+    def is_due(self) -> bool:
+        """At a turn of the loop: whether code between steps changed what was kept at the barrier, or may have."""
+        if not self._kept:
+            return False
+        if not self._captures:
+            return True
+        found = [one for one in self._kept.values() if one.is_written and changed(one.kept, one.spot.get())]
+        for one in found:
+            one.moves_on = not one.feeds
+        return self._was_unsettled or bool(found)
+
+    def _write_all(self, weigh: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All values, and those of functions that the loop calls: read back once these run."""
+        catalog, total = self._catalog, 0
+        trees: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        writers = Writer(catalog.homes, catalog.parts), Writer(catalog.homes, catalog.parts)
+        written = [(one, one.spot.get()) for one in self._kept.values() if one.is_written]
+        for one, value in written:
+            writers[one.is_of_a_call].look_at(value)
+        for one, value in written:
+            if isinstance(value, (set, frozenset)) and not (keeps_its_order(value) and only_grows(one.kept, value)):
+                catalog.doubt_order(one)
+            one.kept = catalog.mark_of(value, one)
+            tree = self._written_down(one, value, weigh, writers[one.is_of_a_call])
+            if tree is None:
+                continue
+            trees[one.is_of_a_call][one.key] = tree
+            if weigh and one.feeds:
+                total += size_of(tree)
+                if total > MOST_BYTES:
+                    raise one.refusal(f"over {MOST_BYTES >> 20} MiB with what else is carried")
+        return trees
+
+    def _written_down(self, one: Kept, value: Any, weigh: bool, writer: Writer) -> Any:
+        """None: it was left out."""
+        if value is MISSING:
+            return _MISSING_TREE
+        if not one.feeds and (why := self._is_too_large_to_show(one, value, weigh)):
+            self._catalog.leave_out(one, why)
+            return None
+        try:
+            tree = writer.write(one.key, value)
+            if weigh and any(map(self._is_id, keys_of(tree))):
+                writer.take_back()
+                raise Unsupported("the id() of a parameter as a key, which is another in each process (use its name)")
+        except Unsupported as problem:
+            self._catalog.refuse_or_leave_out(one, value, f"it holds {problem}")
+            return None
+        if weigh and (one.seen or not one.feeds):
+            size, leaves = size_of(tree), leaves_of(tree)
+            few = MOST_LEAVES if one.feeds or one.has_tensors else MOST_LOG_LEAVES
+            most = MOST_SEEN_BYTES if one.feeds else MOST_SHOWN_BYTES if one.has_tensors else MOST_LOG_BYTES
+            if size > most or leaves > few:
+                writer.take_back()
+                self._catalog.leave_out(one, f"it has grown to {leaves} values, {size} bytes")
+                return None
+        return tree
+
+    def _is_too_large_to_show(self, one: Kept, value: Any, weigh: bool) -> str:
+        """Why a value that is only accumulated or shown is not written down at all."""
+        nbytes = tensor_bytes(value, self._catalog.parts) if weigh else 0
+        one.has_tensors = has_tensors(value)
+        if nbytes > MOST_SHOWN_BYTES:
+            return f"its tensors take {nbytes >> 20} MiB"
+        if not one.has_tensors and type(value) in (list, dict, set) and len(value) > MOST_LOG_LEAVES:
+            return f"it has {len(value)} items"
+        return ""
+
+
+class Adoption:
+    """Puts values of another process into the places of this one, once its loop asks for a step."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._pending: dict[str, Any] | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether values wait to be put in."""
+        return self._pending is not None
+
+    def adopt(self, tree: dict[str, Any] | None) -> str | None:
+        """Values to be put in at the next turn. Returns why equal bits cannot be vouched for."""
+        self._pending = tree or None
+        if not tree:
+            return None
+        if tree["unsettled"]:
+            return (
+                f"{_described(tree['unsettled'])}: carried by the script, changed after the block, and a rank was lost "
+                "before that was kept. Change them inside `with step`"
+            )
+        if tree["lacking"]:
+            return (
+                f"{_described(tree['lacking'])}: changed after the last write of a step, in some steps at least, and "
+                "a rank was lost just there: its replacement lacks what that step may have changed. Change them before "
+                "the write; values that are only shown survive with step.report(...) and training.log_to(...)"
+            )
+        return None
+
+    def look_for_loop(self, frame: FrameType) -> None:
+        """Look at the loop's frame before the loop is found in this process."""
+        assert self._pending is not None
+        self._catalog.loop.look_for(frame, *self._pending["loop"])
+
+    def put_in(self) -> None:
+        """Give the places their values."""
+        tree, self._pending = self._pending, None
+        assert tree is not None
+        self._put_in_all(tree["names"])
+        if self._catalog.loop.is_found:
+            self._put_in_all(tree["of_calls"])
+        elif tree["of_calls"]:
+            self._pending = {**tree, "names": {}}  # once the block is entered
+
+    def _put_in_all(self, trees: dict[str, Any]) -> None:
+        reader = Reader(self._catalog.homes, self._catalog.parts)
+        for key, part in trees.items():
+            one, spot = self._catalog.receive(place_of(key))
+            value = MISSING if part == _MISSING_TREE else reader.read(key, part)
+            if one is not None and value is not spot.get():  # else it is kept otherwise there, or left out
+                spot.set(value)
+
+
+def _described(keys: Sequence[str]) -> str:
+    return ", ".join(sorted({describe(place_of(key)) for key in keys}))
