@@ -17,9 +17,6 @@ CLASS_LINES = 250
 FUNCTION_LINES = 60
 TOO_LARGE: frozenset[str] = frozenset(
     {
-        "sim/model/process/process.py:Process",
-        "sim/model/process/recovery.py:Recovery",
-        "sim/model/process/writes.py:Writes",
         "sim/model/schedule.py:random_schedule",
         "sim/world/timed.py",
         "sim/world/timed.py:SimulatedJob",

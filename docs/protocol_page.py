@@ -4,6 +4,7 @@
 
 - stages, events and orders: by `controller_table.py`, from the syntax trees of `core/controller.py` and `core/stages`;
 - decisions: `core/decision.py` is run over all that three ranks can report;
+- the worker's table: by `worker_table.py`, from `core/worker`;
 - invariants, planted bugs: `sim/judge/invariants.py`, `sim/planted/mutations.py`, tests/sim/regressions.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import controller_table
+import worker_table
 
 from relight.core import events
 from relight.core.controller import Stage
@@ -208,6 +210,20 @@ agent that joins again also gets the newest order to all ranks once more.
 
 ${events}
 
+## The worker's table
+
+A worker is a value as well (`core/worker`), and its table is complete: an event in a state that is not listed is a bug
+of the driver that handed it in. Actions are carried out in order, by threads around a real script
+(`training/worker`) or in virtual time (`sim/model`). Its states:
+
+${worker_states}
+
+For each event the states in which it is decided in the same way, the actions that may follow, and the states that the
+worker may be in after it. *recover* stands for what follows `StepLeft`: to carry out the decision in hand, or to report
+and wait for one.
+
+${worker_events}
+
 ## The decision table
 
 Three ranks, step ${base}, version ${base} at its start: all ${cases} combinations of the possible reports of a rank,
@@ -331,10 +347,10 @@ def _where(mutation: Mutation) -> str:
     default = Mutation(name="", within=0)
     changed = [
         part
-        for part in ("controller", "worker", "detector", "agent", "rule")
+        for part in ("controller", "decisions", "worker", "detector", "agent", "rule")
         if getattr(mutation, part) != getattr(default, part)
     ]
-    return ", ".join(changed)
+    return ", ".join("worker" if part == "decisions" else part for part in changed)
 
 
 def page() -> str:
@@ -343,6 +359,8 @@ def page() -> str:
     return string.Template(TEXT).substitute(
         stages=_table(("stage", "waits for", "its deadline"), _stage_rows()),
         events=_table(("event", "says that", "in stage", "may order", "may go to"), _event_rows()),
+        worker_states=_table(("state", "in which a worker"), worker_table.state_rows()),
+        worker_events=_table(("event", "in state", "actions", "state after it"), worker_table.event_rows()),
         base=BASE,
         after=BASE + 1,
         cases=len((*REPORTS, *LEFT)) ** RANKS,

@@ -8,12 +8,13 @@ import pytest
 
 from relight.core.attempt import RecoveryAttempt
 from relight.sim.model.contents import Violation
-from relight.sim.model.process.process import Process
 from relight.sim.model.shapes import ONE_WRITE, Pattern
+from relight.sim.model.worker import SimulatedWorker
 from relight.sim.planted.mutations import MUTATIONS, find_mutation
 from relight.sim.search import sameness
 from relight.sim.search.copies import parts_of
 from relight.sim.search.exhaustive import Script, Searched, explore, situation
+from relight.sim.search.left_out import LEFT_OUT
 from relight.sim.world.timed import PRODUCTION, Parts
 
 
@@ -135,12 +136,13 @@ def test_nothing_that_somebody_remembers_is_forgotten_in_the_keys() -> None:
         "RecoveryAttempt": set(RecoveryAttempt.__slots__),
         "Members": set(vars(here.controller.members)),
         "Process": set(vars(here.controller.members.processes["w0"])),
-        "Worker": set(Process.__slots__),
+        "SimulatedWorker": set(SimulatedWorker.__slots__),
+        "Worker": set(vars(worker.machine)),
         "Page": set(type(worker.page).__slots__),
     }
     words = set(re.findall(r"[a-z_0-9]+", inspect.getsource(sameness).partition("@lru_cache")[2]))
     for kind, names in remembered.items():
-        left_out = set(sameness.LEFT_OUT.get(kind, ()))
+        left_out = set(LEFT_OUT.get(kind, ()))
         assert left_out <= names, f"{kind} has no {sorted(left_out - names)} any more"
         assert names - left_out <= words, f"{kind}: {sorted(names - left_out - words)} are not in the keys"
 
@@ -190,5 +192,5 @@ def test_copies_of_a_situation_share_nothing_that_changes() -> None:
     for mine, other in zip(parts_of(here.controller), parts_of(there.controller), strict=True):
         assert mine is not other
         for name, value in vars(mine).items():
-            if value is getattr(other, name) and name not in sameness.LEFT_OUT.get(type(mine).__name__, ()):
+            if value is getattr(other, name) and name not in LEFT_OUT.get(type(mine).__name__, ()):
                 assert isinstance(value, bool | int | float | str | tuple | frozenset | None | msgspec.Struct), name

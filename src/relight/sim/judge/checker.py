@@ -17,8 +17,8 @@ from relight.sim.judge.ends import check_end
 from relight.sim.judge.restores import check_restore
 from relight.sim.model.contents import State, Violation, part_key, reference
 from relight.sim.model.fallback_tiers import Saved
-from relight.sim.model.process.process import Process
 from relight.sim.model.shapes import ONE_WRITE, Pattern
+from relight.sim.model.worker import SimulatedWorker
 
 # Why a healthy process may be killed.
 _HARMLESS_KILLS = (
@@ -30,16 +30,16 @@ _HARMLESS_KILLS = (
 )
 
 
-def _heard(worker: Process) -> int:
+def _heard(worker: SimulatedWorker) -> int:
     """The newest generation that undid versions, as far as this process knows."""
-    return worker.lower.history if worker.lower is not None else 0
+    return worker.machine.history if worker.lower is not None else 0
 
 
 class Checker:
     """Is called for everything as it happens; raises Violation."""
 
     def __init__(
-        self, world_size: int, until: int, workers: Mapping[str, Process], pattern: Pattern = ONE_WRITE
+        self, world_size: int, until: int, workers: Mapping[str, SimulatedWorker], pattern: Pattern = ONE_WRITE
     ) -> None:
         self.workers = workers
         self.world_size = world_size
@@ -64,7 +64,7 @@ class Checker:
         self.fenced: set[str] = set()  # processes of hosts that were given up; they may live on
         self.lost_hosts: set[str] = set()
 
-    def copy(self, workers: Mapping[str, Process]) -> "Checker":
+    def copy(self, workers: Mapping[str, SimulatedWorker]) -> "Checker":
         """A copy that judges copies of the workers."""
         twin = Checker.__new__(Checker)
         twin.__dict__.update(self.__dict__)
@@ -86,7 +86,7 @@ class Checker:
         return {worker.rank for worker in workers if worker.state.version == self.until}
 
     # --- what happens -------------------------------------------------------------------------------------------
-    def struck(self, action: Action, worker: Process) -> None:
+    def struck(self, action: Action, worker: SimulatedWorker) -> None:
         """A fault is about to strike."""
         self.faults += ((action, worker.name, worker.point),)
 
@@ -104,7 +104,7 @@ class Checker:
         if not self.spoilt.isdisjoint(of):
             self.spoilt.add(made)
 
-    def began_step(self, worker: Process) -> None:
+    def began_step(self, worker: SimulatedWorker) -> None:
         """I2, I3, I7: the right state at the right place, and nothing finished is done again."""
         step = worker.state.version
         self.check_content(worker, "computes with")
@@ -116,11 +116,11 @@ class Checker:
             raise Violation(f"I2: more than the step in flight is repeated: {step} again, begun {self.begun}")
         self.begun = max(self.begun, step)
 
-    def committed(self, worker: Process) -> None:
+    def committed(self, worker: SimulatedWorker) -> None:
         """I1 and I6: one content per version; live versions are v, or v and v+1."""
         self.check_content(worker, "finished")
         is_undone = (
-            bool(self.fallbacks) and worker.generation < self.fallbacks[-1][0]
+            bool(self.fallbacks) and worker.machine.generation < self.fallbacks[-1][0]
         )  # all went back meanwhile, but it
         if not is_undone:
             self.finished = max(self.finished, worker.state.version)
@@ -130,11 +130,11 @@ class Checker:
             raise Violation(
                 f"I1: rank {worker.rank} applies what another rank computed from a state with a flipped bit"
             )
-        versions = {w.state.version for w in self.members() if not w.blank}
+        versions = {w.state.version for w in self.members() if not w.machine.blank}
         if max(versions) - min(versions) > 1:
             raise Violation(f"I6: live versions are {sorted(versions)}")
 
-    def overwrites(self, worker: Process) -> None:
+    def overwrites(self, worker: SimulatedWorker) -> None:
         """I8: a copy goes only into a rank that holds nothing."""
         if not self.is_lost(worker):
             raise Violation(f"I8: a copy over the intact state of rank {worker.rank} ({worker.name})")
@@ -149,7 +149,7 @@ class Checker:
         mine = [(w.name, lower) for w, lower in living if lower is not None and rank in (w.rank, lower.ward)]
         return tuple(name for name, lower in mine if lower.kept_of(rank, version) is not None)
 
-    def keeps(self, worker: Process, snapshots: Iterable[Saved]) -> None:
+    def keeps(self, worker: SimulatedWorker, snapshots: Iterable[Saved]) -> None:
         """I15: what a rank says that it holds, or goes back to, is of no version that was undone."""
         for (generation, target), saved in product(self.fallbacks, snapshots):
             version = saved.state.version
@@ -165,12 +165,12 @@ class Checker:
         if piece.private != self.privates[version][piece.rank]:
             raise Violation(f"I3: a wrong private state of rank {piece.rank} is written into a checkpoint of {version}")
 
-    def reads(self, worker: Process, pieces: Mapping[int, Saved]) -> None:
+    def reads(self, worker: SimulatedWorker, pieces: Mapping[int, Saved]) -> None:
         """I15: the pieces of a checkpoint are of one history, be it one that was undone."""
         if len({piece.history for piece in pieces.values()}) > 1:
             raise Violation(f"I15: rank {worker.rank} reads a checkpoint that is mixed from several histories")
 
-    def published(self, worker: Process, version: int, content: int) -> None:
+    def published(self, worker: SimulatedWorker, version: int, content: int) -> None:
         """I11: engines answer with a version only if every rank holds it, and with one content."""
         if worker.name in self.fenced:
             return  # what engines on a host that is cut off see is not judged
@@ -178,7 +178,7 @@ class Checker:
             raise Violation(f"I11: {worker.name} publishes a version {version} of another content")
         if version < self.shown:
             raise Violation(f"I11: engines go back from version {self.shown} to {version}")
-        behind = [w for w in self.members() if not w.blank and w.state.version < version]
+        behind = [w for w in self.members() if not w.machine.blank and w.state.version < version]
         if behind:
             ranks = sorted(w.rank for w in behind)
             raise Violation(f"I11: version {version} is published while ranks {ranks} do not hold it")
@@ -224,12 +224,12 @@ class Checker:
         check_end(self, end, report)
 
     # --- judgement ----------------------------------------------------------------------------------------------
-    def members(self) -> list[Process]:
+    def members(self) -> list[SimulatedWorker]:
         return [w for w in self.workers.values() if w.alive and w.rank >= 0 and w.name not in self.fenced]
 
-    def check_content(self, worker: Process, what: str) -> None:
+    def check_content(self, worker: SimulatedWorker, what: str) -> None:
         state = worker.state
-        if worker.blank or not self.is_right(state):
+        if worker.machine.blank or not self.is_right(state):
             raise Violation(f"I1: rank {worker.rank} ({worker.name}) {what} a wrong version {state.version}: {state}")
         if worker.private != self.privates[state.version][worker.rank]:
             raise Violation(f"I3: rank {worker.rank} ({worker.name}) {what} a wrong private state of {state.version}")
@@ -245,7 +245,7 @@ class Checker:
         compared = self.verify_every == 1 and not self.pattern.has_surprises
         return compared and self.world_size >= 2 * self.parts and not self.copied_wrong
 
-    def _check_alike(self, members: Sequence[Process]) -> None:
+    def _check_alike(self, members: Sequence[SimulatedWorker]) -> None:
         """I5: all say that they hold the same, each of its part."""
         flipped = {name for action, name, _ in self.faults if action is Action.FLIP_PARAMETER}
         self.copied_wrong |= any(w.state.content in self.spoilt and w.name not in flipped for w in members)
@@ -273,13 +273,13 @@ class Checker:
             return
         if worker.state.content in self.spoilt:
             return  # it copied from a rank that was not known to be wrong yet
-        if worker.blank and "stop" not in kill.why:
+        if worker.machine.blank and "stop" not in kill.why:
             return  # it waits for a source that is frozen: one cannot tell them apart
         raise Violation(f"L3: {kill.process} is healthy, and is killed: {kill.why}")
 
-    def is_lost(self, worker: Process) -> bool:
+    def is_lost(self, worker: SimulatedWorker) -> bool:
         """Whether it holds nothing, or was interrupted inside a step that turned out to be longer than was learnt."""
-        return worker.blank or (worker.holds_nothing and self.pattern.has_surprises)
+        return worker.machine.blank or (worker.holds_nothing and self.pattern.has_surprises)
 
     def private_may_be_lost(self) -> bool:
         """With its page; or its page had none any more, because the rank was on its way down."""

@@ -10,7 +10,7 @@ from relight.core.report import JobReport
 from relight.core.shards import Shards
 from relight.sim.judge.restores import complete_snapshots
 from relight.sim.model.contents import Violation, digest_of, part_key
-from relight.sim.model.process.process import Process
+from relight.sim.model.worker import SimulatedWorker
 
 if TYPE_CHECKING:
     from relight.sim.judge.checker import Checker
@@ -36,14 +36,14 @@ def check_end(seen: "Checker", end: EndJob, report: JobReport) -> None:
         raise Violation(f"L1: the job ended without need: {end.error}")
 
 
-def _those_who_are_done(seen: "Checker") -> list[Process]:
+def _those_who_are_done(seen: "Checker") -> list[SimulatedWorker]:
     """The workers, in rank order, that reported last that all steps are done. By now they have ended."""
     done = [(w.last_report.generation, w) for w in seen.workers.values() if isinstance(w.last_report, TrainingDone)]
     last = max((generation for generation, _ in done), default=0)
     return sorted((worker for generation, worker in done if generation == last), key=lambda worker: worker.rank)
 
 
-def _check_completed(seen: "Checker", members: Sequence[Process]) -> None:
+def _check_completed(seen: "Checker", members: Sequence[SimulatedWorker]) -> None:
     """I12: the end is that of the run that nothing disturbed."""
     if len(members) != seen.world_size:
         raise Violation(f"I12: the job ended well, and {len(members)} ranks had done all steps")
@@ -96,7 +96,7 @@ def _check_all_lost(seen: "Checker", end: EndJob) -> None:
 def _is_torn_at_the_end(seen: "Checker", error: str) -> bool:
     """Whether the script's own bug ends the job, and some survivor was torn by a surprise when it did."""
     why, unsaved, _ = error.partition("No last checkpoint was written: ")
-    torn = any(w.alive and not w.blank and seen.is_lost(w) for w in seen.members())
+    torn = any(w.alive and not w.machine.blank and seen.is_lost(w) for w in seen.members())
     return bool(unsaved) and torn and "times in the same place" in why and _is_excused(seen, why)
 
 
@@ -139,5 +139,5 @@ def _is_excused(seen: "Checker", error: str) -> bool:
         return len(again) > len(set(again)) or "blackhole" in seen.disturbed
     if "failed before they could take rank" in error:
         with_agent = "agent" in seen.disturbed  # before it could say that it had started them
-        return sum(worker.is_standby for _, worker in struck) + with_agent >= 3
+        return sum(worker.machine.is_standby for _, worker in struck) + with_agent >= 3
     return False

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 from relight.core.commands import FallbackTier, Restore
 from relight.core.events import Stopped
 from relight.sim.model.contents import Violation, part_key
-from relight.sim.model.process.process import Process
+from relight.sim.model.worker import SimulatedWorker
 
 if TYPE_CHECKING:
     from relight.sim.judge.checker import Checker
 
 
-def check_restore(seen: "Checker", restore: Restore, members: Sequence[Process]) -> None:
+def check_restore(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:
     """I2, I5, I7 to I10, I13 to I15 of one order."""
     _check_all_stand_still(seen, restore, members)
     for worker in members:
@@ -31,9 +31,9 @@ def check_restore(seen: "Checker", restore: Restore, members: Sequence[Process])
         _check_reachable(seen, restore, worker)
 
 
-def _check_fallback(seen: "Checker", restore: Restore, members: Sequence[Process]) -> None:
+def _check_fallback(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:
     """I15, and the only exception to I7: versions are undone if replicas cannot help, and as few as possible."""
-    intact = {worker.rank % seen.parts for worker in members if not worker.blank and not worker.page.torn}
+    intact = {worker.rank % seen.parts for worker in members if not worker.machine.blank and not worker.page.torn}
     trusted = _trusted(restore, members)
     if trusted is not None and not seen.spoilt:
         raise Violation(f"I15: fallback to the {restore.tier}, because states differ, which they do not")
@@ -61,7 +61,7 @@ def _check_fallback(seen: "Checker", restore: Restore, members: Sequence[Process
     seen.finished = seen.begun = restore.target
 
 
-def _trusted(restore: Restore, members: Sequence[Process]) -> int | None:
+def _trusted(restore: Restore, members: Sequence[SimulatedWorker]) -> int | None:
     """The newest version before which no bit can have flipped that was found; None: none was."""
     if restore.distrust < 0:
         return None
@@ -69,7 +69,7 @@ def _trusted(restore: Restore, members: Sequence[Process]) -> int | None:
     return min(restore.distrust - 1, max(r.agreed for r in reports if isinstance(r, Stopped)))
 
 
-def complete_snapshots(seen: "Checker", members: Sequence[Process], only: int = -1) -> list[int]:
+def complete_snapshots(seen: "Checker", members: Sequence[SimulatedWorker], only: int = -1) -> list[int]:
     """Versions of which every rank's snapshot was reported by those who stand still."""
     holders: dict[int, set[int]] = {}
     for worker in members:
@@ -79,7 +79,7 @@ def complete_snapshots(seen: "Checker", members: Sequence[Process], only: int = 
     return [v for v, ranks in holders.items() if len(ranks) == seen.world_size and only in (-1, v)]
 
 
-def _check_sources(seen: "Checker", restore: Restore, members: Sequence[Process]) -> None:
+def _check_sources(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:
     """I14: no rank copies from a process of a host that was given up."""
     known = {worker.name for worker in members}
     strangers = [source.address for source in restore.sources if source.address not in known]
@@ -95,7 +95,7 @@ def _check_sources(seen: "Checker", restore: Restore, members: Sequence[Process]
         raise Violation(f"I4: rank {wrong[0].rank} is said to hold {wrong[0].shard}")
 
 
-def _check_reachable(seen: "Checker", restore: Restore, worker: Process) -> None:
+def _check_reachable(seen: "Checker", restore: Restore, worker: SimulatedWorker) -> None:
     """I5, I8: blank ranks copy; each other one is there, or holds the gradient of the one step that is missing."""
     version = worker.state.version
     prepared = worker.last_report.prepared if isinstance(worker.last_report, Stopped) else -1
@@ -108,19 +108,19 @@ def _check_reachable(seen: "Checker", restore: Restore, worker: Process) -> None
         raise Violation(f"I5: rank {worker.rank} is to reach {restore.target} from {version}, prepared {prepared}")
 
 
-def _check_all_stand_still(seen: "Checker", restore: Restore, members: Sequence[Process]) -> None:
+def _check_all_stand_still(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:
     """Rule 5: the decision rests on reports of this generation, from processes that do not move."""
     if len(members) != seen.world_size:
         raise Violation(f"I9: a decision with {len(members)} of {seen.world_size} ranks")
     for worker in members:
-        if worker.alive and worker.standing_in != restore.generation:
+        if worker.alive and worker.reported_in != restore.generation:
             raise Violation(
                 f"I9: a decision in generation {restore.generation} while {worker.name} is in {worker.point} "
-                f"and last stood still in {worker.standing_in}"
+                f"and last stood still in {worker.reported_in}"
             )
 
 
-def _check_alone(seen: "Checker", worker: Process) -> None:
+def _check_alone(seen: "Checker", worker: SimulatedWorker) -> None:
     for other in seen.workers.values():
         if other is not worker and other.rank == worker.rank and other.alive and other.name not in seen.fenced:
             raise Violation(f"I10: rank {worker.rank} was given to {worker.name} while {other.name} lives")

@@ -11,7 +11,7 @@ from relight.core.events import Snapshot
 from relight.sim.model.contents import State
 
 if TYPE_CHECKING:
-    from relight.sim.model.process.process import Process
+    from relight.sim.model.worker import SimulatedWorker
 
 
 _SLOTS = 2  # of each kind, as long as buddies stay the same
@@ -75,12 +75,11 @@ class FallbackTiers:
     mixes_histories: ClassVar[bool] = False
     takes_kept_for_established: ClassVar[bool] = False
 
-    def __init__(self, worker: "Process", buddy_every: int, checkpoint_every: int, disk: Disk) -> None:
+    def __init__(self, worker: "SimulatedWorker", buddy_every: int, checkpoint_every: int, disk: Disk) -> None:
         self._worker = worker
         self.buddy_every = buddy_every
         self.checkpoint_every = checkpoint_every
         self.disk = disk
-        self.history = 0
         self.ward = -1  # whose snapshots it keeps
         self._due = False
         self._newest = self._established = self._needed = self._have = -1
@@ -120,7 +119,7 @@ class FallbackTiers:
 
     def _save(self) -> Saved:
         worker = self._worker
-        return Saved(worker.rank, worker.state, worker.private, self.history)
+        return Saved(worker.rank, worker.state, worker.private, worker.machine.history)
 
     def _free(self, slots: list[Slot]) -> Slot:
         free = slots[:1] if self.overwrites_the_only_one else [slot for slot in slots if not self._is_needed(slot)]
@@ -162,9 +161,9 @@ class FallbackTiers:
         elif what == "copy":
             for slot in self._own:
                 slot.complete = slot.complete or slot.version == version
-            if self._worker.newest <= generation and self._have != version:
+            if self._worker.machine.newest <= generation and self._have != version:
                 self._plan("fetch", version)
-        elif self._worker.newest <= generation and self._newest == version:
+        elif self._worker.machine.newest <= generation and self._newest == version:
             found = self._worker.world.find_kept(self._worker, self.ward, version)
             if found is None:  # not there yet, or out of reach
                 self._plan("fetch again", version)

@@ -1,6 +1,9 @@
 """Where the main thread of a simulated worker can stand: the places at which faults strike and schedules differ."""
 
-# Where a main thread can stand, in the order in which it gets there. `_HANDLERS` in worker.py says what comes next.
+from relight.core.worker import actions as act
+from relight.core.worker.states import State
+
+# Where a main thread can stand, in the order in which it gets there. step.py and recovery.py say what comes next.
 STEP_POINTS = (
     "OUTSIDE",  # between two steps
     "FORWARD",
@@ -24,7 +27,7 @@ SHAPE_POINTS = (
     "END",  # in the second barrier of such a step
 )
 RECOVERY_POINTS = (
-    "STOP",  # about to report where it stands
+    "STOP",  # about to report its status
     "PARKED",  # waiting for the decision
     "FINISH",  # about to finish a step by itself
     "OBEY",  # about to form the new group
@@ -56,6 +59,25 @@ PAUSES = frozenset(
     "OUTSIDE FORWARD PREPARE READY OPTIMIZER AFTER_WRITE AFTER_STEP STOP FINISH OBEY TAKE_OVER ROLLBACK RESUME "
     "PROMOTED LOADING WARMUP RAISED RELEASED EXITING FIRST_WRITE LAST_WRITE EXTRA_WRITE".split()
 )
+# A pause before an action is carried out.
+PAUSE_BEFORE: dict[type[act.Action], str] = {
+    act.KeepPrivate: "PREPARE",
+    act.EnterBarrier: "READY",
+    act.ReportStatus: "STOP",
+    act.FinishStep: "FINISH",
+    act.LeaveGroups: "OBEY",
+    act.AwaitGroups: "ROLLBACK",
+}
+# Where a worker waits for an order.
+WAITS = {
+    State.ENTERED: "ENTERED",
+    State.IDLE: "IDLE",
+    State.DONE: "DONE",
+    State.PARKED: "PARKED",
+    State.RESTORED: "RESTORED",
+    State.FAILED: "FAILED",
+}
+COLLECTIVES = frozenset("GRADIENT SECOND COMPARE BARRIER EXTRA END".split())
 # Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
 # the store's in group.py, and OTHERS_SECONDS in checkpoint/writer.py.
 PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "PRIVATE": 10.0, "REFORM": 60.0, "SAVING": 120.0}

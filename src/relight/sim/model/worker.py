@@ -1,70 +1,281 @@
-"""A model of one worker process: what relight.training does, without torch.
+"""A simulated worker process: the production decisions of `core/worker`, carried out in virtual time.
 
-Modelled, not production: training.py, barrier.py, recovery.py and runtime.py run in threads around torch, so their
-order of actions is written down here a second time, as a table of *points*, places where the main thread pauses or
-waits. The restore server, which has threads of its own, is modelled too. What is *decided* in a job is decided by the
-production controller, which this worker obeys.
+What a real worker does with threads, sockets and tensors is done here with numbers and a table of *points*, places
+where the main thread pauses or waits (points.py). `step.py` and `recovery.py` have what happens at each point, and how
+each action is carried out; whatever a worker decides comes from `core/worker`.
 
-A worker is a plain value: it holds no clock, no queue and no closure, so it can be copied and compared. That is what
-lets the same model run in virtual time (timed.py) and under a search of all orders (exhaustive.py).
-
-sim/process has its parts; here is the table that joins them.
+A simulated worker is a plain value: it holds no clock, no queue and no closure, so it can be copied and compared. That
+is what lets the same model run in virtual time (timed.py) and under a search of all orders (exhaustive.py).
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Self
 
-from relight.sim.model.process.recovery import Recovery
+from relight.core import events as ev
+from relight.core.commands import WorkerCommand
+from relight.core.position import Phase
+from relight.core.worker import actions as act
+from relight.core.worker.events import CollectiveBroke, Event, Interrupted, StepWanted
+from relight.core.worker.worker import Worker
+from relight.sim.model import recovery, step
+from relight.sim.model.contents import FIRST_STATE, State
+from relight.sim.model.fallback_tiers import FallbackTiers
+from relight.sim.model.network import Copying
+from relight.sim.model.page import Page
+from relight.sim.model.points import COLLECTIVES, PATIENCE_SECONDS, PAUSE_BEFORE, PAUSES, WAITS
+from relight.sim.model.shapes import Shape
+from relight.sim.model.surroundings import Surroundings
 
-_HANDLERS = {
-    "START": "_on_start",
-    "LOADING": "_on_loaded",
-    "ENTERED": "_on_begin",
-    "WARMUP": "_on_warm",
-    "IDLE": "_on_promoted",
-    "PROMOTED": "_on_first_recovery",
-    "OUTSIDE": "_begin_step",
-    "FORWARD": "_run_forward",
-    "GRADIENT": "_on_gradient",
-    "FIRST_WRITE": "_on_first_write",
-    "SECOND": "_on_second",
-    "LAST_WRITE": "_on_last_write",
-    "COMPARE": "_on_compared",
-    "PREPARE": "_on_kept",
-    "READY": "_enter_barrier",
-    "BARRIER": "_on_barrier",
-    "VERDICT": "_recover",
-    "DIFFERS": "_recover",
-    "OPTIMIZER": "_on_written",
-    "EXTRA": "_on_extra",
-    "EXTRA_WRITE": "_on_extra_written",
-    "END": "_on_end",
-    "AFTER_WRITE": "_commit",
-    "AFTER_STEP": "_after_step",
-    "STOP": "_stand_still",
-    "PARKED": "_on_parked",
-    "FINISH": "_finish_alone",
-    "OBEY": "_obey",
-    "COPY": "_on_copied",
-    "TAKE_OVER": "_take_over",
-    "PRIVATE": "_take_over",
-    "ROLLBACK": "_rolled_back",
-    "REFORM": "_on_formed",
-    "RESTORED": "_on_resume",
-    "RESUME": "_open_generation",
-    "FAILED": "_supersede",
-    "SAVING": "_on_saved",
-    "DONE": "_on_done",
-    "RELEASED": "_on_released",
-    "EXITING": "_exit_well",
-    "RAISED": "_exit_failed",
-    "STAYS": "_recover",
-}
+Continue = Callable[["SimulatedWorker"], None]
+CarryOut = Callable[["SimulatedWorker", act.Action], Event | None]
 
 
-class Worker(Recovery):
+class SimulatedWorker:
     """One process, from its start to its end."""
 
-    __slots__ = ()
+    # Planted bugs put in others; see sim/planted.
+    decisions: ClassVar[type[Worker]] = Worker
+    points: ClassVar[Mapping[str, Continue]] = {**step.POINTS, **recovery.POINTS}  # how the main thread leaves each
+    carry_outs: ClassVar[Mapping[type[act.Action], CarryOut]] = {**step.CARRY_OUTS, **recovery.CARRY_OUTS}
+    tiers_kind: ClassVar[type[FallbackTiers]] = FallbackTiers
 
-    handlers: ClassVar[Mapping[str, str]] = _HANDLERS
+    __slots__ = tuple(
+        (
+            "alive awake content copying frozen gradient group_generation hung last_report lower machine "
+            "meeting_generation name next_private offer operation page point private resume_on_thaw staged state "
+            "struck surprised ticket todo undo unread waits_on world"
+        ).split()
+    )
+
+    def __init__(self, world: Surroundings, name: str, rank: int | None) -> None:
+        self.world = world
+        self.name = name
+        self.machine = self.decisions(-1 if rank is None else rank, is_standby=rank is None, until=world.until)
+        self.machine.lineage = FIRST_STATE.lineage
+        self.alive = True
+        self.frozen = False  # SIGSTOP: no thread of it runs
+        self.hung = False  # its main thread never comes back; the others run
+        self.struck = False  # some fault has struck this process
+        self.page = Page()
+        self.state = FIRST_STATE
+        self.private = 0
+        self.next_private = 0
+        self.gradient = 0
+        self.undo: State | None = None  # the pre-image of what the step in flight has written before its barrier
+        self.surprised = False  # more came after the barrier of the step in flight than the last write
+        self.group_generation = 0  # of the group it is attached to; 0: none
+        self.operation = -1  # number of the collective it waits in
+        self.staged = -1  # version that it publishes, and that engines hold back
+        self.content = 0  # of that version
+        # what the link thread owns
+        self.last_report: ev.Event | None = None
+        self.unread: list[WorkerCommand] = []
+        self.meeting_generation = 0  # of the group it is forming; 0: none
+        self.copying: Copying | None = None
+        self.lower = world.make_tiers(self)  # below replicas; None: there is nothing
+        self.offer: tuple[int, State] | None = None  # (generation, state), by the restore server
+        self.point = "START"
+        self.todo: act.Actions = ()  # left to do after the pause at this point
+        self.ticket = 0  # goes up whenever the main thread moves: what was planned for an older one is void
+        self.awake = False  # it is planned that the main thread moves
+        self.resume_on_thaw = False
+        self.waits_on = False  # its patience has ended once, and it waits for something else
+
+    def copy(self, world: Surroundings) -> Self:
+        """Return the same worker, to go on with in another world."""
+        twin = type(self).__new__(type(self))
+        for name in SimulatedWorker.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin.world = world
+        twin.machine = self.machine.copy()
+        twin.page = self.page.copy()
+        twin.unread = self.unread.copy()
+        twin.copying = self.copying.copy() if self.copying is not None else None
+        return twin
+
+    # --- what others ask ----------------------------------------------------------------------------------------
+    @property
+    def rank(self) -> int:
+        """The rank that it holds; -1: none."""
+        return self.machine.rank
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the step in flight."""
+        return self.world.pattern.of(self.state.version, self.machine.began)
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether its state is worth nothing: it holds none, or is where nothing can be undone or finished alone."""
+        machine = self.machine
+        return machine.blank or machine.torn or (machine.passed and self.surprised)
+
+    @property
+    def healthy(self) -> bool:
+        """Alive, and struck by no fault."""
+        return self.alive and not self.struck
+
+    @property
+    def reported_in(self) -> int:
+        """The generation for which it has reported its status and does not move; 0: it moves."""
+        return self.machine.reported if self.point == "PARKED" else 0
+
+    # --- engine: the main thread moves from point to point ------------------------------------------------------
+    def begin(self) -> None:
+        """The process starts: a rank waits for its number, a standby runs the script at once."""
+        self.stamp(Phase.STARTING)
+        if self.machine.is_standby:
+            self.go_to("LOADING")
+        else:
+            self.poke()
+
+    def feed(self, event: Event) -> None:
+        """Hand an event to the decisions, and begin to carry out what they answer."""
+        self._carry_out(self.machine.handle(event))
+
+    def _carry_out(self, actions: act.Actions, *, paused: bool = False) -> None:
+        """Until a pause or a wait."""
+        ticket = self.ticket
+        while actions:
+            action = actions[0]
+            pause = PAUSE_BEFORE.get(type(action))
+            if pause is not None and not paused:
+                self.todo = actions
+                self.go_to(pause)
+                return
+            paused, actions = False, actions[1:]
+            event = self.carry_outs[type(action)](self, action)
+            if event is not None:
+                actions = self.machine.handle(event)
+        if self.ticket == ticket and self.machine.state in WAITS:
+            self.go_to(WAITS[self.machine.state])
+
+    def interrupt(self) -> None:
+        """The generation is closed, so what the main thread does is given up."""
+        self.stamp(Phase.PARKED)
+        self.feed(Interrupted())
+
+    def want_step(self) -> None:
+        """The loop asks for the next step."""
+        if self.machine.closed:
+            self.stamp(Phase.PARKED)
+        self.feed(StepWanted())
+
+    def poke(self) -> None:
+        """Something changed: if the main thread can move on now, that is planned."""
+        if self.alive and not self.awake and (self.point in PAUSES or self.can_go()):
+            self.awake = True
+            self.world.plan_step(self)
+
+    def wake(self, ticket: int) -> None:
+        """What was planned for the main thread comes due."""
+        if not self.alive or ticket != self.ticket:
+            return
+        if self.frozen or self.hung:
+            self.resume_on_thaw = True
+            return
+        self.awake = False
+        if self.todo:
+            todo, self.todo = self.todo, ()
+            self._carry_out(todo, paused=True)
+        else:
+            self.points[self.point](self)
+
+    def go_to(self, point: str) -> None:
+        """The main thread pauses or waits there."""
+        self.point = point
+        self.ticket += 1
+        self.awake = self.waits_on = False
+        if point in PAUSES:
+            self.awake = True
+            self.world.plan_step(self)
+            return
+        if point in PATIENCE_SECONDS:
+            self.world.plan_patience(self, PATIENCE_SECONDS[point])
+        self.poke()
+
+    def can_go(self) -> bool:
+        """Whether what the main thread waits for is here."""
+        if self.point in COLLECTIVES:
+            operation = self.world.group(self.group_generation).operations.get(self.operation)
+            return operation is None or self.rank in operation.outcome
+        if self.point in recovery.READY:
+            return recovery.READY[self.point](self)
+        return self.machine.is_ready
+
+    def stamp(self, phase: Phase) -> None:
+        """Show a phase on the page."""
+        page = self.page
+        page.phase = phase
+        page.progress += 1
+        page.stamp_ns = int(self.world.now * 1e9) + 1
+
+    def report(self, event: ev.Event) -> None:
+        """Say something that is said again to an agent's successor."""
+        self.last_report = event
+        self.world.send(self, event)
+
+    # --- the link thread ----------------------------------------------------------------------------------------
+    def receive(self, message: WorkerCommand) -> None:
+        """An order arrives."""
+        if not self.alive:
+            return
+        if self.frozen:
+            self.unread.append(message)
+            return
+        for action in self.machine.handle(message):
+            self.carry_outs[type(action)](self, action)
+        self.poke()
+
+    def break_connections(self) -> None:
+        """Lose all connections, and live."""
+        recovery.break_connections(self)
+
+    def await_stop(self) -> None:
+        """A collective broke; the Stop that explains it is here, or on its way."""
+        actions = self.machine.handle(CollectiveBroke())
+        if not actions:
+            self.interrupt()
+            return
+        self.go_to("VERDICT")
+        self._carry_out(actions)
+
+    def say_again(self) -> None:
+        """Also to an agent that was restarted."""
+        if self.point == "VERDICT":
+            self._carry_out(self.machine.handle(CollectiveBroke()))
+
+    # --- what a fault does --------------------------------------------------------------------------------------
+    def die(self, status: int) -> None:
+        """The process ends, for whatever reason."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.ticket += 1
+        recovery.vanish(self)
+        self.world.ended(self, status)
+
+    def thaw(self) -> None:
+        """SIGCONT: first the link thread reads what has come meanwhile."""
+        if self.alive and self.frozen:
+            self.frozen = False
+            unread, self.unread = self.unread, []
+            for message in unread:
+                self.receive(message)
+            if self.resume_on_thaw:
+                self.resume_on_thaw = False
+                self.world.plan_step(self)
+            self.world.offered(self)
+
+    def raise_in_script(self, summary: str) -> None:
+        """The script raises: report, then leave; or stay, if a last checkpoint may need what is here."""
+        step.raise_in_script(self, summary)
+
+    def lose_patience(self, ticket: int) -> None:
+        """The wait that began with this ticket has lasted for as long as it may."""
+        if not self.alive or ticket != self.ticket or self.awake or self.frozen or self.hung:
+            return
+        if self.point == "VERDICT":
+            self.raise_in_script(f"RuntimeError: rank {self.rank}: connection reset, and nobody said why")
+        else:
+            recovery.lose_patience(self)

@@ -13,10 +13,11 @@ from relight.core.decision import decide
 from relight.core.detector import Detector
 from relight.core.fault import Action
 from relight.core.gathering import HOLD_SECONDS
+from relight.core.worker.worker import Worker
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import Schedule, random_schedule
-from relight.sim.model.worker import Worker
-from relight.sim.planted import controllers, detectors, fallbacks, rules, workers, writes
+from relight.sim.model.worker import SimulatedWorker
+from relight.sim.planted import controllers, detectors, executions, fallbacks, rules, workers
 from relight.sim.world.timed import Parts, SimulatedJob
 
 
@@ -44,7 +45,8 @@ class Mutation:
     within: int
     rule: rules.Rule = decide
     controller: type | tuple[type, ...] = ()  # parts of the controller, or the controller
-    worker: type[Worker] = Worker
+    decisions: type[Worker] = Worker  # of the worker
+    worker: type[SimulatedWorker] = SimulatedWorker  # how it carries them out
     detector: type[Detector] = Detector
     agent: Gatherer = Gatherer()
     actions: tuple[Action, ...] = ()
@@ -59,7 +61,12 @@ class Mutation:
         """What is wrong with it, in words."""
         if parts := self._controller_parts():
             return (parts[0].__doc__ or "").strip()
-        for kind, original in ((self.worker, Worker), (self.detector, Detector)):
+        variants: tuple[tuple[type, type], ...] = (
+            (self.decisions, Worker),
+            (self.worker, SimulatedWorker),
+            (self.detector, Detector),
+        )
+        for kind, original in variants:
             if kind is not original:
                 return (kind.__doc__ or "").strip()
         if type(self.agent) is not Gatherer:
@@ -71,7 +78,8 @@ class Mutation:
         """The parts to build a simulated job from, while this lasts."""
         with rules.planted_rule(self.rule):
             build = controllers.controller_with(*self._controller_parts())
-            yield Parts(build, self.worker, self.detector, self.agent.hold_seconds)
+            deciding = type("Planted", (self.worker,), {"decisions": self.decisions, "__slots__": ()})
+            yield Parts(build, deciding, self.detector, self.agent.hold_seconds)
 
     def _controller_parts(self) -> tuple[type, ...]:
         return self.controller if isinstance(self.controller, tuple) else (self.controller,)
@@ -214,13 +222,13 @@ MUTATIONS = (
     ),
     Mutation("saves-with-what-is-gone", 0, controller=controllers.SavesWithWhatWentWithTheAgent),
     Mutation("buddies-of-those-left", 5000, controller=fallbacks.NamesBuddiesOfThoseWhoAreLeft, fallback=True),
-    Mutation("saved-is-said-once", 30000, worker=workers.SaysOnceThatItHasSaved, hosts=True, fallback=True),
-    Mutation("only-snapshot-overwritten", 20000, worker=workers.OverwritesTheOnlySnapshot, fallback=True),
-    Mutation("kept-taken-for-established", 0, worker=workers.TakesKeptForEstablished),
+    Mutation("saved-is-said-once", 30000, worker=executions.SaysOnceThatItHasSaved, hosts=True, fallback=True),
+    Mutation("only-snapshot-overwritten", 20000, worker=executions.OverwritesTheOnlySnapshot, fallback=True),
+    Mutation("kept-taken-for-established", 0, worker=executions.TakesKeptForEstablished),
     Mutation(
         "what-to-keep-forgotten",
         10000,
-        worker=workers.ForgetsWhatToKeep,
+        worker=executions.ForgetsWhatToKeep,
         actions=(Action.CUT, Action.KILL),
         points=("AFTER_STEP", "FORWARD", "OUTSIDE"),
         fallback=True,
@@ -228,7 +236,7 @@ MUTATIONS = (
     Mutation(
         "undone-snapshots-kept",
         20000,
-        worker=workers.KeepsWhatIsUndone,
+        worker=executions.KeepsWhatIsUndone,
         actions=(Action.KILL,),
         points=_WHILE_FALLING_BACK,
         fallback=True,
@@ -236,7 +244,7 @@ MUTATIONS = (
     Mutation(
         "histories-mixed",
         20000,
-        worker=workers.MixesHistoriesOnDisk,
+        worker=executions.MixesHistoriesOnDisk,
         actions=(Action.KILL,),
         points=_WHILE_FALLING_BACK,
         fallback=True,
@@ -249,7 +257,7 @@ MUTATIONS = (
         points=("AFTER_STEP",),
         fallback=True,
     ),
-    Mutation("wrong-gradient-applied", 1000, worker=workers.ComparesInTheBarrier, flips=True),
+    Mutation("wrong-gradient-applied", 1000, worker=executions.ComparesInTheBarrier, flips=True),
     Mutation("copies-vote", 1000, controller=fallbacks.CountsCopiesAsVotes, flips=True),
     Mutation("earlier-copies-vote", 20000, controller=fallbacks.CountsEarlierCopiesAsVotes, flips=True),
     Mutation(
@@ -266,45 +274,45 @@ MUTATIONS = (
     Mutation("compares-seldom-heard", 10000, detector=detectors.ComparesThoughSeldomHeard, hosts=True),
     Mutation("slow-samples-are-none", 5000, detector=detectors.TakesSlowSamplingForBlindness, hosts=True),
     Mutation("blamed-by-an-old-sample", 0, detector=detectors.BlamesByAnOldSample),
-    Mutation("private-not-claimed", 200, worker=workers.DoesNotClaimPrivateState),
-    Mutation("private-kept-too-late", 200, worker=workers.KeepsPrivateStateTooLate),
-    Mutation("write-interrupted", 200, worker=workers.StopsInsideTheWrite),
-    Mutation("no-barrier", 50, worker=workers.HasNoBarrier),
-    Mutation("restored-in-place", 500, worker=workers.RestoresInPlace),
-    Mutation("published-a-step-early", 50, worker=workers.PublishesEarly),
-    Mutation("published-before-all-hold-it", 50, worker=workers.PublishesItsOwnStep),
-    Mutation("stop-answered-in-the-write", 500, worker=workers.AnswersStopAtOnce),
-    Mutation("old-orders-obeyed", 500, worker=workers.ObeysOldOrders),
-    Mutation("rendezvous-without-generation", 500, worker=workers.MeetsWithoutGeneration),
-    Mutation("preparation-forgotten", 500, worker=workers.ForgetsItsPreparation),
-    Mutation("repeated-with-another-batch", 200, worker=workers.RepeatsWithAnotherBatch),
-    Mutation("begin-lost", 20000, worker=workers.WaitsForBeginOnly),
-    Mutation("leaves-alone", 100, worker=workers.LeavesAlone),
-    Mutation("first-write-absorbed", 200, worker=writes.AbsorbsAfterTheFirstWrite, writes=True),
-    Mutation("prepared-keep-their-writes", 500, worker=writes.KeepsWhatThePreparedWrote, writes=True),
-    Mutation("pre-images-too-late", 200, worker=writes.TakesPreImagesTooLate, writes=True),
-    Mutation("pre-images-too-long", 100, worker=writes.KeepsPreImagesTooLong, writes=True),
-    Mutation("rolled-back-before-decision", 100, worker=writes.RollsBackBeforeTheDecision, writes=True),
-    Mutation("pre-images-lost-at-second-stop", 500, worker=writes.ForgetsPreImagesAtASecondStop, writes=True),
-    Mutation("offered-before-rolled-back", 500, worker=writes.OffersBeforeItRollsBack, writes=True),
-    Mutation("saved-with-writes", 20000, worker=writes.SavesWhatWasWritten, fallback=True, writes=True),
-    Mutation("finished-by-writing-again", 100, worker=writes.FinishesByWritingAgain, writes=True),
-    Mutation("prepared-inside-last-write", 2000, worker=writes.IsPreparedInsideTheLastWrite, writes=True),
-    Mutation("replacement-is-prepared", 20000, worker=writes.CountsAReplacementAsPrepared, writes=True),
-    Mutation("private-before-last-write", 500, worker=writes.KeepsPrivateStateBeforeTheLastWrite, writes=True),
-    Mutation("barrier-before-first-write", 200, worker=writes.HasItsBarrierBeforeTheFirstWrite, writes=True),
-    Mutation("surprise-is-intact", 500, worker=writes.TakesASurpriseForIntact, writes=True),
+    Mutation("private-not-claimed", 200, decisions=workers.DoesNotClaimPrivateState),
+    Mutation("private-kept-too-late", 200, worker=executions.KeepsPrivateStateTooLate),
+    Mutation("write-interrupted", 200, decisions=workers.StopsInsideTheWrite),
+    Mutation("no-barrier", 50, decisions=workers.HasNoBarrier),
+    Mutation("restored-in-place", 500, worker=executions.RestoresInPlace),
+    Mutation("published-a-step-early", 50, worker=executions.PublishesEarly),
+    Mutation("published-before-all-hold-it", 50, decisions=workers.PublishesItsOwnStep),
+    Mutation("stop-answered-in-the-write", 500, decisions=workers.AnswersStopAtOnce),
+    Mutation("old-orders-obeyed", 500, decisions=workers.ObeysOldOrders),
+    Mutation("rendezvous-without-generation", 500, worker=executions.MeetsWithoutGeneration),
+    Mutation("preparation-forgotten", 500, decisions=workers.ForgetsItsPreparation),
+    Mutation("repeated-with-another-batch", 200, worker=executions.RepeatsWithAnotherBatch),
+    Mutation("begin-lost", 20000, decisions=workers.WaitsForBeginOnly),
+    Mutation("leaves-alone", 100, decisions=workers.LeavesAlone),
+    Mutation("first-write-absorbed", 200, worker=executions.AbsorbsAfterTheFirstWrite, writes=True),
+    Mutation("prepared-keep-their-writes", 500, decisions=workers.KeepsWhatThePreparedWrote, writes=True),
+    Mutation("pre-images-too-late", 200, worker=executions.TakesPreImagesTooLate, writes=True),
+    Mutation("pre-images-too-long", 100, worker=executions.KeepsPreImagesTooLong, writes=True),
+    Mutation("rolled-back-before-decision", 100, decisions=workers.RollsBackBeforeTheDecision, writes=True),
+    Mutation("pre-images-lost-at-second-stop", 500, worker=executions.ForgetsPreImagesAtASecondStop, writes=True),
+    Mutation("offered-before-rolled-back", 500, decisions=workers.OffersBeforeItRollsBack, writes=True),
+    Mutation("saved-with-writes", 20000, decisions=workers.SavesWhatWasWritten, fallback=True, writes=True),
+    Mutation("finished-by-writing-again", 100, worker=executions.FinishesByWritingAgain, writes=True),
+    Mutation("prepared-inside-last-write", 2000, worker=executions.IsPreparedInsideTheLastWrite, writes=True),
+    Mutation("replacement-is-prepared", 20000, decisions=workers.CountsAReplacementAsPrepared, writes=True),
+    Mutation("private-before-last-write", 500, worker=executions.KeepsPrivateStateBeforeTheLastWrite, writes=True),
+    Mutation("barrier-before-first-write", 200, worker=executions.HasItsBarrierBeforeTheFirstWrite, writes=True),
+    Mutation("surprise-is-intact", 500, decisions=workers.TakesASurpriseForIntact, writes=True),
     Mutation(
         "torn-is-called-blank",
         2000,
-        worker=writes.IsCalledBlankOnceItCopies,
+        decisions=workers.IsCalledBlankOnceItCopies,
         actions=(Action.KILL,),
         points=("END", "COPY", "OBEY", "PARKED"),
         writes=True,
     ),
-    Mutation("no-second-barrier", 500, worker=writes.HasNoSecondBarrier, writes=True),
-    Mutation("private-of-a-surprise", 500, worker=writes.KeepsWhatASurpriseMadeOld, writes=True),
-    Mutation("goes-by-its-own-steps", 500, worker=writes.GoesByItsOwnSteps, writes=True),
+    Mutation("no-second-barrier", 500, worker=executions.HasNoSecondBarrier, writes=True),
+    Mutation("private-of-a-surprise", 500, worker=executions.KeepsWhatASurpriseMadeOld, writes=True),
+    Mutation("goes-by-its-own-steps", 500, worker=executions.GoesByItsOwnSteps, writes=True),
 )
 
 HUNTED = tuple(mutation for mutation in MUTATIONS if mutation.within)

@@ -1,191 +1,213 @@
-"""Other workers: the model of the worker is changed, where the real one could be wrong."""
+"""Workers that decide otherwise: variants of `core/worker`, by an entry of its table or a method of its value."""
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from relight.core.commands import Release, Restore, Stop, WorkerCommand
-from relight.core.events import Event, Saved
-from relight.sim.model.fallback_tiers import FallbackTiers
-from relight.sim.model.worker import Worker
+import msgspec
 
-
-class DoesNotClaimPrivateState(Worker):
-    """Once ours: a replacement that died in its first step left a page that named no private state."""
-
-    claims_private: ClassVar[bool] = False
-
-
-class KeepsPrivateStateTooLate(Worker):
-    """Behind the barrier: who dies between the two leaves peers that are ahead of its private state."""
-
-    keeps_private_before_barrier: ClassVar[bool] = False
+from relight.core import commands
+from relight.core.worker import actions as act
+from relight.core.worker import events as ev
+from relight.core.worker import recovery, step
+from relight.core.worker.states import State
+from relight.core.worker.table import TABLE, Handler, Table
+from relight.core.worker.worker import RankStatus, Worker
 
 
-class StopsInsideTheWrite(Worker):
-    """A12: Stop interrupts the optimizer, and every survivor is torn."""
+def _with(event: type, states: tuple[State, ...], handler: Handler) -> Table:
+    """The table with another handler for this event in these states."""
+    return {**TABLE, event: {**TABLE[event], **dict.fromkeys(states, handler)}}
 
-    finishes_writes: ClassVar[bool] = False
+
+def _without(handler: Callable[..., act.Actions], *kinds: type[act.Action]) -> Handler:
+    """The same decision, but for actions of these kinds."""
+    return lambda worker, event: tuple(a for a in handler(worker, event) if not isinstance(a, kinds))
 
 
+# --- the barrier --------------------------------------------------------------------------------------------------
 class HasNoBarrier(Worker):
     """A20: nothing between the gradient's all-reduce and the write."""
 
-    has_barrier: ClassVar[bool] = False
+    @staticmethod
+    def _kept(worker: Worker, event: ev.PrivateKept) -> act.Actions:
+        step.on_private_kept(worker, event)
+        return (act.ShowPrepared(), *recovery.pass_barrier(worker, (act.BeginWrite(),)))
 
-
-class ComparesInTheBarrier(Worker):
-    """Once ours: ranks were prepared before their states were compared. Whoever had not heard the result, since another
-    rank died or only the corrupted one said it, finished the step with a gradient from a wrong state.
-    """
-
-    def _compare(self) -> None:
-        self.page.keep_private(self.state.version + 1, self.next_private)
-        self.page.prepared = self.prepared = self.state.version
-        super()._compare()
-
-
-class RestoresInPlace(Worker):
-    """A copy counts as a replica from its first byte on."""
-
-    restores_in_place: ClassVar[bool] = True
-
-
-class PublishesEarly(Worker):
-    """Engines answer with a version as soon as rank 0 has its gradient: one step early."""
-
-    confirms_early: ClassVar[bool] = True
+    table: ClassVar[Table] = _with(ev.PrivateKept, (State.IN_STEP,), _kept)
 
 
 class PublishesItsOwnStep(Worker):
     """Engines answer with a version as soon as rank 0 has finished it, while others may still write."""
 
-    def _publish(self) -> None:
-        super()._publish()
-        self._confirm(self.state.version)
+    @staticmethod
+    def _wanted(worker: Worker, event: ev.StepWanted) -> act.Actions:
+        actions = step.on_wanted(worker, event)
+        return (*actions, act.ConfirmVersion()) if act.OfferStep() in actions else actions
+
+    table: ClassVar[Table] = _with(ev.StepWanted, (State.OUTSIDE,), _wanted)
+
+
+# --- Stop ---------------------------------------------------------------------------------------------------------
+class StopsInsideTheWrite(Worker):
+    """A12: Stop interrupts the optimizer, and every survivor is torn."""
+
+    @staticmethod
+    def _finished(worker: Worker, event: ev.StepFinished) -> act.Actions:
+        if worker.closed and worker.order is None:
+            return recovery.on_interrupted(worker, ev.Interrupted())
+        return step.on_finished(worker, event)
+
+    table: ClassVar[Table] = _with(ev.StepFinished, (State.WRITING,), _finished)
 
 
 class AnswersStopAtOnce(Worker):
     """The thread that hears Stop answers it, and the main thread is still inside the write."""
 
-    def receive(self, message: WorkerCommand) -> None:
-        before = self.newest
-        super().receive(message)
-        if isinstance(message, Stop) and self.newest > before and self.point in ("OPTIMIZER", "AFTER_WRITE"):
-            point, self.stop_seen = self.point, self.newest
-            self._stand_still()
-            self.standing_in = 0
-            self._go_to(point)
+    @staticmethod
+    def _stop(worker: Worker, stop: commands.Stop) -> act.Actions:
+        actions = TABLE[commands.Stop][worker.state](worker, stop)
+        if not actions:
+            return ()
+        worker.reported = worker.newest
+        return (*actions, act.ReportStatus())
 
+    def status(self) -> RankStatus:
+        return msgspec.structs.replace(super().status(), torn=self.torn or self.passed)
 
-class ObeysOldOrders(Worker):
-    """Restore and Resume are obeyed whatever generation they are of."""
-
-    def _has(self, kind: type, generation: int) -> bool:
-        return kind in self.orders or super()._has(kind, generation)
-
-
-class MeetsWithoutGeneration(Worker):
-    """D1: the generation is missing from the keys of the rendezvous."""
-
-    def _begin_forming(self, generation: int) -> None:
-        first = min(self.world.meetings, default=generation)  # type: ignore[attr-defined]
-        super()._begin_forming(first if self.newest <= generation else generation)
-
-    def _is_formed(self, generation: int) -> bool:  # noqa: ARG002
-        return super()._is_formed(self.meeting_generation)
+    table: ClassVar[Table] = _with(commands.Stop, (State.WRITING,), _stop)
 
 
 class ForgetsItsPreparation(Worker):
     """A survivor reports its version, and not that it could finish the step."""
 
-    def _stand_still(self) -> None:
-        prepared, self.prepared = self.prepared, -1
-        super()._stand_still()
-        self.prepared = prepared
+    def status(self) -> RankStatus:
+        return msgspec.structs.replace(super().status(), prepared=-1)
 
 
-class RepeatsWithAnotherBatch(Worker):
-    """A repeated step draws the next batch, and the private state that belongs to it."""
+class RollsBackBeforeTheDecision(Worker):
+    """A prepared rank undoes its writes as soon as it stands still; should it go forward, it commits the old state."""
 
-    def _recover(self, *, torn: bool = False) -> None:
-        if self.point in ("FORWARD", "GRADIENT"):
-            self.private = hash((9, self.private))
-        super()._recover(torn=torn)
+    @staticmethod
+    def _interrupted(worker: Worker, event: ev.Interrupted) -> act.Actions:
+        return (act.RollBack(), *recovery.on_interrupted(worker, event))
+
+    table: ClassVar[Table] = _with(ev.Interrupted, (State.IN_STEP, State.AT_BARRIER), _interrupted)
+
+
+class TakesASurpriseForIntact(Worker):
+    """A rank that is interrupted in what came after the barrier, against what was learnt, says that it is intact."""
+
+    @staticmethod
+    def _interrupted(worker: Worker, event: ev.Interrupted) -> act.Actions:  # noqa: ARG004
+        worker.passed = False
+        return recovery.recover(worker)
+
+    table: ClassVar[Table] = _with(ev.Interrupted, (State.WRITING,), _interrupted)
+
+
+# --- orders -------------------------------------------------------------------------------------------------------
+class ObeysOldOrders(Worker):
+    """Restore and Resume are obeyed whatever generation they are of."""
+
+    def order_of(self, kind: type, generation: int) -> Any:  # noqa: ARG002
+        return self.orders.get(kind)
 
 
 class WaitsForBeginOnly(Worker):
     """Once ours: a rank whose Begin was lost with its agent did not hear Stop either."""
 
-    def _can_go(self) -> bool:
-        if self.point == "ENTERED" and self.closed:
-            return False
-        return super()._can_go()
+    @property
+    def is_ready(self) -> bool:
+        return super().is_ready and not (self.state is State.ENTERED and self.closed)
 
 
 class LeavesAlone(Worker):
     """Done is done: after its last step a rank leaves without waiting for the others."""
 
-    def _finish(self) -> None:
-        super()._finish()
-        self.orders.setdefault(Release, Restore)
-        self.poke()
+    @property
+    def is_ready(self) -> bool:
+        return self.state is State.DONE or super().is_ready
+
+    @staticmethod
+    def _done(worker: Worker, event: ev.Ordered) -> act.Actions:
+        if worker.closed:
+            return step.on_released(worker, event)
+        worker.state = State.RELEASED
+        return (act.Release(),)
+
+    table: ClassVar[Table] = _with(ev.Ordered, (State.DONE,), _done)
 
 
-class _OnlySlot(FallbackTiers):
-    overwrites_the_only_one: ClassVar[bool] = True
+# --- Restore ------------------------------------------------------------------------------------------------------
+class KeepsWhatThePreparedWrote(Worker):
+    """A rank that was prepared and is sent back keeps what it wrote."""
+
+    @staticmethod
+    def _decided(worker: Worker, event: ev.Ordered) -> act.Actions:
+        was_prepared = worker.prepared == worker.version
+        actions = recovery.on_decided(worker, event)
+        worker.keeps_writes = was_prepared and worker.state is State.ORDERED  # type: ignore[attr-defined]
+        return actions
+
+    @staticmethod
+    def _left(worker: Worker, event: ev.StepLeft) -> act.Actions:
+        actions = recovery.on_step_left(worker, event)
+        return tuple(a for a in actions if not (worker.keeps_writes and isinstance(a, act.RollBack)))  # type: ignore[attr-defined]
+
+    table: ClassVar[Table] = {**_with(ev.Ordered, (State.PARKED,), _decided), ev.StepLeft: {State.ORDERED: _left}}
 
 
-class OverwritesTheOnlySnapshot(Worker):
-    """The next snapshot goes over the last one that is complete everywhere."""
+class OffersBeforeItRollsBack(Worker):
+    """A source serves its state first and undoes its writes then."""
 
-    tiers_kind: ClassVar[type[FallbackTiers]] = _OnlySlot
+    @staticmethod
+    def _left(worker: Worker, event: ev.StepLeft) -> act.Actions:
+        actions = recovery.on_step_left(worker, event)
+        if act.Offer() not in actions or act.RollBack() not in actions:
+            return actions
+        others = [a for a in actions if not isinstance(a, act.Offer | act.RollBack)]
+        return (*others[:-1], act.Offer(), act.RollBack(), others[-1])
 
-
-class _TakesKeptForEstablished(FallbackTiers):
-    takes_kept_for_established: ClassVar[bool] = True
-
-
-class TakesKeptForEstablished(Worker):
-    """Once ours: buddies had changed, and the version that all had gone back to counted as established, though the new
-    ones had yet to fetch it. What an earlier buddy had, the only copy, was overwritten."""
-
-    tiers_kind: ClassVar[type[FallbackTiers]] = _TakesKeptForEstablished
+    table: ClassVar[Table] = _with(ev.StepLeft, (State.ORDERED,), _left)
 
 
-class _KeepsNothing(FallbackTiers):
-    forgets_what_to_keep: ClassVar[bool] = True
+class IsCalledBlankOnceItCopies(Worker):
+    """A torn rank reports that it is blank once it has begun to copy: then its private state is not looked for, which
+    it has beside its own page."""
+
+    @staticmethod
+    def _left(worker: Worker, event: ev.StepLeft) -> act.Actions:
+        actions = recovery.on_step_left(worker, event)
+        worker.blank |= act.Copy() in actions
+        return actions
+
+    table: ClassVar[Table] = _with(ev.StepLeft, (State.ORDERED,), _left)
 
 
-class ForgetsWhatToKeep(Worker):
-    """After a recovery, in which ranks may know different versions to be complete, each goes by what it knows."""
+class CountsAReplacementAsPrepared(Worker):
+    """A replacement takes over that its predecessor was prepared, with the state from before the step."""
 
-    tiers_kind: ClassVar[type[FallbackTiers]] = _KeepsNothing
+    @staticmethod
+    def _taken(worker: Worker, event: ev.StateTaken) -> act.Actions:
+        actions = recovery.on_taken(worker, event)
+        worker.prepared = worker.version
+        return actions
 
-
-class SaysOnceThatItHasSaved(Worker):
-    """Once ours: that the last checkpoint is complete was lost with an agent, and nobody said it again."""
-
-    def _report(self, event: Event) -> None:
-        if isinstance(event, Saved):
-            self.world.send(self, event)
-        else:
-            super()._report(event)
+    table: ClassVar[Table] = _with(ev.StateTaken, (State.COPYING,), _taken)
 
 
-class _KeepsWhatIsUndone(FallbackTiers):
-    keeps_what_is_undone: ClassVar[bool] = True
+class SavesWhatWasWritten(Worker):
+    """The last checkpoint is written without undoing what the interrupted step has written."""
+
+    @staticmethod
+    def _left(worker: Worker, event: ev.StepLeft) -> act.Actions:
+        actions = recovery.on_step_left(worker, event)
+        return tuple(a for a in actions if not isinstance(a, act.RollBack)) if act.SavePart() in actions else actions
+
+    table: ClassVar[Table] = _with(ev.StepLeft, (State.ORDERED,), _left)
 
 
-class KeepsWhatIsUndone(Worker):
-    """A snapshot of a version that was undone lies beside those of the same version that came after."""
+class DoesNotClaimPrivateState(Worker):
+    """Once ours: a replacement that died in its first step left a page that named no private state."""
 
-    tiers_kind: ClassVar[type[FallbackTiers]] = _KeepsWhatIsUndone
-
-
-class _MixesHistories(FallbackTiers):
-    mixes_histories: ClassVar[bool] = True
-
-
-class MixesHistoriesOnDisk(Worker):
-    """Once ours: pieces of a checkpoint that was left incomplete counted for the same step of a later history."""
-
-    tiers_kind: ClassVar[type[FallbackTiers]] = _MixesHistories
+    table: ClassVar[Table] = _with(ev.StateTaken, (State.COPYING,), _without(recovery.on_taken, act.ClaimVersion))

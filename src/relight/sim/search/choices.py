@@ -7,7 +7,7 @@ from relight.core import events as ev
 from relight.core.commands import Restore, Stop
 from relight.core.position import Phase
 from relight.sim.model.network import Group
-from relight.sim.model.worker import Worker
+from relight.sim.model.worker import SimulatedWorker
 from relight.sim.world.world import Action
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ def choices(here: "Situation") -> list[Action]:
     """Everything that may happen next, in an order that is always the same."""
     for worker in here.workers.values():  # whom to ask is chosen at once, and may be any source
         if worker.alive and worker.copying is not None and not (worker.copying.source or worker.copying.over):
-            assert isinstance(worker.restore, Restore)
-            return [("ask", worker.name, source.address) for source in worker.restore.sources]
+            assert isinstance(worker.machine.order, Restore)
+            return [("ask", worker.name, source.address) for source in worker.machine.order.sources]
     out: list[Action] = [("up", name) for name, queue in sorted(here.up.items()) if queue]
     out += [("down", name) for name, queue in sorted(here.down.items()) if queue]
     groups = [*here.groups.values(), *(meeting.group for meeting in here.meetings.values())]
@@ -48,7 +48,7 @@ def choices(here: "Situation") -> list[Action]:
     return out
 
 
-def _outcomes(group: Group, alive: dict[int, Worker]) -> Iterator[Action]:
+def _outcomes(group: Group, alive: dict[int, SimulatedWorker]) -> Iterator[Action]:
     for rank, number, operation in group.waiting():
         worker = alive.get(rank)
         if worker is None or worker.group_generation != group.generation or worker.operation != number:
@@ -88,10 +88,10 @@ def to_the_dead(here: "Situation") -> Iterator[Action]:
             yield "down", name
 
 
-def _matters_when(worker: Worker | None, message: object) -> bool:
+def _matters_when(worker: SimulatedWorker | None, message: object) -> bool:
     """Whether it makes a difference to others when this order arrives."""
     if worker is None or not worker.alive:
         return False
     if isinstance(message, Restore):
-        return not worker.blank
+        return not worker.machine.blank
     return isinstance(message, Stop) and worker.page.phase is not Phase.PARKED

@@ -31,7 +31,7 @@ from relight.sim.model.contents import reference
 from relight.sim.model.network import Copying, Group
 from relight.sim.model.page import Page
 from relight.sim.model.shapes import ONE_WRITE, Pattern
-from relight.sim.model.worker import Worker
+from relight.sim.model.worker import SimulatedWorker
 from relight.sim.world.world import CopyPrivate
 
 if TYPE_CHECKING:
@@ -44,55 +44,6 @@ _UNREAD_FIELDS = frozenset(
     "process rank restore_address restore_endpoint evidence summary traceback why noticed_ns step pid slot agent "
     "stop_seconds progress attempt sources targets derived culprit".split()
 )
-
-# What is left out, and why nothing that follows depends on it. A test demands that all else is mentioned below.
-LEFT_OUT = {
-    "Controller": {
-        **dict.fromkeys(("settings", "kinds"), "the same throughout a search"),
-        "_extended": "of sleep, which does not occur",
-    },
-    "Job": {
-        **dict.fromkeys(("settings", "until", "shards", "coverage"), "the same throughout a search"),
-        **dict.fromkeys(("buddy_every", "checkpoint_every", "fallback"), "of fallback tiers"),
-        **dict.fromkeys(("ended", "job_stats", "tracebacks", "began_at"), "an account for people"),
-        "hosts": "of hosts, which do not come and go",
-    },
-    "Attempts": {"_announced": "an account for people"},
-    "Reserve": {
-        "_errors": "far below its limit",
-        "_slowest_start_seconds": "patience_seconds is what it is for",
-    },
-    "Starting": {"entered": "done with when training begins", "_restarts": "far below its limit"},
-    "Saving": {"_ending": "of checkpoints, which are not kept"},
-    "Breaker": dict.fromkeys(("_at_step", "_alike"), "far below its limit"),
-    "Failing": {"recovery_step": "an account for people"},
-    "Deciding": {"_history": "of fallback tiers", "_starts": "far below its limit"},
-    "Shutdown": {"reason": "of a signal, which does not occur"},
-    "Repeating": {"standing_order": "of restarts, which do not occur"},
-    "Process": {
-        **dict.fromkeys(("agent", "slot"), "there is one host"),
-        **dict.fromkeys(("pid", "fresh"), "an account for people"),
-        **dict.fromkeys(("slow", "leaving"), "of slow ranks, which do not occur"),
-        "started": "for the controller's restart, which does not occur",
-        "failed_at_step": "counts what failed alike, far below its limit",
-    },
-    "Members": {
-        "_next_name": "names do not matter",
-        **dict.fromkeys(("_names", "_left"), "follows from _holders"),
-        "_forgettable": "dead, and nobody's predecessor",
-    },
-    "Worker": {
-        **dict.fromkeys(("name", "world", "ticket"), "names do not matter"),
-        **dict.fromkeys(("resume_on_thaw", "waits_on"), "of thawing and patience, which do not occur"),
-        "lower": "fallback tiers, which do not occur",
-        "agreed": "of corrupted memory, which does not occur",
-        **dict.fromkeys(("next_private", "content", "last_report"), "follows from the rest where it is read"),
-    },
-    "Page": {
-        **dict.fromkeys(("collectives", "progress", "stamp_ns", "commits"), "for the detector, which does not look"),
-        **dict.fromkeys(("generation", "step", "prepared"), "evidence for people"),
-    },
-}
 
 
 @lru_cache(maxsize=64)
@@ -121,53 +72,56 @@ class Describer:
         self._known = _known(world_size, until, pattern)
 
     # --- one process ----------------------------------------------------------------------------------------------
-    def worker(self, worker: Worker) -> int:
+    def worker(self, worker: SimulatedWorker) -> int:
         """A key of all that the future of this process depends on, but for its name, its rank and its source."""
         if not worker.alive:
             return hash((False, self._page_of_the_dead(worker)))
-        prepared = worker.prepared == worker.state.version
-        copying = worker.copying
+        machine, copying, page = worker.machine, worker.copying, worker.page
+        prepared = machine.prepared == machine.version
         orders: tuple[Hashable, ...] = ()
-        if worker.closed:  # what is older than the newest Stop is not obeyed any more
-            pending = (worker.orders.get(Restore), worker.orders.get(Resume))
-            orders = tuple([self._order(o, worker) for o in pending if o is not None and worker._is_new(o)])
-        page = worker.page
+        if machine.closed:  # what is older than the newest Stop is not obeyed any more
+            pending = (machine.orders.get(Restore), machine.orders.get(Resume))
+            orders = tuple([self._order(o, worker) for o in pending if o and o.generation >= machine.newest])
         return hash(
             (
                 worker.point,
+                tuple([type(action) for action in worker.todo]),
                 worker.state,
                 self._private(worker.private, worker.rank),
-                worker.blank,
-                worker.is_standby,
                 worker.frozen,
                 worker.hung,
-                worker.generation,
-                worker.standing_in,
-                worker.stop_seen,
-                worker.started,
-                worker.prepared,
                 worker.gradient if prepared or worker.point in _HOLDS_GRADIENT else 0,
                 worker.undo,
                 worker.surprised,
-                worker.began if worker.world.pattern.relearns else 0,
-                self._order(worker.restore, worker),
-                worker.first_after_recovery,
                 worker.group_generation,
                 worker.operation,
                 worker.staged,
-                worker.newest,
-                worker.closed,
                 worker.meeting_generation,
                 worker.offer,
                 worker.awake,
                 None if copying is None else self._copying(copying),
-                orders,
-                Begin in worker.orders,
-                Assign in worker.orders,
-                Release in worker.orders,
                 tuple([self._order(order, worker) for order in worker.unread]),
                 (page.phase, page.version, page.torn),
                 self._kept(page, worker.rank),
+                machine.state,
+                machine.version,
+                machine.blank,
+                machine.torn,
+                machine.is_standby,
+                machine.generation,
+                machine.reported,
+                machine.started,
+                machine.prepared,
+                machine.passed,
+                machine.began if worker.world.pattern.relearns else 0,
+                self._order(machine.order, worker),
+                machine.first_after_recovery,
+                machine.newest,
+                machine.closed,
+                orders,
+                Begin in machine.orders,
+                Assign in machine.orders,
+                Release in machine.orders,
             )
         )
 
@@ -175,7 +129,7 @@ class Describer:
         asked, failed = bool(copying.source), bool(copying.failed)
         return asked, copying.generation, copying.version, copying.sending, copying.state, failed
 
-    def _page_of_the_dead(self, worker: Worker) -> Hashable:
+    def _page_of_the_dead(self, worker: SimulatedWorker) -> Hashable:
         return worker.page.phase, worker.page.version, self._kept(worker.page, worker.rank)
 
     def _kept(self, page: Page, rank: int) -> Hashable:
@@ -187,7 +141,7 @@ class Describer:
         version = self._known[rank][0].get(private) if rank >= 0 else None
         return ("wrong", private) if version is None else version
 
-    def _order(self, order: Any, worker: Worker) -> Hashable:
+    def _order(self, order: Any, worker: SimulatedWorker) -> Hashable:
         if order is None:
             return None
         if isinstance(order, Restore):
@@ -355,10 +309,11 @@ def _outstanding(here: "Situation") -> list[Restore]:
     """Restore orders that some rank has yet to obey, and to copy for."""
     found: dict[int, Restore] = {}
     for name, worker in here.workers.items():
-        if not worker.alive or not worker.blank:
+        if not worker.alive or not worker.machine.blank:
             continue
-        for order in (worker.orders.get(Restore), worker.restore, *worker.unread, *here.down.get(name, ())):
-            if isinstance(order, Restore) and order.generation >= worker.newest:
+        machine = worker.machine
+        for order in (machine.orders.get(Restore), machine.order, *worker.unread, *here.down.get(name, ())):
+            if isinstance(order, Restore) and order.generation >= machine.newest:
                 found[order.generation] = order
     return [found[generation] for generation in sorted(found)]
 

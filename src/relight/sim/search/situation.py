@@ -20,12 +20,12 @@ from relight.core.commands import Restore
 from relight.core.controller import ControllerSettings, Stage
 from relight.core.fault import Action as Fault
 from relight.sim.model.contents import Violation
-from relight.sim.model.process.process import Process
 from relight.sim.model.shapes import ONE_WRITE, Pattern
-from relight.sim.model.worker import Worker
+from relight.sim.model.worker import SimulatedWorker
 from relight.sim.search import sameness
 from relight.sim.search.choices import IDLE_WAITS, at_once, choices, to_the_dead
 from relight.sim.search.copies import copy_controller, exact_key
+from relight.sim.search.exact import exact_key as exact_worker_key
 from relight.sim.world.timed import PRODUCTION, Parts
 from relight.sim.world.world import NODE, Action, World
 
@@ -106,7 +106,7 @@ class Situation(World):
         twin._moving = deque()
         return twin
 
-    def own(self, process: str) -> Worker:
+    def own(self, process: str) -> SimulatedWorker:
         worker = self.workers[process]
         self._keys.pop(process, None)
         if process in self._shared:
@@ -151,7 +151,7 @@ class Situation(World):
             return hash(self.end.error)
         return hash(
             (
-                tuple([(name, worker.key()) for name, worker in self.workers.items()]),
+                tuple([(name, exact_worker_key(worker)) for name, worker in self.workers.items()]),
                 tuple([group.key() for group in self.groups.values()]),
                 tuple([meeting.key() for meeting in self.meetings.values()]),
                 tuple([(name, tuple(queue)) for name, queue in sorted(self.up.items()) if queue]),
@@ -215,15 +215,15 @@ class Situation(World):
         if self.listener is not None:
             self.listener(what, thing)
 
-    def _strike(self, worker: Worker, kind: Fault) -> None:
+    def _strike(self, worker: SimulatedWorker, kind: Fault) -> None:
         self.faults_left -= 1
         self.checker.struck(kind, worker)
         worker.struck = True
         match kind:
             case Fault.FREEZE:
-                worker.freeze()
+                worker.frozen = True
             case Fault.CUT:
-                worker.cut()
+                worker.break_connections()
             case _:
                 worker.die(-9)
 
@@ -233,10 +233,10 @@ class Situation(World):
         if action[0] == "dead":
             self._dead(action[1], action[2])
 
-    def choose_source(self, target: Process, restore: Restore) -> str:  # noqa: ARG002 (any of them: see `choices`)
+    def choose_source(self, target: SimulatedWorker, restore: Restore) -> str:  # noqa: ARG002 (any of them: see `choices`)
         return ""
 
-    def asked(self, target: Process) -> None:
+    def asked(self, target: SimulatedWorker) -> None:
         if target.copying is not None and target.copying.source:
             super().asked(target)
 
@@ -246,9 +246,9 @@ class Situation(World):
         target.copying.source = source
         self.asked(target)
 
-    def plan_step(self, worker: Process) -> None:
+    def plan_step(self, worker: SimulatedWorker) -> None:
         if worker.point not in IDLE_WAITS and (not self.fine or worker.point not in _SEEN):
             self._moving.append((worker.name, worker.ticket))
 
-    def plan_patience(self, worker: Process, seconds: float) -> None:
+    def plan_patience(self, worker: SimulatedWorker, seconds: float) -> None:
         """Deadlines of the controller are enough; those of workers are the random search's part."""

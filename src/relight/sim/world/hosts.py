@@ -13,7 +13,7 @@ from relight.core.commands import EndJob
 from relight.core.fault import Action as Fault
 from relight.sim.judge.checker import Checker
 from relight.sim.model.schedule import NetworkFault
-from relight.sim.model.worker import Worker
+from relight.sim.model.worker import SimulatedWorker
 from relight.sim.world.world import Action
 
 # The kernel gives a silent connection up after so long, and the server waits for another one.
@@ -27,7 +27,7 @@ class Job(Protocol):
 
     now: float
     end: EndJob | None
-    workers: dict[str, Worker]
+    workers: dict[str, SimulatedWorker]
     host_of: dict[str, str]
     fenced: set[str]
     checker: Checker
@@ -35,7 +35,7 @@ class Job(Protocol):
     def after(self, seconds: float, action: Action) -> None: ...
     def feed(self, event: ev.Event) -> None: ...
     def note(self, what: str, thing: object) -> None: ...
-    def asked(self, target: Worker) -> None: ...
+    def asked(self, target: SimulatedWorker) -> None: ...
     def forget_orders(self, process: str) -> None: ...
     def lose_data(self, generation: int) -> None: ...
     @property
@@ -77,7 +77,7 @@ class Hosts:
         """Where a process runs, or is about to be started."""
         return self._hosts[self._job.host_of[process]]
 
-    def workers(self, host: Host) -> list[Worker]:
+    def workers(self, host: Host) -> list[SimulatedWorker]:
         """What was started there, by name."""
         workers = self._job.workers
         return [workers[name] for name in sorted(workers) if self._job.host_of[name] == host.name]

@@ -20,10 +20,9 @@ from relight.core.sampling import Sample
 from relight.sim.model.contents import Violation
 from relight.sim.model.network import Copying, Group
 from relight.sim.model.points import PAUSES
-from relight.sim.model.process.process import Process
 from relight.sim.model.schedule import SAMPLE_SECONDS, NetworkFault, ProcessFault, Schedule
 from relight.sim.model.shapes import pattern_of
-from relight.sim.model.worker import Worker
+from relight.sim.model.worker import SimulatedWorker
 from relight.sim.world.hosts import FOR_EVER, Host, Hosts
 from relight.sim.world.world import Action, NodeOrder, World
 
@@ -101,7 +100,7 @@ class Parts:
     """What a job is built from; mutations.py puts in others."""
 
     controller: Callable[[ControllerSettings], Controller] = Controller
-    worker: type[Worker] = Worker
+    worker: type[SimulatedWorker] = SimulatedWorker
     detector: type[Detector] = Detector
     hold_seconds: float = HOLD_SECONDS
 
@@ -148,7 +147,7 @@ class SimulatedJob(World):
         self._parts = parts
         self._detector = self._make_detector()
         self._samples = 0
-        self._gatherings: dict[str, Gathering[tuple[Process, ev.Event]]] = {}  # of each host
+        self._gatherings: dict[str, Gathering[tuple[SimulatedWorker, ev.Event]]] = {}  # of each host
         self._unconnected: set[str] = set()  # frozen processes that have not met the successor of their agent
         self._gone: set[str] = set()  # processes of which their node knows that they end
         self._one_frame: float | None = None  # the latency of all that goes in it
@@ -219,20 +218,20 @@ class SimulatedJob(World):
         else:
             self.after(self._between(_DELAYS[kind]), action)
 
-    def plan_step(self, worker: Process) -> None:
+    def plan_step(self, worker: SimulatedWorker) -> None:
         point = worker.point
         seconds = self._between(_STAY.get(point, _SHORT) if point in PAUSES else _WAKE)
-        if point == "LOADING" and worker.is_standby and self.now > 1.0:
+        if point == "LOADING" and worker.machine.is_standby and self.now > 1.0:
             seconds = self._between((4.0, 45.0))  # beside a training that needs the processors
         if worker.rank == self.schedule.slow_rank and point not in ("LOADING", "WARMUP"):
             seconds *= 30
         self.after(seconds, ("step", worker.name, worker.ticket))
 
-    def plan_patience(self, worker: Process, seconds: float) -> None:
+    def plan_patience(self, worker: SimulatedWorker, seconds: float) -> None:
         self.after(seconds, ("patience", worker.name, worker.ticket))
 
     # --- channels -------------------------------------------------------------------------------------------------
-    def send(self, worker: Process, event: ev.Event) -> None:
+    def send(self, worker: SimulatedWorker, event: ev.Event) -> None:
         """agent.py, `relay` and `_report`: what every rank says once waits for the others of its host."""
         if not self.schedule.gathers:
             super().send(worker, event)
@@ -361,7 +360,7 @@ class SimulatedJob(World):
             if self._faults:
                 for fault in [f for f in self._faults if f.point == worker.point and f.nth == count]:
                     self._strike(fault, worker)
-            if worker.started == self.schedule.bug_step and worker.point == "FORWARD" and not worker.rank:
+            if worker.machine.started == self.schedule.bug_step and worker.point == "FORWARD" and not worker.rank:
                 self._meet_the_bug(worker)
         worker.wake(ticket)
 
@@ -421,7 +420,7 @@ class SimulatedJob(World):
             return
         super()._arrive(process)
 
-    def _proceed(self, target: Process, copying: Copying) -> None:
+    def _proceed(self, target: SimulatedWorker, copying: Copying) -> None:
         if not self.hosts.apart_until(target.name, copying.source):  # else it hears nothing of the source
             super()._proceed(target, copying)
 
@@ -432,10 +431,10 @@ class SimulatedJob(World):
             return
         super()._background(process, what, version, generation)
 
-    def reaches(self, worker: Process, other: Process) -> bool:
+    def reaches(self, worker: SimulatedWorker, other: SimulatedWorker) -> bool:
         return not self.hosts.apart_until(worker.name, other.name)
 
-    def ended(self, worker: Process, status: int) -> None:
+    def ended(self, worker: SimulatedWorker, status: int) -> None:
         if self._random() < self.schedule.seen_dying:
             self.note("exit", f"{worker.name} (rank {worker.rank}) {status}")
             seen = self._between(_DELAYS["dead"])
@@ -459,7 +458,7 @@ class SimulatedJob(World):
         if living:
             self._strike(fault, living[fault.pick % len(living)])
 
-    def _strike(self, fault: ProcessFault, worker: Worker) -> None:
+    def _strike(self, fault: ProcessFault, worker: SimulatedWorker) -> None:
         self._faults.remove(fault)
         if not worker.alive or worker.frozen or worker.hung:
             return
@@ -470,7 +469,7 @@ class SimulatedJob(World):
         self.struck += 1
         match action:
             case Fault.FREEZE:
-                worker.freeze()
+                worker.frozen = True
                 self._watch()
                 if fault.thaw_seconds:
                     self.after(fault.thaw_seconds, ("thaw", worker.name))
@@ -483,7 +482,7 @@ class SimulatedJob(World):
             case Fault.EXIT:
                 worker.die(100 + self.struck)
             case Fault.CUT:
-                worker.cut()
+                worker.break_connections()
             case Fault.FLIP_PARAMETER:
                 worker.state = worker.state._replace(content=hash((11, worker.state.content, self.struck)))
                 self.checker.spoilt.add(worker.state.content)
@@ -491,7 +490,7 @@ class SimulatedJob(World):
             case _:
                 worker.die(-9)
 
-    def _meet_the_bug(self, worker: Worker) -> None:
+    def _meet_the_bug(self, worker: SimulatedWorker) -> None:
         if worker.alive and not (worker.frozen or worker.hung):
             self.note("FAULT", f"a bug of the script in {worker.name} (rank {worker.rank})")
             self.checker.struck(Fault.RAISE, worker)
@@ -588,7 +587,7 @@ class SimulatedJob(World):
             if worker.alive and worker.name not in self.fenced:
                 self._connect_again(worker)
 
-    def _connect_again(self, worker: Worker) -> None:
+    def _connect_again(self, worker: SimulatedWorker) -> None:
         """To the agent's successor. One that is frozen does so when it is no more."""
         if worker.frozen:
             self._unconnected.add(worker.name)
@@ -733,14 +732,14 @@ _PERFORM: dict[str, Callable[..., None]] = {
 }
 
 
-def _possible(action: Fault, worker: Worker) -> Fault:
+def _possible(action: Fault, worker: SimulatedWorker) -> Fault:
     """The script can raise only where it runs, and an endless loop is a hang only where somebody waits."""
     runs = worker.page.phase in IN_STEP or worker.page.phase in (Phase.OUTSIDE, Phase.STARTING)
     if action is Fault.RAISE and (not runs or worker.point in _QUIET_POINTS):
         return Fault.KILL
     if action is Fault.LOOP and worker.point in _QUIET_POINTS:
         return Fault.KILL
-    if action is Fault.FLIP_PARAMETER and (worker.blank or worker.point in _UNCOMPARED_POINTS):
+    if action is Fault.FLIP_PARAMETER and (worker.machine.blank or worker.point in _UNCOMPARED_POINTS):
         return Fault.KILL
     return action
 
@@ -750,7 +749,7 @@ def _is_unseen(event: ev.Event | None) -> bool:
     return isinstance(event, ev.ProcessExited) and event.exit_status is None
 
 
-def _generations(worker: Worker) -> tuple[int, int]:
+def _generations(worker: SimulatedWorker) -> tuple[int, int]:
     return worker.group_generation, worker.meeting_generation
 
 

@@ -44,9 +44,8 @@ from relight.sim.judge.checker import Checker
 from relight.sim.model.contents import Violation, derived_private, part_key
 from relight.sim.model.fallback_tiers import Disk, FallbackTiers, Saved
 from relight.sim.model.network import Copying, Group, Rendezvous
-from relight.sim.model.process.process import Process
 from relight.sim.model.shapes import ONE_WRITE, Pattern
-from relight.sim.model.worker import Worker
+from relight.sim.model.worker import SimulatedWorker
 
 Action = tuple[Any, ...]
 NODE = "node-0"
@@ -91,7 +90,7 @@ class World:
         settings: ControllerSettings,
         until: int,
         make_controller: Callable[[ControllerSettings], Controller] = Controller,
-        worker_kind: type[Worker] = Worker,
+        worker_kind: type[SimulatedWorker] = SimulatedWorker,
         pattern: Pattern = ONE_WRITE,
     ) -> None:
         self.world_size = settings.world_size
@@ -100,7 +99,7 @@ class World:
         self.controller = make_controller(settings)
         self.worker_kind = worker_kind
         self.pattern = pattern
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, SimulatedWorker] = {}
         self.checker = Checker(settings.world_size, until, self.workers, pattern)
         self.spawned: set[str] = set()  # processes that were ordered to be started
         self.host_of: dict[str, str] = {}  # on which host
@@ -203,7 +202,7 @@ class World:
         """Let it happen."""
         _PERFORM[action[0]](self, *action[1:])
 
-    def own(self, process: str) -> Worker:
+    def own(self, process: str) -> SimulatedWorker:
         """A worker that is about to change. A driver that shares workers between worlds makes a copy first."""
         return self.workers[process]
 
@@ -287,7 +286,7 @@ class World:
             copying.state = source.offer[1]
             target.poke()
 
-    def _hand_over_snapshot(self, source: Process, copying: Copying) -> None:
+    def _hand_over_snapshot(self, source: SimulatedWorker, copying: Copying) -> None:
         assert source.lower is not None
         copying.saved = source.lower.kept_of(copying.of, copying.version)
         if copying.saved is None:
@@ -310,18 +309,15 @@ class World:
         )
 
     # --- what workers need (worker.World) -------------------------------------------------------------------------
-    def plan_step(self, worker: Process) -> None:
+    def plan_step(self, worker: SimulatedWorker) -> None:
         self.plan(("step", worker.name, worker.ticket))
 
-    def plan_patience(self, worker: Process, seconds: float) -> None:  # noqa: ARG002 (drivers with a clock use it)
+    def plan_patience(self, worker: SimulatedWorker, seconds: float) -> None:  # noqa: ARG002 (of drivers with a clock)
         self.plan(("patience", worker.name, worker.ticket))
 
-    def send(self, worker: Process, event: ev.Event) -> None:
+    def send(self, worker: SimulatedWorker, event: ev.Event) -> None:
         self.up.setdefault(worker.name, deque()).append(event)
         self.plan(("up", worker.name))
-
-    def find(self, name: str) -> Process | None:
-        return self.workers.get(name)
 
     def group(self, generation: int) -> Group:
         meeting = self.meetings.get(generation)
@@ -365,27 +361,27 @@ class World:
             for rank in sorted(meeting.present):
                 self.plan(("connect", meeting.group.generation, rank))
 
-    def choose_source(self, target: Process, restore: Restore) -> str:
+    def choose_source(self, target: SimulatedWorker, restore: Restore) -> str:
         """Spreads targets over sources of their part, as `choose_sources` of transfer/restore/fabric.py."""
         held = [source for source in restore.sources if source.shard == part_key(target.rank, self.parts)]
         return held[target.rank % len(held)].address if held else ""
 
-    def asked(self, target: Process) -> None:
+    def asked(self, target: SimulatedWorker) -> None:
         assert target.copying is not None
         self._proceed(target, target.copying)
 
-    def offered(self, source: Process) -> None:
+    def offered(self, source: SimulatedWorker) -> None:
         """What this worker serves has changed."""
         for name, target in list(self.workers.items()):
             copying = target.copying
             if copying is not None and copying.source == source.name and not copying.over:
                 self.asked(self.own(name))
 
-    def _proceed(self, target: Process, copying: Copying) -> None:
+    def _proceed(self, target: SimulatedWorker, copying: Copying) -> None:
         source = self.workers.get(copying.source)
         if source is None or not source.alive:
             copying.failed = "the source ended"
-        elif source.newest > copying.generation:
+        elif source.machine.newest > copying.generation:
             copying.failed = "generation is closed"
         elif (
             copying.of >= 0 and not copying.sending and not source.frozen  # snapshots are served at any time
@@ -405,31 +401,31 @@ class World:
         target.poke()
 
     # --- below replicas (lower.py) --------------------------------------------------------------------------------
-    def make_tiers(self, worker: Process) -> FallbackTiers | None:
+    def make_tiers(self, worker: SimulatedWorker) -> FallbackTiers | None:
         if not (self.buddy_every or self.checkpoint_every):
             return None
         return worker.tiers_kind(worker, self.buddy_every, self.checkpoint_every, self.disk)
 
-    def plan_background(self, worker: Process, what: str, version: int) -> None:
-        self.plan(("background", worker.name, what, version, worker.generation))
+    def plan_background(self, worker: SimulatedWorker, what: str, version: int) -> None:
+        self.plan(("background", worker.name, what, version, worker.machine.generation))
 
     def _background(self, process: str, what: str, version: int, generation: int) -> None:
         worker = self.workers[process]
         if worker.alive and worker.lower is not None:
             worker.lower.go_on(what, version, generation)
 
-    def find_kept(self, worker: Process, rank: int, version: int) -> Saved | None:
+    def find_kept(self, worker: SimulatedWorker, rank: int, version: int) -> Saved | None:
         """A snapshot in the memory of the process that holds that rank."""
         holder = self.workers.get(self.controller.rank_processes().get(rank, ""))
         if holder is None or not holder.alive or holder.frozen or not self.reaches(worker, holder):
             return None
         return holder.lower.kept_of(rank, version) if holder.lower is not None else None
 
-    def reaches(self, worker: Process, other: Process) -> bool:  # noqa: ARG002 (drivers with hosts)
+    def reaches(self, worker: SimulatedWorker, other: SimulatedWorker) -> bool:  # noqa: ARG002 (drivers with hosts)
         """Whether data passes between them."""
         return True
 
-    def saves(self, worker: Process, save: Save) -> None:
+    def saves(self, worker: SimulatedWorker, save: Save) -> None:
         """Checkpointing.save: a rank's own piece, and, of whoever completes it, those of the ranks that are gone."""
         if worker.holds_nothing or worker.lower is None:
             return
@@ -444,7 +440,7 @@ class World:
                 elif known:  # else it waits for it in vain
                     pieces[rank] = known[-1]
         for rank, private in pieces.items():
-            saved = Saved(rank, worker.state, private, worker.lower.history)
+            saved = Saved(rank, worker.state, private, worker.machine.history)
             self.checker.saves(saved, save)
             self.disk.write(saved, ("last", save.generation))
         if self.is_saved(save):
@@ -460,31 +456,31 @@ class World:
     def established(self, version: int) -> None:
         self.checker.established(version)
 
-    def keeps(self, worker: Process, snapshots: Sequence[Saved]) -> None:
+    def keeps(self, worker: SimulatedWorker, snapshots: Sequence[Saved]) -> None:
         self.checker.keeps(worker, snapshots)
 
-    def reads(self, worker: Process, pieces: Mapping[int, Saved]) -> None:
+    def reads(self, worker: SimulatedWorker, pieces: Mapping[int, Saved]) -> None:
         self.checker.reads(worker, pieces)
 
-    def ended(self, worker: Process, status: int) -> None:
+    def ended(self, worker: SimulatedWorker, status: int) -> None:
         self.note("exit", f"{worker.name} (rank {worker.rank}) {status}")
         self.plan(("dead", worker.name, status))
 
-    def began_step(self, worker: Process) -> None:
+    def began_step(self, worker: SimulatedWorker) -> None:
         self.checker.began_step(worker)
 
     def follows(self, made: int, *of: int) -> None:
         if self.checker.spoilt:
             self.checker.follows(made, of)
 
-    def committed(self, worker: Process) -> None:
+    def committed(self, worker: SimulatedWorker) -> None:
         self.note("commit", f"{worker.name} (rank {worker.rank}) {worker.state.version}")
         self.checker.committed(worker)
 
-    def overwrites(self, worker: Process) -> None:
+    def overwrites(self, worker: SimulatedWorker) -> None:
         self.checker.overwrites(worker)
 
-    def published(self, worker: Process, version: int, content: int) -> None:
+    def published(self, worker: SimulatedWorker, version: int, content: int) -> None:
         self.checker.published(worker, version, content)
 
 

@@ -1,0 +1,130 @@
+"""Events of a worker: facts that its drivers hand in. The controller's orders (core/commands.py) are events as well."""
+
+import msgspec
+
+from relight.core.commands import WorkerCommand
+
+
+class _Event(msgspec.Struct, frozen=True):
+    pass
+
+
+# --- start and end ------------------------------------------------------------------------------------------------
+class ScriptEntered(_Event, frozen=True):
+    """An initial rank reached its first step."""
+
+
+class StandbyWarm(_Event, frozen=True):
+    """A standby has rehearsed a step, or builds nothing before it has a rank."""
+
+
+class ScriptFailed(_Event, frozen=True):
+    """The script raised. `saves`: this job writes checkpoints, so a last one may be made."""
+
+    saves: bool
+
+
+# --- a step -------------------------------------------------------------------------------------------------------
+class StepWanted(_Event, frozen=True):
+    """The loop asks for the next step."""
+
+
+class StepEntered(_Event, frozen=True):
+    """The block of a step begins."""
+
+
+class GradientsReady(_Event, frozen=True):
+    """All that the step needs of other ranks is here; the barrier is next."""
+
+
+class StatesAgree(_Event, frozen=True):
+    """The states were compared, and replicas hold the same bits."""
+
+
+class StatesDiffer(_Event, frozen=True):
+    """The states were compared, and replicas hold different bits."""
+
+
+class PrivateKept(_Event, frozen=True):
+    """The rank-private state of the next version is kept beside the page."""
+
+
+class BarrierPassed(_Event, frozen=True):
+    """The barrier's all-reduce completed here: every rank is prepared."""
+
+
+class CollectiveBroke(_Event, frozen=True):
+    """A collective failed because of a peer, not of the script."""
+
+
+class StepFinished(_Event, frozen=True):
+    """The block has ended and every write is done."""
+
+    lineage: str  # of the next version
+
+
+class Interrupted(_Event, frozen=True):
+    """The main thread stops where it is, since the generation is closed."""
+
+
+# --- a recovery ---------------------------------------------------------------------------------------------------
+class Ordered(_Event, frozen=True):
+    """The order that the main thread waits for is here, or a newer Stop. See `Worker.is_ready`."""
+
+
+class StepLeft(_Event, frozen=True):
+    """The main thread is out of the interrupted step."""
+
+
+class StateTaken(_Event, frozen=True):
+    """The state of the target version is in this process, complete and verified."""
+
+    version: int
+    lineage: str
+    until: int
+
+
+class SnapshotMissing(_Event, frozen=True):
+    """This rank has no snapshot of the target version in its own memory."""
+
+
+class GroupsFormed(_Event, frozen=True):
+    """The process groups of the new generation are formed."""
+
+
+class RestoreFailed(_Event, frozen=True):
+    """Taking the state or forming the groups failed."""
+
+    evidence: str
+
+
+class PartSaved(_Event, frozen=True):
+    """This rank's part of a last checkpoint is written, or cannot be."""
+
+    path: str = ""  # of the whole, on the rank that completes it
+    error: str = ""
+
+
+Event = (
+    WorkerCommand
+    | ScriptEntered
+    | StandbyWarm
+    | ScriptFailed
+    | StepWanted
+    | StepEntered
+    | GradientsReady
+    | StatesAgree
+    | StatesDiffer
+    | PrivateKept
+    | BarrierPassed
+    | CollectiveBroke
+    | StepFinished
+    | Interrupted
+    | Ordered
+    | StepLeft
+    | StateTaken
+    | SnapshotMissing
+    | GroupsFormed
+    | RestoreFailed
+    | PartSaved
+)

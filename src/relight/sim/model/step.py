@@ -1,0 +1,223 @@
+"""A simulated worker while nothing fails: how it starts, begins a step and ends. writes.py has the rest of a step."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from relight.core import events as ev
+from relight.core.position import Phase
+from relight.core.worker import actions as act
+from relight.core.worker import events as happened
+from relight.core.worker.states import State as Stand
+from relight.sim.model import writes
+from relight.sim.model.contents import (
+    State,
+    contribution,
+    digest_of,
+    first_private,
+    next_private,
+    part_key,
+)
+
+if TYPE_CHECKING:
+    from relight.sim.model.worker import SimulatedWorker as Worker
+
+
+# --- start --------------------------------------------------------------------------------------------------------
+def _on_start(worker: "Worker") -> None:
+    worker.feed(happened.Ordered())
+    worker.group_generation = worker.machine.generation
+    worker.go_to("LOADING")
+
+
+def _on_loaded(worker: "Worker") -> None:
+    if worker.machine.is_standby:
+        worker.go_to("WARMUP")
+        return
+    worker.private = first_private(worker.rank)
+    worker.page.keep_private(0, worker.private)
+    worker.feed(happened.ScriptEntered())
+
+
+def _on_begin(worker: "Worker") -> None:
+    worker.feed(happened.Ordered())
+    worker.want_step()
+
+
+def _on_warm(worker: "Worker") -> None:
+    worker.stamp(Phase.STANDBY)
+    worker.feed(happened.StandbyWarm())
+
+
+def _on_promoted(worker: "Worker") -> None:
+    worker.feed(happened.Ordered())
+    worker.go_to("PROMOTED")
+
+
+def _on_first_recovery(worker: "Worker") -> None:
+    worker.stamp(Phase.PARKED)
+    worker.feed(happened.StepWanted())
+
+
+def _take_rank(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
+    worker.page.rank, worker.page.generation = worker.rank, worker.machine.generation
+
+
+def _report_entered(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
+    worker.report(
+        ev.TrainingEntered(
+            process=worker.name,
+            rank=worker.rank,
+            version=0,
+            layout_digest="layout",
+            state_digest=digest(worker),
+            until=worker.world.until,
+            shard=part_key(worker.rank, worker.world.parts),
+            buddy_every=worker.lower.buddy_every if worker.lower is not None else 0,
+            checkpoint_every=worker.lower.checkpoint_every if worker.lower is not None else 0,
+        )
+    )
+
+
+def _report_ready(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
+    worker.report(ev.StandbyReady(process=worker.name, layout_digest="layout"))
+
+
+def _assign_buddies(worker: "Worker", action: act.AssignBuddies) -> None:
+    if worker.lower is not None:
+        worker.lower.assign(action.buddies, action.keep)
+
+
+def digest(worker: "Worker", state: State | None = None) -> str:
+    """The digest of a worker's part of its state, or of another one."""
+    return digest_of((state or worker.state).content, worker.rank, worker.world.parts)
+
+
+# --- the loop -----------------------------------------------------------------------------------------------------
+def _offer_step(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
+    worker.page.step = worker.page.version = worker.state.version
+    worker.stamp(Phase.OUTSIDE)
+    if worker.lower is not None:
+        worker.lower.between_steps()
+    writes.publish(worker)
+    worker.go_to("OUTSIDE")
+
+
+def _begin_step(worker: "Worker") -> None:
+    worker.feed(happened.StepEntered())
+    worker.page.prepared = -1
+    worker.page.step = worker.state.version
+    worker.undo = worker.state if worker.shape.written_before else None
+    worker.stamp(Phase.FORWARD)
+    worker.world.began_step(worker)
+    worker.go_to("FORWARD")
+
+
+def _run_forward(worker: "Worker") -> None:
+    if worker.machine.closed:
+        worker.interrupt()
+        return
+    worker.stamp(Phase.BACKWARD)
+    mine = contribution(worker.state, worker.private, worker.rank)
+    worker.world.follows(mine, worker.state.content)
+    if not writes.enter(worker, "GRADIENT", mine):
+        worker.interrupt()
+
+
+def _on_gradient(worker: "Worker") -> None:
+    if not writes.take_gradient(worker):
+        return
+    worker.next_private = next_private(worker.private, worker.state.version)
+    worker.page.forget_private(worker.state.version + 1)
+    if worker.shape.written_before:
+        writes.write_undoably(worker)
+    else:
+        writes.approach_barrier(worker)
+
+
+# --- the end ------------------------------------------------------------------------------------------------------
+def _report_done(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
+    worker.page.step = worker.page.version = worker.state.version
+    worker.stamp(Phase.DONE)
+    worker.report(
+        ev.TrainingDone(
+            process=worker.name,
+            rank=worker.rank,
+            generation=worker.machine.generation,
+            version=worker.state.version,
+            lineage=worker.state.lineage,
+            state_digest=digest(worker),
+            cut_collectives=0,
+        )
+    )
+
+
+def _on_done(worker: "Worker") -> None:
+    if worker.machine.closed:
+        worker.stamp(Phase.PARKED)
+    worker.feed(happened.Ordered())
+
+
+def _release(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
+    if worker.rank == 0:
+        writes.stage(worker, worker.state)
+        writes.confirm(worker, worker.state.version)
+    worker.go_to("RELEASED")
+
+
+def _on_released(worker: "Worker") -> None:
+    worker.world.send(worker, ev.WorkerReleased(process=worker.name))
+    worker.go_to("EXITING")
+
+
+def _exit(status: int) -> Callable[["Worker"], None]:
+    return lambda worker: worker.die(status)
+
+
+def raise_in_script(worker: "Worker", summary: str) -> None:
+    """The script raises: report, then leave; or stay, if a last checkpoint may need what is here."""
+    worker.machine.handle(happened.ScriptFailed(saves=worker.lower is not None and bool(worker.lower.checkpoint_every)))
+    is_held = worker.machine.state is Stand.HELD
+    worker.report(
+        ev.WorkerFailed(
+            process=worker.name,
+            rank=worker.rank,
+            kind="exception",
+            step=worker.page.step,
+            phase=worker.page.phase.name,
+            summary=summary,
+            traceback=f"Traceback ...\n{summary}",
+            noticed_ns=1,
+            stands=is_held,
+        ),
+    )
+    worker.todo = ()
+    worker.go_to("STAYS" if is_held else "RAISED")
+
+
+POINTS: dict[str, Callable[["Worker"], None]] = {
+    **writes.POINTS,
+    "START": _on_start,
+    "LOADING": _on_loaded,
+    "ENTERED": _on_begin,
+    "WARMUP": _on_warm,
+    "IDLE": _on_promoted,
+    "PROMOTED": _on_first_recovery,
+    "OUTSIDE": _begin_step,
+    "FORWARD": _run_forward,
+    "GRADIENT": _on_gradient,
+    "DONE": _on_done,
+    "RELEASED": _on_released,
+    "EXITING": _exit(0),
+    "RAISED": _exit(1),
+    "AFTER_STEP": lambda worker: worker.want_step(),
+}
+CARRY_OUTS: dict[type[act.Action], Callable[..., happened.Event | None]] = {
+    **writes.CARRY_OUTS,
+    act.TakeRank: _take_rank,
+    act.ReportEntered: _report_entered,
+    act.ReportReady: _report_ready,
+    act.AssignBuddies: _assign_buddies,
+    act.OfferStep: _offer_step,
+    act.ReportDone: _report_done,
+    act.Release: _release,
+}

@@ -1,0 +1,59 @@
+"""What the keys of `sameness.py` leave out of a situation, and why nothing that follows depends on it."""
+
+# What is left out, and why nothing that follows depends on it. A test demands that all else is mentioned below.
+LEFT_OUT = {
+    "Controller": {
+        **dict.fromkeys(("settings", "kinds"), "the same throughout a search"),
+        "_extended": "of sleep, which does not occur",
+    },
+    "Job": {
+        **dict.fromkeys(("settings", "until", "shards", "coverage"), "the same throughout a search"),
+        **dict.fromkeys(("buddy_every", "checkpoint_every", "fallback"), "of fallback tiers"),
+        **dict.fromkeys(("ended", "job_stats", "tracebacks", "began_at"), "an account for people"),
+        "hosts": "of hosts, which do not come and go",
+    },
+    "Attempts": {"_announced": "an account for people"},
+    "Reserve": {
+        "_errors": "far below its limit",
+        "_slowest_start_seconds": "patience_seconds is what it is for",
+    },
+    "Starting": {"entered": "done with when training begins", "_restarts": "far below its limit"},
+    "Saving": {"_ending": "of checkpoints, which are not kept"},
+    "Breaker": dict.fromkeys(("_at_step", "_alike"), "far below its limit"),
+    "Failing": {"recovery_step": "an account for people"},
+    "Deciding": {"_history": "of fallback tiers", "_starts": "far below its limit"},
+    "Shutdown": {"reason": "of a signal, which does not occur"},
+    "Repeating": {"standing_order": "of restarts, which do not occur"},
+    "Process": {
+        **dict.fromkeys(("agent", "slot"), "there is one host"),
+        **dict.fromkeys(("pid", "fresh"), "an account for people"),
+        **dict.fromkeys(("slow", "leaving"), "of slow ranks, which do not occur"),
+        "started": "for the controller's restart, which does not occur",
+        "failed_at_step": "counts what failed alike, far below its limit",
+    },
+    "Members": {
+        "_next_name": "names do not matter",
+        **dict.fromkeys(("_names", "_left"), "follows from _holders"),
+        "_forgettable": "dead, and nobody's predecessor",
+    },
+    "SimulatedWorker": {
+        **dict.fromkeys(("name", "world", "ticket"), "names do not matter"),
+        **dict.fromkeys(("resume_on_thaw", "waits_on"), "of thawing and patience, which do not occur"),
+        "lower": "fallback tiers, which do not occur",
+        **dict.fromkeys(("next_private", "content", "last_report"), "follows from the rest where it is read"),
+        "machine": "described by its parts",
+    },
+    "Worker": {
+        "rank": "names do not matter",
+        **dict.fromkeys(("until", "cap", "last", "winding_down"), "the same throughout a search"),
+        **dict.fromkeys(("history", "was_there"), "of fallback tiers, which do not occur"),
+        "agreed": "of corrupted memory, which does not occur",
+        "has_failed": "of scripts that raise, which do not occur",
+        **dict.fromkeys(("attempt", "begun_before", "commits", "wrote"), "an account for people"),
+        "lineage": "follows from the state",
+    },
+    "Page": {
+        **dict.fromkeys(("collectives", "progress", "stamp_ns", "commits"), "for the detector, which does not look"),
+        **dict.fromkeys(("generation", "step", "prepared"), "evidence for people"),
+    },
+}
