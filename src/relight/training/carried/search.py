@@ -12,7 +12,7 @@ from relight.training.carried.catalog import Catalog
 from relight.training.carried.names import Found, names_of
 from relight.training.carried.places import MISSING
 from relight.training.carried.refs import Place, describe, is_iterator
-from relight.training.carried.source import short
+from relight.training.carried.source import is_file_of_relight, short
 from relight.training.carried.tree_writer import write_down
 from relight.training.carried.trees import Unsupported, name_of
 from relight.training.carried.values import kind_of
@@ -48,11 +48,7 @@ class Search:
         for index in range(len(loop.declared)):
             self._catalog.keep((("declared", str(index), f"object {index} of training.carry()"),))
         if iteration is None:
-            self._catalog.say(
-                "carried",
-                f"{short(frame.f_code.co_filename)}:{frame.f_lineno}: the source of this loop cannot be read, so what "
-                "it carries from step to step is looked for by its values alone: name the rest with training.carry()",
-            )
+            self._note_unread(frame)
         else:
             names = names_of(iteration, frames, self._catalog.is_foreign)
             catalog.shown_after, catalog.watched = names.shown_after, names.set_on_tensors
@@ -63,6 +59,16 @@ class Search:
             self._keep_named(text)
         loop.look_at(frame)
         catalog.begin()
+
+    def _note_unread(self, frame: FrameType) -> None:
+        """Say that the code of a loop cannot be read, unless it is an integration's own: that names what it carries."""
+        if is_file_of_relight(frame.f_code.co_filename):
+            return
+        self._catalog.say(
+            "carried",
+            f"{short(frame.f_code.co_filename)}:{frame.f_lineno}: the source of this loop cannot be read, so what "
+            "it carries from step to step is looked for by its values alone: name the rest with training.carry()",
+        )
 
     def _keep_found(self, found: Found) -> None:
         where = f"{short(found.file)}:{found.line}"

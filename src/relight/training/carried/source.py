@@ -32,7 +32,12 @@ def is_user_file(name: str) -> bool:
     if not name or name.startswith("<"):
         return False
     path = str(Path(name).resolve())
-    return not path.startswith((*_LIBRARIES, _PACKAGE)) and "/site-packages/" not in path
+    return not path.startswith(_LIBRARIES) and not is_file_of_relight(name) and "/site-packages/" not in path
+
+
+def is_file_of_relight(name: str) -> bool:
+    """Whether a file is part of relight, an integration for example."""
+    return str(Path(name).resolve()).startswith(_PACKAGE)
 
 
 def is_user_frame(frame: FrameType) -> bool:
