@@ -23,7 +23,7 @@ DISTURBANCES = {
     "forward and backward": ("kill rank 0 in FORWARD of step 3", "kill rank 1 in BACKWARD of step 7"),
     "write": ("kill rank 1 in OPTIMIZER of step 5", "kill rank 0 in AFTER_WRITE of step 9"),
     "evaluation and saving": ("kill rank 0 in FORWARD of step 4", "kill rank 1 in FORWARD of step 8"),
-    "last evaluation": ("kill rank 1 in BARRIER of step 11", "kill rank 0 in BARRIER of step 12"),
+    "last evaluation": ("kill rank 0 in BARRIER of step 12",),
 }
 
 
