@@ -108,5 +108,5 @@ def test_misuse(relight: Relight, tmp_path: Path, arguments: tuple[str, ...], wo
 def test_its_help_says_what_it_does(relight: Relight) -> None:
     result = relight("prove", "--help")
     assert result.status == 0
-    for words in ("run for a few steps without any failure", "--rounds R", "status: 0 equal", "code after the loop"):
+    for words in ("runs for a few steps without a failure", "--rounds R", "status: 0 equal", "code after the loop"):
         assert words in result.output

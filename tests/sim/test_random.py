@@ -260,7 +260,7 @@ def test_the_schedules_reach_what_matters() -> None:
         "forward": 60,
         "back": 500,
         "all": 60,
-        "down": 30,
+        "fallback": 30,
         "split": 8,
         "died unprepared": 5,
         "several targets": 30,

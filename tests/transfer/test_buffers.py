@@ -111,10 +111,10 @@ def test_descriptors_that_are_refused() -> None:
     assert "Too many open files" in done.stdout
 
 
-def test_a_buffer_smaller_than_told_and_something_else_altogether() -> None:
+def test_a_buffer_smaller_than_announced_and_something_else_altogether() -> None:
     before = open_count()
     small, other = create_buffers(2, 4096)
-    with pytest.raises(TransferError, match="it has 4096 bytes, not 8192 as told"):
+    with pytest.raises(TransferError, match="it has 4096 bytes, not 8192 as announced"):
         open_buffers([os.dup(small.descriptor), os.dup(other.descriptor)], 8192)
     read_end, write_end = os.pipe()
     os.close(write_end)
