@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
 
 import msgspec
 
@@ -154,16 +155,17 @@ class Prover:
         path = run_dir / "settings.json"
         path.write_bytes(encode_settings(settings))
         started = time.monotonic()
-        with (run_dir / _OUTPUT).open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "relight.prove", str(path)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C ends it in order, from here
-                env={"PYTHONHASHSEED": "0", **os.environ},
-            )
-        with _ended_with_us(process):
+        with _Interrupts() as interrupts:
+            with (run_dir / _OUTPUT).open("wb") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "relight.prove", str(path)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C ends it in order, from here
+                    env={"PYTHONHASHSEED": "0", **os.environ},
+                )
+            interrupts.pass_to(process)
             while process.poll() is None:
                 self._show(f"{name}: step {_newest_step(run_dir)} of {steps}, {time.monotonic() - started:.0f} s")
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -182,14 +184,41 @@ class Prover:
         return report
 
 
-@contextlib.contextmanager
-def _ended_with_us(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        process.send_signal(signal.SIGINT)
-        process.wait()
-        raise
+class _Interrupts:
+    """Ctrl-C during an attempt ends the attempt in order, and then raises KeyboardInterrupt.
+
+    Not at once: an exception that is raised just anywhere can be lost, in a callback of the garbage collector for one.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._interrupted = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is not signal.SIG_IGN:  # as in a shell's background
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def pass_to(self, process: "subprocess.Popen[bytes]") -> None:
+        """Name the process that gets the signal, also if it came before."""
+        self._process = process
+        if self._interrupted:
+            process.send_signal(signal.SIGINT)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None and self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait()
+        signal.signal(signal.SIGINT, self._before)
+        if self._interrupted and kind is None:
+            raise KeyboardInterrupt
+
+    def _note(self, *_: object) -> None:
+        self._interrupted = True
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
 
 
 def _newest_step(run_dir: Path) -> int:
