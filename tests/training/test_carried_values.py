@@ -26,6 +26,12 @@ class Meter:
     recent: list[float] = field(default_factory=list)
 
 
+class Node:
+    def __init__(self, parent: "Node | None") -> None:
+        self.parent = parent
+        self.children: list[Node] = []
+
+
 class Slotted:
     __slots__ = ("count", "other")
 
@@ -251,3 +257,19 @@ def test_objects_of_the_beginning_are_the_other_process_s_own() -> None:
     assert made[1] is made[2] is meter
     assert made[3] is same
     assert same == [1, 2]
+
+
+def test_a_value_that_leads_back_to_its_holder_means_the_holder() -> None:
+    """A tree whose children know their parent: only the root's attributes are carried, and the root stays itself."""
+
+    def grown(children: int) -> Node:
+        root = Node(None)
+        root.children += [Node(root) for _ in range(children)]
+        return root
+
+    here, there = grown(2), grown(0)
+    writer = Writer(Homes(), holders={id(here): "root"})
+    tree = decode_tree(encode_tree({"v": writer.write("root.children", here.children)}, ""))["v"]
+    children = Reader(Homes(), holder_at={"root": there}.__getitem__).read("root.children", tree)
+    assert len(children) == 2
+    assert all(child.parent is there for child in children)

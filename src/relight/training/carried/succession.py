@@ -15,14 +15,14 @@ from relight.training.carried.kept import (
     MOST_SHOWN_BYTES,
     Kept,
 )
-from relight.training.carried.places import MISSING, place_of
+from relight.training.carried.places import MISSING, key_of, place_of
 from relight.training.carried.refs import describe
 from relight.training.carried.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
 from relight.training.carried.tree_reader import Reader
 from relight.training.carried.tree_writer import Writer
 from relight.training.carried.trees import TAG, Unsupported
 from relight.training.carried.unrepeatable import keeps_its_order, only_grows
-from relight.training.carried.values import changed
+from relight.training.carried.values import changed, kind_of
 
 _WEIGHED_EVERY = 16  # captures, after the first ones
 _MISSING_TREE = {TAG: "missing"}
@@ -72,7 +72,8 @@ class Keeper:
         """All values, and those of functions that the loop calls: read back once these run."""
         catalog, total = self._catalog, 0
         trees: tuple[dict[str, Any], dict[str, Any]] = {}, {}
-        writers = Writer(catalog.homes, catalog.parts), Writer(catalog.homes, catalog.parts)
+        holders = self._holders()
+        writers = Writer(catalog.homes, catalog.parts, holders), Writer(catalog.homes, catalog.parts, holders)
         written = [(one, one.spot.get()) for one in self._kept.values() if one.is_written]
         for one, value in written:
             writers[one.is_of_a_call].look_at(value)
@@ -89,6 +90,18 @@ class Keeper:
                 if total > MOST_BYTES:
                     raise one.refusal(f"over {MOST_BYTES >> 20} MiB with what else is carried")
         return trees
+
+    def _holders(self) -> dict[int, str]:
+        """Objects of which only attributes are carried, by `id`: a value that refers to one means that very object."""
+        holders: dict[int, str] = {}
+        for key in self._kept:
+            *holder, (kind, _, _) = place_of(key)
+            name = key_of(tuple(holder))
+            if kind == "attribute" and holder and name not in self._kept:
+                spot = self._catalog.loop.spots.find(tuple(holder))
+                if spot is not None and kind_of(thing := spot.get()) == "object":
+                    holders.setdefault(id(thing), name)
+        return holders
 
     def _written_down(self, one: Kept, value: Any, weigh: bool, writer: Writer) -> Any:
         """None: it was left out."""
@@ -172,12 +185,18 @@ class Adoption:
             self._pending = {**tree, "names": {}}  # once the block is entered
 
     def _put_in_all(self, trees: dict[str, Any]) -> None:
-        reader = Reader(self._catalog.homes, self._catalog.parts)
+        reader = Reader(self._catalog.homes, self._catalog.parts, self._holder_at)
         for key, part in trees.items():
             one, spot = self._catalog.receive(place_of(key))
             value = MISSING if part == _MISSING_TREE else reader.read(key, part)
             if one is not None and value is not spot.get():  # else it is kept otherwise there, or left out
                 spot.set(value)
+
+    def _holder_at(self, key: str) -> Any:
+        spot = self._catalog.loop.spots.find(place_of(key))
+        if spot is None or (thing := spot.get()) is MISSING:
+            raise Unsupported(f"{describe(place_of(key))}, which this process does not have")
+        return thing
 
 
 def _described(keys: Sequence[str]) -> str:

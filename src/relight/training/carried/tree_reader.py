@@ -7,6 +7,7 @@ this process's own homes here, so that names which are not carried see them too.
 import random
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,9 +33,11 @@ _STREAMS = {kind.__name__: kind for kind in STREAMS}
 class Reader:
     """Reads what one `Writer` wrote, in the same order."""
 
-    def __init__(self, homes: Homes, parts: Parts | None = None) -> None:
+    def __init__(self, homes: Homes, parts: Parts | None = None, holder_at: Callable[[str], Any] | None = None) -> None:
+        """`holder_at`: the object at a place; raises Unsupported if there is none."""
         self._homes = homes
         self._parts = parts or NoParts()
+        self._holder_at = holder_at
         self._made: list[Any] = []  # each object that was read, by its number
         self._memories: dict[int, torch.Tensor] = {}  # that several tensors share, by its number
 
@@ -55,6 +58,10 @@ class Reader:
             return self._read(name, node["v"], None if tag == "new" else self._homes.at(node["h"]), is_placed=True)
         if tag == "part":
             return self._part(node["p"])
+        if tag == "holder":
+            if self._holder_at is None:
+                raise Unsupported("an object that holds other values which are carried")
+            return self._holder_at(node["k"])
         if tag == "record":
             return _class_of(node["c"])(*self._each(name, node["v"]))
         if tag == "number":

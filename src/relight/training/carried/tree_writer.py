@@ -6,6 +6,7 @@ Objects that several names share, or several places of one value, are one object
 import random
 from array import array
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,9 +33,11 @@ _SEPARATOR = "\x1f"  # between the parts of a place
 class Writer:
     """Writes down the values of one moment, which may share objects."""
 
-    def __init__(self, homes: Homes, parts: Parts | None = None) -> None:
+    def __init__(self, homes: Homes, parts: Parts | None = None, holders: Mapping[int, str] | None = None) -> None:
+        """`holders`: by `id`, the places of objects of which only attributes are written, each as a value."""
         self._homes = homes
         self._parts = parts or NoParts()
+        self._holders = holders or {}
         self._numbers: dict[int, int] = {}  # of objects that were written, in that order
         self._alive: list[Any] = []
         self._begun = 0
@@ -77,6 +80,8 @@ class Writer:
             return {TAG: "callable", "v": function}
         if not is_one_object(value):
             return self._contents(kind, name, value, depth)
+        if depth and (holder := self._holders.get(id(value))) is not None:
+            return {TAG: "holder", "k": holder}
         if (number := self._numbers.get(id(value))) is not None:
             return {TAG: "same", "n": number}
         self._numbers[id(value)] = len(self._alive)
