@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from relight.core.commands import Assign
 from relight.core.position import Phase
 from relight.errors import UsageError
 from relight.training.ending import hook
@@ -164,8 +163,7 @@ def _look_after_itself(runtime: Runtime) -> None:
 def _await_rank(runtime: Runtime) -> None:
     """Wait for the rank that the controller assigns; not in a standby that builds its modules first."""
     if not runtime.is_standby:
-        order = runtime.await_order(Assign)
-        runtime.take_assignment(order.generation, order.rank)
+        runtime.await_assignment()
     elif runtime.builds_late:
         runtime.stand_by(layout_digest="")
         runtime.page.stamp(Phase.STARTING)
