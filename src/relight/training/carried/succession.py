@@ -26,6 +26,7 @@ from relight.training.carried.values import changed, kind_of
 
 _WEIGHED_EVERY = 16  # captures, after the first ones
 _MISSING_TREE = {TAG: "missing"}
+_CONTAINERS = frozenset({"list", "tuple", "dict", "set", "deque", "object"})  # may lead to other objects
 
 
 class Keeper:
@@ -72,9 +73,9 @@ class Keeper:
         """All values, and those of functions that the loop calls: read back once these run."""
         catalog, total = self._catalog, 0
         trees: tuple[dict[str, Any], dict[str, Any]] = {}, {}
-        holders = self._holders()
-        writers = Writer(catalog.homes, catalog.parts, holders), Writer(catalog.homes, catalog.parts, holders)
         written = [(one, one.spot.get()) for one in self._kept.values() if one.is_written]
+        holders = self._holders() if any(kind_of(value) in _CONTAINERS for _, value in written) else {}
+        writers = Writer(catalog.homes, catalog.parts, holders), Writer(catalog.homes, catalog.parts, holders)
         for one, value in written:
             writers[one.is_of_a_call].look_at(value)
         for one, value in written:
