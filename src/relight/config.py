@@ -48,6 +48,7 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
     check_fit(local_size + given["standbys"], arguments.oversubscribe)
     script = arguments.script_and_arguments[0] if arguments.script_and_arguments else ""
     check_script(script, module=arguments.module, no_python=arguments.no_python)
+    check_preload(given["preload"], no_python=arguments.no_python)
     if endpoint is not None:
         given["controller_port"] = endpoint[1]
     settings = JobSettings(
@@ -213,6 +214,15 @@ def check_fit(processes: int, oversubscribe: bool) -> None:
     cores = len(os.sched_getaffinity(0))
     if processes > MAX_WORKERS_PER_CORE * cores and not oversubscribe:
         raise UsageError(f"this asks for {processes} workers on {cores} cores; pass --oversubscribe to insist")
+
+
+def check_preload(modules: str, *, no_python: bool) -> None:
+    """Raise UsageError unless `modules` are names of modules, with commas, for workers that Python runs."""
+    if modules and no_python:
+        raise UsageError("--preload is for scripts that Python runs: drop it, or --no-python")
+    for name in modules.split(",") if modules else ():
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--preload {modules!r}: {name!r} is not the name of a module; for example: torch,numpy")
 
 
 def check_script(script: str, *, module: bool, no_python: bool = False) -> None:

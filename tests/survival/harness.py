@@ -29,6 +29,10 @@ HANG_SECONDS = 5.0 * PATIENCE
 DEADLINE_SECONDS = 100.0 * PATIENCE
 GONE_SECONDS = 3.0 * PATIENCE  # from the launcher's end until the last process is out of the process table
 
+# Workers of jobs are forked of a process that has imported torch, which saves most of the time of a test.
+# RELIGHT_TEST_PRELOAD= runs every worker as a new process.
+PRELOAD = os.environ.get("RELIGHT_TEST_PRELOAD", "torch")
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
 SHARED_MEMORY = Path("/dev/shm")
@@ -108,6 +112,7 @@ class Job:
             *(sys.executable, "-P", "-m", "relight.cli", "run"),
             *("--nproc-per-node", str(training.ranks), "--standby", str(standbys), "--run-dir", str(self.run_dir)),
             *("--hang-timeout-seconds", f"{hang_seconds:g}", "--outside-hang-timeout-seconds", f"{hang_seconds:g}"),
+            *(("--preload", PRELOAD) if PRELOAD and "--no-python" not in flags else ()),
             *flags,
             *(word for sentence in faults for word in ("--chaos", sentence)),
             str(PROGRAMS / training.program),

@@ -76,6 +76,7 @@ class Agent:
 
     async def _serve(self) -> int:
         """Serve until the controller orders the agent to stop, or none is left to order anything."""
+        await self._workers.preload()
         given_up = await self._session.connect(self._workers.names)
         while not given_up:
             async with asyncio.TaskGroup() as group:

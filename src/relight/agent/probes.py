@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-_STATE, _START_TIME, _RSS_PAGES = 3, 22, 24  # numbers of fields in proc_pid_stat(5)
+_STATE, _START_TIME, _RSS_PAGES, _EXIT_CODE = 3, 22, 24, 52  # numbers of fields in proc_pid_stat(5)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _READ_BYTES = 4096
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -53,6 +53,15 @@ def start_time(pid: int) -> int | None:
     try:
         fields = _stat_fields(Path(f"/proc/{pid}/stat").read_bytes())
         return None if _field(fields, _STATE) in "ZX" else int(_field(fields, _START_TIME))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def exit_status(pid: int) -> int | None:
+    """Return the status of a process that has ended but is not reaped, negative for a signal. None: not known."""
+    try:
+        fields = _stat_fields(Path(f"/proc/{pid}/stat").read_bytes())
+        return os.waitstatus_to_exitcode(int(_field(fields, _EXIT_CODE))) if _field(fields, _STATE) == "Z" else None
     except (OSError, IndexError, ValueError):
         return None
 

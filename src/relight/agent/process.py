@@ -10,9 +10,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from relight.agent.page import Page, Pages
 from relight.agent.probes import MemoryKills, Probe
+from relight.agent.template import Template
 from relight.wire.settings import JobSettings
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "relight.training.bootstrap")
@@ -44,6 +46,44 @@ class End:
     evidence: str
 
 
+class Child(Protocol):
+    """How the status of a process is found, by what its parent is."""
+
+    pid: int
+
+    def status(self) -> int | None:
+        """The exit status, with the zombie left in place: until it is released, its number is not given to another."""
+
+    def release(self) -> None:
+        """Let go of the zombie."""
+
+    def kill(self) -> None:
+        """End a process that nothing else watches yet."""
+
+
+class OwnChild:
+    """A process that this agent has started itself."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self.pid = child.pid
+        self._child = child
+
+    def status(self) -> int | None:
+        """See Child."""
+        result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        if result is None:
+            return None
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+    def release(self) -> None:
+        """See Child."""
+        self._child.wait()
+
+    def kill(self) -> None:
+        """See Child."""
+        self._child.kill()
+
+
 class Process:
     """A live or dead process. `child` is None for one that a predecessor of this agent started."""
 
@@ -56,7 +96,7 @@ class Process:
         page: Page,
         outputs: tuple[int, ...],
         rank: int | None,
-        child: subprocess.Popen[bytes] | None = None,
+        child: Child | None = None,
     ) -> None:
         self.name = name
         self.pid = pid
@@ -69,9 +109,9 @@ class Process:
         self._killed_because = ""
 
     @property
-    def is_adopted(self) -> bool:
-        """True if a predecessor started it: then no signal tells this agent that it was stopped."""
-        return self._child is None
+    def is_silent(self) -> bool:
+        """True if it is not a child of this agent: then no signal tells this agent that it was stopped."""
+        return not isinstance(self._child, OwnChild)
 
     def kill(self, why: str) -> None:
         """SIGKILL, which also ends a stopped process: it must not run on for a moment. `why` is evidence."""
@@ -85,24 +125,15 @@ class Process:
         Processes that a failed worker has started (data loaders, say) still hold its sockets and its device, so they
         are killed too. A worker that finished may leave processes that continue.
         """
-        status = self._peek()
+        status = None if self._child is None else self._child.status()
         if status != 0:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         if self._child is not None:
-            self._child.wait()
+            self._child.release()
         os.close(self.pidfd)
         self.probe.close()
         return End(status, self._evidence(status, memory_kills.rose()))
-
-    def _peek(self) -> int | None:
-        """The status, with the zombie left in place: until it is reaped, no other process can get its number."""
-        if self._child is None:
-            return None
-        result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
-        if result is None:
-            return None
-        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
     def _evidence(self, status: int | None, memory_kills: int) -> str:
         if status is None:
@@ -120,11 +151,18 @@ class Process:
 
 
 def spawn(
-    launch: Launch, name: str, rank: int | None, slot: int, pages: Pages, shared_barrier: int | None = None
+    launch: Launch,
+    name: str,
+    rank: int | None,
+    slot: int,
+    pages: Pages,
+    shared_barrier: int | None = None,
+    template: Template | None = None,
 ) -> Process:
     """Start a worker, or a standby if `rank` is None. Raises OSError if that fails; nothing is left then.
 
-    It gets a page of `pages`. `shared_barrier` is a descriptor that all workers of this host inherit.
+    It gets a page of `pages`. `shared_barrier` is a descriptor that all workers of this host inherit. With a
+    `template` it is forked of that process.
 
     A worker also gets the read ends of its own output pipes: should this agent die, the pipes neither break nor
     lose anything, and the agent's successor finds them in the worker.
@@ -141,24 +179,39 @@ def spawn(
                 fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             pipes.append((read_end, write_end))
         outputs = tuple(read_end for read_end, _ in pipes)
-        child = subprocess.Popen(
-            launch.command,
-            env=worker_environment(
-                os.environ, launch, name, rank, slot, (pages.descriptor, page.offset), outputs, shared_barrier
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=pipes[0][1],
-            stderr=pipes[1][1],
-            pass_fds=(pages.descriptor, *outputs, *([] if shared_barrier is None else [shared_barrier])),
-            start_new_session=True,  # Ctrl-C in a terminal is for the launcher
+        passed = (pages.descriptor, *outputs, *([] if shared_barrier is None else [shared_barrier]))
+        environment = worker_environment(
+            os.environ, launch, name, rank, slot, (pages.descriptor, page.offset), outputs, shared_barrier
         )
-        undo.callback(child.wait)
+        written = (pipes[0][1], pipes[1][1])
+        child: Child = (
+            _start(launch.command, environment, written, passed)
+            if template is None
+            else template.fork(environment, written, passed)
+        )
+        undo.callback(child.release)
         undo.callback(child.kill)
         pidfd = os.pidfd_open(child.pid)
         undo.callback(os.close, pidfd)
         process = Process(name=name, pid=child.pid, pidfd=pidfd, page=page, outputs=outputs, rank=rank, child=child)
         undo.pop_all()
         return process
+
+
+def _start(
+    command: tuple[str, ...], environment: Mapping[str, str], output: tuple[int, int], passed: tuple[int, ...]
+) -> OwnChild:
+    return OwnChild(
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output[0],
+            stderr=output[1],
+            pass_fds=passed,
+            start_new_session=True,  # Ctrl-C in a terminal is for the launcher
+        )
+    )
 
 
 def worker_environment(
@@ -208,6 +261,12 @@ def worker_environment(
     if world_size > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
+
+
+def template_environment(launch: Launch) -> dict[str, str]:
+    """The environment of the process of which workers are forked: theirs, without what tells them apart."""
+    environment = worker_environment(os.environ, launch, "", 0, 0, (0, 0), ())
+    return {name: value for name, value in environment.items() if not name.startswith("RELIGHT_")}
 
 
 def has_ended(pidfd: int) -> bool:

@@ -94,6 +94,17 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
             least=0,
         ),
     ] = 0
+    preload: Annotated[
+        str,
+        Option(
+            JOB,
+            "import these modules once on each host, and fork workers of the process that did: a new worker is "
+            "there at once instead of after seconds of importing. For modules that start no threads and touch no "
+            "device when they are imported, such as torch",
+            metavar="MODULE,...",
+            unset="each worker imports what it needs",
+        ),
+    ] = ""
     run_dir: str = ""
     seed: Annotated[int, Option(JOB, "seed of the random streams of each step", metavar="SEED")] = 0
     controller_address: str = "127.0.0.1"

@@ -45,9 +45,9 @@ class SamplingSchedule:
         self._traced = now
         return True
 
-    def seconds_to_next_look(self, now: float, *, has_adopted: bool) -> float:
+    def seconds_to_next_look(self, now: float, *, has_silent: bool) -> float:
         """Return when to look again. A stop of a process that a predecessor started raises no signal here."""
-        if self._stopped or has_adopted:
+        if self._stopped or has_silent:
             return LOOK_SECONDS
         due = self._sent + self._pause
         return due - now if now < due else SAMPLE_SECONDS
