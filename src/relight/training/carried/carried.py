@@ -11,6 +11,7 @@ from typing import Any
 
 from relight.training.carried.catalog import Catalog
 from relight.training.carried.parts import Parts
+from relight.training.carried.places import is_empty
 from relight.training.carried.search import Search
 from relight.training.carried.succession import Adoption, Keeper
 from relight.training.carried.values import changed, put_back
@@ -201,6 +202,17 @@ class Carried:
                         self._looks += 1
             self._spots.frames.forget()
         return self._looks
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a name that decides a step is still empty, and the code sets it after the last write of a step."""
+        late = [one for one in self._kept.values() if one.feeds and one.after_write]
+        if not late:
+            return False
+        self._spots.frames.forget()
+        incomplete = any(is_empty(one.spot.get()) for one in late)
+        self._spots.frames.forget()
+        return incomplete
 
     def risk(self) -> str:
         """In a recovery: why equal bits cannot be vouched for, if something changes and is not carried."""

@@ -44,7 +44,8 @@ class Catalog:
         self._left_out_why = ""  # of what decides a step, perhaps
         self.dead: set[Place] = set()  # written before they are read: nothing of them is carried
         self.ignored: set[str] = set()
-        self.watched: frozenset[str] = frozenset()  # attributes that the code sets on tensors: on parameters, perhaps
+        # Attributes that the code sets on tensors, on parameters perhaps, and whether after the last write of a step.
+        self.watched: dict[str, bool] = {}
         self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of parts of what was handed over, and their marks
         self._drawn_before: dict[str, int] = {}  # `_caches` when the loop began
 
@@ -167,11 +168,24 @@ class Catalog:
             return []
         new = []
         for name, owner in self.parts.owners():
-            for attribute in sorted(self.watched & vars(owner).keys()) if isinstance(owner, torch.Tensor) else ():
+            own = vars(owner).keys() if isinstance(owner, torch.Tensor) else set()
+            for attribute in sorted(self.watched.keys() & own):
                 place: Place = (("slot", name[1], name[2]), ("attribute", attribute, ""))
                 if not self._is_covered(place) and (one := self.keep(place, seen=True)) is not None:
+                    one.after_write = self.watched[attribute]
                     new.append(one)
         return new
+
+    def unset(self) -> list[str]:
+        """Attributes that the rest of a step, after its last write, may set on parameters for the first time."""
+        late = {name for name, after_write in self.watched.items() if after_write and not hasattr(torch.Tensor, name)}
+        if not late:
+            return []
+        places: list[Place] = []
+        for name, owner in self.parts.owners():
+            if isinstance(owner, torch.Tensor):
+                places += [(("slot", name[1], name[2]), ("attribute", attribute, "")) for attribute in sorted(late)]
+        return [key_of(place) for place in places if not self._is_covered(place)]
 
     def _is_covered(self, place: Place) -> bool:
         """Whether what holds this place is carried as a whole, or is dead."""

@@ -245,7 +245,7 @@ class Expressions:
             if is_generator(ref.value) or is_iterator(ref.value):
                 self._draw(ref, node, use)
             elif index == 0 and name == "setattr" and len(arguments) > 1:
-                self._flow.set_on_tensors.add(str(constant_of(arguments[1])))
+                self._flow.set_on_tensor(str(constant_of(arguments[1])))
                 self._flow.mutate(ref, self._at(node))
             elif index == 0 and name != "next" and (name in MUTATORS_OF_FIRST or is_in_place(name)):
                 self._flow.mutate(ref, self._at(node))

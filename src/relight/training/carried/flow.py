@@ -24,12 +24,12 @@ class Flow:
         self.exposed: set[Key] = set()  # read before they are written
         self.writes: dict[Key, tuple[str, int]] = {}
         self.written_late: set[Key] = set()
-        self.set_on_tensors: set[str] = set()  # attributes of tensors, or of objects that may be tensors
         self._ends: list[State] = []  # of the ways through the iteration
         self._members: dict[Key, set[Key]] = {}  # places in what other places hold
         self._read_whole: set[Key] = set()
         self._edges: dict[Key, set[Key]] = {}
         self._sinks: set[Key] = set()
+        self._set_on_tensors: dict[str, int] = {}  # attributes of what may be tensors: positions of their last writes
         self._written_at: dict[Key, int] = {}  # the position of the last write of each
         self._position = 0  # so many writes and steps of optimizers were read
         self._steps: list[int] = []  # positions of calls of an optimizer's `step`
@@ -68,6 +68,11 @@ class Flow:
                 self.read(one, frozenset({key}))
                 self._record(key, where)
 
+    def set_on_tensor(self, attribute: str) -> None:
+        """An attribute of a tensor, or of an object that may be a tensor, gets a value."""
+        self._position += 1
+        self._set_on_tensors[attribute] = self._position
+
     def step(self, *, is_certain: bool) -> None:
         """An optimizer is called to write; or an object of which that is not known."""
         self._position += 1
@@ -75,8 +80,15 @@ class Flow:
 
     def is_after_step(self, key: Key) -> bool:
         """Whether a place is written after the last step of an optimizer, or may be."""
+        return self._is_after_step(self._written_at.get(key, 0))
+
+    def attributes_of_tensors(self) -> dict[str, bool]:
+        """Attributes that are set on what may be tensors, and whether that is after the last step of an optimizer."""
+        return {name: self._is_after_step(position) for name, position in self._set_on_tensors.items()}
+
+    def _is_after_step(self, position: int) -> bool:
         last = self._steps[-1:] or self._perhaps_steps[:1]
-        return bool(last) and self._written_at.get(key, 0) > last[0]
+        return bool(last) and position > last[0]
 
     def merge(self, *states: State) -> None:
         """Ways come together here."""

@@ -44,7 +44,8 @@ class Names:
 
     found: dict[Key, Found] = field(default_factory=dict)
     dead: set[Place] = field(default_factory=set)  # written before they are read: nothing of them is carried
-    set_on_tensors: frozenset[str] = frozenset()  # attributes of tensors, perhaps of parameters
+    # Attributes of tensors, perhaps of parameters; whether they are set after the last call of an optimizer's `step`.
+    set_on_tensors: dict[str, bool] = field(default_factory=dict)
     shown_after: list[str] = field(default_factory=list)  # those that code after the loop may read
 
 
@@ -67,7 +68,7 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     flow.expose_members()
     feeding = flow.feeding()
     read_after = iteration.read_after | {*frames[iteration.frames - 1].f_code.co_cellvars}
-    names, shown_after = Names(set_on_tensors=frozenset(flow.set_on_tensors)), []
+    names, shown_after = Names(set_on_tensors=flow.attributes_of_tensors()), []
     for key, (file, line) in flow.writes.items():
         value = flow.values.get(key)
         if key[0] == "temporary" or (is_foreign(value) and not isinstance(value, _PARTS)):

@@ -1,5 +1,6 @@
 """The places where a script keeps values: reading and setting them in the frames of the running loop."""
 
+import collections
 import ctypes
 import inspect
 import sys
@@ -25,6 +26,15 @@ class _Missing:
 
 
 MISSING: Any = _Missing()
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a place has no value yet: it is missing, None, or a container without items."""
+    return (
+        value is None
+        or value is MISSING
+        or (isinstance(value, (list, tuple, dict, set, collections.deque)) and not value)
+    )
 
 
 def key_of(place: Place) -> str:

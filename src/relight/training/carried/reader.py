@@ -238,7 +238,7 @@ class Reader(Expressions):
             case ast.Attribute():
                 base = self._value(target.value, NOWHERE, whole=False)
                 if known(base) is UNKNOWN or isinstance(known(base), torch.Tensor):
-                    self._flow.set_on_tensors.add(target.attr)
+                    self._flow.set_on_tensor(target.attr)
                 if (setter := own_accessor(known(base), target.attr, "fset")) is not None:
                     self._run(setter, base, target, None)
                     return

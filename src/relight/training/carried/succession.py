@@ -45,15 +45,17 @@ class Keeper:
 
         Raises UsageError for a value that decides what a step computes and cannot be kept.
         """
-        if not self._kept:
+        unset = self._catalog.unset() if in_step and early else []
+        if not self._kept and not unset:
             return {}
         self._captures += 1
         weigh = self._captures <= 2 * FIRST_STEPS or self._captures % _WEIGHED_EVERY == 0
         names, of_calls = self._write_all(weigh)
-        if not names and not of_calls:
+        if not names and not of_calls and not unset:
             return {}
         unsettled = [one.key for one in self._kept.values() if one.feeds and one.late] if in_step else []
         lacking = [key for key in (*names, *of_calls) if in_step and self._kept[key].may_move_on(early=early)]
+        lacking += unset
         self._was_unsettled = bool(unsettled or lacking)
         found = {"unsettled": unsettled, "lacking": lacking}  # what a step may change after this
         return {"names": names, "of_calls": of_calls, **found, "loop": self._catalog.loop.place}

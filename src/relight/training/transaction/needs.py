@@ -28,9 +28,15 @@ class CarriedState(Protocol):
     def look(self) -> int:
         """Return a number that differs once that state has changed."""
 
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether what decides a step is still empty, and is set after the last write of some step."""
+
 
 class NothingCarried:
     """A script without such state."""
+
+    is_incomplete = False
 
     def look(self) -> int:
         return 0
@@ -45,6 +51,11 @@ class Needs:
         self._carried = carried
         self._seen: tuple[Any, ...] = ()  # launches and private state, at the last look
         self.stirred = 0  # of the step's writes, the number of those before its last need
+
+    @property
+    def more_expected(self) -> bool:
+        """Whether a later step may change state after writes that nothing followed until now."""
+        return self._carried.is_incomplete
 
     def begin(self, now: list[int] | None) -> None:
         """A step begins. `now`: a scan of all tensors; None if its needs are known already."""

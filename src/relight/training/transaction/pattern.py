@@ -36,8 +36,9 @@ class Pattern:
 def observed(writes: Sequence[str], stirred: int, *, more_expected: bool = False) -> Pattern:
     """The pattern of a step that made `writes`, of which `stirred` came before its last need of other ranks.
 
-    `more_expected`: some optimizer has made no step yet. Its first one may come after these writes, and need other
-    ranks (a discriminator that starts late), so until then no barrier stands before the end.
+    `more_expected`: some optimizer has made no step yet, or a name that decides steps is still empty and the code sets
+    it after the last write. That may come in a later step and need other ranks (a discriminator that starts late), or
+    be lost with a rank (a mask for pruning), so until then no barrier stands before the end.
     """
     return Pattern(tuple(writes[:stirred]), early=stirred < len(writes) and not more_expected)
 

@@ -72,7 +72,9 @@ class Transaction:
         learnt = self.learner.learnt
         if learnt is not None and (self._is_early or not self._writes):
             return learnt if not self.surprise else Pattern()
-        return observed(self._writes, self._needs.stirred, more_expected=bool(self._unused))
+        return observed(
+            self._writes, self._needs.stirred, more_expected=bool(self._unused) or self._needs.more_expected
+        )
 
     @property
     def image_bytes(self) -> int:
