@@ -15,7 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "relight"
-ROOMS = ("training", "transfer", "integrations")  # the others may not import torch (contracts in pyproject.toml)
+ROOMS = (
+    "device",
+    "training",
+    "transfer",
+    "integrations",
+)  # the others may not import torch (contracts in pyproject.toml)
 HOME = "torch_private"  # a folder, or a file of that name
 # Underscore names of other libraries, by their last part.
 NOT_TORCH = {

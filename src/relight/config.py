@@ -22,6 +22,7 @@ from relight.agent.join import address_towards, resolve
 from relight.chaos.plan import check_fault, parse_fault
 from relight.core.fault import Plan
 from relight.dashboard.address import split_address
+from relight.device.visible import count_devices
 from relight.errors import UsageError
 from relight.flags import read_setting, read_settings
 from relight.server.claim import Claim, remove_unused
@@ -86,7 +87,7 @@ def _on_loopback(settings: JobSettings) -> JobSettings:
 def count_workers(asked: str) -> int:
     """The number of workers, spelt as for torchrun: a number, "cpu", "gpu", or "auto" (GPUs if there are any)."""
     if asked in ("auto", "cpu", "gpu"):
-        gpus = _count_gpus()
+        gpus = count_devices()
         if asked == "gpu" and not gpus:
             raise UsageError("--nproc-per-node gpu: no GPU is visible; give a number, or 'cpu'")
         return gpus if gpus and asked != "cpu" else len(os.sched_getaffinity(0))
@@ -97,15 +98,6 @@ def count_workers(asked: str) -> int:
     if count < 1:
         raise UsageError(f"--nproc-per-node {count}: a job needs at least one worker")
     return count
-
-
-def _count_gpus() -> int:
-    """Visible NVIDIA devices, without loading anything that drives them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = sum(1 for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
-    if visible is None:
-        return devices
-    return min(devices, len([item for item in visible.split(",") if item.strip() not in ("", "-1")]))
 
 
 def count_nodes(asked: str) -> int:

@@ -5,8 +5,8 @@ import contextlib
 import threading
 import time
 
-from relight.agent.gpus import Gpus
 from relight.agent.session import ControllerSession
+from relight.device.nvidia import Gpus
 from relight.wire.status import Gpu, GpuStatus
 
 GPU_SECONDS = 5.0  # between two looks

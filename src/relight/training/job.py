@@ -1,5 +1,6 @@
 """`relight.init()`: join the job that `relight run` started."""
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from relight.core.commands import Assign
 from relight.core.position import Phase
+from relight.device.placement import place
 from relight.errors import UsageError
 from relight.training.ending import hook
 from relight.training.process.runtime import Runtime, connect
@@ -117,8 +119,8 @@ def init(*, late_standby: bool | None = None) -> Job:
     runtime.page.stamp(Phase.STARTING)
     if other_version and runtime.rank == 0 and not runtime.is_standby:
         runtime.say("torch", other_version)
-    runtime.guessed = late_standby is None
-    runtime.builds_late = _PIPELINES in sys.modules if late_standby is None else late_standby
+    runtime.guessed = late_standby is None and _PIPELINES in sys.modules
+    _place(runtime, True if runtime.guessed else late_standby)
     _await_rank(runtime)
     _initialize_torch(runtime)
     _runtime = runtime
@@ -161,6 +163,18 @@ def _look_after_itself(runtime: Runtime) -> None:
     answer_for_stacks(Path(os.environ["RELIGHT_PRIVATE_DIR"]), runtime.process)
 
 
+def _place(runtime: Runtime, late_standby: bool | None) -> None:
+    """Decide on the devices of ranks and standbys, and on how their tensors travel."""
+    settings = runtime.settings
+    standbys = math.ceil(settings.standbys / settings.nodes)
+    runtime.placement = place(
+        runtime.accelerator.devices(), runtime.local_world_size, standbys, late_standby=late_standby
+    )
+    runtime.builds_late = runtime.placement.builds_late
+    if runtime.placement.notice and runtime.rank == 0 and not runtime.is_standby:
+        runtime.say("devices", runtime.placement.notice)
+
+
 def _await_rank(runtime: Runtime) -> None:
     """Wait for the rank that the controller assigns; not in a standby that builds its modules first."""
     if not runtime.is_standby:
@@ -168,6 +182,8 @@ def _await_rank(runtime: Runtime) -> None:
         runtime.take_assignment(order.generation, order.rank)
     elif runtime.builds_late:
         runtime.stand_by(layout_digest="")
+        if runtime.placement.has_own_collectives:  # that of the process which had the rank
+            runtime.device = runtime.accelerator.device_of_slot(runtime.local_rank)
         runtime.page.stamp(Phase.STARTING)
 
 
@@ -175,8 +191,7 @@ def _initialize_torch(runtime: Runtime) -> None:
     """Make the default process group, and follow the script's use of torch.distributed."""
     groups = ScriptGroups(runtime)
     groups.register()
-    if runtime.device.type == "cuda":
-        torch.cuda.set_device(runtime.device)
+    runtime.accelerator.use(runtime.device)
     dist.init_process_group(BACKEND, store=REFUSED_STORE, rank=runtime.rank, world_size=runtime.world_size)
     groups.watch()
     watch_wrappers()

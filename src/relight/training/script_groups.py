@@ -25,7 +25,7 @@ class ScriptGroups:
 
     def register(self, backend: str = BACKEND) -> None:
         """Have `dist.init_process_group(backend)` make the default group here."""
-        devices = ["cpu", "cuda"]
+        devices = sorted({"cpu", self._runtime.device.type})
         dist.Backend.register_backend(backend, self._make_default, extended_api=True, devices=devices)
 
     def watch(self) -> None:

@@ -20,7 +20,7 @@ from relight.training.connection.store import GenerationStore, StoreClient
 from relight.training.torch_private.groups import (
     POINT_TO_POINT,
     REDUCE_SCATTERS,
-    abort_nccl,
+    abort_backend,
     cpu_backend,
     make_generation_group,
 )
@@ -38,7 +38,7 @@ class GenerationGroup:
         self,
         group: dist.ProcessGroup,
         sockets: GroupSockets | None = None,
-        cuda: torch.device | None = None,
+        device: torch.device | None = None,
         waits: Waits | None = None,
         local: SharedMemoryAllReduce | None = None,
     ) -> None:
@@ -47,7 +47,7 @@ class GenerationGroup:
         self._all_reduce = BarrierAllReduce(group.size(), local)
         self._sockets = sockets
         self.is_detached = sockets is None  # operations complete at once, alone
-        self._cuda = cuda
+        self._device = device  # whose own collectives carry its tensors; None: gloo carries all
         self._waits = waits or Waits()
         self._backward = Backward()
         self._operations: collections.deque[Waitable] = collections.deque()
@@ -55,8 +55,8 @@ class GenerationGroup:
 
     def launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         """Start an operation; the work it returns ends by itself or at Stop, never later."""
-        if self._cuda is not None:
-            return getattr(self.group, operation)(*args, **kwargs)  # NCCL's own abort ends it
+        if self._device is not None:
+            return getattr(self.group, operation)(*args, **kwargs)  # the device's own abort ends it
         if operation in POINT_TO_POINT:
             return Exchange(getattr(self.group, operation)(*args, **kwargs), args[0], self._remember, self._waits)
         over = self._waits.begin() if self._waits.are_shown else None
@@ -69,7 +69,7 @@ class GenerationGroup:
 
         The reducer asks it for nothing but its future, so there is nothing for Python to do.
         """
-        if self._cuda is not None or self._waits.are_shown:
+        if self._device is not None or self._waits.are_shown:
             return self.launch("allreduce", *args, **kwargs)
         work, last = self._cpu.allreduce(*args, **kwargs), self._backward.last()
         if isinstance(last, Buckets):
@@ -115,7 +115,7 @@ class GenerationGroup:
     def _start_all_reduce(self, tensor: torch.Tensor) -> Any:
         """Start the all-reduce that only one thread of ours waits for: no future, half the time of `launch`."""
         work = self.group.allreduce([tensor])
-        return work if self._cuda is not None else self._remember(WaitedFor(work))
+        return work if self._device is not None else self._remember(WaitedFor(work))
 
     def _remember(self, running: "Waitable") -> "Waitable":
         self._operations.append(running)
@@ -138,8 +138,8 @@ class GenerationGroup:
         """Make every operation in flight fail within milliseconds. Returns at once."""
         self._broken = True
         self._all_reduce.abandon()
-        if self._cuda is not None:
-            abort_nccl(self.group, self._cuda)
+        if self._device is not None:
+            abort_backend(self.group, self._device)
         if self._sockets is not None:
             self._sockets.cut()
             self._abandon_soon()
@@ -195,7 +195,7 @@ class Forming:
         generation: int,
         groups: Sequence[Ranks],
         rank: int,
-        cuda: torch.device | None,
+        device: torch.device | None,
         waits: Waits | None = None,
         shared_barrier: SharedBarrier | None = None,
     ) -> None:
@@ -206,14 +206,14 @@ class Forming:
             name = group_name(ranks)
             sockets = GroupSockets(len(ranks) - 1)
             store = GenerationStore(client, generation, f"{name}/")
-            group = make_generation_group(store, ranks.index(rank), len(ranks), f"{name}@{generation}", cuda)
+            group = make_generation_group(store, ranks.index(rank), len(ranks), f"{name}@{generation}", device)
             sockets.formed()
             local = (
                 SharedMemoryAllReduce(shared_barrier, generation, rank)
                 if shared_barrier and shared_barrier.ranks == len(ranks)
                 else None
             )
-            return GenerationGroup(group, sockets, cuda, waits, local)
+            return GenerationGroup(group, sockets, device, waits, local)
 
         def form() -> None:
             try:

@@ -9,17 +9,16 @@ from typing import Any
 import torch
 import xxhash
 
-_MAY_HAVE_CUDA = torch.backends.cuda.is_built()
+from relight.device.choose import accelerator
 
 
 def seed_everything(seed: int, purpose: str, number: int, rank: int) -> None:
     """Seed Python's, torch's and (if the script imported it) NumPy's global generators."""
     value = xxhash.xxh3_64_intdigest(f"{seed}/{purpose}/{number}/{rank}".encode())
     random.seed(value)
-    # Not torch.manual_seed: it formats a stack trace for CUDA's lazy start, a hundred times the cost of the seeding.
+    # Not torch.manual_seed: it formats a stack trace for a device's lazy start, a hundred times the seeding's cost.
     torch.default_generator.manual_seed(value & (2**63 - 1))
-    if _MAY_HAVE_CUDA and torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(value & (2**63 - 1))
+    accelerator().seed(value & (2**63 - 1))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(value & 0xFFFFFFFF)
@@ -28,8 +27,8 @@ def seed_everything(seed: int, purpose: str, number: int, rank: int) -> None:
 def capture() -> dict[str, Any]:
     """The state of the global generators, as a tree."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state()
+    if (of_device := accelerator().random_state()) is not None:
+        state["device"] = of_device
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         state["numpy"] = numpy.random.get_state()
@@ -40,8 +39,8 @@ def put_back(state: dict[str, Any]) -> None:
     """The inverse of `capture`."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
+    if "device" in state:
+        accelerator().set_random_state(state["device"])
     if "numpy" in state:
         sys.modules["numpy"].random.set_state(state["numpy"])
 

@@ -31,6 +31,8 @@ from relight.core.events import (
 )
 from relight.core.fault import Action, Fault, Point
 from relight.core.position import Phase
+from relight.device.choose import accelerator
+from relight.device.placement import Placement
 from relight.errors import RestoreError, StepInterrupted
 from relight.training.collectives.generation_group import Forming, GenerationGroup, GenerationGroups
 from relight.training.collectives.group import RelightProcessGroup
@@ -90,8 +92,9 @@ class Runtime:
         self.shared_barrier = _open_shared_barrier(
             environment.get("RELIGHT_SHARED_BARRIER_FD", ""), settings.world_size
         )
-        self.device = _choose_device(self.slot)
-        self._on_gpu = self.device.type == "cuda"
+        self.accelerator = accelerator()
+        self.device = self.accelerator.device_of_slot(self.slot)
+        self.placement = Placement(has_own_collectives=False, builds_late=False)  # `relight.init` decides
         self.generation = 0  # the one the main thread works in
         self.closed = False  # set by the link thread: a newer generation was opened
         self.in_step = False  # inside `with step`
@@ -250,8 +253,7 @@ class Runtime:
 
     def synchronize(self) -> None:
         """Returns once the device has done all that was launched."""
-        if self._on_gpu:
-            torch.cuda.synchronize(self.device)
+        self.accelerator.synchronize(self.device)
 
     def runs_other_modules(self) -> None:
         """Ranks run different modules, so the number of their collectives says nothing about who is behind whom."""
@@ -443,7 +445,12 @@ class Runtime:
     @property
     def local_rank(self) -> int:
         """The rank on its node, as ranks are laid out at the start."""
-        return self.rank % max(1, self.world_size // self.settings.nodes)
+        return self.rank % self.local_world_size
+
+    @property
+    def local_world_size(self) -> int:
+        """The number of ranks on a node at the start."""
+        return max(1, self.world_size // self.settings.nodes)
 
     def report_status(self, status: RankStatus) -> Restore | Save:
         """Stand still: say what is in hand, wait for the decision. Repeats itself whenever a newer Stop arrives."""
@@ -487,8 +494,8 @@ class Runtime:
     def begin_forming(self, generation: int, groups: Sequence[Ranks]) -> Forming:
         """Form groups of a generation, on a thread of its own."""
         self.faults.strike(Point.REFORM)
-        cuda = self.device if self.device.type == "cuda" and _one_gpu_per_rank(self.world_size) else None
-        return Forming(self.store, generation, groups, self.rank, cuda, self.waits, self.shared_barrier)
+        device = self.device if self.placement.has_own_collectives else None
+        return Forming(self.store, generation, groups, self.rank, device, self.waits, self.shared_barrier)
 
     def await_formed(self, forming: Forming, generation: int) -> GenerationGroups:
         """The formed groups. Raises Superseded if the generation is closed first, RestoreError if forming failed."""
@@ -571,23 +578,12 @@ class Runtime:
                 self._interrupt = None
 
 
-def _choose_device(slot: int) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", slot % torch.cuda.device_count())
-
-
 def _open_shared_barrier(descriptor: str, world_size: int) -> SharedBarrier | None:
     """What this process shares with the other workers of its host; None: gloo does without."""
     try:
         return SharedBarrier(int(descriptor), world_size)
     except (ValueError, OSError):
         return None
-
-
-def _one_gpu_per_rank(world_size: int) -> bool:
-    """NCCL refuses two ranks on one device; then gloo carries CUDA tensors through host memory."""
-    return torch.cuda.device_count() >= world_size
 
 
 def connect() -> Runtime:

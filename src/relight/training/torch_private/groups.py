@@ -1,13 +1,14 @@
-"""Process groups of torch: their operations, and gloo's, NCCL's and detached ones."""
+"""Process groups of torch: their operations, and gloo's, devices' and detached ones."""
 
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import ProcessGroup
 
+from relight.device.choose import accelerator_of
 from relight.wire.loopback import IPV4, handed_down
 from relight.wire.settings import host_address
 
@@ -31,20 +32,18 @@ _FORMING_TIMEOUT = timedelta(seconds=60)
 OPERATIONS = tuple(name for name in _OPERATIONS if hasattr(ProcessGroup, name))
 
 
-def make_generation_group(store: Store, rank: int, size: int, name: str, cuda: torch.device | None) -> ProcessGroup:
-    """A real process group: gloo for CPU tensors, NCCL too where a CUDA device is given. Blocks until formed."""
+def make_generation_group(store: Store, rank: int, size: int, name: str, device: torch.device | None) -> ProcessGroup:
+    """A real process group: gloo for CPU tensors, and the collectives of a device if given. Blocks until formed."""
     group = ProcessGroup(store, rank, size)
     gloo = _make_gloo(store, rank, size)
     gloo._set_default_timeout(_COLLECTIVE_TIMEOUT)
     kind = ProcessGroup.BackendType.GLOO
     group._set_default_backend(kind)
     group._register_backend(torch.device("cpu"), kind, gloo)
-    if cuda is not None:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _COLLECTIVE_TIMEOUT
-        nccl = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
-        group._set_default_backend(ProcessGroup.BackendType.NCCL)
-        group._register_backend(cuda, ProcessGroup.BackendType.NCCL, nccl)
+    if device is not None:
+        own = accelerator_of(device).make_backend(store, rank, size, _COLLECTIVE_TIMEOUT)
+        group._set_default_backend(own.kind)
+        group._register_backend(device, own.kind, own.backend)
     group._set_group_name(name)  # type: ignore[arg-type]
     return group
 
@@ -101,6 +100,6 @@ def source_rank_of(work: Any) -> int:
     return int(work._source_rank())
 
 
-def abort_nccl(group: ProcessGroup, device: torch.device) -> None:
-    """Make NCCL operations of this group fail at once. Not run on this project's CI, which has no GPU."""
+def abort_backend(group: ProcessGroup, device: torch.device) -> None:
+    """Make the device's own collectives of this group fail at once."""
     group._get_backend(device).abort()

@@ -6,14 +6,13 @@ then, not in the middle of an update.
 """
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
 import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
+from relight.device.pinning import pin
 from relight.errors import TransferError
 from relight.transfer.plan.manifest import describe_bytes
 
@@ -35,7 +34,7 @@ class Buffer:
             os.close(descriptor)
             raise TransferError(f"the shared buffer cannot be mapped: {error}") from error
         self.view = memoryview(self._mapping)
-        self._unpin = _pin(self.view)
+        self._unpin = pin(self.view)
 
     @classmethod
     def create(cls, nbytes: int) -> "Buffer":
@@ -64,36 +63,6 @@ class Buffer:
         os.close(self.descriptor)
 
 
-def _pin(view: memoryview) -> Callable[[], object]:
-    """Have a GPU that this process works on read and write this memory by itself; returns what ends that.
-
-    Without it copies between the two are slower, and the host waits for them. A process that begins to use a GPU later
-    does without.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return lambda: None
-    # Of a device that this process works on: anything on another one would take half a gigabyte of that one's memory.
-    used = (index for index in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(index))
-    device = next(used, None)
-    if device is None:
-        return lambda: None
-    runtime = torch.cuda.cudart()
-    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-    with torch.cuda.device(device):
-        if int(runtime.cudaHostRegister(address, len(view), _PORTABLE)) != 0:
-            with contextlib.suppress(RuntimeError):  # CUDA reports an error twice: here, not in a later kernel
-                torch.zeros(1, device="cuda")
-            return lambda: None
-
-    def unpin() -> None:
-        with torch.cuda.device(device):
-            runtime.cudaHostUnregister(address)
-
-    return unpin
-
-
-_PORTABLE = 1  # cudaHostRegisterPortable: for every device that this process uses
 _FULL = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT})
 
 

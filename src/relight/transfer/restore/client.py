@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
+from relight.device.choose import is_accelerated
 from relight.errors import ProtocolError, RestoreError, TransferError, UsageError
 from relight.transfer.io.channel import connect
 from relight.transfer.io.codec import TensorSpec, empty_like, spec_of
@@ -258,8 +259,12 @@ def destination_for(own: torch.Tensor | None, spec: TensorSpec, *, on_device: bo
 
     `on_device`: they can go into the memory of a device as well.
     """
-    places = ("cpu", "cuda") if on_device else ("cpu",)
-    if own is not None and own.device.type in places and own.is_contiguous() and spec_of(own) == spec:
+    if (
+        own is not None
+        and (own.is_cpu or (on_device and is_accelerated(own)))
+        and own.is_contiguous()
+        and spec_of(own) == spec
+    ):
         return own.detach()
     try:
         return empty_like(spec)

@@ -10,38 +10,39 @@ import contextlib
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 import xxhash
 
+from relight.device.choose import accelerator_of, is_accelerated
 from relight.transfer.plan.plan import Bucket, Piece
 
 LIFT_BYTES = 4 * 2**20  # digested while the next ones are under way
 
 
 @functools.cache
-def _stream_of(device: torch.device) -> torch.cuda.Stream:
-    """One for all copies: torch has few to hand out, and NCCL and others use these too."""
-    return torch.cuda.Stream(device)
+def _stream_of(device: torch.device) -> Any:
+    """Return the one stream for all copies of a device."""
+    return accelerator_of(device).new_stream(device)
 
 
 class CopyStreams:
     """The streams for copies, one for each device."""
 
     def __init__(self) -> None:
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[torch.device, Any] = {}
 
     @contextlib.contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
         """Launch kernels inside on these streams; the host does not wait for them."""
-        if device.type != "cuda":
+        kind = accelerator_of(device)
+        if kind.is_host:
             yield
             return
-        # With the device itself, too: it alone goes back to the thread's own one without using up memory of that.
-        with torch.cuda.device(device):
-            stream = self._streams[device] = _stream_of(device)
-            with torch.cuda.stream(stream):
-                yield
+        stream = self._streams[device] = _stream_of(device)
+        with kind.launching_on(stream):
+            yield
 
     def mark(self) -> Callable[[], None]:
         """Return a function that waits for everything launched so far."""
@@ -84,7 +85,7 @@ class Lift:
             source = bytes_on_device(values, start, count)
             for done in range(0, count, LIFT_BYTES):
                 end = min(done + LIFT_BYTES, count)
-                self._host[offset + done : offset + end].copy_(source[done:end], non_blocking=source.is_cuda)
+                self._host[offset + done : offset + end].copy_(source[done:end], non_blocking=True)
                 self._unmarked_bytes += end - done
                 if self._unmarked_bytes >= LIFT_BYTES:
                     self.mark(offset + end)
@@ -128,12 +129,12 @@ class DeviceWriter:
         tensor = self._tensors[piece.tensor]
         with streams.on(tensor.device):
             if not piece.stride:
-                bytes_on_device(tensor, piece.start, piece.nbytes).copy_(values, non_blocking=tensor.is_cuda)
+                bytes_on_device(tensor, piece.start, piece.nbytes).copy_(values, non_blocking=True)
                 return
             runs = piece.nbytes // piece.run
             span = bytes_on_device(tensor, piece.start, (runs - 1) * piece.stride + piece.run)
             places = span.as_strided((runs, piece.run), (piece.stride, 1))
-            places.copy_(values.view(runs, piece.run), non_blocking=tensor.is_cuda)
+            places.copy_(values.view(runs, piece.run), non_blocking=True)
 
 
 def bytes_on_device(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:
@@ -151,5 +152,5 @@ def is_on_device(tensors: Iterable[torch.Tensor]) -> bool:
 
 def settle(tensors: Iterable[torch.Tensor]) -> None:
     """Wait for all that was launched on their devices, by this process."""
-    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
-        torch.cuda.synchronize(device)
+    for device in {tensor.device for tensor in tensors if is_accelerated(tensor)}:
+        accelerator_of(device).synchronize(device)

@@ -6,10 +6,10 @@ a container does not tell is left out.
 
 import contextlib
 import importlib
-import os
 from collections.abc import Callable
 from typing import Any
 
+from relight.device.visible import restricted_to
 from relight.wire.status import Gpu
 
 # What slows a device down though there is work: heat, a power brake, or its hardware by itself.
@@ -75,11 +75,9 @@ class Gpus:
 
 
 def _visible(count: int) -> list[str]:
-    """Devices by number or UUID, as CUDA_VISIBLE_DEVICES restricts and orders them."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return [str(number) for number in range(count)]
-    return [device.strip() for device in named.split(",") if device.strip() and device.strip() != "-1"]
+    """Devices by number or UUID, as the environment restricts and orders them."""
+    named = restricted_to()
+    return [str(number) for number in range(count)] if named is None else named
 
 
 def _handle(nvml: Any, device: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relight.agent.gpus import Gpus
+from relight.device.nvidia import Gpus
 from relight.wire.status import Gpu
 
 

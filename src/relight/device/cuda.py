@@ -1,0 +1,81 @@
+"""NVIDIA's devices, and AMD's in builds for ROCm, which torch shows under the same names."""
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from relight.device.accelerator import Accelerator, DeviceBackend
+from relight.device.torch_private import PrefixStore, Store, set_timeout
+
+_PORTABLE = 1  # cudaHostRegisterPortable: for every device that this process uses
+
+
+class Cuda(Accelerator):
+    """Written by reading; see docs/GPU.md for what has run."""
+
+    type = "cuda"
+    has_gloo = True
+    backend_name = "nccl"
+
+    def count(self) -> int:
+        return torch.cuda.device_count()
+
+    def use(self, device: torch.device) -> None:
+        torch.cuda.set_device(device)
+
+    def synchronize(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+
+    def new_stream(self, device: torch.device) -> torch.cuda.Stream:
+        return torch.cuda.Stream(device)
+
+    @contextlib.contextmanager
+    def launching_on(self, stream: Any) -> Any:
+        # With the device itself, too: it alone goes back to the thread's own one without using up memory of that.
+        with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+            yield
+
+    def seed(self, seed: int) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
+
+    def random_state(self) -> torch.Tensor | None:
+        return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state)
+
+    def pin(self, view: memoryview) -> Callable[[], object] | None:
+        """Register memory that torch has not allocated. A process that begins to use a device later does without."""
+        if not torch.cuda.is_initialized():
+            return None
+        # Of a device that this process works on: anything on another one would take half a gigabyte of its memory.
+        used = (index for index in range(self.count()) if torch.cuda.memory_reserved(index))
+        device = next(used, None)
+        if device is None:
+            return None
+        runtime = torch.cuda.cudart()
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        with torch.cuda.device(device):
+            if int(runtime.cudaHostRegister(address, len(view), _PORTABLE)) != 0:
+                with contextlib.suppress(RuntimeError):  # CUDA reports an error twice: here, not in a later kernel
+                    torch.zeros(1, device="cuda")
+                return None
+
+        def unpin() -> None:
+            with torch.cuda.device(device):
+                runtime.cudaHostUnregister(address)
+
+        return unpin
+
+    def make_backend(self, store: Store, rank: int, size: int, timeout: timedelta) -> DeviceBackend:
+        options = dist.ProcessGroupNCCL.Options()
+        set_timeout(options, timeout)
+        nccl: Any = dist.ProcessGroupNCCL(PrefixStore(self.backend_name, store), rank, size, options)
+        return DeviceBackend(ProcessGroup.BackendType.NCCL, nccl)

@@ -1,0 +1,72 @@
+"""Any other device that torch knows by `torch.accelerator`, built in or out of its tree.
+
+Tests run it with a device of their own (tests/device_extension). Ascend NPUs with HCCL and XPUs with XCCL go this way,
+and have not been tried. It cannot register host memory: copies between buffers and the device are slower than they
+could be.
+"""
+
+import contextlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from relight.device.accelerator import Accelerator, DeviceBackend
+from relight.device.torch_private import PrefixStore, Store, make_registered_backend
+from relight.errors import UsageError
+
+
+class Generic(Accelerator):
+    """The current accelerator of this process, whatever its kind."""
+
+    def __init__(self, type_: str) -> None:
+        self.type = type_
+        self._module: Any = torch.get_device_module(type_)
+        self.backend_name = dist.Backend.default_device_backend_map.get(type_)
+
+    def count(self) -> int:
+        return torch.accelerator.device_count()
+
+    def use(self, device: torch.device) -> None:
+        torch.accelerator.set_device_index(device)
+
+    def synchronize(self, device: torch.device) -> None:
+        torch.accelerator.synchronize(device)
+
+    def new_stream(self, device: torch.device) -> torch.Stream:
+        return torch.Stream(device)
+
+    @contextlib.contextmanager
+    def launching_on(self, stream: Any) -> Any:
+        with torch.accelerator.device_index(stream.device.index), stream:
+            yield
+
+    def seed(self, seed: int) -> None:
+        if self._is_used():
+            self._module.manual_seed_all(seed)
+
+    def random_state(self) -> torch.Tensor | None:
+        return self._module.get_rng_state() if self._is_used() else None
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        self._module.set_rng_state(state)
+
+    def _is_used(self) -> bool:
+        is_initialized = getattr(self._module, "is_initialized", None)
+        return is_initialized is None or bool(is_initialized())
+
+    def pin(self, view: memoryview) -> Callable[[], object] | None:  # noqa: ARG002
+        return None
+
+    def make_backend(self, store: Store, rank: int, size: int, timeout: timedelta) -> DeviceBackend:
+        name = self.backend_name
+        if name is None:
+            raise UsageError(
+                f"torch knows no collectives for devices of type {self.type!r}. Import the package that registers them "
+                "before relight.init()"
+            )
+        backend = make_registered_backend(name, PrefixStore(name, store), rank, size, timeout)
+        return DeviceBackend(ProcessGroup.BackendType.CUSTOM, backend)

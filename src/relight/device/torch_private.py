@@ -1,0 +1,25 @@
+"""Private interfaces of torch that devices need."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, PrefixStore, Store
+
+__all__ = ["Backend", "PrefixStore", "Store", "make_registered_backend", "set_timeout"]
+
+
+def set_timeout(options: Any, timeout: timedelta) -> None:
+    """Set the time after which a backend gives up a collective by itself."""
+    options._timeout = timeout
+
+
+def make_registered_backend(name: str, store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
+    """Make the backend that a package has registered with `torch.distributed.Backend.register_backend`."""
+    plugin = dist.Backend._plugins[name.upper()]
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, size, timeout)  # type: ignore[no-any-return]
+    options = torch._C._distributed_c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
+    return plugin.creator_fn(options, None)  # type: ignore[no-any-return]
