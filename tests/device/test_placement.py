@@ -1,12 +1,14 @@
 """Ranks and standbys on the devices of a host."""
 
+import dataclasses
+
 import pytest
 
 from relight.device.placement import Devices, Placement, place
 from relight.errors import UsageError
 
 FOUR = Devices(4, "late", has_gloo=True, backend_name="own")
-ALONE = FOUR._replace(has_gloo=False)
+ALONE = dataclasses.replace(FOUR, has_gloo=False)
 
 
 @pytest.mark.parametrize("late", [None, False, True])

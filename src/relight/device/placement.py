@@ -1,12 +1,12 @@
 """Which device each process of a job works on, and whether tensors travel by the devices' own collectives. Pure."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from relight.errors import UsageError
 
 
-class Devices(NamedTuple):
+@dataclass(frozen=True)
+class Devices:
     """The accelerators of one host, as far as placing needs to know them."""
 
     count: int  # 0: processes work on the CPU
