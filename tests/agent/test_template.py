@@ -3,6 +3,8 @@ import contextlib
 import os
 import select
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 from relight.agent.page import Pages
 from relight.agent.probes import MemoryKills, environment
 from relight.agent.process import Launch, Process, spawn, template_environment
-from relight.agent.template import Template
+from relight.agent.template import COMMAND, Template
 from relight.wire.settings import JobSettings, encode_settings
+from relight.wire.template import ROOM_VARIABLE, SHARED_VARIABLE
 
 DEADLINE_SECONDS = 60.0
 
@@ -160,3 +163,33 @@ def test_a_template_process_that_was_killed_forks_nothing(here: Path) -> None:
         assert os.listdir("/proc/self/fd") == before
     finally:
         template.close()
+
+
+def test_a_template_process_that_jobs_share(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = launch(here, "import os; os.write(1, os.getcwd().encode()); os._exit(7)")
+    path = here / "template"
+    shared = subprocess.Popen(
+        (*COMMAND, str(path), "json"), env={**template_environment(how), ROOM_VARIABLE: "0" * 9999}
+    )
+    try:
+        until = time.monotonic() + DEADLINE_SECONDS
+        while not path.exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        monkeypatch.setenv(SHARED_VARIABLE, str(path))
+        monkeypatch.chdir(here)
+        for name in ("w1", "w2"):
+            template = Template("json", {})
+            assert asyncio.run(template.ready()) == ""
+            with contextlib.closing(Pages.create()) as pages:
+                process = spawn(how, name, 1, 1, pages, template=template)
+                wait(process)
+                assert os.read(process.outputs[0], 1000) == os.fsencode(here)
+                assert process.reap(MemoryKills(())).status == 7
+                for descriptor in process.outputs:
+                    os.close(descriptor)
+                process.page.close()
+            template.close()
+    finally:
+        shared.kill()
+        shared.wait()

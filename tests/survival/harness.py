@@ -4,7 +4,9 @@ Every job gets a directory for temporary files and a mark in its environment of 
 of their own and may be orphaned, so the mark is how they are found; nothing else is ever signalled.
 """
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -22,6 +24,7 @@ from types import TracebackType
 import psutil
 
 from relight.core.report import JobReport, decode_report
+from relight.wire.template import ROOM_BYTES, ROOM_VARIABLE, SHARED_VARIABLE
 
 # All patience is a multiple of this: raise it where processors are slow or shared.
 PATIENCE = float(os.environ.get("RELIGHT_TEST_PATIENCE", "1"))
@@ -134,7 +137,8 @@ class Job:
             )
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
-        return {**plain_environment(), "TMPDIR": str(self.temporary), _MARK: self._mark, **extra}
+        shared = {SHARED_VARIABLE: template_socket()} if "--preload" in self.command else {}
+        return {**plain_environment(), **shared, "TMPDIR": str(self.temporary), _MARK: self._mark, **extra}
 
     # --- while it runs ----------------------------------------------------------------------------------------
     def processes(self) -> list[psutil.Process]:
@@ -259,6 +263,32 @@ def plain_environment() -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("RELIGHT_")}
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     return {**inherited, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@functools.cache
+def template_socket() -> str:
+    """Start a process that imports torch for all jobs of this one, which ends with this one; return its socket."""
+    directory = Path(tempfile.mkdtemp(prefix="rl-"))
+    socket = directory / "template"
+    process = subprocess.Popen(
+        (sys.executable, "-P", "-m", "relight.training.template", str(socket), PRELOAD),
+        env={**plain_environment(), ROOM_VARIABLE: "0" * ROOM_BYTES},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+        shutil.rmtree(directory)
+
+    atexit.register(end)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not socket.exists():
+        assert process.poll() is None, "the template process has ended"
+        assert time.monotonic() < deadline, "the template process does not listen"
+        time.sleep(0.01)
+    return str(socket)
 
 
 def _environment_of(process: psutil.Process) -> dict[str, str]:

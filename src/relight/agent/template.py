@@ -12,7 +12,18 @@ from collections.abc import Mapping
 import msgspec
 
 from relight.agent.probes import exit_status
-from relight.wire.template import MOST_BYTES, ROOM_BYTES, ROOM_VARIABLE, Answer, Fork, Forked, Order, Ready, Reap
+from relight.wire.template import (
+    MOST_BYTES,
+    ROOM_BYTES,
+    ROOM_VARIABLE,
+    SHARED_VARIABLE,
+    Answer,
+    Fork,
+    Forked,
+    Order,
+    Ready,
+    Reap,
+)
 
 COMMAND = (sys.executable, "-P", "-m", "relight.training.template")
 _ANSWER_SECONDS = 5.0  # a fork takes some milliseconds
@@ -23,7 +34,12 @@ class Template:
     """A process that imports `modules` once. Its environment is that of workers, apart from each one's own part."""
 
     def __init__(self, modules: str, environment: Mapping[str, str]) -> None:
-        """Start the process. Raises OSError."""
+        """Start the process, or connect to the one that the environment names. Raises OSError."""
+        self._process: subprocess.Popen[bytes] | None = None
+        if shared := os.environ.get(SHARED_VARIABLE):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._socket.connect(shared)
+            return
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -36,8 +52,8 @@ class Template:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
-        return self._process.pid
+        """The number of the process; 0: another has started it."""
+        return self._process.pid if self._process is not None else 0
 
     async def ready(self) -> str:
         """Wait until the modules are imported; return why workers cannot be forked, or "" if they can."""
@@ -52,7 +68,7 @@ class Template:
 
     def fork(self, environment: Mapping[str, str], output: tuple[int, int], passed: tuple[int, ...]) -> "ForkedProcess":
         """Fork a worker with the ends of its output pipes and other descriptors. Raises OSError."""
-        self._order(Fork(dict(environment), passed), (*output, *passed))
+        self._order(Fork(os.getcwd(), dict(environment), passed), (*output, *passed))
         message = self._socket.recv(MOST_BYTES)
         answer = _DECODER.decode(message) if message else None
         if not isinstance(answer, Forked):
@@ -67,8 +83,9 @@ class Template:
     def close(self) -> None:
         """End the process. Workers that were forked of it live on."""
         self._socket.close()
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def _order(self, order: Order, descriptors: tuple[int, ...] = ()) -> None:
         socket.send_fds(self._socket, [msgspec.json.encode(order)], descriptors)

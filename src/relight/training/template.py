@@ -1,16 +1,20 @@
 """The template process of a host: imports modules once, then forks workers that need not import them again.
 
-    python -P -m relight.training.template SOCKET MODULE,MODULE,...
+    python -P -m relight.training.template DESCRIPTOR MODULE,MODULE,...
+    python -P -m relight.training.template PATH MODULE,MODULE,...
 
 Started by the agent (agent.template) for `relight run --preload`, with one end of a socket as an inherited
-descriptor. It must have one thread: a fork copies only the thread that calls it, and locks that others hold stay
-locked. The idea is that of multiprocessing's fork server and of Android's zygote.
+descriptor; or by hand for many short jobs of one user on one host, whose agents have PATH, of a socket that is made
+there, in RELIGHT_TEMPLATE: each of them gets a fork of this process as its own template process. It must have one
+thread: a fork copies only the thread that calls it, and locks that others hold stay locked. The idea is that of
+multiprocessing's fork server and of Android's zygote.
 """
 
 import ctypes
 import gc
 import importlib
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -45,14 +49,15 @@ _FIRST_FIELD = 3  # after the name, which may contain anything
 
 def main() -> None:
     """Serve the agent; return only in a worker, and run the user's script there."""
-    agent = socket.socket(fileno=int(sys.argv[1]))
-    refusal = preload([name for name in sys.argv[2].split(",") if name])
-    _send(agent, Ready(refusal))
+    where, modules = sys.argv[1:]
+    refusal = preload([name for name in modules.split(",") if name])
     # The C library's environment must not point into the area that workers overwrite.
     for name, value in list(os.environ.items()):
         os.environ[name] = value
     gc.collect()
     gc.freeze()  # a collection in a worker would copy every page that it looks at
+    agent = socket.socket(fileno=int(where)) if where.isdecimal() else listen(where)
+    _send(agent, Ready(refusal))
     serve(agent)
     bootstrap.main()
 
@@ -69,6 +74,23 @@ def preload(modules: list[str]) -> str:
             importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     return f"{', '.join(modules)} started {threads - 1} thread(s)" if threads > 1 else ""
+
+
+def listen(path: str) -> socket.socket:
+    """Wait for agents of this user; return in a fork of this process for each of them, with its connection."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the forks
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        before = os.umask(0o177)  # for this user alone
+        listener.bind(f"{path}.new")
+        os.umask(before)
+        listener.listen()
+        os.rename(f"{path}.new", path)  # a socket that is there can be connected to
+        while True:
+            agent, _ = listener.accept()
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                return agent
+            agent.close()
 
 
 def serve(agent: socket.socket) -> None:
@@ -95,6 +117,7 @@ def serve(agent: socket.socket) -> None:
 def become(order: Fork, descriptors: list[int]) -> None:
     """Make this process, just forked, what `subprocess` would have started."""
     os.setsid()
+    os.chdir(order.directory)
     out, err, *passed = descriptors
     for received, standard in ((out, 1), (err, 2)):
         os.dup2(received, standard)

@@ -6,6 +6,7 @@ import msgspec
 class Fork(msgspec.Struct, frozen=True, tag=True):
     """Start a worker. Its standard output, standard error and `numbers` are attached as descriptors, in this order."""
 
+    directory: str  # to work in
     environment: dict[str, str]
     numbers: tuple[int, ...]  # of descriptors in the agent, as the environment has them
 
@@ -35,3 +36,4 @@ MOST_DESCRIPTORS = 16
 DESCRIPTOR_VARIABLES = ("RELIGHT_PAGE_FD", "RELIGHT_OUTPUT_FDS", "RELIGHT_SHARED_BARRIER_FD")
 ROOM_VARIABLE = "RELIGHT_TEMPLATE_ROOM"  # makes room for the environment of a worker where the kernel shows it
 ROOM_BYTES = 2**14
+SHARED_VARIABLE = "RELIGHT_TEMPLATE"  # the socket of a template process that several jobs share
