@@ -116,19 +116,28 @@ def tensors_in(value: Any, depth: int = _LOOKED_INTO) -> Iterator[torch.Tensor]:
 
 # --- as it was -----------------------------------------------------------------------------------------------
 def remember(
-    value: Any, *, grows: bool = False, depth: int = 0, is_part: Callable[[Any], bool] = lambda _: False
+    value: Any,
+    *,
+    grows: bool = False,
+    is_part: Callable[[Any], bool] = lambda _: False,
+    depth: int = 0,
+    seen: dict[int, int] | None = None,
 ) -> Any:
     """A value as it is now. What cannot change is its own memory.
 
     `grows`: of long lists only the end ever changes. `is_part`: of a value that is put back otherwise: here it only
-    matters that it is this one.
+    matters that it is this one. `seen`: the depths at which values were met, by `id`: contents are remembered once.
     """
     kind = kind_of(value)
     if kind in ("plain", "number"):
         return value
+    seen = {} if seen is None else seen
+    if seen.get(id(value), DEEPEST + 1) <= depth:
+        return Mark("opaque", value, None)
+    seen[id(value)] = depth
 
     def inside(one: Any) -> Any:
-        return remember(one, grows=grows, depth=depth + 1, is_part=is_part)
+        return remember(one, grows=grows, is_part=is_part, depth=depth + 1, seen=seen)
 
     if kind == "opaque" or depth > DEEPEST or (kind in ("tensor", "list", "dict", "object") and is_part(value)):
         return Mark("opaque", value, None)
