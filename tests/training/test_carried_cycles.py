@@ -1,5 +1,6 @@
 """Values that lead back to themselves: remembered once, compared and put back whole."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,12 +38,13 @@ def test_all_of_a_tree_is_put_back() -> None:
     root = tree(3, 3)
     mark = remember(root)
     leaf = root.children[2].children[1].children[0]
-    for change in (
+    changes: list[Callable[[], None]] = [
         lambda: setattr(leaf, "visits", 9),
         lambda: leaf.children.append(Node(leaf)),
         lambda: setattr(leaf, "parent", root),
-        lambda: root.children.reverse(),
-    ):
+        root.children.reverse,
+    ]
+    for change in changes:
         assert not changed(mark, root)
         change()
         assert changed(mark, root)
