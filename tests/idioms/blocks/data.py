@@ -72,8 +72,11 @@ SOURCES = {
         unpack="x, y = (part[job.rank :: job.world_size] for part in batch)",
     ),
     "own": Source(
-        setup=("order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(5))",),
-        unpack="x, y = (part[order[(step.number * job.world_size + job.rank) % 4 :: 5]] for part in (inputs, labels))",
+        setup=(
+            "order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(5))",
+            "every = 5 * job.world_size",
+        ),
+        unpack="x, y = (part[order[(step.number * every // 5 + job.rank) % 4 :: every]] for part in (inputs, labels))",
     ),
     "loader": _from_loader("DataLoader(dataset, batch_size=8, sampler=sampler)"),
     "loader-workers": _from_loader("DataLoader(dataset, batch_size=8, sampler=sampler, num_workers=1)"),
