@@ -17,11 +17,6 @@ CLASS_LINES = 250
 FUNCTION_LINES = 60
 TOO_LARGE: frozenset[str] = frozenset(
     {
-        "sim/model/schedule.py:random_schedule",
-        "sim/world/timed.py",
-        "sim/world/timed.py:SimulatedJob",
-        "sim/world/world.py",
-        "sim/world/world.py:World",
         "training/carried/expressions.py:Expressions",
         "training/carried/reader.py:Reader",
         "training/process/runtime.py",

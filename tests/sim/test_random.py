@@ -170,7 +170,7 @@ def test_every_fault_at_every_point(action: Action) -> None:
         for nth in (1, 5, 6):
             fault = ProcessFault(action=action, point=point, nth=nth, holds_lock=nth == 5)
             schedule = Schedule(seed=nth, world_size=3, standbys=1, faults=(fault,))
-            struck += run(schedule, f"{action} in {point}").struck
+            struck += run(schedule, f"{action} in {point}").faults.struck
     assert struck > 25
 
 
@@ -185,7 +185,7 @@ def test_a_second_fault_at_every_point_of_a_recovery(second: Action) -> None:
                     ProcessFault(action=second, point=point, nth=nth, holds_lock=nth == 1),
                 )
                 schedule = Schedule(seed=nth, world_size=3, standbys=nth - 1, faults=faults, seen_dying=0.5)
-                struck += run(schedule, f"kill in {first}, {second} in {point}").struck
+                struck += run(schedule, f"kill in {first}, {second} in {point}").faults.struck
     assert struck > 300
 
 

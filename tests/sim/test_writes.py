@@ -120,7 +120,7 @@ def test_a_fault_at_every_point_of_a_step(action: Action) -> None:
         for point in (*SHAPE_POINTS, "READY", "BARRIER", "OPTIMIZER", "AFTER_WRITE"):
             for nth in (1, 5, 6):
                 faults = (ProcessFault(action=action, point=point, nth=nth),)
-                struck += run(Schedule(seed=nth, world_size=3, standbys=1, faults=faults, shapes=(name,))).struck
+                struck += run(Schedule(seed=nth, world_size=3, standbys=1, faults=faults, shapes=(name,))).faults.struck
     assert struck > 50
 
 
@@ -134,7 +134,7 @@ def test_a_second_fault_in_the_recovery_of_a_step_that_is_undone_or_finished() -
                     ProcessFault(action=Action.KILL, point=point, nth=2),
                 )
                 schedule = Schedule(seed=1, world_size=3, standbys=2, faults=faults, shapes=(name,), relearns=True)
-                struck += run(schedule).struck
+                struck += run(schedule).faults.struck
     assert struck > 200
 
 

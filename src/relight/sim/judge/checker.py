@@ -99,9 +99,9 @@ class Checker:
         """The controller is about to hear that this host is here."""
         self.lost_hosts.discard(name)
 
-    def follows(self, made: int, of: Iterable[int]) -> None:
+    def follows(self, made: int, *of: int) -> None:
         """One content is computed from others: wrong, if one of these is."""
-        if not self.spoilt.isdisjoint(of):
+        if self.spoilt and not self.spoilt.isdisjoint(of):
             self.spoilt.add(made)
 
     def began_step(self, worker: SimulatedWorker) -> None:

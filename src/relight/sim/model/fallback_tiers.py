@@ -145,7 +145,7 @@ class FallbackTiers:
             self._needed = self._established = self._newest
             self._kept.sort(key=self._is_needed, reverse=True)
             del self._kept[_SLOTS:]
-            self._worker.world.established(self._newest)
+            self._worker.world.checker.established(self._newest)
 
     # --- beside the main thread -----------------------------------------------------------------------------------
     def _plan(self, what: str, version: int) -> None:
@@ -157,7 +157,7 @@ class FallbackTiers:
             if self._writing is not None and self._writing.state.version == version:
                 self.disk.write(self._writing, 0 if self.mixes_histories else self._writing.history)
                 if version in self.disk.complete:
-                    self._worker.world.reads(self._worker, self.disk.complete[version])
+                    self._worker.world.checker.reads(self._worker, self.disk.complete[version])
         elif what == "copy":
             for slot in self._own:
                 slot.complete = slot.complete or slot.version == version
@@ -174,7 +174,7 @@ class FallbackTiers:
     # --- in a recovery --------------------------------------------------------------------------------------------
     def held(self) -> tuple[Snapshot, ...]:
         """What a rank reports."""
-        self._worker.world.keeps(self._worker, self.saved())
+        self._worker.world.checker.keeps(self._worker, self.saved())
         return tuple(Snapshot(rank=saved.rank, version=saved.state.version) for saved in self.saved())
 
     def saved(self) -> list[Saved]:

@@ -133,34 +133,7 @@ def random_schedule(
         writes: whether steps may have several writes; None: every fourth time, where the faults are not told.
     """
     told = bool(actions or points or faults is not None)
-    draw = random.Random(f"schedule {seed}")
-    chance, choice = draw.random, draw.choice
-    allowed = list(actions) or [action for action in ACTIONS if chance() < 0.5] or [Action.KILL]
-    count = choice((0, 1, 1, 2, 2, 2, 3, 3, 4, 4)) if faults is None else faults
-    world_size, until = choice((2, 2, 3, 3, 4, 5)), choice((2, 2, 3, 4))
-    planned: list[ProcessFault] = []
-    for _ in range(count):
-        if planned and chance() < 0.35:
-            planned.append(_soon_after(draw, planned[-1], choice(allowed)))
-        else:
-            places = points or ((*STEP_POINTS, *RECOVERY_POINTS) if planned else (*STEP_POINTS, *OTHER_POINTS))
-            planned.append(_random_fault(draw, choice(allowed), places, world_size, until))
-    hostile = [kind for kind in NETWORK_KINDS if chance() < 0.25] if chance() < 0.4 else []
-    schedule = Schedule(
-        seed=seed,
-        world_size=world_size,
-        standbys=choice((0, 1, 2, 3)),
-        until=until,
-        faults=tuple(planned),
-        network=tuple(_random_network_fault(draw, choice(hostile)) for _ in range(choice((1, 1, 2)) if hostile else 0)),
-        slow_messages=choice((0.0, 0.0, 0.05, 0.2)),
-        repeated_messages=choice((0.0, 0.0, 0.0, 0.05, 0.3)),
-        late_messages=choice((0.0, 0.0, 0.0, 0.0, 0.05)),
-        seen_dying=choice((0.0, 0.5, 1.0)),
-        slow_rank=choice((-1, -1, -1, 0, world_size - 1)),
-        watched=chance() < 0.1,
-        gathers=random.Random(f"gathers? {seed}").random() < 0.5,
-    )
+    schedule = _on_one_host(seed, faults, actions, points)
     if hosts is None:
         hosts = not told and random.Random(f"hosts? {seed}").random() < 0.2
     schedule = _with_hosts(schedule) if hosts else schedule
@@ -178,6 +151,38 @@ def random_schedule(
     draw = random.Random(f"writes? {seed}")
     is_told = draw.random() < 0.25 and not told if writes is None else writes
     return _with_writes(schedule, draw, moves=not points) if is_told else schedule
+
+
+def _on_one_host(seed: int, faults: int | None, actions: Sequence[Action], points: Sequence[str]) -> Schedule:
+    """Draw size, pace and faults."""
+    draw = random.Random(f"schedule {seed}")
+    chance, choice = draw.random, draw.choice
+    allowed = list(actions) or [action for action in ACTIONS if chance() < 0.5] or [Action.KILL]
+    count = choice((0, 1, 1, 2, 2, 2, 3, 3, 4, 4)) if faults is None else faults
+    world_size, until = choice((2, 2, 3, 3, 4, 5)), choice((2, 2, 3, 4))
+    planned: list[ProcessFault] = []
+    for _ in range(count):
+        if planned and chance() < 0.35:
+            planned.append(_soon_after(draw, planned[-1], choice(allowed)))
+        else:
+            places = points or ((*STEP_POINTS, *RECOVERY_POINTS) if planned else (*STEP_POINTS, *OTHER_POINTS))
+            planned.append(_random_fault(draw, choice(allowed), places, world_size, until))
+    hostile = [kind for kind in NETWORK_KINDS if chance() < 0.25] if chance() < 0.4 else []
+    return Schedule(
+        seed=seed,
+        world_size=world_size,
+        standbys=choice((0, 1, 2, 3)),
+        until=until,
+        faults=tuple(planned),
+        network=tuple(_random_network_fault(draw, choice(hostile)) for _ in range(choice((1, 1, 2)) if hostile else 0)),
+        slow_messages=choice((0.0, 0.0, 0.05, 0.2)),
+        repeated_messages=choice((0.0, 0.0, 0.0, 0.05, 0.3)),
+        late_messages=choice((0.0, 0.0, 0.0, 0.0, 0.05)),
+        seen_dying=choice((0.0, 0.5, 1.0)),
+        slow_rank=choice((-1, -1, -1, 0, world_size - 1)),
+        watched=chance() < 0.1,
+        gathers=random.Random(f"gathers? {seed}").random() < 0.5,
+    )
 
 
 def _with_writes(schedule: Schedule, draw: random.Random, *, moves: bool) -> Schedule:

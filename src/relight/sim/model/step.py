@@ -108,7 +108,7 @@ def _begin_step(worker: "Worker") -> None:
     worker.page.step = worker.state.version
     worker.undo = worker.state if worker.shape.written_before else None
     worker.stamp(Phase.FORWARD)
-    worker.world.began_step(worker)
+    worker.world.checker.began_step(worker)
     worker.go_to("FORWARD")
 
 
@@ -118,7 +118,7 @@ def _run_forward(worker: "Worker") -> None:
         return
     worker.stamp(Phase.BACKWARD)
     mine = contribution(worker.state, worker.private, worker.rank)
-    worker.world.follows(mine, worker.state.content)
+    worker.world.checker.follows(mine, worker.state.content)
     if not writes.enter(worker, "GRADIENT", mine):
         worker.interrupt()
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def _copy(worker: "Worker", action: act.Action) -> happened.Event | None:  # noqa: ARG001
     restore = order_of(worker)
     if restore.tier is FallbackTier.CHECKPOINT:
-        worker.world.reads(worker, _lower(worker).disk.complete[restore.target])
-    worker.world.overwrites(worker)
+        worker.world.checker.reads(worker, _lower(worker).disk.complete[restore.target])
+    worker.world.checker.overwrites(worker)
     worker.page.torn = True
     if worker.machine.is_superseded or not restore.sources:
         return happened.RestoreFailed("cancelled")
@@ -68,7 +68,7 @@ def _take_back(worker: "Worker", saved: Saved) -> happened.StateTaken:
     """Take a snapshot or a piece of a checkpoint for the state of this rank."""
     restore = order_of(worker)
     if restore.tier is FallbackTier.BUDDY:
-        worker.world.keeps(worker, [saved])
+        worker.world.checker.keeps(worker, [saved])
     private = _derived(worker, restore.target) if worker.rank in restore.derived else saved.private
     worker.state, worker.private, worker.copying = saved.state, private, None
     worker.page.slots[restore.target % 2] = (restore.target, private)
@@ -101,7 +101,7 @@ def _discard_undone(worker: "Worker", action: act.Action) -> None:  # noqa: ARG0
 
 def _read_checkpoint(worker: "Worker", action: act.Action) -> happened.StateTaken:  # noqa: ARG001
     pieces = _lower(worker).disk.complete[order_of(worker).target]
-    worker.world.reads(worker, pieces)
+    worker.world.checker.reads(worker, pieces)
     return _take_back(worker, pieces[worker.rank])
 
 

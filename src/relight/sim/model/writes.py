@@ -54,7 +54,7 @@ def take_gradient(worker: "Worker") -> bool:
         worker.interrupt()
         return False
     worker.gradient = reduce(contributions)
-    worker.world.follows(worker.gradient, *contributions.values())
+    worker.world.checker.follows(worker.gradient, *contributions.values())
     return True
 
 
@@ -73,7 +73,7 @@ def drop_pre_images(worker: "Worker") -> None:
 def applied(worker: "Worker", *, last: bool) -> State:
     """The state after one more write."""
     written = worker.state.written(worker.gradient, last=last)
-    worker.world.follows(written.content, worker.state.content, worker.gradient)
+    worker.world.checker.follows(written.content, worker.state.content, worker.gradient)
     return written
 
 
@@ -87,7 +87,7 @@ def write_undoably(worker: "Worker") -> None:
 def _halve(worker: "Worker") -> None:
     """A write begins, or ends."""
     before, worker.state = worker.state, worker.state.halved()
-    worker.world.follows(worker.state.content, before.content)
+    worker.world.checker.follows(worker.state.content, before.content)
 
 
 def _on_first_write(worker: "Worker") -> None:
@@ -99,7 +99,7 @@ def _enter_second(worker: "Worker", kind: str) -> bool:
     """The collective between two writes, which depends on the first."""
     _halve(worker)
     mine = contribution(worker.state, worker.next_private, worker.rank)
-    worker.world.follows(mine, worker.state.content)
+    worker.world.checker.follows(mine, worker.state.content)
     return enter(worker, kind, mine)
 
 
@@ -249,7 +249,8 @@ def _commit(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
     page.version, page.torn = worker.state.version, False
     page.commits += 1
     worker.stamp(Phase.OUTSIDE)
-    worker.world.committed(worker)
+    worker.world.note("commit", f"{worker.name} (rank {worker.rank}) {worker.state.version}")
+    worker.world.checker.committed(worker)
 
 
 def _report_resumed(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
@@ -310,7 +311,7 @@ def _on_end(worker: "Worker") -> None:
 # --- publishing (training/publish/publishing.py) ------------------------------------------------------------------
 def publish(worker: "Worker") -> None:
     # After all went back engines may have newer versions: they keep them.
-    is_new = worker.lower is None or worker.world.shown() <= worker.state.version
+    is_new = worker.lower is None or worker.world.checker.shown <= worker.state.version
     if worker.rank == 0 and not worker.machine.is_standby and worker.staged != worker.state.version and is_new:
         stage(worker, worker.state)
 
@@ -323,7 +324,7 @@ def stage(worker: "Worker", state: State) -> None:
 def confirm(worker: "Worker", version: int) -> None:
     """Every rank is known to hold `version`: the engines may answer with it."""
     if worker.rank == 0 and 0 <= worker.staged <= version:
-        worker.world.published(worker, worker.staged, worker.content)
+        worker.world.checker.published(worker, worker.staged, worker.content)
 
 
 def _confirm_version(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001

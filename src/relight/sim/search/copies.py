@@ -56,17 +56,16 @@ Twins = dict[int, Any]  # the copies made so far, by the identity of what was co
 
 
 def _twin(part: Any, twins: Twins) -> Any:
-    """Copy a part, and the parts that it refers to, each once."""
-    twin = twins.get(id(part))
-    if twin is not None:
-        return twin
+    """Copy a part that has no copy yet, and the parts that it refers to, each once."""
     twin = twins[id(part)] = object.__new__(type(part))
     mine = twin.__dict__
     mine.update(part.__dict__)
     for name, value in part.__dict__.items():
         kind = type(value)
         copier = _copiers[kind] if kind in _copiers else _find_copier(kind)
-        if copier is not None:
+        if copier is _twin and id(value) in twins:  # as of most references between parts: spares a call
+            mine[name] = twins[id(value)]
+        elif copier is not None:
             mine[name] = copier(value, twins)
     return twin
 

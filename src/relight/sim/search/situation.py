@@ -26,8 +26,9 @@ from relight.sim.search import sameness
 from relight.sim.search.choices import IDLE_WAITS, at_once, choices, to_the_dead
 from relight.sim.search.copies import copy_controller, exact_key
 from relight.sim.search.exact import exact_key as exact_worker_key
+from relight.sim.world import node
 from relight.sim.world.timed import PRODUCTION, Parts
-from relight.sim.world.world import NODE, Action, World
+from relight.sim.world.world import Action, World
 
 _SEEN = frozenset(
     {"OUTSIDE", "FIRST_WRITE", "LAST_WRITE", "READY", "OPTIMIZER", "EXTRA_WRITE"}
@@ -68,7 +69,7 @@ class Situation(World):
     def begin(self) -> None:
         """Go to the moment where training begins."""
         left, self.faults_left = self.faults_left, 0
-        self.feed(ev.AgentJoined(agent=NODE, slots=self.world_size))
+        self.feed(ev.AgentJoined(agent=node.NODE, slots=self.world_size))
         while (now := self._next_of_start()) is not None:
             self.happen(now)
         self.faults_left = left
@@ -231,7 +232,7 @@ class Situation(World):
     def plan(self, action: Action) -> None:
         """Nothing to do: `choices` looks at what there is."""
         if action[0] == "dead":
-            self._dead(action[1], action[2])
+            node.report_exit(self, action[1], action[2])
 
     def choose_source(self, target: SimulatedWorker, restore: Restore) -> str:  # noqa: ARG002 (any of them: see `choices`)
         return ""

@@ -6,40 +6,20 @@ The controller runs on the first host, which therefore is never lost.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from relight.core import events as ev
-from relight.core.commands import EndJob
 from relight.core.fault import Action as Fault
-from relight.sim.judge.checker import Checker
 from relight.sim.model.schedule import NetworkFault
 from relight.sim.model.worker import SimulatedWorker
-from relight.sim.world.world import Action
+
+if TYPE_CHECKING:
+    from relight.sim.world.timed import SimulatedJob
 
 # The kernel gives a silent connection up after so long, and the server waits for another one.
 CONNECTION_SECONDS = 8.0
 RETURN_SECONDS = 15.0
 FOR_EVER = 1e9
-
-
-class Job(Protocol):
-    """What the hosts need of the job."""
-
-    now: float
-    end: EndJob | None
-    workers: dict[str, SimulatedWorker]
-    host_of: dict[str, str]
-    fenced: set[str]
-    checker: Checker
-
-    def after(self, seconds: float, action: Action) -> None: ...
-    def feed(self, event: ev.Event) -> None: ...
-    def note(self, what: str, thing: object) -> None: ...
-    def asked(self, target: SimulatedWorker) -> None: ...
-    def forget_orders(self, process: str) -> None: ...
-    def lose_data(self, generation: int) -> None: ...
-    @property
-    def deaf_until(self) -> float: ...
 
 
 class Host:
@@ -57,7 +37,7 @@ class Host:
 class Hosts:
     """All of a job."""
 
-    def __init__(self, job: Job, count: int, slots: int) -> None:
+    def __init__(self, job: "SimulatedJob", count: int, slots: int) -> None:
         self._job = job
         self._hosts = {f"node-{number}": Host(f"node-{number}", slots) for number in range(count)}
         self._slots = slots
@@ -95,6 +75,10 @@ class Hosts:
     def apart_from_any(self, process: str, others: list[str]) -> float:
         """Until when it is cut off from one of these."""
         return max((self.apart_until(process, other) for other in others), default=0.0)
+
+    def perform(self, what: str, name: str) -> None:
+        """Let something happen to a host, or to a process of one."""
+        getattr(self, what)(name)
 
     # --- what happens to them -------------------------------------------------------------------------------------
     def joins(self, name: str) -> None:
@@ -139,7 +123,7 @@ class Hosts:
             if not worker.alive:
                 continue
             if silently and worker.group_generation:
-                job.lose_data(worker.group_generation)
+                job.links.lose_data(worker.group_generation)
             job.checker.struck(Fault.KILL, worker)
             worker.struck = True
         host.alive = False
@@ -161,14 +145,14 @@ class Hosts:
         job, host = self._job, self._hosts[name]
         if not host.known or max(host.silent_until.values()) <= job.now:
             return
-        if job.now < job.deaf_until:  # its time begins anew with a new controller
-            job.after(job.deaf_until - job.now + RETURN_SECONDS, ("host", "given_up", name))
+        if job.now < job.controller_life.deaf_until:  # its time begins anew with a new controller
+            job.after(job.controller_life.deaf_until - job.now + RETURN_SECONDS, ("host", "given_up", name))
             return
         host.known = False
         for process, place in sorted(job.host_of.items()):
             if place == name and process not in job.fenced:
                 job.fenced.add(process)
-                job.forget_orders(process)
+                job.channels.forget(process)
         job.checker.lost_host(name)
         job.note("FAULT", f"{name} is given up")
         job.feed(ev.AgentLost(agent=name, evidence="no connection to its agent"))
@@ -181,7 +165,7 @@ class Hosts:
                 job.asked(worker)
         if not host.alive or host.known or job.end is not None:
             return
-        wait = max(*host.silent_until.values(), job.deaf_until) - job.now
+        wait = max(*host.silent_until.values(), job.controller_life.deaf_until) - job.now
         if wait > 0:
             job.after(wait + 0.01, ("host", "heals", name))
             return
@@ -197,8 +181,8 @@ class Hosts:
     def _welcome(self, host: Host) -> None:
         if host.known or self._job.end is not None:
             return
-        if self._job.now < self._job.deaf_until:
-            self._job.after(self._job.deaf_until - self._job.now + 0.01, ("host", "joins", host.name))
+        if self._job.now < self._job.controller_life.deaf_until:
+            self._job.after(self._job.controller_life.deaf_until - self._job.now + 0.01, ("host", "joins", host.name))
             return
         host.known = True
         self._job.checker.found_host(host.name)

@@ -1,0 +1,72 @@
+"""Commands of the simulated controller, carried out as its server does: each becomes messages for processes."""
+
+from typing import TYPE_CHECKING
+
+from relight.core.commands import (
+    Assign,
+    Begin,
+    Command,
+    EndJob,
+    Kill,
+    Notice,
+    Release,
+    Restore,
+    Resume,
+    Save,
+    Spawn,
+    Stop,
+)
+from relight.sim.world.node import CopyPrivate, TakePrivate
+
+if TYPE_CHECKING:
+    from relight.sim.world.world import World
+
+
+def carry_out(world: "World", command: Command) -> None:
+    """Carry out one command. Audiences are looked up when it goes out."""
+    world.checker.commanded(command, tuple(world.controller.rank_processes().values()))
+    match command:
+        case Spawn():
+            world.spawned.add(command.process)
+            world.host_of[command.process] = command.agent
+            world.tell(command.process, command)
+        case Kill():
+            world.tell(command.process, command)
+        case Assign():
+            _open_store(world, command.generation)
+            world.tell(command.process, command)
+        case Begin() | Stop():
+            _open_store(world, command.generation)
+            _tell_audience(world, command)
+        case Restore():
+            for rank in command.targets:
+                _hand_over_private_state(world, rank, command.target)
+            _tell_audience(world, command)
+        case Resume() | Save() | Release():
+            _tell_audience(world, command)
+        case EndJob():
+            world.end = command
+            world.checker.final(command, world.controller.report())
+        case Notice():
+            pass
+
+
+def _hand_over_private_state(world: "World", rank: int, version: int) -> None:
+    """Ask for private state beside each dead holder's page, whose host may be another one, or lost."""
+    target = world.controller.rank_processes()[rank]
+    for source in world.controller.predecessors.get(rank, ()):
+        if source in world.fenced:
+            continue
+        if world.host_of[source] == world.host_of[target]:
+            world.tell(target, CopyPrivate(source, version))
+        else:
+            world.tell(source, TakePrivate(target, version))
+
+
+def _open_store(world: "World", generation: int) -> None:
+    world.store_generation = max(world.store_generation, generation)
+
+
+def _tell_audience(world: "World", command: Begin | Stop | Restore | Resume | Save | Release) -> None:
+    for name in world.controller.audience(command.audience):
+        world.tell(name, command)
