@@ -21,10 +21,8 @@ TOO_LARGE: frozenset[str] = frozenset(
         "training/carried/reader.py:Reader",
         "training/process/runtime.py",
         "training/process/runtime.py:Runtime",
-        "training/process/runtime.py:__init__",
         "training/worker/inventory.py:take_inventory",
         "training/worker/loop.py:StepLoop",
-        "training/worker/recovery.py:Recovery",
     }
 )
 

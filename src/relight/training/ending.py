@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from relight.core.events import WorkerFailed, WorkerReleased
+from relight.core.worker.events import ScriptFailed
 from relight.errors import RelightError, UsageError
 from relight.training.process.holdings import Lifecycle
 from relight.training.process.leftovers import end_children, expect_ends_of_children, keep_together
@@ -87,8 +88,9 @@ def _holder(runtime: Runtime | None, error: BaseException) -> Lifecycle | None:
     if runtime is None or not isinstance(error, Exception) or isinstance(error, RelightError):
         return None
     lifecycle = runtime.lifecycle
-    if lifecycle is None or not lifecycle.holds_state or runtime.page.is_torn or runtime.torn:
+    if lifecycle is None or not lifecycle.holds_state or runtime.page.is_torn or not runtime.worker.is_intact:
         return None
+    runtime.handle(ScriptFailed(saves=True))
     return lifecycle
 
 

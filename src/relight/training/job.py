@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from relight.core.commands import Assign
 from relight.core.position import Phase
 from relight.device.placement import place
 from relight.errors import UsageError
@@ -178,8 +177,7 @@ def _place(runtime: Runtime, late_standby: bool | None) -> None:
 def _await_rank(runtime: Runtime) -> None:
     """Wait for the rank that the controller assigns; not in a standby that builds its modules first."""
     if not runtime.is_standby:
-        order = runtime.await_order(Assign)
-        runtime.take_assignment(order.generation, order.rank)
+        runtime.await_assignment()
     elif runtime.builds_late:
         runtime.stand_by(layout_digest="")
         if runtime.placement.has_own_collectives:  # that of the process which had the rank

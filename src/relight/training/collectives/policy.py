@@ -7,8 +7,11 @@ class CollectivePolicy(Protocol):
     """The worker, as its process groups see it."""
 
     rank: int  # that this process holds
-    closed: bool  # Stop has arrived; nothing of this generation may continue
     launches: int  # operations launched by the script, and exchanges that it has begun to wait for
+
+    @property
+    def closed(self) -> bool:
+        """Whether Stop has arrived: nothing of this generation may continue."""
 
     def count_collective(self) -> None:
         """An operation is about to be launched."""

@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
 import torch
 from torch.nn.modules import module as torch_module
 
-from relight.core.commands import Assign, Begin, Release, Restore, Resume, Save, Stop, WindDown
 from relight.core.events import (
     BitsDoubted,
     CollectiveFailed,
@@ -31,6 +29,8 @@ from relight.core.events import (
 )
 from relight.core.fault import Action, Fault, Point
 from relight.core.position import Phase
+from relight.core.worker.actions import Actions, CloseGeneration
+from relight.core.worker.events import CollectiveBroke, Event, Ordered, StandbyWarm
 from relight.device.choose import accelerator
 from relight.device.placement import Placement
 from relight.errors import RestoreError, StepInterrupted
@@ -43,6 +43,7 @@ from relight.training.connection.page import PositionPage
 from relight.training.connection.store import StoreClient
 from relight.training.process.faults import Faults
 from relight.training.process.holdings import Holdings, Lifecycle, NoHoldings
+from relight.training.process.progress import Progress
 from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.mesh import regroup
 from relight.transfer.restore.client import RestoreClient
@@ -58,19 +59,6 @@ from relight.wire.tls import Tls
 # An error in a collective nearly always precedes the Stop that explains it by milliseconds. Without a controller, it
 # may take as long as the controller has to come back.
 VERDICT_SECONDS = 30.0
-
-
-class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker that stands still has in hand."""
-
-    step: int
-    version: int
-    lineage: str
-    prepared: int = -1
-    torn: bool = False
-    blank: bool = False
-    agreed: int = -1
-    wrote: bool = False
 
 
 class Superseded(Exception):
@@ -95,8 +83,7 @@ class Runtime:
         self.accelerator = accelerator()
         self.device = self.accelerator.device_of_slot(self.slot)
         self.placement = Placement(has_own_collectives=False, builds_late=False)  # `relight.init` decides
-        self.generation = 0  # the one the main thread works in
-        self.closed = False  # set by the link thread: a newer generation was opened
+        self.worker = Progress(self.rank, is_standby=self.is_standby, cap=settings.stop_after)
         self.in_step = False  # inside `with step`
         self.has_begun = False  # a loop of steps was begun: a process can have one
         self.started = False  # the first step was offered; before that nothing is protected
@@ -120,19 +107,14 @@ class Runtime:
             settings.plan, self.page, standby_index, self.break_connections, self._announce, self._flip
         )
         self._condition = threading.Condition()
-        self._newest = 0  # generation of the newest Stop or Assign
         self._stop_arrived_ns = 0
-        self._orders: dict[type, Any] = {}
         self._client: RestoreClient | None = None
         self._interrupt: Any = None
-        self.torn = False  # a collective in there was cut short: what was written is worth nothing
-        self.winding_down = False  # the job is to end; all ranks agree at the next barrier on when
         self._said: set[str] = set()
         self.doubts: dict[str, BitsDoubted] = {}  # by reason; said again to an agent's successor
         self.doubts_of_job: tuple[str, ...] = ()  # those of all ranks, as of the newest recovery
         self._risk = (-1, "")  # the newest step after which a recovery makes this a doubt
-        self._gathering = False
-        self._broken = ""  # why a collective broke in this generation, if one did
+        self._gathering, self._broken = False, ""  # why a collective broke in this generation, if one did
         self.token, self.tls = read_token(private_dir), Tls.from_environment()  # for connections between hosts
         self.server = RestoreServer(
             private_dir / f"restore-{self.process}.sock",
@@ -155,7 +137,7 @@ class Runtime:
         if self._broken and not self.closed:
             self.report_broken_collective(self._broken)
 
-    def receive(self, message: msgspec.Struct) -> None:
+    def receive(self, message: Any) -> None:
         if isinstance(message, StoreReply):
             self.store.reply(message)
             return
@@ -163,34 +145,50 @@ class Runtime:
             self.store.say_again(lost=True)
             return
         with self._condition:
-            if isinstance(message, Stop):
-                if message.generation <= self._newest:
-                    return
-                self._newest = message.generation
+            for action in self.worker.handle(message):
+                assert isinstance(action, CloseGeneration)
                 self._stop_arrived_ns = time.monotonic_ns()
                 self._close()
-            elif isinstance(message, Assign):
-                self._newest = max(self._newest, message.generation)
-                self._orders[Assign] = message
-            elif isinstance(message, (Begin, Restore, Resume, Save, Release)) and message.generation >= self._newest:
-                self._orders[type(message)] = message
-            elif isinstance(message, WindDown):
-                self.winding_down = True
             self._condition.notify_all()
+
+    # --- decisions (core/worker) ------------------------------------------------------------------------------
+    @property
+    def generation(self) -> int:
+        """The generation in which the main thread works."""
+        return self.worker.generation
+
+    @property
+    def closed(self) -> bool:
+        """Whether a newer generation was opened: the link thread knows it first."""
+        return self.worker.closed
+
+    @property
+    def lock(self) -> threading.Condition:
+        """To be held where an order must not arrive in between."""
+        return self._condition
+
+    def handle(self, event: Event) -> Actions:
+        """Hand an event in, while no order arrives."""
+        with self._condition:
+            return self.worker.handle(event)
+
+    def await_ready(self) -> None:
+        """Wait until an order is here that the worker waits for in its state."""
+        with self._condition:
+            self._condition.wait_for(lambda: self.worker.is_ready)
 
     def _close(self) -> None:
         """Stop: nothing of the older generation goes on. Holds the condition."""
-        self.closed = True
         if self._interrupt is None:
             # Registered only now, so that an undisturbed forward pays nothing for it.
             self._interrupt = torch_module.register_module_forward_pre_hook(self._interrupt_forward)
         cancel = [] if self._client is None else [self._client.cancel]
         for call in (
-            lambda: self.store.close_below(self._newest),
+            lambda: self.store.close_below(self.worker.newest),
             self.break_connections,
             *cancel,
             *self.at_close,
-            lambda: self.server.withdraw(self._newest),
+            lambda: self.server.withdraw(self.worker.newest),
         ):
             self._contained(call)
 
@@ -275,12 +273,12 @@ class Runtime:
         self.cut_collectives += 1
         where = "after the write" if self.in_step else "between two steps"
         if self.in_step:  # the step goes on with this value; a rank that has the right one may still be there
-            self.torn = True
+            self.worker.torn = True
         text = (
             f"{operation} {where} was cut short by a recovery; its result is this rank's own value. Put collectives "
             "inside `with step`, before optimizer.step(), where they are repeated"
         )
-        if self.torn:  # what was written is thrown away
+        if self.worker.torn:  # what was written is thrown away
             self.say("cut", f"rank {self.rank}: {text}")
         else:
             self.doubt(text)
@@ -314,7 +312,8 @@ class Runtime:
 
     def await_stop(self, summary: str) -> bool:
         """Report a broken collective and wait for Stop. False if none comes."""
-        self.report_broken_collective(summary)
+        if self.handle(CollectiveBroke()):
+            self.report_broken_collective(summary)
         with self._condition:
             patience_seconds = VERDICT_SECONDS + self.settings.controller_timeout_seconds
             return self._condition.wait_for(lambda: self.closed, patience_seconds)
@@ -390,48 +389,30 @@ class Runtime:
         os._exit(0)
 
     # --- orders, on the main thread ---------------------------------------------------------------------------
-    def await_order(self, *kinds: type, generation: int | None = None) -> Any:
-        """Wait for an order of these kinds (and generation). Raises Superseded if a newer Stop comes first."""
-        with self._condition:
-            while True:
-                for order in filter(None, map(self._orders.get, kinds)):
-                    if generation is None or order.generation == generation:
-                        return order
-                if generation is not None and self._newest > generation:
-                    raise Superseded
-                self._condition.wait()
-
-    def stand_by(self, layout_digest: str) -> int:
-        """A standby: say that it is warm, and wait for a rank. Returns that rank, which this process has from now on.
+    def stand_by(self, layout_digest: str) -> None:
+        """A standby: report that it is warm, and wait for a rank, which this process has from now on.
 
         `layout_digest` is of what it has built; empty if it builds nothing before.
         """
         self.page.stamp(Phase.STANDBY)
+        self.handle(StandbyWarm())
         self.link.send(StandbyReady(process=self.process, layout_digest=layout_digest), report=True)
         self.faults.strike(Point.IDLE)
-        order = self.await_order(Assign)
-        self.take_assignment(order.generation, order.rank)
-        self.faults.recovery = order.generation - 1
-        return int(order.rank)
+        self.await_assignment()
+        self.faults.recovery = self.worker.generation - 1
 
-    def await_begin(self) -> Begin | None:
-        """Before the first step: until it may begin, or until a recovery needs this rank. Begin may have been lost."""
-        with self._condition:
-            self._condition.wait_for(lambda: Begin in self._orders or self.closed)
-            return self._orders.get(Begin)
-
-    def await_release(self) -> bool:
-        """After the last step: True once everyone may leave, False if a recovery needs this rank first."""
-        with self._condition:
-            self._condition.wait_for(lambda: Release in self._orders or self.closed)
-            return Release in self._orders and not self.closed
+    def await_assignment(self) -> None:
+        """Wait for a rank, and become it."""
+        self.await_ready()
+        self.handle(Ordered())
+        self.take_assignment(self.worker.generation, self.worker.rank)
 
     def take_assignment(self, generation: int, rank: int) -> None:
         self.rank = rank
         for group in self.groups:
             group.ranks = self.table.acting(group.place, group.built_as, rank)
             regroup(group, group.ranks)
-        self.generation = generation
+        self.worker.rank, self.worker.generation = rank, generation
         self.page.put("rank", rank)
         self.page.put("generation", generation)
         os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank), str(self.local_rank)
@@ -452,44 +433,37 @@ class Runtime:
         """The number of ranks on a node at the start."""
         return max(1, self.world_size // self.settings.nodes)
 
-    def report_status(self, status: RankStatus) -> Restore | Save:
-        """Stand still: say what is in hand, wait for the decision. Repeats itself whenever a newer Stop arrives."""
+    def report_status(self) -> None:
+        """Report what is in hand, as a basis of the decision."""
+        status = self.worker.status()
         self.page.stamp(Phase.PARKED)
-        while True:
-            with self._condition:
-                generation = self._newest
-                arrived = self._stop_arrived_ns
-            self.faults.recovery = generation - 1
-            self.faults.strike(Point.STOP)
-            self.page.put("generation", generation)
-            self.page.put("collectives", 0)
-            waited = (time.monotonic_ns() - arrived) / 1e9 if arrived else 0.0
-            self.link.send(
-                Stopped(
-                    process=self.process,
-                    rank=self.rank,
-                    generation=generation,
-                    step=status.step,
-                    version=status.version,
-                    lineage=status.lineage,
-                    prepared=status.prepared,
-                    torn=status.torn or self.torn,
-                    blank=status.blank,
-                    stop_seconds=waited,
-                    derivable=self.holdings.is_derivable(),
-                    restore_address=self.server.address.path,
-                    restore_endpoint=self.server.address.endpoint,
-                    snapshots=self.holdings.kept_snapshots(),
-                    checkpoints=self.holdings.readable_checkpoints(),
-                    agreed=status.agreed,
-                    wrote=status.wrote,
-                ),
-                report=True,
-            )
-            try:
-                return self.await_order(Restore, Save, generation=generation)  # type: ignore[no-any-return]
-            except Superseded:
-                continue
+        self.faults.recovery = status.generation - 1
+        self.faults.strike(Point.STOP)
+        self.page.put("generation", status.generation)
+        self.page.put("collectives", 0)
+        arrived = self._stop_arrived_ns
+        self.link.send(
+            Stopped(
+                process=self.process,
+                rank=self.rank,
+                generation=status.generation,
+                step=status.step,
+                version=status.version,
+                lineage=status.lineage,
+                prepared=status.prepared,
+                torn=status.torn,
+                blank=status.blank,
+                stop_seconds=(time.monotonic_ns() - arrived) / 1e9 if arrived else 0.0,
+                derivable=self.holdings.is_derivable(),
+                restore_address=self.server.address.path,
+                restore_endpoint=self.server.address.endpoint,
+                snapshots=self.holdings.kept_snapshots(),
+                checkpoints=self.holdings.readable_checkpoints(),
+                agreed=status.agreed,
+                wrote=status.wrote,
+            ),
+            report=True,
+        )
 
     def begin_forming(self, generation: int, groups: Sequence[Ranks]) -> Forming:
         """Form groups of a generation, on a thread of its own."""
@@ -501,8 +475,8 @@ class Runtime:
         """The formed groups. Raises Superseded if the generation is closed first, RestoreError if forming failed."""
         forming.result.add_done_callback(lambda _: self._notify())
         with self._condition:
-            self._condition.wait_for(lambda: forming.result.done() or self._newest > generation)
-            if self._newest > generation:
+            self._condition.wait_for(lambda: forming.result.done() or self.worker.newest > generation)
+            if self.worker.newest > generation:
                 raise Superseded
         try:
             return forming.result.result()
@@ -512,7 +486,7 @@ class Runtime:
     def is_current(self, generation: int) -> bool:
         """Whether no newer Stop has arrived."""
         with self._condition:
-            return self._newest <= generation
+            return self.worker.newest <= generation
 
     def _notify(self) -> None:
         with self._condition:
@@ -542,7 +516,7 @@ class Runtime:
         )
         with self._condition:
             self._client = client
-            if self._newest > generation:
+            if self.worker.newest > generation:
                 client.cancel()
         return client
 
@@ -551,31 +525,21 @@ class Runtime:
         seconds = self.settings.restore_timeout_seconds
         return RestoreClient(lambda: None, seconds, self.token, tls=self.tls, spare=spare)
 
-    def report_restore_failure(self, generation: int, error: Exception) -> None:
-        failed = RestoreFailed(process=self.process, generation=generation, evidence=str(error), culprit="")
+    def report_restore_failure(self, generation: int, evidence: str) -> None:
+        failed = RestoreFailed(process=self.process, generation=generation, evidence=evidence, culprit="")
         self.link.send(failed, report=True)
 
-    def await_newer(self, generation: int) -> None:
-        """After a failed restore: the controller will open another generation."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._newest > generation)
-
-    def open_generation(self, generation: int, generation_groups: GenerationGroups) -> None:
-        """Resume: collectives go through the new groups. Raises Superseded if it is closed already."""
-        with self._condition:
-            if self._newest > generation:
-                raise Superseded
-            for group in self.groups:
-                if group.has_member:
-                    group.attach(generation_groups[group.ranks])
-            self.generation = generation
-            self.waits.forget()
-            self.closed = False
-            self._broken = ""
-            self._client = None
-            if self._interrupt is not None:
-                self._interrupt.remove()
-                self._interrupt = None
+    def open_generation(self, generation_groups: GenerationGroups) -> None:
+        """Resume: collectives go through the new groups. To be called with the lock held."""
+        for group in self.groups:
+            if group.has_member:
+                group.attach(generation_groups[group.ranks])
+        self.waits.forget()
+        self._broken = ""
+        self._client = None
+        if self._interrupt is not None:
+            self._interrupt.remove()
+            self._interrupt = None
 
 
 def _open_shared_barrier(descriptor: str, world_size: int) -> SharedBarrier | None:

@@ -17,23 +17,18 @@ class DigestExchange:
     Each rank writes into its own element and leaves the others zero, so the sum is all of them.
     """
 
-    def __init__(self, every: int, digest: Callable[[], str]) -> None:
-        """`every`: steps from one comparison to the next; 0: never. `digest`: of this rank's state, as hex."""
-        self._every = every
+    def __init__(self, digest: Callable[[], str]) -> None:
+        """`digest`: of this rank's state, as hex."""
         self._digest = digest
 
-    def entries(self, version: int, rank: int, world_size: int, shard: str, *, first: bool = False) -> list[int]:
-        """This rank's row in the step that starts from `version`; empty in most steps.
+    def entries(self, rank: int, world_size: int, shard: str) -> list[int]:
+        """This rank's row.
 
         Args:
-            version: of the state, finished.
             rank: this one.
             world_size: ranks in the job.
             shard: the part of a divided state that this rank holds, which it writes as well; empty: all of it.
-            first: this is the second step of a job, so the first one is looked at, whatever `every` says.
         """
-        if not first and (not self._every or version % self._every):
-            return []
         entries = [0] * (2 * world_size if shard else world_size)
         entries[rank] = int(self._digest(), 16) >> 64 - _DIGEST_BITS
         if shard:

@@ -1,9 +1,13 @@
 """The barrier of a step, before a write or at the end of the block: passing it proves that every rank is prepared."""
 
 import time
+from collections.abc import Callable, Mapping
 
 from relight.core.fault import Point
 from relight.core.position import Phase
+from relight.core.worker import actions as act
+from relight.core.worker import events as happened
+from relight.core.worker.states import State
 from relight.errors import StepInterrupted, UsageError
 from relight.training.checkpoint.snapshots import Snapshots
 from relight.training.process.private import PrivateState
@@ -15,6 +19,11 @@ from relight.training.state.corruption import DigestExchange, differ, differing_
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
 from relight.training.worker.recovery import Recovery
+
+# Made once: a step allocates none of them.
+_READY = happened.GradientsReady()
+_KEPT = happened.PrivateKept()
+_PASSED = happened.BarrierPassed()
 
 
 class Barrier:
@@ -41,7 +50,17 @@ class Barrier:
         self._recovery = recovery
         self._snapshots = snapshots
         self._publishing = publishing
-        self._digest_exchange = DigestExchange(runtime.settings.verify_every, state.digest)
+        self._digest_exchange = DigestExchange(state.digest)
+        self._is_early = False  # it stands in front of a write
+        self._carry_outs: Mapping[type[act.Action], Callable[[], happened.Event | None]] = {
+            act.KeepPrivate: self._keep_private,
+            act.ShowPrepared: self._show_prepared,
+            act.EnterBarrier: self._enter,
+            act.ReportStatus: self._report_status,
+            act.FinishStep: self._finish_step,
+            act.ConfirmVersion: self._confirm_version,
+            act.BeginWrite: self._begin_write,
+        }
 
     def before_write(self, writer: str, optimizer: str | None) -> None:
         """Returns when the write may begin. Raises StepInterrupted if this step is to be repeated.
@@ -63,36 +82,59 @@ class Barrier:
             self._pass(self._runtime, early=False)
 
     def _pass(self, runtime: Runtime, *, early: bool) -> None:
-        page = runtime.page
+        worker = self._progress
         runtime.await_launched()  # what the script waits for later belongs to this step, too
-        runtime.synchronize()  # who has only launched the collectives is not prepared (docs/PROTOCOL.md, C1 to C3)
-        if runtime.closed:
+        runtime.synchronize()  # a rank that has only launched the collectives is not prepared (docs/PROTOCOL.md)
+        if worker.closed:
             raise StepInterrupted("the generation was closed before this rank was prepared")
         self._compare(runtime)
-        self._prepare(early)
-        page.put("prepared", self._progress.version)
-        runtime.faults.strike(Point.BEFORE_BARRIER)
-        page.stamp(Phase.BARRIER)
-        if not self._complete_all_reduce(runtime):
-            self._await_decision(runtime)
-        self._progress.passed = True
-        self._let_write()
-        page.put("torn", 1)
-        page.stamp(Phase.OPTIMIZER)
-        runtime.faults.strike(Point.OPTIMIZER)
+        self._is_early = early
+        event: happened.Event | None = _READY
+        while event is not None:
+            actions, event = worker.handle(event), None
+            for action in actions:
+                event = self._carry_outs[type(action)]()
+        if worker.state is not State.WRITING:
+            raise StepInterrupted("it was decided to repeat this step")
 
-    def _prepare(self, early: bool) -> None:
-        """Whatever the step needs of other ranks is here: keep the private state with which the next step starts."""
+    def _keep_private(self) -> happened.Event:
+        """All that the step needs of other ranks is here: keep the private state with which the next step starts."""
         self._recovery.before_barrier()
-        self._transaction.prepare(early=early)
-        self._private.keep(self._progress.version + 1, early=early)
+        self._transaction.prepare(early=self._is_early)
+        self._private.keep(self._progress.version + 1, early=self._is_early)
         self._publishing.before_barrier()
+        return _KEPT
 
-    def _let_write(self) -> None:
+    def _show_prepared(self) -> None:
+        self._runtime.page.put("prepared", self._progress.version)
+
+    def _enter(self) -> happened.Event:
+        runtime = self._runtime
+        runtime.faults.strike(Point.BEFORE_BARRIER)
+        runtime.page.stamp(Phase.BARRIER)
+        return _PASSED if self._complete_all_reduce(runtime) else happened.Interrupted()
+
+    def _report_status(self) -> happened.Event:
+        """The barrier broke. Others may have passed it, so it is not for this rank to say whether it finishes."""
+        self._runtime.report_status()
+        self._runtime.await_ready()
+        return happened.Ordered()
+
+    def _finish_step(self) -> None:
+        self._progress.finish_started_ns = time.monotonic_ns()
+        self._runtime.faults.strike(Point.FINISH)
+
+    def _confirm_version(self) -> None:
         """Every rank is prepared, or it was decided to finish this step: all of them hold its version."""
         self._publishing.confirm(self._progress.version)
         self._publishing.before_write()
         self._snapshots.before_write()
+
+    def _begin_write(self) -> None:
+        page = self._runtime.page
+        page.put("torn", 1)
+        page.stamp(Phase.OPTIMIZER)
+        self._runtime.faults.strike(Point.OPTIMIZER)
 
     def _compare(self, runtime: Runtime) -> None:
         """In some steps: returns once replicas are known to hold the same bits. Raises StepInterrupted otherwise.
@@ -101,11 +143,9 @@ class Barrier:
         a gradient to which a wrong state has contributed.
         """
         version = self._progress.version
-        entries = self._digest_exchange.entries(
-            version, runtime.rank, runtime.world_size, self._assignment.shard, first=self._is_after_first_step
-        )
-        if not entries:
+        if not self._progress.compares(runtime.settings.verify_every, first=runtime.world_size > 1):
             return
+        entries = self._digest_exchange.entries(runtime.rank, runtime.world_size, self._assignment.shard)
         runtime.page.stamp(Phase.BARRIER)
         sums = self._add_up(runtime, [1, version, *entries])
         if sums is None:
@@ -113,9 +153,10 @@ class Barrier:
         self._refuse_other_steps(runtime, *sums[:2])
         digests = sums[2:]
         if differ(digests, runtime.world_size):
+            self._progress.handle(happened.StatesDiffer())
             runtime.await_replacement(version, digests[: runtime.world_size], self._name_differing(runtime))
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
-        self._progress.agreed = version
+        self._progress.handle(happened.StatesAgree())
 
     def _complete_all_reduce(self, runtime: Runtime) -> bool:
         """One small all-reduce: it completes only once every rank has entered it, prepared. False if it broke."""
@@ -123,7 +164,7 @@ class Barrier:
         vote = self._snapshots.vote()
         pattern = self._transaction.pattern
         attributes = self._state.attributes.number()
-        row = [1, version, runtime.winding_down, pattern.number(), attributes, *vote]
+        row = [1, version, self._progress.winding_down, pattern.number(), attributes, *vote]
         sums = self._add_up(runtime, row, strike=True)
         if sums is None:
             return False
@@ -165,17 +206,6 @@ class Barrier:
                 f"instead of {runtime.world_size * version}: some rank runs another number of steps or collectives"
             )
 
-    @property
-    def _is_after_first_step(self) -> bool:
-        """Whether what the job's first step made is to be compared: a script whose ranks differ does so at once.
-
-        All ranks must say the same. Behind a recovery they know the version from which it went on, but only of 0 that
-        it was the job's first.
-        """
-        progress, runtime = self._progress, self._runtime
-        is_first = progress.began == 0 or runtime.generation == 1
-        return runtime.world_size > 1 and is_first and progress.version == progress.began + 1
-
     def _name_differing(self, runtime: Runtime) -> tuple[str, ...]:
         """Which tensors, for the message."""
         state = self._state
@@ -191,12 +221,3 @@ class Barrier:
             return differing_tensors(own, shard, runtime.rank, runtime.world_size, add_up)
         except (RuntimeError, StepInterrupted):
             return ()
-
-    def _await_decision(self, runtime: Runtime) -> None:
-        """The barrier broke. Others may have passed it, so whether the step is finished is not for this rank to say."""
-        progress = self._progress
-        progress.restore = runtime.report_status(progress.status(prepared=True))
-        if progress.restore.target != progress.version + 1:
-            raise StepInterrupted("it was decided to repeat this step")
-        progress.finish_started_ns = time.monotonic_ns()
-        runtime.faults.strike(Point.FINISH)

@@ -24,8 +24,9 @@ from relight.training.transaction.transaction import Transaction
 from relight.training.worker.barrier import Barrier
 from relight.training.worker.evidence import Evidence, begin_evidence
 from relight.training.worker.phases import PhaseHooks
-from relight.training.worker.recovery import FallbackTiers, Recovery
+from relight.training.worker.recovery import Recovery
 from relight.training.worker.repeat import RepeatCheck
+from relight.training.worker.taking import FallbackTiers
 from relight.training.worker.writes import WriteWatch
 
 
@@ -94,7 +95,8 @@ def take_inventory(
     assignment = Assignment()
     assignment.follow(state, runtime.rank, runtime.world_size)
     batches = Batches(data, accumulate, seed, rng, runtime.page, stage=state.stages(), short_groups=short_groups)
-    progress = Progress(lineage=_birth(runtime, state, seed), cap=runtime.settings.stop_after)
+    progress = runtime.worker
+    progress.lineage = _birth(runtime, state, seed)
     evidence = begin_evidence(runtime, state)
     publishing = Publishing(runtime, state, progress)
     scalars = Scalars(runtime, progress)

@@ -12,6 +12,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from relight.core.events import StepResumed
 from relight.core.fault import Point
 from relight.core.position import Phase
+from relight.core.worker import actions as act
+from relight.core.worker import events as happened
+from relight.core.worker.states import State
 from relight.errors import StepInterrupted, UsageError
 from relight.training.step import Step
 from relight.training.transaction.needs import listed
@@ -20,6 +23,10 @@ from relight.training.worker.membership import Membership
 from relight.training.worker.script_checks import ScriptChecks
 
 _NOT_ENTERED = "the loop took a step but did not enter it: write `with step as batch:` in its body"
+# Made once: a step allocates none of them.
+_WANTED = happened.StepWanted()
+_ENTERED = happened.StepEntered()
+_RESUMED = act.ReportResumed()
 
 
 class StepLoop:
@@ -96,9 +103,12 @@ class StepLoop:
 
     def _offer(self) -> Iterator[Step]:
         runtime, progress, parts = self._runtime, self._progress, self._parts
-        while progress.version < progress.goal:
-            if runtime.closed:
-                self._recover()
+        while True:
+            actions = progress.handle(_WANTED)
+            if progress.state is State.DONE:
+                return
+            if progress.state is not State.OUTSIDE:
+                self._recover(actions)
                 continue
             self._checks.refuse_changes_between_steps()
             self._begin_turn()
@@ -135,8 +145,10 @@ class StepLoop:
     def enter_step(self, step: Step) -> Any:
         """`with step`: FORWARD begins with drawing the batch."""
         runtime, progress, parts = self._runtime, self._progress, self._parts
-        progress.passed = progress.wrote = False
-        progress.started = -1 if progress.warming else progress.version
+        if progress.warming:
+            progress.passed = progress.wrote = False
+        else:
+            progress.handle(_ENTERED)
         runtime.page.put("prepared", -1)
         runtime.in_step = True
         parts.writes.begin_step()
@@ -176,7 +188,7 @@ class StepLoop:
         _drop_frames(error)
         self._give_up_attempt()
         self._carried.roll_back()
-        self._recover()
+        self._recover(self._runtime.handle(happened.StepLeft()))
         return True
 
     def _give_up_rehearsal(self, error: Exception) -> bool:
@@ -219,8 +231,7 @@ class StepLoop:
         parts.barrier.at_end()
         runtime.synchronize()
         runtime.faults.strike(Point.AFTER_WRITE)
-        progress.advance(runtime.world_size)
-        progress.commits += 1
+        actions = progress.handle(happened.StepFinished(progress.next_lineage(runtime.world_size)))
         self._transaction.commit()
         if self._transaction.surprise:
             self._note_surprise(step.number)
@@ -235,11 +246,11 @@ class StepLoop:
         parts.scalars.commit(step.number)
         if parts.evidence is not None:
             parts.evidence.commit(step.number, runtime.rank, runtime.generation, step.attempt)
-        self._report_first_commit(step)
+        if _RESUMED in actions:
+            self._report_first_commit(step)
         runtime.faults.strike(Point.AFTER_STEP)
-        progress.attempt = int(progress.version < progress.begun_before)
-        if progress.restore is not None or runtime.closed:  # a recovery decided to finish this step, or waits for it
-            self._recover()
+        if progress.closed:  # a recovery decided to finish this step, or waits for it
+            self._recover(self._runtime.handle(_WANTED))
 
     def _is_to_be_repeated(self) -> bool:
         """Once, early in a job: undo the step and have it computed again, to see whether the bits are the same."""
@@ -263,15 +274,12 @@ class StepLoop:
             f"From step {number + 2} on such steps are protected to their end",
         )
         reason = f"a failure struck in step {number}, in which {surprise} came unexpectedly after the last write"
-        if runtime.closed or self._progress.restore is not None:
+        if runtime.closed:
             runtime.doubt(reason)
         runtime.doubt_if_lost_after(number, reason)
 
     def _report_first_commit(self, step: Step) -> None:
         runtime, progress = self._runtime, self._progress
-        if not progress.first_after_recovery:
-            return
-        progress.first_after_recovery = False
         runtime.link.send(
             StepResumed(
                 process=runtime.process,
@@ -313,19 +321,19 @@ class StepLoop:
 
     def _tear(self, reason: str) -> None:
         """This rank's state is worth nothing until it is copied from another one's."""
-        self._runtime.torn = True
+        self._progress.torn = True
         self._runtime.say(
             "torn",
             f"rank {self._runtime.rank}: {reason}. It is restored from an intact rank; if there is none, the job "
             "goes back to buddy memory or a checkpoint, or ends",
         )
 
-    def _recover(self, *, blank: bool = False) -> None:
+    def _recover(self, actions: act.Actions) -> None:
+        """Carry out what the worker decided, until it trains again."""
         parts, progress = self._parts, self._progress
-        progress.last = None  # others may not have heard of it: the next barrier says it to all
-        parts.recovery.run(blank=blank)
+        parts.recovery.run(actions)
         while not self._gather():
-            parts.recovery.run()
+            parts.recovery.run(self._runtime.handle(happened.Interrupted()))
         self._transaction.reset()
         parts.phases.open_gates()
         parts.publishing.confirm(progress.version)

@@ -5,6 +5,9 @@ from typing import Protocol
 from relight.core.events import TrainingDone, TrainingEntered
 from relight.core.fault import Point
 from relight.core.position import Phase
+from relight.core.worker import actions as act
+from relight.core.worker import events as happened
+from relight.core.worker.states import State
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.script_checks import ScriptChecks
 
@@ -12,9 +15,9 @@ LOGGERS_SECONDS = 60.0  # to take what is left before the job ends
 
 
 class Recover(Protocol):
-    """Take part in recoveries until this rank trains on; `blank`: it has nothing yet."""
+    """Carry out what the worker decided, until it trains again."""
 
-    def __call__(self, *, blank: bool = False) -> None: ...
+    def __call__(self, actions: act.Actions) -> None: ...
 
 
 class Show(Protocol):
@@ -47,6 +50,7 @@ class Membership:
             parts.batches.start(0, parts.assignment.batch_index)
         parts.private.keep(progress.version)
         runtime.started = True
+        runtime.handle(happened.ScriptEntered())
         runtime.link.send(
             TrainingEntered(
                 process=runtime.process,
@@ -62,12 +66,11 @@ class Membership:
             ),
             report=True,
         )
-        begin = runtime.await_begin()
-        progress.began = progress.agreed = progress.version if begin is not None else -1  # all with the same state
+        runtime.await_ready()
         self._may_hold = bool(parts.checkpointing.every)
-        if begin is not None and not runtime.closed:
-            parts.snapshots.assign(begin.buddies)
-            parts.checkpointing.assign(begin.writers)
+        for action in runtime.handle(happened.Ordered()):
+            assert isinstance(action, act.AssignBuddies)
+            parts.recovery.assign_buddies(action)
         self._show()
 
     def stand_by(self) -> None:
@@ -80,18 +83,18 @@ class Membership:
             for tell in runtime.at_rank_change:
                 tell(runtime.rank)
         runtime.faults.strike(Point.PROMOTED)
-        runtime.closed = True
         runtime.started = True
-        self._recover(blank=True)
+        self._recover(runtime.handle(happened.StepWanted()))
         self._may_hold = bool(parts.checkpointing.every)
 
     # --- leaving ----------------------------------------------------------------------------------------------
     def finish(self) -> bool:
         """All steps are committed here: True once that holds everywhere, False if a recovery sent this rank back."""
         runtime, progress, parts = self._runtime, self._progress, self._parts
-        if runtime.closed:
-            self._recover()
-            if progress.version < progress.goal:
+        if progress.state is not State.DONE:
+            actions = runtime.handle(happened.StepWanted())
+            if act.ReportDone() not in actions:
+                self._recover(actions)
                 return False
         runtime.page.stamp(Phase.DONE)
         self._checks.warn_of_nothing_trained()
@@ -108,22 +111,26 @@ class Membership:
             ),
             report=True,
         )
-        if runtime.await_release():
+        runtime.await_ready()
+        actions = runtime.handle(happened.Ordered())
+        if act.Release() in actions:
             self._may_hold = False  # nobody will order a last checkpoint any more: who fails now ends
             parts.publishing.finish()
             parts.scalars.finish(LOGGERS_SECONDS)
             parts.checkpointing.finish()
             runtime.started = False
             return True
-        self._recover()
+        self._recover(actions)
         return False
 
     # --- the script's end (Lifecycle) -------------------------------------------------------------------------
     def at_end_of_script(self) -> None:
         """It has run to its end. If it left the loop early, every rank must have done so, after the same step."""
         if self.left_early:
-            while not self.finish():
-                pass
+            released = False
+            while not released:
+                self._progress.until = self._progress.version  # it will take no further step
+                released = self.finish()
 
     @property
     def holds_state(self) -> bool:

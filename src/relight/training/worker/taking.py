@@ -1,0 +1,261 @@
+"""How the target version of a recovery comes into this process: copied, recalled from a snapshot, or read."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from relight.core.commands import FallbackTier, Restore
+from relight.core.worker import actions as act
+from relight.core.worker import events as happened
+from relight.errors import RestoreError
+from relight.training.checkpoint.checkpointing import Checkpointing
+from relight.training.checkpoint.snapshots import Snapshots
+from relight.training.connection.page import NO_PRIVATE
+from relight.training.data.batches import Batches
+from relight.training.process.private import PrivateState
+from relight.training.process.progress import Progress
+from relight.training.process.runtime import Runtime, Superseded
+from relight.training.publish.publishing import Publishing
+from relight.training.state.assignment import Assignment
+from relight.training.state.structure import structure_differs
+from relight.training.state.torch_settings import adopt_settings
+from relight.training.state.tracked import TrackedState
+from relight.training.transaction.transaction import Transaction
+from relight.transfer.io.codec import decode_tree, raw_bytes, unflatten
+from relight.transfer.restore.fabric import Address, choose_sources
+from relight.transfer.restore.offer import Offer
+
+Digests = dict[int, int]  # by bucket
+PRIVATE_SECONDS = 10.0  # for the private state to come from another host
+_POLL_SECONDS = 0.001
+
+
+@dataclass
+class FallbackTiers:
+    """Below replicas; and engines that were given versions which may be undone."""
+
+    snapshots: Snapshots
+    checkpointing: Checkpointing
+    publishing: Publishing
+
+
+@dataclass
+class RestoreWork:
+    """What a restore has cost so far, and what it knows."""
+
+    began_ns: int = 0  # to take the state
+    copied_bytes: int = 0
+    finish_seconds: float = 0.0
+    copy_seconds: float = 0.0
+    rollback_seconds: float = 0.0
+    digest_seconds: float = 0.0
+    reform_seconds: float = 0.0
+    known: Digests = field(default_factory=dict)
+    digest: str = ""
+    meta: dict[str, Any] = field(default_factory=dict)  # of the state that was taken
+
+
+class StateTaking:
+    """Takes the state that was decided on; `work` says what that has cost."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: TrackedState,
+        progress: Progress,
+        batches: Batches,
+        assignment: Assignment,
+        private: PrivateState,
+        tiers: FallbackTiers,
+        transaction: Transaction,
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._progress = progress
+        self._batches = batches
+        self._assignment = assignment
+        self._private = private
+        self._tiers = tiers
+        self._snapshots = tiers.snapshots
+        self._transaction = transaction
+        self.work = RestoreWork()
+        self.carry_outs: Mapping[type[act.Action], Callable[..., happened.Event | None]] = {
+            act.RollBack: self._roll_back,
+            act.Offer: self._offer,
+            act.Copy: self._copy,
+            act.DiscardUndone: self._discard_undone,
+            act.RecallSnapshot: self._recall_snapshot,
+            act.FetchSnapshot: self._fetch_snapshot,
+            act.ReadCheckpoint: self._read_checkpoint,
+            act.ClaimVersion: self._claim_version,
+        }
+
+    @property
+    def _order(self) -> Restore:
+        order = self._progress.order
+        assert isinstance(order, Restore)
+        return order
+
+    # --- the state --------------------------------------------------------------------------------------------------
+    def _roll_back(self, action: act.RollBack | None = None) -> None:  # noqa: ARG002
+        """Undo the step under way, if it was not committed."""
+        if self._transaction.is_open:
+            self._transaction.roll_back()
+            self._state.clear_gradients()
+
+    def _offer(self, action: act.Offer) -> None:  # noqa: ARG002
+        """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
+        progress, order, work = self._progress, self._order, self.work
+        meta = work.meta or self._state.describe(progress.lineage, progress.until)
+        offer = Offer(order.generation, order.target, meta, self._state.replicated())
+        self._runtime.server.offer(offer)
+        if order.tier is FallbackTier.REPLICA:
+            work.known = offer.digests
+
+    def _copy(self, action: act.Copy) -> happened.Event:  # noqa: ARG002
+        """Fetch the target version from a source, and the rank-private state from beside the page."""
+        runtime, restore, work = self._runtime, self._order, self.work
+        if restore.tier is FallbackTier.CHECKPOINT:
+            return self._copy_checkpoint(restore)
+        runtime.page.put("torn", 1)
+        client = runtime.fetcher(restore.generation)
+        destination = self._state.destination()
+        total_bytes = sum(tensor.nbytes for tensor in destination.values())
+        part = self._state.shard(runtime.world_size)
+        offered = [Address(source.address, source.endpoint) for source in restore.sources if source.shard == part]
+        if not offered:
+            raise RestoreError(f"rank {runtime.rank} is to hold part {part!r} of the state, which no source has")
+        addresses = choose_sources(offered, runtime.rank, total_bytes, _is_here)
+        fetched = client.fetch(restore.generation, restore.target, addresses, destination.get)
+        meta = fetched.header.meta
+        self._state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
+        self._state.adopt_attributes(meta)
+        if runtime.rank in restore.derived:
+            runtime.page.write_private(restore.target, NO_PRIVATE)
+        private = self._await_private(restore)
+        self._private.adopt(private, restore.target)
+        self._batches.take_over(private, restore.target, self._assignment.batch_index)
+        # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state, if
+        # nothing could write there afterwards: objects and attributes that were put back may hold views of it.
+        written = private["per_rank"] or {"averages", "carried"} & private.keys() or self._state.attributes.has_state
+        in_place = not written and _same_storage(self._state.replicated().tensors, fetched.tensors)
+        work.copied_bytes, work.known = fetched.received_bytes, fetched.digests if in_place else {}
+        return self._taken(meta)
+
+    # --- below replicas -------------------------------------------------------------------------------------------
+    def _discard_undone(self, action: act.DiscardUndone) -> None:  # noqa: ARG002
+        restore, page = self._order, self._runtime.page
+        self._snapshots.discard_after(restore.target)
+        self._tiers.checkpointing.discard_after(restore.target, restore.distrust)
+        self._tiers.publishing.withdraw()
+        page.put("torn", 1)
+        page.set_private_versions((-1, -1))  # of versions that are undone
+
+    def _recall_snapshot(self, action: act.RecallSnapshot) -> happened.Event:  # noqa: ARG002
+        slot = self._snapshots.own(self._order.target)
+        if slot is None:
+            return happened.SnapshotMissing()
+        return self._adopt_snapshot(slot.meta, slot.tree, slot.copy_to(self._state.destination()))
+
+    def _adopt_snapshot(self, meta: dict[str, Any], tree: Any, tensors: list[torch.Tensor]) -> happened.StateTaken:
+        """Take a snapshot for the state of this rank; the snapshot itself is only read."""
+        runtime, state, restore = self._runtime, self._state, self._order
+        state.adopt(unflatten(tree, tensors), meta["private_buffers"])
+        state.adopt_attributes(meta)
+        is_derived = runtime.rank in restore.derived
+        private = NO_PRIVATE if is_derived else bytes(raw_bytes(tensors[-1]))
+        runtime.page.write_private(restore.target, private)
+        private_tree = decode_tree(private)
+        self._private.adopt(private_tree, restore.target)
+        self._batches.take_over(private_tree, restore.target, self._assignment.batch_index)
+        taken = self._taken(meta)
+        if (found := state.digest()) != meta["digest"]:
+            raise RestoreError(f"the snapshot of version {restore.target} has the digest {found}, not {meta['digest']}")
+        return taken
+
+    def _copy_checkpoint(self, restore: Restore) -> happened.StateTaken:
+        """Get this rank's part from the rank that has read it from the disk."""
+        runtime, state = self._runtime, self._state
+        part = state.shard(runtime.world_size)
+        addresses = [Address(s.address, s.endpoint) for s in restore.sources if s.shard == part]
+        client = runtime.fetcher(restore.generation)
+        fetched = client.fetch(restore.generation, restore.target, addresses[:1], state.destination().get)
+        meta, self.work.copied_bytes = fetched.header.meta, fetched.received_bytes
+        state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
+        state.adopt_attributes(meta)
+        return self._take_checkpoint(meta)
+
+    def _read_checkpoint(self, action: act.ReadCheckpoint) -> happened.StateTaken:  # noqa: ARG002
+        """Read this rank's part from the disk, for itself and for the others that hold the same part."""
+        restore = self._order
+        meta = self._tiers.checkpointing.go_back(restore.target)
+        return self._take_checkpoint(meta)
+
+    def _take_checkpoint(self, meta: dict[str, Any]) -> happened.StateTaken:
+        target = self._order.target
+        self._tiers.checkpointing.take_private(target)
+        self._private.keep(target)
+        return self._taken(meta)
+
+    def _fetch_snapshot(self, action: act.FetchSnapshot) -> happened.StateTaken:  # noqa: ARG002
+        """This rank's own, or one of the same part of the state, out of another rank's memory."""
+        restore = self._order
+        rank, part = self._runtime.rank, self._state.shard(self._runtime.world_size)
+        own = [source for source in restore.sources if source.of == rank]
+        found = own or [source for source in restore.sources if source.shard == part]
+        if not found:
+            raise RestoreError(f"rank {rank} is to hold part {part!r} of the state, of which no source has a snapshot")
+        client = self._runtime.fetcher(restore.generation)
+        address, destination = Address(found[0].address, found[0].endpoint), self._state.destination()
+        fetched = client.fetch(restore.generation, restore.target, [address], destination.get, of=found[0].of)
+        self.work.copied_bytes = sum(tensor.nbytes for tensor in fetched.tensors)
+        return self._adopt_snapshot(fetched.header.meta, fetched.header.tree, fetched.tensors)
+
+    def _taken(self, meta: dict[str, Any]) -> happened.StateTaken:
+        """The state of the target version is here: take over what belongs to it, and drop what was of a step."""
+        version = self._order.target
+        self.work.meta = meta
+        self._state.gradients_to_none = meta["gradients_to_none"]
+        self._state.adopt_modes(meta.get("modes", {}))
+        adopt_settings(meta.get("settings", {}))
+        if differing := structure_differs(self._state.modules, meta.get("structure", {})):
+            self._runtime.doubt(
+                f"{differing}: built or hooked otherwise in the replacement than where its state was copied from. "
+                "Change modules before relight.Training(...), or in every step anew",
+                version,
+            )
+        self._transaction.close()
+        self._state.clear_gradients()
+        return happened.StateTaken(version, meta["lineage"], meta["until"])
+
+    def _claim_version(self, action: act.ClaimVersion) -> None:  # noqa: ARG002
+        version, page = self._order.target, self._runtime.page
+        page.claim_private(version)
+        page.put("torn", 0)
+        page.put("version", version)
+
+    def _await_private(self, restore: Restore) -> dict[str, Any]:
+        """From beside the page, where the agent puts it; from another host it may still be on its way."""
+        runtime = self._runtime
+        deadline = time.monotonic() + PRIVATE_SECONDS
+        while runtime.page.read_private(restore.target) is None and time.monotonic() < deadline:
+            if not runtime.is_current(restore.generation):
+                raise Superseded
+            time.sleep(_POLL_SECONDS)
+        return runtime.page.read_private_tree(restore.target)
+
+
+def _is_here(address: Address) -> bool:
+    """Whether this source is on this host, as far as can be told without asking it."""
+    return os.path.exists(address.path)
+
+
+def _same_storage(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    """And in host memory: what a device wrote is not what the transfer digested."""
+    return len(left) == len(right) and all(
+        a.data_ptr() == b.data_ptr() and a.device.type == "cpu" for a, b in zip(left, right, strict=True)
+    )
