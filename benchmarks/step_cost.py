@@ -25,6 +25,9 @@ from torch import nn
 
 from benchmarks.recovery.workload import Shape, build_model, build_optimizer, loss_of
 from relight.core.position import Phase
+from relight.core.worker import events as happened
+from relight.core.worker import step as decide
+from relight.core.worker.states import State
 from relight.training.collectives.barrier_allreduce import SharedMemoryAllReduce
 from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.connection.page import PositionPage
@@ -102,6 +105,19 @@ def parts_us(model: nn.Module) -> dict[str, float]:
         for purpose in ("step", "forward"):
             rng.seed_everything(0, purpose, next(numbers), 0)
 
+    wanted, entered, ready = happened.StepWanted(), happened.StepEntered(), happened.GradientsReady()
+    kept, passed = happened.PrivateKept(), happened.BarrierPassed()
+    progress.until = 10**9
+    progress.state = State.OUTSIDE
+
+    def decisions() -> None:
+        decide.on_wanted(progress, wanted)
+        decide.on_step_entered(progress, entered)
+        decide.on_gradients_ready(progress, ready)
+        decide.on_private_kept(progress, kept)
+        decide.on_barrier_passed(progress, passed)
+        decide.on_finished(progress, happened.StepFinished(""))
+
     streams_us = _median_us(streams)
     return {
         "stamps of the position page": _median_us(stamps),
@@ -110,6 +126,7 @@ def parts_us(model: nn.Module) -> dict[str, float]:
         "the step as a transaction": _median_us(step),
         "rank-private state beside the page": _median_us(private),
         "nothing changed between two steps": _median_us(fingerprints),
+        "decisions of the worker": _median_us(decisions),
         "lineage": _median_us(lambda: progress.next_lineage(4)),
         f"{GATES} gates in a backward pass of {BACKWARD_S * 1e3:.0f} ms": gates_us(GATES),
     }

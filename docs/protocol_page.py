@@ -213,8 +213,8 @@ ${events}
 ## The worker's table
 
 A worker is a value as well (`core/worker`), and its table is complete: an event in a state that is not listed is a bug
-of the driver that handed it in. Actions are carried out in order, in virtual time (`sim/model`); `training/worker`
-makes the same decisions in its own code. Its states:
+of the driver that handed it in. Actions are carried out in order, by threads around a real script
+(`training/worker`) or in virtual time (`sim/model`). Its states:
 
 ${worker_states}
 

@@ -8,6 +8,7 @@ from relight.core.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State
+from relight.core.worker.step import on_barrier_passed, on_gradients_ready, on_private_kept
 from relight.errors import StepInterrupted, UsageError
 from relight.training.checkpoint.snapshots import Snapshots
 from relight.training.process.private import PrivateState
@@ -52,11 +53,12 @@ class Barrier:
         self._publishing = publishing
         self._digest_exchange = DigestExchange(state.digest)
         self._is_early = False  # it stands in front of a write
-        self._carry_outs: Mapping[type[act.Action], Callable[[], happened.Event | None]] = {
+        self._has_passed = False
+        self._carry_outs: Mapping[type[act.Action], Callable[[], None]] = {
             act.KeepPrivate: self._keep_private,
             act.ShowPrepared: self._show_prepared,
             act.EnterBarrier: self._enter,
-            act.ReportStatus: self._report_status,
+            act.ReportStatus: runtime.report_status,
             act.FinishStep: self._finish_step,
             act.ConfirmVersion: self._confirm_version,
             act.BeginWrite: self._begin_write,
@@ -89,36 +91,46 @@ class Barrier:
             raise StepInterrupted("the generation was closed before this rank was prepared")
         self._compare(runtime)
         self._is_early = early
-        event: happened.Event | None = _READY
-        while event is not None:
-            actions, event = worker.handle(event), None
-            for action in actions:
-                event = self._carry_outs[type(action)]()
+        # A step's handlers are called directly: that is faster.
+        self._carry_out(on_gradients_ready(worker, _READY))
+        self._carry_out(on_private_kept(worker, _KEPT))
+        if self._has_passed:
+            self._carry_out(on_barrier_passed(worker, _PASSED))
+        else:
+            self._await_decision()
+
+    def _carry_out(self, actions: act.Actions) -> None:
+        for action in actions:
+            self._carry_outs[type(action)]()
+
+    def _await_decision(self) -> None:
+        """The barrier broke. Other ranks may have passed it, so this rank alone cannot say whether to finish the step.
+
+        Returns if it is to be finished. Raises StepInterrupted if not.
+        """
+        runtime, worker = self._runtime, self._progress
+        self._carry_out(runtime.handle(happened.Interrupted()))
+        while worker.state is State.PARKED:
+            runtime.await_ready()
+            self._carry_out(runtime.handle(happened.Ordered()))
         if worker.state is not State.WRITING:
             raise StepInterrupted("it was decided to repeat this step")
 
-    def _keep_private(self) -> happened.Event:
+    def _keep_private(self) -> None:
         """All that the step needs of other ranks is here: keep the private state with which the next step starts."""
         self._recovery.before_barrier()
         self._transaction.prepare(early=self._is_early)
         self._private.keep(self._progress.version + 1, early=self._is_early)
         self._publishing.before_barrier()
-        return _KEPT
 
     def _show_prepared(self) -> None:
         self._runtime.page.put("prepared", self._progress.version)
 
-    def _enter(self) -> happened.Event:
+    def _enter(self) -> None:
         runtime = self._runtime
         runtime.faults.strike(Point.BEFORE_BARRIER)
         runtime.page.stamp(Phase.BARRIER)
-        return _PASSED if self._complete_all_reduce(runtime) else happened.Interrupted()
-
-    def _report_status(self) -> happened.Event:
-        """The barrier broke. Others may have passed it, so it is not for this rank to say whether it finishes."""
-        self._runtime.report_status()
-        self._runtime.await_ready()
-        return happened.Ordered()
+        self._has_passed = self._complete_all_reduce(runtime)
 
     def _finish_step(self) -> None:
         self._progress.finish_started_ns = time.monotonic_ns()
