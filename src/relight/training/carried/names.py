@@ -17,7 +17,7 @@ from torch import nn
 
 from relight.training.carried.flow import Flow
 from relight.training.carried.iteration import Iteration
-from relight.training.carried.reader import Reader
+from relight.training.carried.reading import Reading
 from relight.training.carried.refs import Key, Place, describe
 from relight.training.carried.scope import Scope
 
@@ -59,10 +59,10 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     """What the iteration carries. `is_foreign`: of an object whose attributes are not the script's to carry."""
     flow = Flow()
     scopes = [Scope.of_frame(frame, number) for number, frame in enumerate(frames)]
-    reader = Reader(flow, scopes, is_foreign, iteration.enters)
+    reading = Reading(flow, scopes, is_foreign, iteration.enters)
     flow.late = iteration.begins_late
     for index, piece in enumerate(iteration.pieces):
-        reader.read(scopes[piece.frame], piece.statements, returns=index + 1 < len(iteration.pieces))
+        reading.read(scopes[piece.frame], piece.statements, returns=index + 1 < len(iteration.pieces))
     flow.end_turn()
     flow.hold_the_same()
     flow.expose_members()

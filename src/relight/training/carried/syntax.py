@@ -29,6 +29,8 @@ VIEWS = frozenset(  # methods of tensors and arrays whose result shares their me
     "chunk split numpy view_as unflatten swapaxes".split()
 )
 SAME = frozenset({"list", "tuple", "iter", "reversed", "sorted"})  # of the same members
+NO_NAME = ast.Name("", ast.Load())
+MOST_MEMBERS = 8  # of a container whose members are told from each other
 OF_MODULES = frozenset("parameters named_parameters buffers named_buffers state_dict modules children".split())
 
 
