@@ -7,8 +7,9 @@ random times. `--record` writes the table into benchmarks/results/.
 """
 
 import argparse
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from tests.idioms import library, record
 from tests.idioms.record import Row, Trial
 from tests.idioms.trial import STRIKES, killed_at_random, killed_in_phases, phase_kills, undisturbed, without_relight
 from tests.idioms.verdict import Ending, Verdict, digests_in, judge, sections, what_differs
+
+
+_MOST_ROUNDS = 20  # for --random-kills
 
 
 def main() -> int:
@@ -48,12 +52,7 @@ def examine(name: str, options: argparse.Namespace) -> Row:
     if row.worst in (Verdict.REFUSED, Verdict.LOST):
         return row
     sentences = phase_kills(name, options.seed, options.kills) if options.phases is None else options.phases
-    disturbances: list[tuple[str, Callable[[], Ending]]] = []
-    if sentences:
-        disturbances.append(("phases", partial(killed_in_phases, name, sentences, keep)))
-    for seed in range(options.seed, options.seed + options.rounds):
-        disturbances.append((f"random {seed}", partial(killed_at_random, name, seed, options.strikes, keep)))
-    for what, disturb in disturbances:
+    for what, disturb in _disturbances(row, sentences, options):
         ending = disturb()
         verdict, words = judge(ending, expected)
         if verdict is Verdict.SILENT and options.quick and expected is plain:
@@ -61,6 +60,19 @@ def examine(name: str, options: argparse.Namespace) -> Row:
             verdict, words = judge(ending, expected)
         _add(row, what, verdict, words, ending)
     return row
+
+
+def _disturbances(
+    row: Row, sentences: Sequence[str], options: argparse.Namespace
+) -> Iterator[tuple[str, Callable[[], Ending]]]:
+    """The jobs of one script that are to be disturbed, given out one after the other."""
+    if sentences:
+        yield "phases", partial(killed_in_phases, row.name, sentences, options.keep)
+    for number in itertools.count():
+        if number >= options.rounds and (number >= _MOST_ROUNDS or row.random_kills >= options.random_kills):
+            return
+        seed = options.seed + number
+        yield f"random {seed}", partial(killed_at_random, row.name, seed, options.strikes, options.keep)
 
 
 def _undisturbed(row: Row, plain: dict[int, str], keep: Path | None) -> dict[int, str]:
@@ -85,6 +97,9 @@ def _parse() -> argparse.Namespace:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="scripts; default: all")
     add("--rounds", type=int, default=1, help="jobs with kills at random times for each script; default 1")
+    add(
+        "--random-kills", type=int, default=0, metavar="N", help="more rounds, until so many random kills were survived"
+    )
     add("--kills", type=int, default=6, help="kills in phases, of six; default 6")
     add("--strikes", type=int, default=STRIKES, help=f"kills at random times in one job; default {STRIKES}")
     add("--phases", action="append", metavar="SENTENCE", help="this fault instead; '' for none")

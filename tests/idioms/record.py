@@ -35,16 +35,21 @@ class Row:
         order = list(Verdict)
         return max((trial.verdict for trial in self.trials), key=order.index, default=Verdict.EQUAL)
 
+    @property
+    def random_kills(self) -> int:
+        """How many failures at random times its jobs lived through."""
+        return sum(trial.failures for trial in self.trials if trial.what.startswith("random"))
+
 
 def table(rows: list[Row]) -> list[str]:
     """In Markdown, the failures first."""
-    lines = ["| script | verdict | jobs | failures survived | what was said |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| script | verdict | jobs | failures survived | at random times | what was said |", "|" + " --- |" * 6]
     order = list(Verdict)
     for row in sorted(rows, key=lambda row: (-order.index(row.worst), row.name)):
         said = next((trial for trial in row.trials if trial.verdict is row.worst and trial.words), None)
         words = _cell(f"{said.what}: {said.words}") if said is not None else ""
         survived = sum(trial.failures for trial in row.trials if trial.verdict is Verdict.EQUAL)
-        lines.append(f"| {row.name} | {row.worst} | {len(row.trials)} | {survived} | {words} |")
+        lines.append(f"| {row.name} | {row.worst} | {len(row.trials)} | {survived} | {row.random_kills} | {words} |")
     counts = ", ".join(f"{sum(row.worst is verdict for row in rows)} {verdict}" for verdict in Verdict)
     return [*lines, "", f"{len(rows)} scripts: {counts}."]
 
