@@ -19,8 +19,6 @@ TOO_LARGE: frozenset[str] = frozenset(
     {
         "training/process/runtime.py",
         "training/process/runtime.py:Runtime",
-        "training/worker/inventory.py:take_inventory",
-        "training/worker/loop.py:StepLoop",
     }
 )
 

@@ -73,7 +73,9 @@ class Ordered(_Event, frozen=True):
 
 
 class StepLeft(_Event, frozen=True):
-    """The main thread is out of the interrupted step."""
+    """The main thread is out of the interrupted step. The driver knows whether a copy of all that changed was kept."""
+
+    can_be_undone: bool = True
 
 
 class StateTaken(_Event, frozen=True):

@@ -81,8 +81,9 @@ def pass_barrier(worker: "Worker", actions: act.Actions) -> act.Actions:
     return actions
 
 
-def on_step_left(worker: "Worker", event: ev.StepLeft) -> act.Actions:  # noqa: ARG001
+def on_step_left(worker: "Worker", event: ev.StepLeft) -> act.Actions:
     """Carry out the decision, or ask for one."""
+    worker.torn |= not event.can_be_undone
     return leave_step(worker)
 
 

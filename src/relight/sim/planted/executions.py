@@ -1,15 +1,16 @@
 """Workers that carry actions out otherwise: variants of `sim/model`, where the real driver could be wrong."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from relight.core.events import Event, Saved
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
+from relight.core.worker.snapshots import SnapshotSlots
 from relight.core.worker.states import State as Stand
 from relight.sim.model import recovery, writes
 from relight.sim.model.contents import next_private
-from relight.sim.model.fallback_tiers import FallbackTiers
+from relight.sim.model.fallback_tiers import FallbackTiers, SavedSlot
 from relight.sim.model.shapes import Shape
 from relight.sim.model.worker import CarryOut, Continue, SimulatedWorker
 
@@ -141,18 +142,29 @@ class SaysOnceThatItHasSaved(SimulatedWorker):
 
 
 # --- snapshots and checkpoints ------------------------------------------------------------------------------------
-class _OnlySlot(FallbackTiers):
-    overwrites_the_only_one: ClassVar[bool] = True
+class _OnlySlot(SnapshotSlots[SavedSlot]):
+    def overwritable(self, slots: list[SavedSlot]) -> list[SavedSlot]:
+        return slots[:1]
+
+
+class _TiersWithOneSlot(FallbackTiers):
+    slots_kind: ClassVar[type[SnapshotSlots[SavedSlot]]] = _OnlySlot
 
 
 class OverwritesTheOnlySnapshot(SimulatedWorker):
     """The next snapshot goes over the last one that is complete everywhere."""
 
-    tiers_kind: ClassVar[type[FallbackTiers]] = _OnlySlot
+    tiers_kind: ClassVar[type[FallbackTiers]] = _TiersWithOneSlot
+
+
+class _EstablishedAtOnce(SnapshotSlots[SavedSlot]):
+    def assign(self, rank: int, buddies: Sequence[int], keep: int) -> None:
+        super().assign(rank, buddies, keep)
+        self.established, self._holders = keep, (self.rank, self.ward)
 
 
 class _TakesKeptForEstablished(FallbackTiers):
-    takes_kept_for_established: ClassVar[bool] = True
+    slots_kind: ClassVar[type[SnapshotSlots[SavedSlot]]] = _EstablishedAtOnce
 
 
 class TakesKeptForEstablished(SimulatedWorker):
@@ -162,8 +174,13 @@ class TakesKeptForEstablished(SimulatedWorker):
     tiers_kind: ClassVar[type[FallbackTiers]] = _TakesKeptForEstablished
 
 
+class _NothingNeeded(SnapshotSlots[SavedSlot]):
+    def assign(self, rank: int, buddies: Sequence[int], keep: int) -> None:  # noqa: ARG002
+        super().assign(rank, buddies, -1)
+
+
 class _KeepsNothing(FallbackTiers):
-    forgets_what_to_keep: ClassVar[bool] = True
+    slots_kind: ClassVar[type[SnapshotSlots[SavedSlot]]] = _NothingNeeded
 
 
 class ForgetsWhatToKeep(SimulatedWorker):
@@ -172,8 +189,13 @@ class ForgetsWhatToKeep(SimulatedWorker):
     tiers_kind: ClassVar[type[FallbackTiers]] = _KeepsNothing
 
 
+class _DiscardsNothing(SnapshotSlots[SavedSlot]):
+    def newer_than(self, version: int) -> list[SavedSlot]:  # noqa: ARG002
+        return []
+
+
 class _KeepsWhatIsUndone(FallbackTiers):
-    keeps_what_is_undone: ClassVar[bool] = True
+    slots_kind: ClassVar[type[SnapshotSlots[SavedSlot]]] = _DiscardsNothing
 
 
 class KeepsWhatIsUndone(SimulatedWorker):

@@ -20,8 +20,9 @@ import msgspec
 import torch
 
 from relight.core.events import Snapshot
+from relight.core.worker.snapshots import Due, SnapshotSlots
 from relight.errors import RelightError, StepInterrupted, UsageError
-from relight.training.checkpoint.snapshot_slots import PRIVATE_PATH, Slot, SlotPool
+from relight.training.checkpoint.snapshot_slots import PRIVATE_PATH, MemorySlot
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
@@ -43,12 +44,7 @@ class Snapshots:
         self._progress = progress
         self._assignment = assignment
         self.every = 0
-        self._ward = -1  # whose snapshots this rank keeps
-        self._due = False  # at the first boundary after a recovery: copies that were under way have ended
-        self._newest = -1  # the version whose snapshots were begun last, on all ranks
-        self._established = -1  # of this generation
-        self._have = -1  # newest version of which this rank has both its own and its ward's
-        self._slots = SlotPool(runtime.server)
+        self._slots = SnapshotSlots(MemorySlot)  # decides
         self._thread: threading.Thread | None = None
         self._copied = threading.Event()
         self._copied.set()
@@ -78,10 +74,7 @@ class Snapshots:
     def assign(self, buddies: Sequence[int], keep: int = -1) -> None:
         """Set buddies, by rank, for this generation; `keep`: the version whose snapshots must stay for now."""
         runtime = self._runtime
-        self._ward = buddies.index(runtime.rank) if buddies else -1
-        self._established = self._newest = self._have = -1
-        self._slots.need(keep, None)
-        self._due = bool(buddies)
+        self._slots.assign(runtime.rank, buddies, keep)
         if buddies:
             address = msgspec.msgpack.encode(runtime.server.address)
             runtime.store.set(runtime.generation, _key(runtime.rank), address)
@@ -89,17 +82,15 @@ class Snapshots:
     def between_steps(self) -> None:
         """Begin a snapshot if one is due: the state is that of a finished version, and nothing writes."""
         version = self._progress.version
-        if self._ward < 0 or not (self._due or version % self.every == 0) or version == self._newest:
-            return
-        if not self._due and self._newest != self._established:  # the same on all ranks: the barrier said so
+        due = self._slots.is_due(version, self.every)
+        if due is Due.YES:
+            self._begin(version)
+        elif due is Due.SKIPPED:
             self._runtime.say(
                 "slow buddies",
-                f"no snapshot of version {version}: that of version {self._newest} is still on its way to the buddies; "
-                "raise buddy(every=...). Said once",
+                f"no snapshot of version {version}: that of version {self._slots.newest} is still on its way to the "
+                "buddies; raise buddy(every=...). Said once",
             )
-            return
-        self._due = False
-        self._begin(version)
 
     def before_write(self) -> None:
         """Wait for the copy that is being made: its source is about to change."""
@@ -108,56 +99,51 @@ class Snapshots:
 
     def vote(self) -> list[int]:
         """Return the number that this rank adds to the barrier: 1 if it has both snapshots of the newest version."""
-        return [int(self._have >= 0 and self._have == self._newest)] if self.active else []
+        return [self._slots.vote()] if self.active else []
 
     def count(self, votes: int) -> None:
         """Take the barrier's sum: older snapshots may go once every rank has the newest."""
-        if votes == self._runtime.world_size and self._established != self._newest:
-            self._established = self._newest
-            self._slots.need(self._newest, (self._runtime.rank, self._ward))
+        for slot in self._slots.count(votes, self._runtime.world_size):
+            slot.release(self._runtime.server)
 
     def _begin(self, version: int) -> None:
         if self._thread is not None:
             self._thread.join()  # it is done, or its generation was closed
         runtime = self._runtime
-        self._newest, self._have = version, -1
-        # After going back to a snapshot it is there already, and what is older may still be needed.
-        own, sources = self.own(version), dict[int, torch.Tensor]()
-        if own is None:
-            own = self._slots.free_own()
+        room, sources = self._slots.begin(version), dict[int, torch.Tensor]()
+        if room is not None:
+            room.release(runtime.server)
             try:
-                sources = self._take(own, version)
+                sources = self._take(room, version)
             except (RuntimeError, MemoryError) as error:  # no memory, mostly; then this version is never established
                 runtime.say("no snapshots", f"rank {runtime.rank} cannot make a snapshot: {error}. Training goes on")
                 return
-        kept = None
-        if self._slots.find_kept(self._ward, version) is not None:
-            self._have = version
-        else:
-            kept = self._slots.free_kept()
+        kept = self._slots.room_for_ward()
+        if kept is not None:
+            kept.release(runtime.server)
         self._copied.clear()
         self._closed.clear()
-        work = (own, sources, kept, self._ward, version, runtime.generation)
+        work = (room, sources, kept, self._slots.ward, version, runtime.generation)
         self._thread = threading.Thread(target=self._work, args=work, name="relight-buddy", daemon=True)
         self._thread.start()
 
     def _work(
         self,
-        own: Slot,
+        room: MemorySlot | None,
         sources: dict[int, torch.Tensor],
-        kept: Slot | None,
+        kept: MemorySlot | None,
         ward: int,
         version: int,
         generation: int,
     ) -> None:
-        """Beside the steps, copy the rest into `own`, then the ward's snapshot into `kept`, unless it is there."""
+        """Beside the steps, copy the rest into `room`, then the ward's snapshot into `kept`; None: it is there."""
         try:
-            digests = [] if own.complete else own.fill(sources)
+            digests = [] if room is None else room.fill(sources)
         finally:
             sources.clear()
             self._copied.set()
-        if not own.complete:
-            self._complete(own, digests)
+        if room is not None:
+            self._complete(room, digests)
         while kept is not None and self._runtime.is_current(generation):
             try:
                 self._fetch(kept, ward, version, generation)
@@ -167,7 +153,7 @@ class Snapshots:
                 self._tell_of_ward(ward, generation, error)
                 self._closed.wait(_AGAIN_SECONDS)
                 continue
-            self._have = version
+            self._slots.have = version
             return
 
     def _tell_of_ward(self, ward: int, generation: int, error: Exception) -> None:
@@ -176,7 +162,7 @@ class Snapshots:
             text = f"rank {runtime.rank} could not get a snapshot of rank {ward}, and tries again: {error}"
             runtime.say("buddy", text)
 
-    def _take(self, slot: Slot, version: int) -> dict[int, torch.Tensor]:
+    def _take(self, slot: MemorySlot, version: int) -> dict[int, torch.Tensor]:
         """Describe the state in `slot`; return tensors still to be copied, by their place among the slot's tensors.
 
         They do not change before a write.
@@ -200,12 +186,14 @@ class Snapshots:
                 slot.tensors[index].copy_(source)
         return later
 
-    def _complete(self, slot: Slot, digests: Sequence[int]) -> None:
+    def _complete(self, slot: MemorySlot, digests: Sequence[int]) -> None:
         """Serve it, now that all is copied. `digests`: by bucket, without private state."""
         slot.meta["digest"] = slot.digest(digests)
-        self._slots.serve(slot, dict(enumerate(digests[:-1])))  # private state goes into the last bucket as well
+        slot.serve(
+            self._runtime.server, dict(enumerate(digests[:-1]))
+        )  # private state goes into the last bucket as well
 
-    def _fetch(self, slot: Slot, ward: int, version: int, generation: int) -> None:
+    def _fetch(self, slot: MemorySlot, ward: int, version: int, generation: int) -> None:
         """Get the ward's snapshot. Raises StepInterrupted or RestoreError if the generation is closed meanwhile."""
         runtime = self._runtime
         (answer,) = runtime.store.wait(generation, (_key(ward),), None)
@@ -221,7 +209,7 @@ class Snapshots:
         header = fetched.header
         slot.meta, slot.tree, slot.paths, slot.tensors = header.meta, header.tree, header.paths, fetched.tensors
         slot.rank, slot.version = ward, version
-        self._slots.serve(slot, fetched.digests)
+        slot.serve(runtime.server, fetched.digests)
 
     def _cancel(self) -> None:
         """End a fetch, since the generation is closed. Called by the link's thread."""
@@ -232,17 +220,18 @@ class Snapshots:
     # --- in a recovery --------------------------------------------------------------------------------------------
     def held(self) -> tuple[Snapshot, ...]:
         """Return rank and version of each complete snapshot in this process's memory."""
-        return self._slots.held()
+        return tuple(Snapshot(rank=slot.rank, version=slot.version) for slot in self._slots.complete())
 
-    def own(self, version: int) -> Slot | None:
+    def own(self, version: int) -> MemorySlot | None:
         """Return this rank's snapshot of `version`, or None."""
-        return self._slots.find_own(self._runtime.rank, version)
+        return self._slots.find_own(version)
 
     def discard_after(self, version: int) -> None:
         """Release snapshots of newer versions, which are undone, also one that is being digested just now."""
         if self._thread is not None:
             self._thread.join()  # its generation is closed
-        self._slots.discard_after(version)
+        for slot in self._slots.newer_than(version):
+            slot.release(self._runtime.server)
 
 
 def _key(rank: int) -> str:

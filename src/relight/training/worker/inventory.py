@@ -1,9 +1,11 @@
 """Everything that the loop of one process works with, and how these parts are put together."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import xxhash
+from torch.optim.lr_scheduler import LRScheduler
 
 from relight.core.events import Snapshot
 from relight.core.fault import Action
@@ -53,6 +55,23 @@ class Inventory:
     scalars: Scalars
     evidence: Evidence | None
 
+    def install(self) -> None:
+        """Hook the script's objects, for the time of the loop."""
+        self.writes.install()
+        for thing in self.state.objects.values():
+            if isinstance(thing, LRScheduler):
+                self.writes.wrap_scheduler(thing)
+        self.phases.install()
+        self.transaction.install()
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        self.carried.leave()
+        self.transaction.remove()
+        self.phases.remove()
+        self.writes.remove()
+        self.batches.close()
+
     def is_derivable(self) -> bool:
         """Whether this rank's private state follows from rank and step."""
         return self.batches.derivable and self.state.follows_from_rank and not self.carried.decides
@@ -97,23 +116,9 @@ def take_inventory(
     batches = Batches(data, accumulate, seed, rng, runtime.page, stage=state.stages(), short_groups=short_groups)
     progress = runtime.worker
     progress.lineage = _birth(runtime, state, seed)
-    evidence = begin_evidence(runtime, state)
-    publishing = Publishing(runtime, state, progress)
-    scalars = Scalars(runtime, progress)
-
-    def is_kept_otherwise(thing: Any) -> bool:
-        """Whether it was handed over, or is relight's own."""
-        home = type(thing).__module__
-        if home.startswith("relight.training.carried."):  # what stands for the value of a name that has none
-            return False
-        return (
-            home.startswith("relight.")
-            or state.keeps(thing)
-            or (isinstance(thing, GENERATORS) and batches.holds(thing))
-        )
-
+    publishing, scalars = Publishing(runtime, state, progress), Scalars(runtime, progress)
     carried = Carried(
-        is_kept_otherwise,
+        _kept_otherwise(state, batches),
         runtime.say,
         is_id=lambda number: number in state.slots.by_id,
         is_of_data=batches.holds,
@@ -145,13 +150,29 @@ def take_inventory(
         checkpointing=checkpointing,
         publishing=publishing,
         scalars=scalars,
-        evidence=evidence,
+        evidence=begin_evidence(runtime, state),
     )
     runtime.holdings = inventory
     state.zero.watch(runtime.gathering)
     if runtime.settings.buddy_every:
         snapshots.ask(runtime.settings.buddy_every)
     return inventory
+
+
+def _kept_otherwise(state: TrackedState, batches: Batches) -> Callable[[Any], bool]:
+    """Return the test for an object that was handed over, or is relight's own."""
+
+    def is_kept_otherwise(thing: Any) -> bool:
+        home = type(thing).__module__
+        if home.startswith("relight.training.carried."):  # what stands for the value of a name that has none
+            return False
+        return (
+            home.startswith("relight.")
+            or state.keeps(thing)
+            or (isinstance(thing, GENERATORS) and batches.holds(thing))
+        )
+
+    return is_kept_otherwise
 
 
 def _birth(runtime: Runtime, state: TrackedState, seed: int) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.optim.lr_scheduler import LRScheduler
 
 from relight.core.events import StepResumed
 from relight.core.fault import Point
@@ -16,11 +14,12 @@ from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State
 from relight.core.worker.step import on_finished, on_step_entered, on_wanted
-from relight.errors import StepInterrupted, UsageError
+from relight.errors import UsageError
 from relight.training.step import Step
-from relight.training.transaction.needs import listed
+from relight.training.worker.broken_steps import BrokenSteps, drop_frames
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.membership import Membership
+from relight.training.worker.position import show_position
 from relight.training.worker.script_checks import ScriptChecks
 
 _NOT_ENTERED = "the loop took a step but did not enter it: write `with step as batch:` in its body"
@@ -41,12 +40,13 @@ class StepLoop:
         self._carried = parts.carried
         self._transaction = parts.transaction
         self._checks = ScriptChecks(parts)
-        self._membership = Membership(parts, self._checks, self._recover, self._show_position)
+        self._broken_steps = BrokenSteps(parts, self._checks)
+        self._membership = Membership(parts, self._checks, self._broken_steps)
 
     def run(self, until: int) -> Iterator[Step]:
         """Steps until so many are committed on every rank."""
         self._progress.until = until
-        self._install()
+        self._parts.install()
         try:
             if self._runtime.is_standby:
                 # If it builds late, a Stop may come at any time, and would cut the rehearsal short.
@@ -72,22 +72,7 @@ class StepLoop:
             self._membership.left_early = True
             raise
         finally:
-            self._uninstall()
-
-    def _install(self) -> None:
-        self._parts.writes.install()
-        for thing in self._state.objects.values():
-            if isinstance(thing, LRScheduler):
-                self._parts.writes.wrap_scheduler(thing)
-        self._parts.phases.install()
-        self._transaction.install()
-
-    def _uninstall(self) -> None:
-        self._carried.leave()
-        self._transaction.remove()
-        self._parts.phases.remove()
-        self._parts.writes.remove()
-        self._parts.batches.close()
+            self._parts.remove()
 
     # --- offering ---------------------------------------------------------------------------------------------
     def _rehearse(self) -> Iterator[Step]:
@@ -109,11 +94,11 @@ class StepLoop:
             if progress.state is State.DONE:
                 return
             if progress.state is not State.OUTSIDE:
-                self._recover(actions)
+                self._broken_steps.recover(actions)
                 continue
             self._checks.refuse_changes_between_steps()
             self._begin_turn()
-            self._show_position()
+            show_position(self._runtime)
             parts.publishing.between_steps()
             parts.checkpointing.between_steps()
             parts.snapshots.between_steps()
@@ -176,20 +161,17 @@ class StepLoop:
                 self._complete(step)
                 return False
         except Exception as broken:
-            if step.committed or not self._is_interruption(broken):
+            if step.committed or not self._broken_steps.is_interruption(broken):
                 raise
             error = broken
         else:
             if self._progress.warming:
                 return isinstance(error, Exception) and self._give_up_rehearsal(error)
-            if not isinstance(error, Exception) or not self._is_interruption(error):
+            if not isinstance(error, Exception) or not self._broken_steps.is_interruption(error):
                 return False
         finally:
             self._runtime.in_step = False
-        _drop_frames(error)
-        self._give_up_attempt()
-        self._carried.roll_back()
-        self._recover(self._runtime.handle(happened.StepLeft()))
+        self._broken_steps.undo(error)
         return True
 
     def _give_up_rehearsal(self, error: Exception) -> bool:
@@ -201,7 +183,7 @@ class StepLoop:
             f"a standby's rehearsal of a step ended early ({type(error).__name__}: {error}). It was alone, "
             "without values of other ranks. It takes a rank all the same, and its first step there takes longer",
         )
-        _drop_frames(error)
+        drop_frames(error)
         self._carried.roll_back()
         return True
 
@@ -251,7 +233,7 @@ class StepLoop:
             self._report_first_commit(step)
         runtime.faults.strike(Point.AFTER_STEP)
         if progress.closed:  # a recovery decided to finish this step, or waits for it
-            self._recover(self._runtime.handle(_WANTED))
+            self._broken_steps.recover(self._runtime.handle(_WANTED))
 
     def _is_to_be_repeated(self) -> bool:
         """Once, early in a job: undo the step and have it computed again, to see whether the bits are the same."""
@@ -292,78 +274,3 @@ class StepLoop:
                 commit_ns=time.monotonic_ns(),
             )
         )
-
-    # --- undoing ----------------------------------------------------------------------------------------------
-    def _is_interruption(self, error: Exception) -> bool:
-        """Whether this exception comes from a failure elsewhere rather than from the script."""
-        if isinstance(error, UsageError):
-            return False
-        if isinstance(error, StepInterrupted):
-            return True
-        if not isinstance(error, (RuntimeError, OSError)):
-            return False
-        summary = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        if isinstance(error, dist.DistBackendError):
-            return self._runtime.await_stop(summary)
-        return self._runtime.await_verdict(summary)
-
-    def _give_up_attempt(self) -> None:
-        """The step under way will be undone, if it can be."""
-        progress = self._progress
-        if progress.passed:
-            self._tear(
-                f"step {progress.version} was interrupted after its write, by a collective that it waited for there"
-            )
-        elif changed := self._transaction.unimaged_changes():
-            self._tear(
-                f"step {progress.version} was interrupted, and {listed(changed)} had changed before its write for the "
-                "first time in many steps, so nothing was kept to undo that"
-            )
-
-    def _tear(self, reason: str) -> None:
-        """This rank's state is worth nothing until it is copied from another one's."""
-        self._progress.torn = True
-        self._runtime.say(
-            "torn",
-            f"rank {self._runtime.rank}: {reason}. It is restored from an intact rank; if there is none, the job "
-            "goes back to buddy memory or a checkpoint, or ends",
-        )
-
-    def _recover(self, actions: act.Actions) -> None:
-        """Carry out what the worker decided, until it trains again."""
-        parts, progress = self._parts, self._progress
-        parts.recovery.run(actions)
-        while not self._gather():
-            parts.recovery.run(self._runtime.handle(happened.Interrupted()))
-        self._transaction.reset()
-        parts.phases.open_gates()
-        parts.publishing.confirm(progress.version)
-        parts.scalars.catch_up()
-        self._checks.note_boundary()
-        self._show_position()
-
-    def _gather(self) -> bool:
-        """Get the parameters that other ranks update (ZeRO): not all may have come before the failure.
-
-        Only what a rank updates itself belongs to its state, so a failure in here is one like any other. False: it
-        struck.
-        """
-        self._state.zero.gather()
-        return not self._state.zero or not self._runtime.closed
-
-    def _show_position(self) -> None:
-        runtime, progress = self._runtime, self._progress
-        runtime.page.put("step", progress.version)
-        runtime.page.put("version", progress.version)
-        runtime.page.put("attempt", progress.attempt)
-        runtime.faults.step, runtime.faults.attempt = progress.version, progress.attempt
-        if runtime.page.phase is not Phase.OUTSIDE:
-            runtime.page.stamp(Phase.OUTSIDE)
-
-
-def _drop_frames(error: BaseException) -> None:
-    """They hold the broken group and the activations of the aborted step; also those of what it was raised from."""
-    seen: BaseException | None = error
-    while seen is not None:
-        seen.__traceback__ = None
-        seen = seen.__cause__ or seen.__context__

@@ -1,41 +1,28 @@
 """A process among the others of its job: it enters training, waits in reserve for a rank, and leaves with the rest."""
 
-from typing import Protocol
-
 from relight.core.events import TrainingDone, TrainingEntered
 from relight.core.fault import Point
 from relight.core.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State
+from relight.training.worker.broken_steps import BrokenSteps
 from relight.training.worker.inventory import Inventory
+from relight.training.worker.position import show_position
 from relight.training.worker.script_checks import ScriptChecks
 
 LOGGERS_SECONDS = 60.0  # to take what is left before the job ends
 
 
-class Recover(Protocol):
-    """Carry out what the worker decided, until it trains again."""
-
-    def __call__(self, actions: act.Actions) -> None: ...
-
-
-class Show(Protocol):
-    """Show people, and faults, where this rank is."""
-
-    def __call__(self) -> None: ...
-
-
 class Membership:
     """From the first step on offer to the end of the script; that is asked through `Runtime.lifecycle`."""
 
-    def __init__(self, parts: Inventory, checks: ScriptChecks, recover: Recover, show: Show) -> None:
+    def __init__(self, parts: Inventory, checks: ScriptChecks, broken_steps: BrokenSteps) -> None:
         self._parts = parts
         self._runtime = parts.runtime
         self._progress = parts.progress
         self._checks = checks
-        self._recover = recover
-        self._show = show
+        self._recover = broken_steps.recover
         self.left_early = False  # the script left the loop with steps to go
         self._may_hold = False
         parts.runtime.lifecycle = self
@@ -71,7 +58,7 @@ class Membership:
         for action in runtime.handle(happened.Ordered()):
             assert isinstance(action, act.AssignBuddies)
             parts.recovery.assign_buddies(action)
-        self._show()
+        show_position(self._runtime)
 
     def stand_by(self) -> None:
         """A standby that has rehearsed: wait for a rank (unless it has one, and builds late), and be restored."""

@@ -1,0 +1,93 @@
+"""A step that a failure elsewhere has broken: told from one that the script broke, given up, and recovered from."""
+
+import torch.distributed as dist
+
+from relight.core.worker import actions as act
+from relight.core.worker.events import Interrupted, StepLeft
+from relight.errors import StepInterrupted, UsageError
+from relight.training.transaction.needs import listed
+from relight.training.worker.inventory import Inventory
+from relight.training.worker.position import show_position
+from relight.training.worker.script_checks import ScriptChecks
+
+
+class BrokenSteps:
+    """Undoes attempts at steps, on the main thread, outside of the block."""
+
+    def __init__(self, parts: Inventory, checks: ScriptChecks) -> None:
+        self._parts = parts
+        self._runtime = parts.runtime
+        self._checks = checks
+
+    def is_interruption(self, error: Exception) -> bool:
+        """Whether this exception comes from a failure elsewhere rather than from the script."""
+        if isinstance(error, UsageError):
+            return False
+        if isinstance(error, StepInterrupted):
+            return True
+        if not isinstance(error, (RuntimeError, OSError)):
+            return False
+        summary = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        if isinstance(error, dist.DistBackendError):
+            return self._runtime.await_stop(summary)
+        return self._runtime.await_verdict(summary)
+
+    def undo(self, error: BaseException) -> None:
+        """Give up the attempt that this exception has ended, and recover."""
+        drop_frames(error)
+        changed = self._parts.transaction.unimaged_changes()
+        self._tell_of_torn(listed(changed) if changed else "")
+        self._parts.carried.roll_back()
+        self.recover(self._runtime.handle(StepLeft(can_be_undone=not changed)))
+
+    def _tell_of_torn(self, changed: str) -> None:
+        """Say why this step can be neither finished nor undone, if so; `changed` has no earlier copy."""
+        worker, runtime = self._runtime.worker, self._runtime
+        reason = ""
+        if worker.passed:
+            reason = "was interrupted after its write, by a collective that it waited for there"
+        elif changed:
+            reason = (
+                f"was interrupted, and {changed} had changed before its write for the first time in many steps, so "
+                "nothing was kept to undo that"
+            )
+        if reason:
+            runtime.say(
+                "torn",
+                f"rank {runtime.rank}: step {worker.version} {reason}. It is restored from an intact rank; if there is "
+                "none, the job goes back to buddy memory or a checkpoint, or ends",
+            )
+
+    def recover(self, actions: act.Actions) -> None:
+        """Carry out what the worker decided, until it trains again."""
+        parts, runtime = self._parts, self._runtime
+        parts.recovery.run(actions)
+        while not self._gather():
+            parts.recovery.run(runtime.handle(Interrupted()))
+        parts.transaction.reset()
+        parts.phases.open_gates()
+        parts.publishing.confirm(runtime.worker.version)
+        parts.scalars.catch_up()
+        self._checks.note_boundary()
+        show_position(runtime)
+
+    def _gather(self) -> bool:
+        """Get the parameters that other ranks update (ZeRO): not all may have come before the failure.
+
+        Only what a rank updates itself belongs to its state, so a failure in here is one like any other. False: it
+        struck.
+        """
+        zero = self._parts.state.zero
+        zero.gather()
+        return not zero or not self._runtime.closed
+
+
+def drop_frames(error: BaseException) -> None:
+    """Drop the frames of an exception, and of those that it was raised from.
+
+    They hold the broken group and the activations of the aborted step.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__

@@ -1,0 +1,15 @@
+"""The position of a rank between two steps, for people and for planned faults."""
+
+from relight.core.position import Phase
+from relight.training.process.runtime import Runtime
+
+
+def show_position(runtime: Runtime) -> None:
+    """Show on the page which step comes next."""
+    worker, page = runtime.worker, runtime.page
+    page.put("step", worker.version)
+    page.put("version", worker.version)
+    page.put("attempt", worker.attempt)
+    runtime.faults.step, runtime.faults.attempt = worker.version, worker.attempt
+    if page.phase is not Phase.OUTSIDE:
+        page.stamp(Phase.OUTSIDE)
