@@ -90,13 +90,12 @@ other ranks:
 
 1. A rank that is interrupted between the surprise and the commit is **torn**. A rank that was prepared at the
    barrier, and is ordered to finish the step by itself, cannot, and is torn as well.
-2. If private state changes, the state that the rank has kept for version i+1 is wrong, and the rank withdraws it. At
-   the end of the step it keeps the state anew, and a second barrier proves that every rank has done so; only then is
-   the step committed. Without that, a rank that dies before its change leaves the state of the first barrier, and its
-   replacement would start the next version with it: nothing that the survivors hold shows it. Where ranks need not
-   all come to a second barrier, since the change may depend on a rank's data, each commits alone, and a recovery
-   before the next barrier has been passed *doubts*: the report says that the bits are not known to be those of an
-   undisturbed run.
+2. If private state changes, the state that the rank has kept for version i+1 is wrong. A rank that dies before its
+   change leaves that state, and its replacement starts the next version with it: nothing that the survivors hold shows
+   it. A second barrier could prove that every rank has kept its state anew, but ranks need not all come to one, since
+   the change may depend on a rank's data. So each rank commits alone, keeps its state anew, and a recovery before the
+   next barrier has been passed *doubts*: the report says that the bits are not known to be those of an undisturbed
+   run.
 3. If private state does not change, each rank commits alone.
 
 Torn ranks copy from a rank that has committed the step, or from one that has not written yet, if there is one; the

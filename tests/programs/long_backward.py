@@ -40,7 +40,7 @@ def await_close() -> None:
     runtime = current_runtime()
     while not runtime.closed:
         time.sleep(0.001)
-    with runtime._condition:
+    with runtime.orders.lock:
         pass
 
 

@@ -109,7 +109,10 @@ def test_features(bench: Bench, arguments: str, point: Point) -> None:
     training = hsdp(7, *arguments.split())
     fault = describe_fault(Fault(action=Action.KILL, point=point, rank=1, step=STEP))
     outcome = bench.run(training, faults=[fault])
-    check_survived(outcome, bench.reference(training))
+    # After the barrier the others may reach their evaluation between steps before Stop comes: what is gathered there is
+    # cut short, and relight cannot know that the result is of no importance.
+    may_doubt = "--evaluate" in arguments and point is Point.OPTIMIZER
+    check_survived(outcome, bench.reference(training), may_doubt=may_doubt)
     check_faults(outcome, [fault])
 
 

@@ -9,17 +9,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from relight.training.collectives.groups import GroupTable
+from relight.training.process.groups import ProcessGroups
 from relight.training.script_groups import ScriptGroups
 from relight.training.torch_private.c10d import REFUSED_STORE
-from relight.training.torch_private.mesh import follow_rank, regroup, watch_skips
+from relight.training.torch_private.mesh import follow_rank, watch_skips
 
 BUILT_AS = 3
 REPLACED = "_process_group_name _warn_not_in_group broadcast_object_list scatter_object_list recv_object_list"
 
 
 class Standby:
-    """Of a job of four ranks: as much of a runtime as its groups ask."""
+    """Of a job of four ranks: as much of a runtime, and of its policy, as its groups ask."""
 
     closed = False
     launches = 0
@@ -28,18 +28,16 @@ class Standby:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self.table = GroupTable(4)
+        self.groups = ProcessGroups(4)
+        self.protection = self
         self.rank = BUILT_AS
-        self.groups: list[Any] = []
 
     def note_skip(self) -> None:
-        self.table.skips = True
+        self.groups.table.skips = True
 
     def take(self, rank: int) -> None:
         self.rank = rank
-        for group in self.groups:
-            group.ranks = self.table.acting(group.place, group.built_as, rank)
-            regroup(group, group.ranks)
+        self.groups.follow_rank(rank)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ def test_groups_chosen_before_and_when_they_are_used_follow_the_rank(standby: St
     half, _ = dist.new_subgroups(2)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     assert (dist.get_rank(pairs[0]), dist.get_rank(mine)) == (-1, 1)
-    assert standby.table.obstacle() == ""
+    assert standby.groups.table.obstacle() == ""
     for rank in (0, 1, 2, 3):
         standby.take(rank)
         pair, other = [rank // 2 * 2, rank // 2 * 2 + 1], [rank % 2, rank % 2 + 2]
@@ -27,7 +27,7 @@ def test_groups_chosen_before_and_when_they_are_used_follow_the_rank(standby: St
         assert dist.get_process_group_ranks(mine) == dist.get_process_group_ranks(mesh.get_group("dp")) == other
         assert dist.get_rank(mine) == dist.get_group_rank(mine, rank) == rank // 2
         assert mesh.get_coordinate() == (rank // 2, rank % 2)
-        assert {group.ranks for group in standby.groups if group.has_member} == set(standby.table.to_form(rank))
+        assert {group.ranks for group in standby.groups.all if group.has_member} == set(standby.groups.table.to_form(rank))
 
 
 def test_a_script_that_relies_on_skipped_operations_has_chosen_no_group(standby: Standby) -> None:

@@ -117,7 +117,7 @@ def init(*, late_standby: bool | None = None) -> Job:
         _look_after_itself(runtime)
     runtime.page.stamp(Phase.STARTING)
     if other_version and runtime.rank == 0 and not runtime.is_standby:
-        runtime.say("torch", other_version)
+        runtime.notices.say("torch", other_version)
     runtime.guessed = late_standby is None and _PIPELINES in sys.modules
     _place(runtime, True if runtime.guessed else late_standby)
     _await_rank(runtime)
@@ -171,7 +171,7 @@ def _place(runtime: Runtime, late_standby: bool | None) -> None:
     )
     runtime.builds_late = runtime.placement.builds_late
     if runtime.placement.notice and runtime.rank == 0 and not runtime.is_standby:
-        runtime.say("devices", runtime.placement.notice)
+        runtime.notices.say("devices", runtime.placement.notice)
 
 
 def _await_rank(runtime: Runtime) -> None:

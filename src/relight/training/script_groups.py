@@ -9,7 +9,8 @@ from relight.errors import RestoreError, StepInterrupted
 from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.collectives.group import RelightProcessGroup
 from relight.training.collectives.groups import Ranks
-from relight.training.process.runtime import Runtime, Superseded
+from relight.training.process.orders import Superseded
+from relight.training.process.runtime import Runtime
 from relight.training.torch_private.c10d import adapt
 from relight.training.torch_private.groups import name_group
 from relight.training.torch_private.mesh import watch_groups
@@ -31,7 +32,7 @@ class ScriptGroups:
     def watch(self) -> None:
         """Follow what the script does with c10d's functions, once the default group is there."""
         adapt(self)
-        watch_groups(self._runtime.table.add)
+        watch_groups(self._runtime.groups.table.add)
 
     def is_own(self, group: Any) -> bool:
         """Whether a group is one of relight's."""
@@ -47,28 +48,28 @@ class ScriptGroups:
         A standby that may take any rank holds every group.
         """
         runtime = self._runtime
-        ranks = runtime.table.normal(members)
+        ranks = runtime.groups.table.normal(members)
         takes_any = runtime.is_standby and not runtime.builds_late
         if runtime.rank not in ranks and not takes_any:
             return None
-        group = self._make(ranks, runtime.table.newest)
+        group = self._make(ranks, runtime.groups.table.newest)
         name_group(group, name, description)
         return group
 
     def _make_default(self, options: Any, _: Any = None) -> RelightProcessGroup:
-        return self._make(self._runtime.table.normal(options.global_ranks_in_group), 0)
+        return self._make(self._runtime.groups.table.normal(options.global_ranks_in_group), 0)
 
     def _make(self, ranks: Ranks, number: int) -> RelightProcessGroup:
         runtime = self._runtime
-        group = RelightProcessGroup(runtime, ranks, runtime.device, number, self)
-        same = next((other.formed for other in runtime.groups if other.ranks == ranks), None)
+        group = RelightProcessGroup(runtime.protection, ranks, runtime.device, number, self)
+        same = next((other.formed for other in runtime.groups.all if other.ranks == ranks), None)
         if runtime.is_standby:
             group.detach()
         elif same is not None:
             group.attach(same)
         else:
             group.attach(self._form(ranks))
-        runtime.groups.append(group)
+        runtime.groups.all.append(group)
         return group
 
     def _form(self, ranks: Ranks) -> GenerationGroup:
@@ -80,10 +81,10 @@ class ScriptGroups:
         forming = runtime.begin_forming(runtime.generation, [ranks])
         interrupted = StepInterrupted("a peer failed while a process group was formed with it")
         try:
-            return runtime.await_formed(forming, runtime.generation)[ranks]
+            return runtime.orders.await_formed(forming, runtime.generation)[ranks]
         except Superseded:
             raise interrupted from None
         except RestoreError as error:
-            if runtime.await_stop(str(error)):
+            if runtime.reports.await_stop(str(error)):
                 raise interrupted from error
             raise

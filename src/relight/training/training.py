@@ -283,19 +283,19 @@ class Training:
 def _refuse_what_standbys_cannot_build(runtime: Runtime, *, staged: bool) -> None:
     """Raises UsageError if a standby, which does not know its rank, would build other things than that rank."""
     if staged:
-        runtime.runs_other_modules()
+        runtime.protection.runs_other_modules()
         if not runtime.builds_late:
             raise UsageError(
                 "ranks build different stages of a pipeline, so a standby must know which rank it takes before it "
                 "builds anything: relight.init(late_standby=True)"
             )
     elif runtime.builds_late and runtime.guessed and runtime.rank == 0 and not runtime.is_standby:
-        runtime.say(
+        runtime.notices.say(
             "late standby",
             "the script imports torch.distributed.pipelining and hands over no pipeline: standbys build when they "
             "know their rank, for nothing, and recoveries take that much longer. Say "
             "relight.init(late_standby=False), or True if ranks build different things",
         )
     # A standby that knows its rank makes whichever groups that one makes.
-    if not runtime.builds_late and (obstacle := runtime.table.obstacle()):
+    if not runtime.builds_late and (obstacle := runtime.groups.table.obstacle()):
         raise UsageError(obstacle)

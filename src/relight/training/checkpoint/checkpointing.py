@@ -85,7 +85,7 @@ class Checkpointing:
         self._writer.begin(self._schedule, self._progress.version)
         if not self._writer.wait(LAST_SECONDS):
             text = f"the last checkpoint was not written within {LAST_SECONDS:g} s"
-            self._runtime.say(text, text)
+            self._runtime.notices.say(text, text)
 
     # --- before the job ends for want of ranks --------------------------------------------------------------------
     def save(self, order: Save) -> str:

@@ -80,10 +80,10 @@ class CheckpointReader:
         self.adopt(meta.version, described)
         if writer is not None and (found := state.digest()) != part.digest:
             raise CheckpointError(f"its digest is {found}, and was {part.digest} when it was written")
-        for reason in () if runtime.started else meta.doubts:  # one of this job says nothing new
-            runtime.doubt(reason if reason.startswith(_INHERITED) else f"{_INHERITED}{reason}")
+        for reason in () if runtime.protection.started else meta.doubts:  # one of this job says nothing new
+            runtime.notices.doubt(reason if reason.startswith(_INHERITED) else f"{_INHERITED}{reason}")
         if writer is None or meta.world_size != runtime.world_size:
-            runtime.doubt(
+            runtime.notices.doubt(
                 f"the checkpoint of step {meta.version} was written by {meta.world_size} ranks, divided in another way "
                 "than here: no undisturbed run adds up in this order"
             )

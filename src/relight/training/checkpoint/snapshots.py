@@ -51,7 +51,7 @@ class Snapshots:
         self._client: RestoreClient | None = None
         self._spare = SpareBuffer()
         self._closed = threading.Event()  # the generation in which the thread works
-        runtime.at_close.append(self._cancel)
+        runtime.orders.at_close.append(self._cancel)
 
     def ask(self, every: int) -> None:
         """See `Training.buddy`."""
@@ -59,7 +59,7 @@ class Snapshots:
             raise UsageError(f"buddy(every={every}): at least 1")
         self.every = every
         if not self._assignment.shard and self._runtime.rank == 0:
-            self._runtime.say(
+            self._runtime.notices.say(
                 "no buddies",
                 "training.buddy(): every rank holds all of the state, so a buddy would hold nothing that the others do "
                 "not; no snapshots are made",
@@ -76,7 +76,7 @@ class Snapshots:
         runtime = self._runtime
         self._slots.assign(runtime.rank, buddies, keep)
         if buddies:
-            address = msgspec.msgpack.encode(runtime.server.address)
+            address = msgspec.msgpack.encode(runtime.restores.server.address)
             runtime.store.set(runtime.generation, _key(runtime.rank), address)
 
     def between_steps(self) -> None:
@@ -86,7 +86,7 @@ class Snapshots:
         if due is Due.YES:
             self._begin(version)
         elif due is Due.SKIPPED:
-            self._runtime.say(
+            self._runtime.notices.say(
                 "slow buddies",
                 f"no snapshot of version {version}: that of version {self._slots.newest} is still on its way to the "
                 "buddies; raise buddy(every=...). Said once",
@@ -104,7 +104,7 @@ class Snapshots:
     def count(self, votes: int) -> None:
         """Take the barrier's sum: older snapshots may go once every rank has the newest."""
         for slot in self._slots.count(votes, self._runtime.world_size):
-            slot.release(self._runtime.server)
+            slot.release(self._runtime.restores.server)
 
     def _begin(self, version: int) -> None:
         if self._thread is not None:
@@ -112,15 +112,17 @@ class Snapshots:
         runtime = self._runtime
         room, sources = self._slots.begin(version), dict[int, torch.Tensor]()
         if room is not None:
-            room.release(runtime.server)
+            room.release(runtime.restores.server)
             try:
                 sources = self._take(room, version)
             except (RuntimeError, MemoryError) as error:  # no memory, mostly; then this version is never established
-                runtime.say("no snapshots", f"rank {runtime.rank} cannot make a snapshot: {error}. Training goes on")
+                runtime.notices.say(
+                    "no snapshots", f"rank {runtime.rank} cannot make a snapshot: {error}. Training goes on"
+                )
                 return
         kept = self._slots.room_for_ward()
         if kept is not None:
-            kept.release(runtime.server)
+            kept.release(runtime.restores.server)
         self._copied.clear()
         self._closed.clear()
         work = (room, sources, kept, self._slots.ward, version, runtime.generation)
@@ -144,7 +146,7 @@ class Snapshots:
             self._copied.set()
         if room is not None:
             self._complete(room, digests)
-        while kept is not None and self._runtime.is_current(generation):
+        while kept is not None and self._runtime.orders.is_current(generation):
             try:
                 self._fetch(kept, ward, version, generation)
             except StepInterrupted:
@@ -158,9 +160,9 @@ class Snapshots:
 
     def _tell_of_ward(self, ward: int, generation: int, error: Exception) -> None:
         runtime = self._runtime
-        if runtime.is_current(generation):
+        if runtime.orders.is_current(generation):
             text = f"rank {runtime.rank} could not get a snapshot of rank {ward}, and tries again: {error}"
-            runtime.say("buddy", text)
+            runtime.notices.say("buddy", text)
 
     def _take(self, slot: MemorySlot, version: int) -> dict[int, torch.Tensor]:
         """Describe the state in `slot`; return tensors still to be copied, by their place among the slot's tensors.
@@ -190,7 +192,7 @@ class Snapshots:
         """Serve it, now that all is copied. `digests`: by bucket, without private state."""
         slot.meta["digest"] = slot.digest(digests)
         slot.serve(
-            self._runtime.server, dict(enumerate(digests[:-1]))
+            self._runtime.restores.server, dict(enumerate(digests[:-1]))
         )  # private state goes into the last bucket as well
 
     def _fetch(self, slot: MemorySlot, ward: int, version: int, generation: int) -> None:
@@ -199,8 +201,8 @@ class Snapshots:
         (answer,) = runtime.store.wait(generation, (_key(ward),), None)
         address = msgspec.msgpack.decode(answer, type=Address)
         room = dict(zip(slot.paths, slot.tensors, strict=True))
-        client = self._client = runtime.background_fetcher(self._spare)
-        if not runtime.is_current(generation):
+        client = self._client = runtime.restores.background_fetcher(self._spare)
+        if not runtime.orders.is_current(generation):
             raise StepInterrupted("the generation was closed before there was anything to cancel")
         try:
             fetched = client.fetch(generation, version, [address], room.get, of=ward)
@@ -209,7 +211,7 @@ class Snapshots:
         header = fetched.header
         slot.meta, slot.tree, slot.paths, slot.tensors = header.meta, header.tree, header.paths, fetched.tensors
         slot.rank, slot.version = ward, version
-        slot.serve(runtime.server, fetched.digests)
+        slot.serve(runtime.restores.server, fetched.digests)
 
     def _cancel(self) -> None:
         """End a fetch, since the generation is closed. Called by the link's thread."""
@@ -231,7 +233,7 @@ class Snapshots:
         if self._thread is not None:
             self._thread.join()  # its generation is closed
         for slot in self._slots.newer_than(version):
-            slot.release(self._runtime.server)
+            slot.release(self._runtime.restores.server)
 
 
 def _key(rank: int) -> str:

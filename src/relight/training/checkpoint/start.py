@@ -79,8 +79,10 @@ class CheckpointStart:
                 self._say(f"the checkpoint of step {version} cannot be used: {error}")
                 continue
             self._say(f"training goes on from the checkpoint of step {version} in {root}")
-            self._runtime.server.offer(Offer(self._runtime.generation, version, meta, self._state.replicated()))
-            address = self._runtime.server.address
+            self._runtime.restores.server.offer(
+                Offer(self._runtime.generation, version, meta, self._state.replicated())
+            )
+            address = self._runtime.restores.server.address
             return _Choice(version, address.path, address.endpoint)
         if errors:
             text = f"no checkpoint in {root} can be used, the newest because {errors[0]}. Give it "
@@ -91,7 +93,7 @@ class CheckpointStart:
     def _fetch(self, choice: _Choice) -> None:
         """Copy it from rank 0, so that each byte leaves the disk once. Raises RestoreError."""
         runtime, state = self._runtime, self._state
-        client = runtime.fetcher(runtime.generation)
+        client = runtime.restores.fetcher(runtime.generation)
         address = Address(choice.address, choice.endpoint)
         fetched = client.fetch(runtime.generation, choice.version, [address], state.destination().get)
         meta: dict[str, Any] = fetched.header.meta
@@ -99,4 +101,4 @@ class CheckpointStart:
         self._reader.adopt(choice.version, meta)
 
     def _say(self, text: str) -> None:
-        self._runtime.say(text, text)
+        self._runtime.notices.say(text, text)

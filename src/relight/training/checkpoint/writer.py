@@ -79,7 +79,7 @@ class CheckpointWriter:
         if version == self.version:
             return
         if self._thread is not None and self._thread.is_alive():
-            self._runtime.say(
+            self._runtime.notices.say(
                 "slow checkpoints",
                 f"no checkpoint of step {version}: the one of step {self.version} is still being written; raise "
                 "checkpoint(every=...). Said once",
@@ -90,7 +90,7 @@ class CheckpointWriter:
         try:
             copy = self.copy(version) if self.writes_part else None
         except CheckpointError as error:
-            self._runtime.say("no checkpoints", f"no checkpoint can be written: {error}. Training goes on")
+            self._runtime.notices.say("no checkpoints", f"no checkpoint can be written: {error}. Training goes on")
             return
         self._given_up = given_up = threading.Event()
         rank, history = self._runtime.rank, self.history
@@ -106,7 +106,7 @@ class CheckpointWriter:
                     self.publish(schedule, meta, history)
             except (OSError, CheckpointError) as error:  # a full disk, mostly
                 text = f"no checkpoint of step {version} in {schedule.root}: {error}. Training goes on"
-                self._runtime.say(text, text)
+                self._runtime.notices.say(text, text)
 
         self._thread = threading.Thread(target=write, name="relight-checkpoint", daemon=True)
         self._thread.start()
@@ -151,7 +151,7 @@ class CheckpointWriter:
             derivable=self._runtime.holdings.is_derivable(),
             gradients_to_none=self._state.gradients_to_none,
             parts=self._writers,
-            doubts=tuple(dict.fromkeys((*self._runtime.doubts_of_job, *self._runtime.doubts))),
+            doubts=tuple(dict.fromkeys((*self._runtime.notices.doubts_of_job, *self._runtime.notices.doubts))),
         )
 
     def publish(self, schedule: CheckpointSchedule, meta: files.Meta, history: str) -> None:

@@ -6,8 +6,11 @@ from typing import Protocol
 class CollectivePolicy(Protocol):
     """The worker, as its process groups see it."""
 
-    rank: int  # that this process holds
     launches: int  # operations launched by the script, and exchanges that it has begun to wait for
+
+    @property
+    def rank(self) -> int:
+        """The rank that this process holds."""
 
     @property
     def closed(self) -> bool:

@@ -57,7 +57,7 @@ class Scalars:
         """Take values of the step under way. Raises UsageError for what is no number."""
         if not self._is_mine:
             return
-        if not self._runtime.in_step:
+        if not self._runtime.protection.in_step:
             self._say("step.report(...) stands outside of the block `with step`: what it is given there is not logged")
             return
         for name, value in values.items():
@@ -127,7 +127,7 @@ class Scalars:
         self._feed = Feed(self._path, self._loggers, self._say)
 
     def _say(self, text: str) -> None:
-        self._runtime.say(f"log {text}", f"logging: {text}")
+        self._runtime.notices.say(f"log {text}", f"logging: {text}")
 
 
 def _checked(name: str, value: Value) -> Value:

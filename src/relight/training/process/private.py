@@ -49,4 +49,4 @@ class PrivateState:
         self._state.adopt_private(tree)
         doubt = self._carried.adopt(tree.get("carried"))
         if doubt is not None:
-            self._runtime.doubt(doubt, step=version - 1)
+            self._runtime.notices.doubt(doubt, step=version - 1)

@@ -208,8 +208,8 @@ class Publishing:
                 self._bridge = SourceBridge(
                     runtime.settings.run_dir,
                     host_address(),
-                    token=runtime.token,
-                    tls=runtime.tls,
+                    token=runtime.restores.token,
+                    tls=runtime.restores.tls,
                     on_notice=self._reporter.say,
                 )
         if self._is_divided and self._bridge_announced_in != self._runtime.generation:
@@ -238,8 +238,8 @@ class Publishing:
                 f"rank-{self._runtime.rank}",
                 self._own_parts(),
                 self._stall_timeout_seconds,
-                token=self._runtime.token,
-                tls=self._runtime.tls,
+                token=self._runtime.restores.token,
+                tls=self._runtime.restores.tls,
             )
         self._lent_parts.hold(self._progress.version)
 

@@ -51,7 +51,7 @@ class PublishReporter:
 
     def say(self, text: str) -> None:
         """Report a sentence, once for each text."""
-        self._runtime.say(f"publish {text}", f"publishing: {text}")
+        self._runtime.notices.say(f"publish {text}", f"publishing: {text}")
 
     def close(self) -> None:
         """Send the final status, and end the thread."""

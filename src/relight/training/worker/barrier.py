@@ -85,7 +85,7 @@ class Barrier:
 
     def _pass(self, runtime: Runtime, *, early: bool) -> None:
         worker = self._progress
-        runtime.await_launched()  # what the script waits for later belongs to this step, too
+        runtime.groups.await_launched()  # what the script waits for later belongs to this step, too
         runtime.synchronize()  # a rank that has only launched the collectives is not prepared (docs/PROTOCOL.md)
         if worker.closed:
             raise StepInterrupted("the generation was closed before this rank was prepared")
@@ -111,7 +111,7 @@ class Barrier:
         runtime, worker = self._runtime, self._progress
         self._carry_out(runtime.handle(happened.Interrupted()))
         while worker.state is State.PARKED:
-            runtime.await_ready()
+            runtime.orders.await_ready()
             self._carry_out(runtime.handle(happened.Ordered()))
         if worker.state is not State.WRITING:
             raise StepInterrupted("it was decided to repeat this step")
@@ -166,7 +166,7 @@ class Barrier:
         digests = sums[2:]
         if differ(digests, runtime.world_size):
             self._progress.handle(happened.StatesDiffer())
-            runtime.await_replacement(version, digests[: runtime.world_size], self._name_differing(runtime))
+            runtime.reports.await_replacement(version, digests[: runtime.world_size], self._name_differing(runtime))
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
         self._progress.handle(happened.StatesAgree())
 
@@ -192,18 +192,18 @@ class Barrier:
 
     def _add_up(self, runtime: Runtime, row: list[int], *, strike: bool = False) -> list[int] | None:
         """Everybody's rows, summed up; None if a failure elsewhere broke it. `strike` once this rank's is said."""
-        formed = runtime.groups[0].formed
+        formed = runtime.groups.all[0].formed
         if runtime.closed or formed is None:
             return None
-        over = runtime.waits.begin()
+        over = runtime.groups.waits.begin()
         try:
-            runtime.count_collective()
+            runtime.protection.count_collective()
             wait = formed.sum_over_ranks(row)
             if strike:
                 runtime.faults.strike(Point.BARRIER)
             return wait()
         except (RuntimeError, StepInterrupted) as error:
-            if not runtime.await_verdict(str(error)[:200]):
+            if not runtime.protection.await_verdict(str(error)[:200]):
                 raise
             return None
         finally:

@@ -29,8 +29,8 @@ class BrokenSteps:
             return False
         summary = (str(error).splitlines() or [type(error).__name__])[0][:200]
         if isinstance(error, dist.DistBackendError):
-            return self._runtime.await_stop(summary)
-        return self._runtime.await_verdict(summary)
+            return self._runtime.reports.await_stop(summary)
+        return self._runtime.protection.await_verdict(summary)
 
     def undo(self, error: BaseException) -> None:
         """Give up the attempt that this exception has ended, and recover."""
@@ -52,7 +52,7 @@ class BrokenSteps:
                 "nothing was kept to undo that"
             )
         if reason:
-            runtime.say(
+            runtime.notices.say(
                 "torn",
                 f"rank {runtime.rank}: step {worker.version} {reason}. It is restored from an intact rank; if there is "
                 "none, the job goes back to buddy memory or a checkpoint, or ends",

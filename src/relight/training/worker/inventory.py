@@ -119,7 +119,7 @@ def take_inventory(
     publishing, scalars = Publishing(runtime, state, progress), Scalars(runtime, progress)
     carried = Carried(
         _kept_otherwise(state, batches),
-        runtime.say,
+        runtime.notices.say,
         is_id=lambda number: number in state.slots.by_id,
         is_of_data=batches.holds,
         parts=state.references,
@@ -128,7 +128,7 @@ def take_inventory(
     reader = CheckpointReader(runtime, state, progress, batches, assignment, private)
     checkpointing = Checkpointing(runtime, state, progress, reader, assignment)
     snapshots = Snapshots(runtime, state, progress, assignment)
-    transaction = Transaction(state, runtime, carried)
+    transaction = Transaction(state, runtime.protection, carried)
     tiers = FallbackTiers(snapshots, checkpointing, publishing)
     recovery = Recovery(runtime, state, progress, batches, assignment, private, tiers, transaction)
     barrier = Barrier(runtime, state, progress, assignment, private, transaction, recovery, snapshots, publishing)
@@ -145,15 +145,15 @@ def take_inventory(
         recovery=recovery,
         repeat_check=RepeatCheck(runtime, state, progress),
         phases=PhaseHooks(runtime, state, progress),
-        writes=WriteWatch(state.name_of, barrier.before_write, lambda: runtime.in_step),
+        writes=WriteWatch(state.name_of, barrier.before_write, lambda: runtime.protection.in_step),
         snapshots=snapshots,
         checkpointing=checkpointing,
         publishing=publishing,
         scalars=scalars,
         evidence=begin_evidence(runtime, state),
     )
-    runtime.holdings = inventory
-    state.zero.watch(runtime.gathering)
+    runtime.protection.holdings = inventory
+    state.zero.watch(runtime.protection.gathering)
     if runtime.settings.buddy_every:
         snapshots.ask(runtime.settings.buddy_every)
     return inventory

@@ -50,7 +50,7 @@ class StepLoop:
         try:
             if self._runtime.is_standby:
                 # If it builds late, a Stop may come at any time, and would cut the rehearsal short.
-                self._runtime.started = not self._runtime.builds_late
+                self._runtime.protection.started = not self._runtime.builds_late
                 if not self._state.pipelines:  # a stage alone has no input
                     yield from self._rehearse()
                 self._membership.stand_by()
@@ -63,7 +63,7 @@ class StepLoop:
                         raise SystemExit(0)  # what the script does after training is not due yet
                     doubt = self._carried.turn(sys._getframe())  # for the code after the loop
                     if doubt := doubt or self._carried.end(computed=self._progress.commits > 0):
-                        self._runtime.doubt(doubt)
+                        self._runtime.notices.doubt(doubt)
                     return
         except GeneratorExit:
             # Either `break` (early stopping; every rank must do so after the same step), or an exception on its way
@@ -115,7 +115,7 @@ class StepLoop:
         progress = self._progress
         doubt = self._carried.turn(sys._getframe())
         if doubt is not None and not progress.warming:
-            self._runtime.doubt(doubt)
+            self._runtime.notices.doubt(doubt)
         if not progress.warming and self._carried.needs_keeping:
             self._parts.private.keep(progress.version)
         self._carried.remember()
@@ -136,7 +136,7 @@ class StepLoop:
         else:
             on_step_entered(progress, _ENTERED)
         runtime.page.put("prepared", -1)
-        runtime.in_step = True
+        runtime.protection.in_step = True
         parts.writes.begin_step()
         runtime.page.stamp(Phase.FORWARD)
         progress.forward_ns = time.monotonic_ns()
@@ -170,7 +170,7 @@ class StepLoop:
             if not isinstance(error, Exception) or not self._broken_steps.is_interruption(error):
                 return False
         finally:
-            self._runtime.in_step = False
+            self._runtime.protection.in_step = False
         self._broken_steps.undo(error)
         return True
 
@@ -178,7 +178,7 @@ class StepLoop:
         """Whether the standby goes on: it was alone, and what collectives gave it may make no sense to the script."""
         if isinstance(error, UsageError):
             return False
-        self._runtime.say(
+        self._runtime.notices.say(
             "rehearsal",
             f"a standby's rehearsal of a step ended early ({type(error).__name__}: {error}). It was alone, "
             "without values of other ranks. It takes a rank all the same, and its first step there takes longer",
@@ -221,7 +221,7 @@ class StepLoop:
         self._carried.commit()
         runtime.page.commit(progress.version, progress.commits)
         step.committed = True
-        runtime.in_step = False
+        runtime.protection.in_step = False
         parts.batches.done()
         self._checks.warn_of_stray_data()
         self._checks.note_boundary()
@@ -237,7 +237,7 @@ class StepLoop:
 
     def _is_to_be_repeated(self) -> bool:
         """Once, early in a job: undo the step and have it computed again, to see whether the bits are the same."""
-        self._runtime.await_launched()
+        self._runtime.groups.await_launched()
         if not self._parts.repeat_check.wants_another():
             return False
         self._transaction.roll_back()
@@ -251,15 +251,15 @@ class StepLoop:
         """After an early barrier came what used not to come there: all is well, unless a failure struck just then."""
         surprise, runtime = self._transaction.surprise, self._runtime
         self._parts.private.keep(self._progress.version)
-        runtime.say(
+        runtime.notices.say(
             "surprise",
             f"rank {runtime.rank}: in step {number}, {surprise} came after the last write, where none had come before. "
             f"From step {number + 2} on such steps are protected to their end",
         )
         reason = f"a failure struck in step {number}, in which {surprise} came unexpectedly after the last write"
         if runtime.closed:
-            runtime.doubt(reason)
-        runtime.doubt_if_lost_after(number, reason)
+            runtime.notices.doubt(reason)
+        runtime.notices.doubt_if_lost_after(number, reason)
 
     def _report_first_commit(self, step: Step) -> None:
         runtime, progress = self._runtime, self._progress

@@ -36,7 +36,7 @@ class Membership:
         else:
             parts.batches.start(0, parts.assignment.batch_index)
         parts.private.keep(progress.version)
-        runtime.started = True
+        runtime.protection.started = True
         runtime.handle(happened.ScriptEntered())
         runtime.link.send(
             TrainingEntered(
@@ -53,7 +53,7 @@ class Membership:
             ),
             report=True,
         )
-        runtime.await_ready()
+        runtime.orders.await_ready()
         self._may_hold = bool(parts.checkpointing.every)
         for action in runtime.handle(happened.Ordered()):
             assert isinstance(action, act.AssignBuddies)
@@ -70,7 +70,7 @@ class Membership:
             for tell in runtime.at_rank_change:
                 tell(runtime.rank)
         runtime.faults.strike(Point.PROMOTED)
-        runtime.started = True
+        runtime.protection.started = True
         self._recover(runtime.handle(happened.StepWanted()))
         self._may_hold = bool(parts.checkpointing.every)
 
@@ -93,19 +93,19 @@ class Membership:
                 version=progress.version,
                 lineage=progress.lineage,
                 state_digest=parts.state.digest(),
-                cut_collectives=runtime.cut_collectives,
-                doubts=len(runtime.doubts),
+                cut_collectives=runtime.protection.cut_collectives,
+                doubts=len(runtime.notices.doubts),
             ),
             report=True,
         )
-        runtime.await_ready()
+        runtime.orders.await_ready()
         actions = runtime.handle(happened.Ordered())
         if act.Release() in actions:
             self._may_hold = False  # nobody will order a last checkpoint any more: who fails now ends
             parts.publishing.finish()
             parts.scalars.finish(LOGGERS_SECONDS)
             parts.checkpointing.finish()
-            runtime.started = False
+            runtime.protection.started = False
             return True
         self._recover(actions)
         return False

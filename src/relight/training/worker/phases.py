@@ -48,7 +48,7 @@ class PhaseHooks:
         self._gate_count = FEWEST_GATES
         self._passes = 0  # of those that are looked at
         self._worked_ns = 0  # in backward passes, up to the last one of these
-        runtime.at_close.append(self._gates.shut)
+        runtime.orders.at_close.append(self._gates.shut)
 
     def install(self) -> None:
         for module in self._state.modules.values():
@@ -92,7 +92,7 @@ class PhaseHooks:
         return [*spread(now, self._gate_count), *spread(frozen, self._gate_count)]
 
     def _active(self) -> bool:
-        return self._runtime.in_step and not self._progress.passed and not self._progress.warming
+        return self._runtime.protection.in_step and not self._progress.passed and not self._progress.warming
 
     def on_forward(self) -> None:
         """A module that was handed over, or a copy of one, is called."""

@@ -16,9 +16,10 @@ from relight.core.worker.states import State
 from relight.errors import CheckpointError, RestoreError, StepInterrupted
 from relight.training.collectives.generation_group import Forming, GenerationGroups
 from relight.training.data.batches import Batches
+from relight.training.process.orders import Superseded
 from relight.training.process.private import PrivateState
 from relight.training.process.progress import Progress
-from relight.training.process.runtime import Runtime, Superseded
+from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
@@ -70,15 +71,15 @@ class Recovery:
 
     def before_barrier(self) -> None:
         """What ranks must have agreed on when they are prepared."""
-        launches = self._runtime.launches
+        launches = self._runtime.protection.launches
         self._layouts.settle()
-        self._runtime.launches = launches  # the script has launched nothing
+        self._runtime.protection.launches = launches  # the script has launched nothing
 
     # --- carrying out -----------------------------------------------------------------------------------------------
     def run(self, actions: act.Actions) -> None:
         """Carry out what was decided, and what follows from it. Returns once this rank trains on."""
         runtime, worker = self._runtime, self._progress
-        runtime.in_step = False
+        runtime.protection.in_step = False
         if actions:
             runtime.page.stamp(Phase.PARKED)
         while True:
@@ -87,12 +88,11 @@ class Recovery:
                 break
             if event is None:
                 event = self._await_event()
-            with runtime.lock:
+            with runtime.orders.lock:
                 actions = worker.handle(event)
                 if act.OpenGeneration() in actions:
                     runtime.open_generation(self._groups)
         worker.resumed_ns = time.monotonic_ns()
-        runtime.is_standby = False
         runtime.page.put("prepared", -1)
 
     def hold_for_save(self) -> None:
@@ -118,7 +118,7 @@ class Recovery:
         runtime, worker = self._runtime, self._progress
         if worker.state is State.ORDERED:
             return happened.StepLeft()
-        runtime.await_ready()
+        runtime.orders.await_ready()
         if worker.state is State.RESTORED and not worker.is_superseded:
             runtime.page.put("fault_ns", 0)  # one that this process survived is not what it may die of later
             runtime.faults.strike(Point.RESUME)
@@ -128,19 +128,18 @@ class Recovery:
         self._runtime.report_status()
 
     def _leave_groups(self, action: act.LeaveGroups) -> None:  # noqa: ARG002
-        for group in self._runtime.groups:
-            group.detach()
+        self._runtime.groups.detach()
         self._state.sharded.reset()
         self._state.pipelines.reset()
 
     def _begin_forming(self, action: act.BeginForming) -> None:  # noqa: ARG002
         runtime, progress, order = self._runtime, self._progress, self._order
-        runtime.note_recovery(order.target)
+        runtime.notices.note_recovery(order.target, runtime.holdings.standing_risk())
         self._taking.work = RestoreWork(
             finish_seconds=_seconds_since(progress.finish_started_ns), began_ns=time.monotonic_ns()
         )
         progress.finish_started_ns = 0
-        self._forming = runtime.begin_forming(order.generation, runtime.table.to_form(runtime.rank))
+        self._forming = runtime.begin_forming(order.generation, runtime.groups.table.to_form(runtime.rank))
 
     def _await_copies(self, action: act.AwaitCopies) -> None:  # noqa: ARG002
         self._snapshots.before_write()
@@ -190,7 +189,7 @@ class Recovery:
         work.digest_seconds = _seconds_since(started_ns)
         started_ns = time.monotonic_ns()
         assert self._forming is not None
-        self._groups = runtime.await_formed(self._forming, self._order.generation)
+        self._groups = runtime.orders.await_formed(self._forming, self._order.generation)
         work.reform_seconds = _seconds_since(started_ns)
         return happened.GroupsFormed()
 
@@ -220,12 +219,12 @@ class Recovery:
     def _report_failure(self, action: act.ReportRestoreFailure) -> None:
         order = self._progress.order
         assert order is not None
-        self._runtime.report_restore_failure(order.generation, action.evidence)
+        self._runtime.reports.restore_failed(order.generation, action.evidence)
 
     def _open_generation(self, action: act.OpenGeneration) -> None:  # noqa: ARG002
         """The groups are attached already, while no order could arrive."""
         resume: Resume = self._progress.orders[Resume]
-        self._runtime.doubts_of_job = resume.doubts
+        self._runtime.notices.doubts_of_job = resume.doubts
 
     def _discard_distrusted(self, action: act.DiscardDistrusted) -> None:
         self._tiers.checkpointing.discard(action.version)  # also what other ranks still wrote of them

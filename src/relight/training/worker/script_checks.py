@@ -79,12 +79,12 @@ class ScriptChecks:
         """After a step that trained nothing."""
         if not self._parts.state.has_gradients():
             return
-        self._runtime.say(
+        self._runtime.notices.say(
             "accumulate",
             "a step ended with gradients but without optimizer.step(): gradients carried from step to step are "
             "lost with a failure. Put the whole accumulation into one step: relight.Training(..., accumulate=K)",
         )
-        self._runtime.doubt_if_lost_after(
+        self._runtime.notices.doubt_if_lost_after(
             self._parts.progress.version,
             "a step ended with gradients but without optimizer.step(), and a recovery threw them away. Put the "
             "whole accumulation into one step: relight.Training(..., accumulate=K)",
@@ -94,13 +94,15 @@ class ScriptChecks:
         """After a step that read a DataLoader which was not handed over."""
         if stray := self._parts.batches.stray:
             rank = self._runtime.rank
-            self._runtime.say("stray", f"rank {rank}: {stray}. Hand the DataLoader over: relight.Training(data=...)")
+            self._runtime.notices.say(
+                "stray", f"rank {rank}: {stray}. Hand the DataLoader over: relight.Training(data=...)"
+            )
 
     def warn_of_nothing_trained(self) -> None:
         """After the last step."""
         progress = self._parts.progress
         if progress.commits and not progress.stepped and self._parts.state.has_gradients():
-            self._runtime.say(
+            self._runtime.notices.say(
                 "nothing trained",
                 f"{progress.commits} steps had gradients, and none of them called optimizer.step(): the model is what "
                 "it was at the start",
@@ -114,7 +116,7 @@ class ScriptChecks:
             loss = float(loss.detach())
         self._runtime.page.report_loss(loss)
         if math.isnan(loss):
-            self._runtime.say(
+            self._runtime.notices.say(
                 "nan",
                 f"rank {self._runtime.rank}: the loss of step {self._parts.progress.version} is NaN. Training goes on: "
                 "the same bits would give NaN again, so no recovery helps; look at the learning rate, or clip "

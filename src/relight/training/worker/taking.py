@@ -16,9 +16,10 @@ from relight.training.checkpoint.checkpointing import Checkpointing
 from relight.training.checkpoint.snapshots import Snapshots
 from relight.training.connection.page import NO_PRIVATE
 from relight.training.data.batches import Batches
+from relight.training.process.orders import Superseded
 from relight.training.process.private import PrivateState
 from relight.training.process.progress import Progress
-from relight.training.process.runtime import Runtime, Superseded
+from relight.training.process.runtime import Runtime
 from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
 from relight.training.state.structure import structure_differs
@@ -112,7 +113,7 @@ class StateTaking:
         progress, order, work = self._progress, self._order, self.work
         meta = work.meta or self._state.describe(progress.lineage, progress.until)
         offer = Offer(order.generation, order.target, meta, self._state.replicated())
-        self._runtime.server.offer(offer)
+        self._runtime.restores.server.offer(offer)
         if order.tier is FallbackTier.REPLICA:
             work.known = offer.digests
 
@@ -122,7 +123,7 @@ class StateTaking:
         if restore.tier is FallbackTier.CHECKPOINT:
             return self._copy_checkpoint(restore)
         runtime.page.put("torn", 1)
-        client = runtime.fetcher(restore.generation)
+        client = runtime.restores.fetcher(restore.generation)
         destination = self._state.destination()
         total_bytes = sum(tensor.nbytes for tensor in destination.values())
         part = self._state.shard(runtime.world_size)
@@ -182,7 +183,7 @@ class StateTaking:
         runtime, state = self._runtime, self._state
         part = state.shard(runtime.world_size)
         addresses = [Address(s.address, s.endpoint) for s in restore.sources if s.shard == part]
-        client = runtime.fetcher(restore.generation)
+        client = runtime.restores.fetcher(restore.generation)
         fetched = client.fetch(restore.generation, restore.target, addresses[:1], state.destination().get)
         meta, self.work.copied_bytes = fetched.header.meta, fetched.received_bytes
         state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
@@ -209,7 +210,7 @@ class StateTaking:
         found = own or [source for source in restore.sources if source.shard == part]
         if not found:
             raise RestoreError(f"rank {rank} is to hold part {part!r} of the state, of which no source has a snapshot")
-        client = self._runtime.fetcher(restore.generation)
+        client = self._runtime.restores.fetcher(restore.generation)
         address, destination = Address(found[0].address, found[0].endpoint), self._state.destination()
         fetched = client.fetch(restore.generation, restore.target, [address], destination.get, of=found[0].of)
         self.work.copied_bytes = sum(tensor.nbytes for tensor in fetched.tensors)
@@ -223,7 +224,7 @@ class StateTaking:
         self._state.adopt_modes(meta.get("modes", {}))
         adopt_settings(meta.get("settings", {}))
         if differing := structure_differs(self._state.modules, meta.get("structure", {})):
-            self._runtime.doubt(
+            self._runtime.notices.doubt(
                 f"{differing}: built or hooked otherwise in the replacement than where its state was copied from. "
                 "Change modules before relight.Training(...), or in every step anew",
                 version,
@@ -243,7 +244,7 @@ class StateTaking:
         runtime = self._runtime
         deadline = time.monotonic() + PRIVATE_SECONDS
         while runtime.page.read_private(restore.target) is None and time.monotonic() < deadline:
-            if not runtime.is_current(restore.generation):
+            if not runtime.orders.is_current(restore.generation):
                 raise Superseded
             time.sleep(_POLL_SECONDS)
         return runtime.page.read_private_tree(restore.target)
