@@ -27,7 +27,9 @@ def test_groups_chosen_before_and_when_they_are_used_follow_the_rank(standby: St
         assert dist.get_process_group_ranks(mine) == dist.get_process_group_ranks(mesh.get_group("dp")) == other
         assert dist.get_rank(mine) == dist.get_group_rank(mine, rank) == rank // 2
         assert mesh.get_coordinate() == (rank // 2, rank % 2)
-        assert {group.ranks for group in standby.groups.all if group.has_member} == set(standby.groups.table.to_form(rank))
+        assert {group.ranks for group in standby.groups.all if group.has_member} == set(
+            standby.groups.table.to_form(rank)
+        )
 
 
 def test_a_script_that_relies_on_skipped_operations_has_chosen_no_group(standby: Standby) -> None:
