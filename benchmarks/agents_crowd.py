@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from relight.agent.connection.session import CONFIRM_SECONDS
 from relight.agent.decisions.sampling import TRACE_SECONDS
-from relight.agent.session import CONFIRM_SECONDS
 from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
 from relight.core.events import (
     ProcessDying,

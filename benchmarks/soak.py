@@ -52,7 +52,7 @@ from benchmarks.soak_job import SharedBarrier
 from relight.chaos.plan import describe_fault
 from relight.core.fault import Fault
 from relight.core.report import JobReport
-from relight.server.journal import read_journal
+from relight.server.records.journal import read_journal
 from relight.sim.judge.journal import check_journal
 
 FAULTS = 1000

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.server.journal import Journal
+from relight.server.records.journal import Journal
 from relight.sim.world.timed import JournalEntry
 from relight.wire.settings import JobSettings
 

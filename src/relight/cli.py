@@ -164,7 +164,7 @@ def _explain_run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from relight.server.journal import read_journal
+    from relight.server.records.journal import read_journal
     from relight.sim.judge.journal import check_journal
 
     run_dir = _find_run_dir(arguments.run_dir)

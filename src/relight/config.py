@@ -18,15 +18,15 @@ from pathlib import Path
 
 import msgspec
 
-from relight.agent.join import address_towards, resolve
+from relight.agent.connection.join import address_towards, resolve
 from relight.chaos.plan import check_fault, parse_fault
 from relight.core.fault import Plan
-from relight.dashboard.address import split_address
+from relight.dashboard.web.address import split_address
 from relight.device.visible import count_devices
 from relight.errors import UsageError
 from relight.flags import read_setting, read_settings
-from relight.server.claim import Claim, remove_unused
-from relight.server.earlier import keep_aside
+from relight.server.records.claim import Claim, remove_unused
+from relight.server.records.earlier import keep_aside
 from relight.wire.loopback import IPV4, find_loopback, hand_down
 from relight.wire.settings import JobSettings, host_address
 from relight.wire.tls import FLAGS, VARIABLES, Tls, TlsFiles, prove_certificate

@@ -18,9 +18,9 @@ from typing import TypeVar
 import msgspec
 import psutil
 
-from relight.agent.adoption import open_pages
-from relight.agent.page import Page
-from relight.agent.probes import environment
+from relight.agent.processes.adoption import open_pages
+from relight.agent.processes.page import Page
+from relight.agent.processes.probes import environment
 from relight.core.commands import Kill, Spawn
 from relight.core.events import ProcessExited, ProcessStarted
 from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relight.agent.adoption import adopt, kill_unadoptable
-from relight.agent.page import Pages
-from relight.agent.probes import MemoryKills, environment, start_time
-from relight.agent.process_table import Record
+from relight.agent.processes.adoption import adopt, kill_unadoptable
+from relight.agent.processes.page import Pages
+from relight.agent.processes.probes import MemoryKills, environment, start_time
+from relight.agent.processes.process_table import Record
 from relight.core.events import ProcessExited, ProcessStarted
 from relight.errors import ProtocolError
 from relight.wire.messages import CopyPrivate, ForgetProcess, Samples, StoreReply

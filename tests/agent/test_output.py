@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.agent.output import FILE_ONLY, LineSplitter, LogFile, Spool
+from relight.agent.processes.output import FILE_ONLY, LineSplitter, LogFile, Spool
 
 DEADLINE_SECONDS = 10.0
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from relight.agent.page import MAX_PRIVATE_BYTES, Page, Pages
+from relight.agent.processes.page import MAX_PRIVATE_BYTES, Page, Pages
 from relight.core.position import (
     BATCH_MARK,
     LIFE_LOCK_OFFSET,

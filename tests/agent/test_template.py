@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from relight.agent.page import Pages
-from relight.agent.probes import MemoryKills, environment
-from relight.agent.process import Launch, Process, spawn, template_environment
-from relight.agent.template import COMMAND, Template
+from relight.agent.processes.page import Pages
+from relight.agent.processes.probes import MemoryKills, environment
+from relight.agent.processes.process import Launch, Process, spawn, template_environment
+from relight.agent.processes.template import COMMAND, Template
 from relight.wire.settings import JobSettings, encode_settings
 from relight.wire.template import ROOM_VARIABLE, SHARED_VARIABLE
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from relight.agent.page import Page
+from relight.agent.processes.page import Page
 from relight.core.events import WorkerNotice
 from relight.core.position import MAPPING_BYTES, TRACE_INDEX_OFFSET, TRACE_OFFSET, TRACE_RECORD, Phase, Position
 from relight.core.position import encode_page as encode

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.server.journal import read_journal
+from relight.server.records.journal import read_journal
 from tests.cli.command import DEADLINE_SECONDS, Command
 
 ROUNDS = 20

@@ -24,7 +24,7 @@ from relight.core.events import (
     TrainingEntered,
 )
 from relight.core.position import Phase, Position
-from relight.server.journal import JournalHeader, JournalLine
+from relight.server.records.journal import JournalHeader, JournalLine
 from relight.timeline.spans import Chunk, Record
 from relight.wire.settings import JobSettings
 from relight.wire.status import Status, StatusLine, encode_line

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.core.position import Phase
-from relight.dashboard.cells import NOTHING, Level
-from relight.dashboard.row import TILE_CELLS, Row
+from relight.dashboard.model.cells import NOTHING, Level
+from relight.dashboard.model.row import TILE_CELLS, Row
 
 CODES = [int(phase) for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.BARRIER, Phase.OPTIMIZER, Phase.OUTSIDE)]
 

@@ -10,8 +10,8 @@ from relight.core.events import ProcessSuspected
 from relight.core.position import Phase, Position
 from relight.dashboard import follow
 from relight.dashboard.follow import Follower
-from relight.dashboard.job import Job
-from relight.dashboard.view import ranks, topics
+from relight.dashboard.model.job import Job
+from relight.dashboard.model.view import ranks, topics
 from relight.timeline.spans import Chunk
 from relight.wire.status import EngineVersion, Gpu, GpuStatus, PublishStatus, RestoreStatus
 from tests.dashboard.made_up import BEGUN_SECONDS, MadeUpJob

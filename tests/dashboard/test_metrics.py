@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relight.dashboard.exposition import Exposition
-from relight.dashboard.http import BadRequest, Request
-from relight.dashboard.job import Job
-from relight.dashboard.metrics import exposition
+from relight.dashboard.model.exposition import Exposition
+from relight.dashboard.model.job import Job
+from relight.dashboard.model.metrics import exposition
 from relight.dashboard.server import Dashboard
-from relight.server.trace import StatusFile
+from relight.dashboard.web.http import BadRequest, Request
+from relight.server.records.trace import StatusFile
 from relight.sim.model.schedule import random_schedule
 from relight.sim.world.timed import SimulatedJob
 from relight.wire.settings import JobSettings

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from relight.dashboard.tail import Tail
+from relight.dashboard.sources.tail import Tail
 
 
 def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from relight.server.journal import JournalLine, read_journal
+from relight.server.records.journal import JournalLine, read_journal
 from relight.wire.framing import encode_frame, encode_payload
 from relight.wire.handshake import ConnectingSide
 from relight.wire.messages import (

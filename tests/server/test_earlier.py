@@ -9,8 +9,8 @@ import pytest
 
 from relight.core.commands import EndJob
 from relight.errors import UsageError
-from relight.server.earlier import keep_aside
-from relight.server.journal import SILENT_SECONDS, Journal
+from relight.server.records.earlier import keep_aside
+from relight.server.records.journal import SILENT_SECONDS, Journal
 from relight.wire.settings import JobSettings
 
 

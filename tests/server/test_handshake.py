@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from relight.core.commands import Spawn
-from relight.server.admission import HANDSHAKE_SECONDS, MAX_HELLO_BYTES, MAX_STRANGERS
+from relight.server.network.admission import HANDSHAKE_SECONDS, MAX_HELLO_BYTES, MAX_STRANGERS
 from relight.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,

@@ -13,9 +13,9 @@ import pytest
 from relight.core.commands import Audience, Notice, Stop
 from relight.core.events import ProcessExited, ProcessStarted
 from relight.core.position import Position
-from relight.server.journal import RESERVE_NAME, Journal, JournalInUse, JournalLine, read_journal
-from relight.server.reserve import Reserve
-from relight.server.trace import TraceFile
+from relight.server.records.journal import RESERVE_NAME, Journal, JournalInUse, JournalLine, read_journal
+from relight.server.records.reserve import Reserve
+from relight.server.records.trace import TraceFile
 from relight.wire.messages import TraceChunk
 from relight.wire.settings import JobSettings
 

@@ -25,8 +25,8 @@ from relight.core.events import (
 from relight.core.position import Phase, Position
 from relight.core.report import decode_report
 from relight.core.sampling import Sample
-from relight.server.journal import read_journal
-from relight.server.trace import read_statuses
+from relight.server.records.journal import read_journal
+from relight.server.records.trace import read_statuses
 from relight.wire.framing import encode_payload
 from relight.wire.messages import (
     ForgetProcess,

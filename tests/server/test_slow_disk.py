@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relight.core.commands import Audience, Notice, Stop
-from relight.server.journal import Journal
+from relight.server.records.journal import Journal
 from relight.wire.settings import JobSettings
 
 DISK_SECONDS = 0.05

@@ -7,8 +7,8 @@ import pytest
 
 from relight.core.events import CommunicationStalled, ProcessSuspected
 from relight.core.position import Position
-from relight.server import stack_capture
-from relight.server.stack_capture import StackCaptures, Suspicion
+from relight.server.sessions import stack_capture
+from relight.server.sessions.stack_capture import StackCaptures, Suspicion
 from relight.wire.messages import StackTaken
 
 HANG = ProcessSuspected(

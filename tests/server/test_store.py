@@ -2,7 +2,7 @@
 
 import msgspec
 
-from relight.server.store import MAX_STORE_BYTES, Store
+from relight.server.network.store import MAX_STORE_BYTES, Store
 from relight.wire.messages import StoreAdd, StoreReply, StoreSet, StoreWait
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relight.agent.controller_connection import ControllerConnection
+from relight.agent.connection.controller_connection import ControllerConnection
 from relight.errors import ProtocolError
 from relight.wire.framing import make_decoder
 from relight.wire.messages import PROTOCOL_VERSION, Hello, NoticeUpdate, ObserverDown, StartTls, StatusUpdate, Welcome

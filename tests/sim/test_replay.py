@@ -15,7 +15,7 @@ import pytest
 
 from relight.core.commands import Command
 from relight.core.controller import Controller, ControllerSettings
-from relight.server.journal import JournalLine, read_journal
+from relight.server.records.journal import JournalLine, read_journal
 from relight.sim.model.schedule import random_schedule
 from relight.sim.world.timed import JournalEntry, SimulatedJob
 from relight.wire.settings import JobSettings

@@ -8,7 +8,7 @@ from relight.chaos.plan import parse_fault
 from relight.core.fault import Action, Fault, Point
 from relight.core.report import FailureReport, RecoveryReport
 from relight.core.verdict import NOT_KNOWN, YES
-from relight.server.journal import read_journal
+from relight.server.records.journal import read_journal
 from relight.sim.judge.journal import check_journal
 from tests.survival.harness import Outcome
 

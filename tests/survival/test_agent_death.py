@@ -5,7 +5,7 @@ import signal
 import psutil
 import pytest
 
-from relight.server.faults import ENVIRONMENT
+from relight.server.job.faults import ENVIRONMENT
 from tests.survival.harness import Bench, Job, Training, send
 from tests.survival.judge import check_survived
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from relight.server.faults import ENVIRONMENT
+from relight.server.job.faults import ENVIRONMENT
 from tests.survival.harness import PATIENCE, Bench, Job, Outcome, Training, send
 from tests.survival.judge import check_survived
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.server.faults import ENVIRONMENT
+from relight.server.job.faults import ENVIRONMENT
 from relight.training.checkpoint.files import place_of, published
 from relight.wire.settings import read_settings
 from tests.survival.harness import Bench, Outcome, Training, send

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from relight.training.carried.carried import Carried
-from relight.training.carried.parts import NoParts, Parts, is_part
-from relight.training.state.references import References
-from relight.training.state.slots import Slots
+from relight.training.carried.values.parts import NoParts, Parts, is_part
+from relight.training.state.modules.references import References
+from relight.training.state.modules.slots import Slots
 from relight.transfer.io.codec import encode_tree
 
 _NUMBERS = itertools.count()

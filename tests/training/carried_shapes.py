@@ -7,10 +7,10 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from relight.training.carried.iteration import iteration_of
-from relight.training.carried.names import Names, names_of
-from relight.training.carried.refs import describe
-from relight.training.carried.source import user_frames
+from relight.training.carried.code.iteration import iteration_of
+from relight.training.carried.code.refs import describe
+from relight.training.carried.code.source import user_frames
+from relight.training.carried.reading.names import Names, names_of
 
 _NUMBERS = itertools.count()
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from relight.training.carried.iteration import iteration_of
-from relight.training.carried.misuse import accumulates_by_hand, loops_around
-from relight.training.carried.source import is_user_file, lines_of
+from relight.training.carried.code.iteration import iteration_of
+from relight.training.carried.code.misuse import accumulates_by_hand, loops_around
+from relight.training.carried.code.source import is_user_file, lines_of
 
 
 class Reached(Exception):

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from relight.training.carried.homes import Homes
-from relight.training.carried.tree_reader import Reader
-from relight.training.carried.tree_writer import Writer, write_down
-from relight.training.carried.trees import Unsupported
-from relight.training.carried.values import changed, put_back, remember
+from relight.training.carried.values.homes import Homes
+from relight.training.carried.values.tree_reader import Reader
+from relight.training.carried.values.tree_writer import Writer, write_down
+from relight.training.carried.values.trees import Unsupported
+from relight.training.carried.values.values import changed, put_back, remember
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 Pair = namedtuple("Pair", "left right")

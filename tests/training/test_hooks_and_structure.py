@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from relight.training.state.hooks import HookLog
-from relight.training.state.structure import structure, structure_differs
+from relight.training.state.modules.hooks import HookLog
+from relight.training.state.modules.structure import structure, structure_differs
 
 
 @pytest.fixture

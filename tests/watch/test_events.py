@@ -11,7 +11,7 @@ import pytest
 
 from relight.core.events import ShutdownRequested
 from relight.core.report import JobReport
-from relight.server.trace import StatusFile
+from relight.server.records.trace import StatusFile
 from relight.sim.model.schedule import random_schedule
 from relight.sim.world.timed import SimulatedJob
 from relight.watch.events import Event, schema

@@ -35,9 +35,9 @@ from relight.core.events import (
 )
 from relight.core.position import Phase, Position
 from relight.core.replay import replay
-from relight.server.connection import Connection
-from relight.server.journal import Journal, read_journal, records
-from relight.server.observers import Observers
+from relight.server.network.connection import Connection
+from relight.server.network.observers import Observers
+from relight.server.records.journal import Journal, read_journal, records
 from relight.server.server import Server
 from relight.wire.framing import encode_frame, encode_payload, make_decoder, split_payloads
 from relight.wire.handshake import ConnectingSide

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from relight.agent.agent import Agent
-from relight.agent.process import WORKER_COMMAND, Launch
+from relight.agent.processes.process import WORKER_COMMAND, Launch
 from relight.errors import ProtocolError, UsageError
 from relight.parent import end_with_parent, tidy_up_for
 from relight.wire.address import read_address

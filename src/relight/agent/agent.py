@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from relight.agent.connection.session import ControllerSession
 from relight.agent.decisions.host import ORDERS
 from relight.agent.decisions.session import Session
 from relight.agent.gpu_watch import GpuWatch
-from relight.agent.output import Printer
-from relight.agent.process import Launch
-from relight.agent.process_table import ProcessTable
+from relight.agent.processes.output import Printer
+from relight.agent.processes.process import Launch
+from relight.agent.processes.process_table import ProcessTable
 from relight.agent.sampler import Sampler
-from relight.agent.session import ControllerSession
 from relight.agent.traces import TraceReporter
 from relight.agent.workers import Workers
 from relight.wire.messages import Pace

@@ -5,7 +5,7 @@ import contextlib
 import threading
 import time
 
-from relight.agent.session import ControllerSession
+from relight.agent.connection.session import ControllerSession
 from relight.device.nvidia import Gpus
 from relight.wire.status import Gpu, GpuStatus
 

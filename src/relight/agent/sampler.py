@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import time
 
+from relight.agent.connection.session import ControllerSession
 from relight.agent.decisions.sampling import SamplingSchedule
-from relight.agent.process import Process
-from relight.agent.session import ControllerSession
+from relight.agent.processes.process import Process
 from relight.agent.traces import TraceReporter
 from relight.agent.workers import Workers
 from relight.wire.messages import Pace, Sample, Samples

@@ -2,8 +2,8 @@
 
 import time
 
-from relight.agent.process import Process
-from relight.agent.session import ControllerSession
+from relight.agent.connection.session import ControllerSession
+from relight.agent.processes.process import Process
 from relight.wire.messages import TraceChunk
 
 

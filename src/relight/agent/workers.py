@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from relight.agent.adoption import adopt, adopt_all, find_shared_barrier, kill_unadoptable
+from relight.agent.connection.session import ControllerSession
 from relight.agent.decisions import host
-from relight.agent.host_pages import HostPages
-from relight.agent.link import Mailbox, Reception
-from relight.agent.output import Output, Printer
-from relight.agent.probes import MemoryKills, start_time
-from relight.agent.process import STATUS_UNKNOWN, Launch, Process, spawn, template_environment
-from relight.agent.process_table import ProcessTable, Record
-from relight.agent.session import ControllerSession
-from relight.agent.stacks import capture_stack
-from relight.agent.template import Template
+from relight.agent.processes.adoption import adopt, adopt_all, find_shared_barrier, kill_unadoptable
+from relight.agent.processes.host_pages import HostPages
+from relight.agent.processes.link import Mailbox, Reception
+from relight.agent.processes.output import Output, Printer
+from relight.agent.processes.probes import MemoryKills, start_time
+from relight.agent.processes.process import STATUS_UNKNOWN, Launch, Process, spawn, template_environment
+from relight.agent.processes.process_table import ProcessTable, Record
+from relight.agent.processes.stacks import capture_stack
+from relight.agent.processes.template import Template
 from relight.agent.traces import TraceReporter
 from relight.core.commands import Spawn
 from relight.core.events import ProcessExited

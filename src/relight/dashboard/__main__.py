@@ -9,9 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from relight.dashboard.address import DEFAULT_PORT, page_url, split_address
-from relight.dashboard.guard import is_loopback
 from relight.dashboard.server import Dashboard
+from relight.dashboard.web.address import DEFAULT_PORT, page_url, split_address
+from relight.dashboard.web.guard import is_loopback
 from relight.parent import end_with_parent
 
 NICE = 10  # training comes first

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from relight.dashboard.job import Job
-from relight.dashboard.memory import Memory
-from relight.dashboard.metrics import exposition
-from relight.dashboard.phases import Phases
-from relight.dashboard.tail import Tail
-from relight.dashboard.view import is_silent, ranks, topics
+from relight.dashboard.model.job import Job
+from relight.dashboard.model.metrics import exposition
+from relight.dashboard.model.phases import Phases
+from relight.dashboard.model.view import is_silent, ranks, topics
+from relight.dashboard.sources.memory import Memory
+from relight.dashboard.sources.tail import Tail
 from relight.timeline.spans import Chunk
 from relight.wire.status import decode_line
 

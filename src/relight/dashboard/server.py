@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from relight.dashboard.exposition import CONTENT_TYPE
 from relight.dashboard.follow import Follower
-from relight.dashboard.guard import refusal
-from relight.dashboard.http import MAX_HEAD_BYTES, BadRequest, Request, head, read_request
-from relight.dashboard.logs import read_tail
-from relight.dashboard.row import MAX_SHIFT, MIN_SHIFT
-from relight.dashboard.stacks import ask_rank
-from relight.dashboard.sync import Sync
+from relight.dashboard.model.exposition import CONTENT_TYPE
+from relight.dashboard.model.row import MAX_SHIFT, MIN_SHIFT
+from relight.dashboard.model.sync import Sync
+from relight.dashboard.sources.logs import read_tail
+from relight.dashboard.sources.stacks import ask_rank
+from relight.dashboard.web.guard import refusal
+from relight.dashboard.web.http import MAX_HEAD_BYTES, BadRequest, Request, head, read_request
 
 POLL_SECONDS = 0.1
 EVENT_SECONDS = 0.25  # at least between two events for one page

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from relight.agent.join import address_towards, fetch_settings, resolve
+from relight.agent.connection.join import address_towards, fetch_settings, resolve
 from relight.errors import ProtocolError
 from relight.launch.launcher import OUTPUT_SECONDS, Launcher
 from relight.launch.summary import sum_up
 from relight.parent import remove_private_dir
-from relight.server.claim import remove_unused
-from relight.server.journal import read_header
+from relight.server.records.claim import remove_unused
+from relight.server.records.journal import read_header
 from relight.terminal import Screen
 from relight.transfer.io.channel import SOCKET_NAME
 from relight.wire.address import Address

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from relight.agent.controller_connection import ControllerConnection
+from relight.agent.connection.controller_connection import ControllerConnection
 from relight.errors import ProtocolError
 from relight.terminal import Screen
 from relight.wire.framing import encode_frame, make_decoder

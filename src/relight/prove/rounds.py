@@ -20,7 +20,7 @@ from relight.core.verdict import describe_doubts
 from relight.prove.compare import Attempt, Difference, collect, compared, first_difference, first_divergence
 from relight.prove.names import Uses, uses_of
 from relight.prove.result import Proof, RoundResult, count, describe_faults, verdict_of
-from relight.server.journal import read_journal
+from relight.server.records.journal import read_journal
 from relight.wire.evidence import read_evidence
 from relight.wire.settings import JobSettings, encode_settings
 

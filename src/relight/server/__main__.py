@@ -13,11 +13,11 @@ from pathlib import Path
 
 from relight.errors import ProtocolError
 from relight.parent import end_with_parent, is_dying, tidy_up_for
-from relight.server.journal import Journal, JournalInUse
-from relight.server.listener import Listener
-from relight.server.observers import Observers
+from relight.server.network.listener import Listener
+from relight.server.network.observers import Observers
+from relight.server.records.journal import Journal, JournalInUse
 from relight.server.server import Server
-from relight.server.shutdown import LAUNCHER_GONE
+from relight.server.sessions.shutdown import LAUNCHER_GONE
 from relight.wire.address import announce, find_address
 from relight.wire.handshake import read_token
 from relight.wire.settings import SUPERSEDED, JobSettings, read_settings

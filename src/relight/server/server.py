@@ -8,31 +8,31 @@ from pathlib import Path
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.events import ControllerRestarted
 from relight.errors import ProtocolError
-from relight.server.admission import Admission
-from relight.server.agent_sessions import AgentSessions
-from relight.server.agents import Agents
-from relight.server.clock import JobClock
-from relight.server.connection import Connection
-from relight.server.driver import Driver
-from relight.server.faults import ControllerFault
-from relight.server.health import HealthMonitor
-from relight.server.job import Job
-from relight.server.job_end import JobEnd
-from relight.server.journal import Journal
-from relight.server.listener import Listener
-from relight.server.observer_sessions import ObserverSessions
-from relight.server.observers import Observers
-from relight.server.orders import Orders
-from relight.server.presence import Presence
-from relight.server.private_state import PrivateStates
-from relight.server.refusals import Refusals
-from relight.server.report_files import ReportFiles
-from relight.server.router import AgentRouter, WorkerRouter
-from relight.server.shutdown import Shutdown
-from relight.server.status import StatusBoard
-from relight.server.store import Store
-from relight.server.takeover import Predecessor, read_predecessor
-from relight.server.trace import StatusFile, TraceFile, read_statuses
+from relight.server.job.clock import JobClock
+from relight.server.job.driver import Driver
+from relight.server.job.faults import ControllerFault
+from relight.server.job.job import Job
+from relight.server.job.job_end import JobEnd
+from relight.server.job.orders import Orders
+from relight.server.job.private_state import PrivateStates
+from relight.server.job.refusals import Refusals
+from relight.server.job.report_files import ReportFiles
+from relight.server.job.takeover import Predecessor, read_predecessor
+from relight.server.network.admission import Admission
+from relight.server.network.agents import Agents
+from relight.server.network.connection import Connection
+from relight.server.network.listener import Listener
+from relight.server.network.observers import Observers
+from relight.server.network.store import Store
+from relight.server.records.journal import Journal
+from relight.server.records.status import StatusBoard
+from relight.server.records.trace import StatusFile, TraceFile, read_statuses
+from relight.server.sessions.agent_sessions import AgentSessions
+from relight.server.sessions.health import HealthMonitor
+from relight.server.sessions.observer_sessions import ObserverSessions
+from relight.server.sessions.presence import Presence
+from relight.server.sessions.router import AgentRouter, WorkerRouter
+from relight.server.sessions.shutdown import Shutdown
 from relight.timeline.publications import Publications
 from relight.wire.settings import JobSettings, part_of
 from relight.wire.status import PublishStatus

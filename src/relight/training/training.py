@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from relight.errors import UsageError
-from relight.training.carried.misuse import loops_around
-from relight.training.carried.source import lines_of
+from relight.training.carried.code.misuse import loops_around
+from relight.training.carried.code.source import lines_of
 from relight.training.job import current_runtime
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState

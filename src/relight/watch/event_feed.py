@@ -13,7 +13,7 @@ from relight.core import events as ev
 from relight.core.commands import Begin, EndJob, Notice, Restore, Resume, Stop
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.report import ENDED, FailureReport, RecoveryReport
-from relight.server.journal import JournalHeader, JournalLine, decode_line
+from relight.server.records.journal import JournalHeader, JournalLine, decode_line
 from relight.watch.events import (
     BitsDoubted,
     ControllerRestarted,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.dashboard.tail import Tail
+from relight.dashboard.sources.tail import Tail
 from relight.errors import UsageError
 from relight.watch.event_feed import EventFeed
 from relight.watch.events import Event

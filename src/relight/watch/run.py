@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from relight.core.report import JobReport
-from relight.dashboard.job import Job
-from relight.dashboard.tail import Tail
+from relight.dashboard.model.job import Job
+from relight.dashboard.sources.tail import Tail
 from relight.errors import UsageError
-from relight.server import journal
+from relight.server.records import journal
 from relight.timeline.load import load_report
 from relight.timeline.spans import Chunk
 from relight.wire.status import decode_line

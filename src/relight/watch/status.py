@@ -7,9 +7,9 @@ import msgspec
 
 from relight.core.report import DoubtReport, FailureReport, RecoveryReport
 from relight.core.verdict import describe_bits
-from relight.dashboard import view
-from relight.dashboard.job import Job
-from relight.dashboard.stragglers import find_stragglers
+from relight.dashboard.model import view
+from relight.dashboard.model.job import Job
+from relight.dashboard.model.stragglers import find_stragglers
 from relight.watch.run import State, judge
 from relight.wire.status import PublishStatus, RestoreStatus
 

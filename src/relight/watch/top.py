@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from relight.dashboard.memory import Memory
+from relight.dashboard.sources.memory import Memory
 from relight.watch import tables
 from relight.watch.run import Run, State
 from relight.watch.status import Status, status_of

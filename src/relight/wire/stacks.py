@@ -2,7 +2,7 @@
 
 Real-time signals, which scripts leave alone. The handlers are faulthandler's, in C: they need neither the GIL nor a
 main thread that gets anywhere, and a system call that they interrupt is started again. A process that has no handler
-would be killed by them, so an agent looks first (agent/stacks.py).
+would be killed by them, so an agent looks first (agent/processes/stacks.py).
 """
 
 import signal

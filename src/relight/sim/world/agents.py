@@ -1,6 +1,6 @@
 """Agents of a timed job: how they notice deaths, what is lost with one, and what its successor finds.
 
-Modelled, not production: agent/adoption.py, and `attach` of server/agents.py.
+Modelled, not production: agent/processes/adoption.py, and `attach` of server/network/agents.py.
 """
 
 from typing import TYPE_CHECKING

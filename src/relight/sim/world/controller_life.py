@@ -1,6 +1,6 @@
 """The life of a timed job's controller: asleep for a while, dead, and replaced by a successor that replays the journal.
 
-Modelled, not production: server.py, takeover.py, and `attach` of server/agents.py.
+Modelled, not production: server.py, takeover.py, and `attach` of server/network/agents.py.
 """
 
 from typing import TYPE_CHECKING

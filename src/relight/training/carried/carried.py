@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from relight.training.carried.catalog import Catalog
-from relight.training.carried.parts import Parts
-from relight.training.carried.places import is_empty
-from relight.training.carried.search import Search
+from relight.training.carried.finding.catalog import Catalog
+from relight.training.carried.finding.places import is_empty
+from relight.training.carried.finding.search import Search
 from relight.training.carried.succession import Adoption, Keeper
-from relight.training.carried.values import changed, put_back
+from relight.training.carried.values.parts import Parts
+from relight.training.carried.values.values import changed, put_back
 
 
 class Carried:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from relight.training.carried.catalog import Catalog
-from relight.training.carried.compare import FIRST_STEPS
-from relight.training.carried.kept import (
+from relight.training.carried.code.refs import describe
+from relight.training.carried.finding.catalog import Catalog
+from relight.training.carried.finding.compare import FIRST_STEPS
+from relight.training.carried.finding.kept import (
     MOST_BYTES,
     MOST_LEAVES,
     MOST_LOG_BYTES,
@@ -15,14 +16,13 @@ from relight.training.carried.kept import (
     MOST_SHOWN_BYTES,
     Kept,
 )
-from relight.training.carried.places import MISSING, key_of, place_of
-from relight.training.carried.refs import describe
-from relight.training.carried.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
-from relight.training.carried.tree_reader import Reader
-from relight.training.carried.tree_writer import Writer
-from relight.training.carried.trees import TAG, Unsupported
-from relight.training.carried.unrepeatable import keeps_its_order, only_grows
-from relight.training.carried.values import changed, kind_of
+from relight.training.carried.finding.places import MISSING, key_of, place_of
+from relight.training.carried.finding.unrepeatable import keeps_its_order, only_grows
+from relight.training.carried.values.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
+from relight.training.carried.values.tree_reader import Reader
+from relight.training.carried.values.tree_writer import Writer
+from relight.training.carried.values.trees import TAG, Unsupported
+from relight.training.carried.values.values import changed, kind_of
 
 _WEIGHED_EVERY = 16  # captures, after the first ones
 _MISSING_TREE = {TAG: "missing"}

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from relight.errors import UsageError
-from relight.training.state.slots import Slots
+from relight.training.state.modules.slots import Slots
 from relight.training.torch_private.zero import ZeroOptimizers, is_zero, state_of
 
 _MAX_MEMBERS = 64  # looked at in a container, to see whether it holds state

@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 
-from relight.training.state.attributes import AttributeLog
-from relight.training.state.averages import Averages
 from relight.training.state.handed import Handed
-from relight.training.state.optimizer_tree import own_numbers
-from relight.training.state.parameter_groups import parameters_of
-from relight.training.state.slots import Key, Slots
+from relight.training.state.modules.attributes import AttributeLog
+from relight.training.state.modules.averages import Averages
+from relight.training.state.modules.slots import Key, Slots
+from relight.training.state.optimizers.optimizer_tree import own_numbers
+from relight.training.state.optimizers.parameter_groups import parameters_of
 from relight.training.torch_private.zero import state_of
 
 

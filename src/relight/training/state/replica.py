@@ -11,12 +11,12 @@ from torch import nn
 from relight.errors import UsageError
 from relight.training.state.division import Division
 from relight.training.state.handed import Handed
-from relight.training.state.layouts import Layouts
-from relight.training.state.members import OptimizerMembers
-from relight.training.state.optimizer_tree import adopt_optimizer, optimizer_tree
-from relight.training.state.parameter_groups import named
+from relight.training.state.modules.layouts import Layouts
+from relight.training.state.modules.slots import Slots
+from relight.training.state.optimizers.members import OptimizerMembers
+from relight.training.state.optimizers.optimizer_tree import adopt_optimizer, optimizer_tree
+from relight.training.state.optimizers.parameter_groups import named
 from relight.training.state.rank_private import RankPrivate
-from relight.training.state.slots import Slots
 from relight.transfer.io.codec import Flat, digest_of, local_part, tensor_digests, unflatten
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.restore.offer import plan_state

@@ -13,20 +13,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from relight.core.fault import Action
-from relight.training.state.attributes import AttributeLog
-from relight.training.state.averages import Averages
 from relight.training.state.corruption import flip_bit
 from relight.training.state.division import Division
 from relight.training.state.handed import Identities, sort_by_kind
-from relight.training.state.layouts import Layouts, Versioned
-from relight.training.state.members import OptimizerMembers
-from relight.training.state.modes import Modes, adopt_modes, modes_of
+from relight.training.state.modules.attributes import AttributeLog
+from relight.training.state.modules.averages import Averages
+from relight.training.state.modules.layouts import Layouts, Versioned
+from relight.training.state.modules.modes import Modes, adopt_modes, modes_of
+from relight.training.state.modules.references import References
+from relight.training.state.modules.slots import Slots
+from relight.training.state.modules.structure import structure
+from relight.training.state.optimizers.members import OptimizerMembers
 from relight.training.state.rank_private import RankPrivate
-from relight.training.state.references import References
 from relight.training.state.refusals import refuse_averages_of_zero, refuse_untrackable
 from relight.training.state.replica import Replica
-from relight.training.state.slots import Slots
-from relight.training.state.structure import structure
 from relight.training.state.torch_settings import shared_settings
 from relight.training.torch_private.autograd import reset_scaler
 from relight.training.torch_private.ddp import wrappers_made

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from relight.training.state.slots import Key
+from relight.training.state.modules.slots import Key
 from relight.training.transaction.changes import ChangeWatch
 from relight.training.transaction.images import TensorImages
 from relight.transfer.io.codec import local_part

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from relight.training.state.averages import same_bits
-from relight.training.state.slots import Key, Slots
+from relight.training.state.modules.averages import same_bits
+from relight.training.state.modules.slots import Key, Slots
 from relight.training.torch_private.zero import state_of
 from relight.training.transaction.data_access import DataAccess
 from relight.transfer.io.codec import local_part

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import xxhash
 
-from relight.training.state.slots import Key
+from relight.training.state.modules.slots import Key
 from relight.transfer.io.codec import encode_tree
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from relight.training.state.parameter_attributes import ParameterAttributes
+from relight.training.state.modules.parameter_attributes import ParameterAttributes
 from relight.training.state.torch_settings import TorchSettings
 from relight.training.transaction.data_access import DataAccess
 from relight.training.transaction.images import FlagImages, ObjectImages, OptimizerImages, TensorImages

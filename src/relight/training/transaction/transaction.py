@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from relight.training.state.slots import Key
+from relight.training.state.modules.slots import Key
 from relight.training.transaction.changes import ChangeWatch
 from relight.training.transaction.image_plan import ImagePlan
 from relight.training.transaction.needs import CarriedState, LaunchCount, Needs, NothingCarried

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from relight.errors import UsageError
-from relight.training.carried.misuse import accumulates_by_hand, yields_inside
+from relight.training.carried.code.misuse import accumulates_by_hand, yields_inside
 from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
 

@@ -22,7 +22,7 @@ from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
-from relight.training.state.structure import structure_differs
+from relight.training.state.modules.structure import structure_differs
 from relight.training.state.torch_settings import adopt_settings
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction

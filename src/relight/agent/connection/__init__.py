@@ -1,0 +1,1 @@
+"""The connection of an agent or an observer to the controller."""

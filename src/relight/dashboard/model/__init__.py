@@ -1,0 +1,1 @@
+"""A job as the page and Prometheus show it. Pure."""

@@ -1,0 +1,62 @@
+"""Carries out the core's commands: each becomes messages to agents, a change of the store, or a line for people."""
+
+from relight.core.commands import (
+    Assign,
+    Begin,
+    Command,
+    EndJob,
+    Kill,
+    Notice,
+    Release,
+    Restore,
+    Resume,
+    Save,
+    Spawn,
+    Stop,
+    WindDown,
+)
+from relight.server.job.job import Job
+from relight.server.job.job_end import JobEnd
+from relight.server.job.private_state import PrivateStates
+from relight.server.job.report_files import ReportFiles
+
+
+class Orders:
+    """Knows the addressee of each command."""
+
+    def __init__(self, job: Job, private: PrivateStates, reports: ReportFiles, end: JobEnd) -> None:
+        self._job = job
+        self._private = private
+        self._reports = reports
+        self._end = end
+
+    def carry_out(self, command: Command) -> None:
+        """Send the messages that `command` asks for."""
+        match command:
+            case Spawn():
+                self._job.agents.spawn(command)
+            case Kill():
+                self._job.agents.kill(command)
+            case Assign():
+                self._job.store.open(command.generation)
+                self._job.agents.order((command.process,), command)
+            case Begin() | Stop():
+                if isinstance(command, Begin):
+                    self._reports.write_coverage()
+                self._job.store.open(command.generation)
+                self._job.agents.order(self._job.core.audience(command.audience), command)
+            case Restore():
+                self._private.hand_over(command)
+                self._job.agents.order(self._job.core.audience(command.audience), command)
+            case Resume():
+                self._job.agents.order(self._job.core.audience(command.audience), command)
+                self._job.agents.forget_dead()
+            case Save():
+                self._private.collect(command)
+                self._job.agents.order(self._job.core.audience(command.audience), command)
+            case WindDown() | Release():
+                self._job.agents.order(self._job.core.audience(command.audience), command)
+            case Notice():
+                self._job.observers.tell(command.level, command.why)
+            case EndJob():
+                self._end.begin(command)

@@ -1,0 +1,1 @@
+"""Conversations with agents and observers: messages become events, silence becomes a lost host."""

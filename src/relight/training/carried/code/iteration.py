@@ -1,0 +1,197 @@
+"""Which statements an iteration of a loop of steps executes, and in which order."""
+
+import ast
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+from relight.training.carried.code.source import (
+    LOOPS,
+    body_of,
+    heads,
+    is_head,
+    is_user_frame,
+    node_of,
+    placed,
+    statements_of,
+    up_to_entered,
+    way_to,
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Statements that one of the frames executes in an iteration; `frame` counts up from that of `with step`."""
+
+    frame: int
+    statements: tuple[ast.stmt, ...]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One turn of the loop of steps, from where it asks for a step to where it asks for the next one."""
+
+    pieces: tuple[Piece, ...]
+    block: ast.With
+    begins_late: bool  # the turn's first statements run before the loop asks for a step
+    computes_above: bool  # code stands between the loop's head and `with step`
+    is_only_block: bool  # the loop's body is `with step` and nothing else
+    counted: frozenset[str]  # names that the loop itself sets, beside the step
+    frames: int  # how many frames take part: 1 if `with step` stands in the function that holds the loop
+    read_after: frozenset[str] = frozenset()  # names that the function with the loop reads after it
+
+    def enters(self, node: ast.With | ast.AsyncWith) -> bool:
+        """Whether a statement of the loop is `with step`; there may be several, one in each branch."""
+        if node is self.block:
+            return True
+        names = {ast.unparse(item.context_expr) for item in self.block.items}
+        return self.frames == 1 and any(ast.unparse(item.context_expr) in names for item in node.items)
+
+
+def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, int], line: int = 0) -> Iteration | None:
+    """The iteration that the frame of a `with step` is in. None if its source, or its loop, is not found.
+
+    `asked_at`: for the code of each frame that asked for the step, its line then. `line`: of the `with`, if the frame
+    does not stand there yet.
+    """
+    after: list[Piece] = []
+    before: list[Piece] = []
+    number = 0
+    block: ast.With | None = None
+    here: FrameType | None = frame
+    while here is not None:
+        if not is_user_frame(here):
+            here = here.f_back  # a library that calls the script's function back
+            number += 1
+            continue
+        node = node_of(here.f_code)
+        if node is None or isinstance(node, ast.Lambda):
+            return None
+        at_line = line if number == 0 and line else here.f_lineno
+        way = way_to(body_of(node), at_line)
+        if number == 0:
+            way = up_to_entered(way, at_line)
+        if not way:
+            return None
+        asked = asked_at.get(here.f_code, 0)
+        loop = _innermost_loop(way, asked)
+        inner = way if loop is None else way[loop + 1 :]
+        call = inner[-1][0][inner[-1][1]]
+        if isinstance(call, ast.With) and number == 0:
+            block = call
+        if block is None:
+            return None  # the block stands in a library
+        if loop is not None and number == 0:
+            return dataclasses.replace(_of_loop(way[loop], block, asked), read_after=_read_after(way[: loop + 1]))
+        after.append(Piece(number, (call,)))  # the block, or the call that leads to it with what follows its return
+        for body, at in reversed(inner):
+            after.append(Piece(number, tuple(body[at + 1 :])))
+        prior = _before(inner)
+        if loop is not None:
+            whole = _of_loop(way[loop], block, asked)
+            first, last = _turn_of(way[loop][0][way[loop][1]], whole.counted)
+            pieces = (Piece(number, (*first, *prior)), *before, *after, Piece(number, tuple(last)))
+            above = whole.begins_late or bool(prior) or any(piece.statements for piece in before)
+            return dataclasses.replace(
+                whole,
+                pieces=pieces,
+                computes_above=above,
+                is_only_block=False,
+                frames=number + 1,
+                read_after=_read_after(way[: loop + 1]),
+            )
+        before.insert(0, Piece(number, tuple(prior)))
+        here = here.f_back
+        number += 1
+    return None
+
+
+def block_ahead(frame: FrameType) -> int | None:
+    """The line of the `with step` that a turn of this frame's loop comes to. None: the code here does not show it.
+
+    The frame is at the head of a `for` over the steps.
+    """
+    node = node_of(frame.f_code)
+    way = way_to(body_of(node), frame.f_lineno)
+    if not way:
+        return None
+    body, at = way[-1]
+    loop = body[at]
+    if not isinstance(loop, ast.For) or not is_head(loop, frame.f_lineno):
+        return None
+    names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    for statement in statements_of(loop.body):
+        if isinstance(statement, ast.With):
+            entered = [item.context_expr for item in statement.items]
+            if any(isinstance(one, ast.Name) and one.id in names for one in entered):
+                return statement.lineno
+    return None
+
+
+def _innermost_loop(way: list[tuple[list[ast.stmt], int]], asked: int) -> int | None:
+    """Which part of a way is the loop that asks for a step at a line; 0: any."""
+    loops = [i for i, (body, at) in enumerate(way) if isinstance(body[at], LOOPS) and _spans(body[at], asked)]
+    loop = max(loops, default=None)
+    return None if loop == len(way) - 1 else loop  # this line is the loop's own head: something that it calls
+
+
+def _before(way: list[tuple[list[ast.stmt], int]]) -> list[ast.stmt]:
+    """What runs on this way in front of its last statement."""
+    prior: list[ast.stmt] = []
+    for index, (body, at) in enumerate(way):
+        prior += body[:at]
+        if index < len(way) - 1:
+            prior += heads(body[at])
+    return prior
+
+
+def _of_loop(place: tuple[list[ast.stmt], int], block: ast.With, asked: int) -> Iteration:
+    """All of a loop's body. `asked`: the line that asks for a step; 0: not known."""
+    loop = place[0][place[1]]
+    counted = _counted(loop, block)
+    first, last = _turn_of(loop, counted)
+    body = getattr(loop, "body", [])
+    begins_late = bool(asked) and not is_head(loop, asked)
+    pieces = (Piece(0, (*first, *body, *last)),)
+    above = begins_late or body[0] is not block
+    is_only_block = isinstance(loop, ast.For) and not above and len(body) == 1
+    return Iteration(pieces, block, begins_late, above, is_only_block, counted, 1)
+
+
+def _turn_of(loop: ast.stmt, counted: frozenset[str]) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """What the head of a loop does at the start of a turn, and what counts as done at its end: names that it counts."""
+    if not isinstance(loop, ast.For):
+        return heads(loop), []
+    names = [node for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
+    first: list[ast.expr] = [name for name in names if name.id not in counted]
+    last: list[ast.expr] = [name for name in names if name.id in counted]
+    return _unset(first, loop), _unset(last, loop)
+
+
+def _unset(names: list[ast.expr], at: ast.stmt) -> list[ast.stmt]:
+    return [placed(ast.Assign(names, ast.Constant(None)), at)] if names else []
+
+
+def _counted(loop: ast.stmt, block: ast.With) -> frozenset[str]:
+    """Names that a loop sets beside the step: by `enumerate`, `zip` and the like."""
+    if not isinstance(loop, ast.For) or isinstance(loop.target, ast.Name):
+        return frozenset()
+    entered = {item.context_expr.id for item in block.items if isinstance(item.context_expr, ast.Name)}
+    return frozenset(node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)) - entered
+
+
+def _read_after(way: list[tuple[list[ast.stmt], int]]) -> frozenset[str]:
+    """Names that are read after the last statement of this way, in the same function."""
+    following = [statement for body, at in way for statement in body[at + 1 :]]
+    return frozenset(
+        node.id
+        for statement in following
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    )
+
+
+def _spans(statement: ast.stmt, line: int) -> bool:
+    """Whether a line lies in a statement; also if it is not known."""
+    return not line or statement.lineno <= line <= (statement.end_lineno or statement.lineno)

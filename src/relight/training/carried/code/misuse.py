@@ -1,0 +1,97 @@
+"""Scripts that are refused for what their code shows: `steps()` in a loop, accumulation by hand, a `yield` inside."""
+
+import ast
+import contextlib
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from relight.training.carried.code.iteration import iteration_of
+from relight.training.carried.code.source import (
+    LOOPS,
+    body_of,
+    children_of,
+    heads,
+    is_head,
+    node_of,
+    short,
+    statements_of,
+    up_to_entered,
+    user_frames,
+    way_to,
+)
+
+
+def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> str | None:
+    """FILE:LINE of the innermost loop that would call `training.steps()` again, or None.
+
+    `frame` is the one that iterates over the steps. `built_at`, from `lines_of` where `relight.Training` was made,
+    leaves out loops that make a new one in each turn.
+    """
+    for depth, here in enumerate(user_frames(frame)):
+        node = node_of(here.f_code)
+        if node is None or isinstance(node, ast.Lambda):
+            continue
+        way = way_to(body_of(node), here.f_lineno)
+        loops = [body[at] for body, at in way if isinstance(body[at], LOOPS)]
+        if depth == 0 and loops and way[-1][0][way[-1][1]] is loops[-1]:
+            loops = loops[:-1]  # the loop over the steps themselves: this line is its head
+        for loop in reversed(loops):
+            if is_head(loop, here.f_lineno):
+                continue
+            lines = range(loop.lineno, (loop.end_lineno or loop.lineno) + 1)
+            if any(name == here.f_code.co_filename and line in lines for name, line in built_at):
+                continue
+            return f"{short(here.f_code.co_filename)}:{loop.lineno}"
+    return None
+
+
+def accumulates_by_hand(frame: FrameType, is_optimizer: Callable[[ast.expr], bool]) -> str | None:
+    """FILE:LINE of an `optimizer.step()` that only some steps reach, while each of them adds to the gradients; or None.
+
+    `frame` is that of `with step`. `is_optimizer` says whether an expression names an optimizer.
+    """
+    iteration = iteration_of(frame, {})
+    if iteration is None:
+        return None
+    block = iteration.block.body
+    for statement in block:
+        if not isinstance(statement, ast.If) or not _counts(statement.test):
+            continue
+        if not _calls(statement.body, "step", is_optimizer) or _calls([statement], "backward"):
+            continue
+        others = [other for other in block if other is not statement]
+        if _calls(others, "backward") and not _calls(others, "zero_grad"):
+            return f"{short(frame.f_code.co_filename)}:{statement.lineno}"
+    return None
+
+
+def yields_inside(frame: FrameType) -> str | None:
+    """FILE:LINE of a `yield` in the block of the `with step` in this frame, or None; context managers may have one."""
+    node = node_of(frame.f_code)
+    way = up_to_entered(way_to(body_of(node), frame.f_lineno), frame.f_lineno)
+    caller = frame.f_back
+    if not way or (caller is not None and caller.f_code.co_filename == contextlib.__file__):
+        return None
+    block = way[-1][0][way[-1][1]]
+    for statement in statements_of(getattr(block, "body", [])):
+        for part in [statement] if not children_of(statement) else heads(statement):
+            for inner in ast.walk(part):
+                if isinstance(inner, (ast.Yield, ast.YieldFrom)):
+                    return f"{short(frame.f_code.co_filename)}:{inner.lineno}"
+    return None
+
+
+def _counts(test: ast.expr) -> bool:
+    """Whether a condition holds in every so many steps."""
+    return any(isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.BitAnd)) for node in ast.walk(test))
+
+
+def _calls(statements: Sequence[ast.stmt], name: str, on: Callable[[ast.expr], bool] = lambda _: True) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == name
+        and on(node.func.value)
+        for statement in statements
+        for node in ast.walk(statement)
+    )

@@ -1,0 +1,308 @@
+"""What a name in a script's code refers to: its place, and the object that is there now.
+
+Attributes are looked up without running any code of the script: a property has no known value.
+"""
+
+import functools
+import inspect
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from relight.training.carried.code.source import is_user_file
+from relight.training.torch_private.modules import modules_in, tables_in
+
+Place = tuple[tuple[str, str, str], ...]  # the way to a value: its root, then attributes, items, variables of closures
+OWNERS = {"inner": "module", "slot": "slot"}  # places that begin with what was handed over, and kinds of its parts
+Key = tuple[Any, ...]  # equal for two names of one place
+
+
+def describe(place: Place) -> str:
+    """As a message names it."""
+    text = ""
+    for kind, first, second in place:
+        if kind in ("frame", "module", "held"):
+            text = second
+        elif kind in OWNERS:
+            text = f"{first}.{second}".rstrip(".")
+        elif kind == "attribute":
+            text += f".{first}"
+        elif kind == "item":
+            text += f"[{second!r}]" if first == "str" else f"[{second}]"
+        elif kind == "member":
+            text += f"[{first}]"
+        elif kind == "default":
+            text += f"({first}=...)"
+        else:
+            text = f"{first} of {text}()"
+    return text
+
+
+class _Unknown:
+    """Of a value that code alone does not tell."""
+
+
+UNKNOWN: Any = _Unknown()
+_files: dict[type, str] = {}  # of classes
+
+
+@dataclass(frozen=True)
+class Ref:
+    """What an expression names."""
+
+    key: Key | None = None  # None: nothing that a script could carry
+    value: Any = UNKNOWN
+    place: Place | None = None
+    alias: "Ref | None" = None  # what a name was last set to
+    is_part: bool = False  # some item of what is in this place
+
+
+def _as_set(base: Ref) -> Ref:
+    """A name that was set in this iteration stands for what it was set to: that has a place in every process."""
+    alias = base.alias
+    return alias if alias is not None and (base.value is UNKNOWN or alias.value is base.value) else base
+
+
+def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref:
+    """What `base.name` refers to."""
+    base = _as_set(base)
+    owner = base.value
+    if owner is UNKNOWN:
+        if base.key is None or base.is_part:
+            return Ref(base.key, is_part=base.is_part, place=base.place)
+        return Ref(("of", base.key, name), UNKNOWN, (*base.place, ("attribute", name, "")) if base.place else None)
+    if isinstance(owner, types.ModuleType):
+        value = vars(owner).get(name, UNKNOWN)
+        is_own = is_user_file(getattr(owner, "__file__", None) or "")
+        if not is_own and not isinstance(value, (_Unknown, int, float, str, type(None))):
+            return Ref(None, value)  # a library's: os.environ, sys.path
+        return Ref(("global", owner.__name__, name), value, (("module", owner.__name__, name),))
+    if name == "__dict__":
+        return Ref(base.key, UNKNOWN, base.place, is_part=True)
+    if name == "__class__":
+        return class_of(base)
+    value = static_attribute(owner, name)
+    if isinstance(owner, torch.Tensor):
+        return part_of(base) if name in ("data", "T", "mT", "real", "imag") else Ref(None, value)
+    if isinstance(value, property) or (is_foreign(owner) and not (is_own_optimizer(owner) and is_added(name))):
+        return Ref(None, UNKNOWN if isinstance(value, property) else value)
+    place = (*base.place, ("attribute", name, "")) if base.place else None
+    return Ref(("attribute", id(owner), name), value, place)
+
+
+def is_own_optimizer(value: Any) -> bool:
+    """Whether it is an optimizer of a class that is not torch's, which may keep more than its `state_dict()` tells."""
+    return isinstance(value, torch.optim.Optimizer) and not type(value).__module__.startswith("torch.")
+
+
+def is_added(name: str) -> bool:
+    """Whether an attribute of an optimizer is none that all optimizers have."""
+    return name not in _of_every_optimizer() and name not in dir(torch.optim.Optimizer)
+
+
+@functools.cache
+def _of_every_optimizer() -> frozenset[str]:
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.0)))
+
+
+def class_of(base: Ref) -> Ref:
+    """What `type(base)` refers to."""
+    if base.value is UNKNOWN:
+        return Ref()
+    place = (*base.place, ("attribute", "__class__", "")) if base.place else None
+    return Ref(("class", id(type(base.value))), type(base.value), place)
+
+
+def static_attribute(owner: Any, name: str) -> Any:
+    """An attribute, found without running code of the owner; methods come bound."""
+    if isinstance(owner, nn.Module):
+        for kept in tables_in(owner):
+            if name in kept:
+                return kept[name]
+    try:
+        value = inspect.getattr_static(owner, name)
+    except AttributeError:
+        return UNKNOWN
+    if isinstance(value, staticmethod):
+        return value.__func__
+    if isinstance(value, classmethod):
+        return types.MethodType(value.__func__, owner if isinstance(owner, type) else type(owner))
+    if isinstance(value, types.FunctionType) and not isinstance(owner, type):
+        in_instance = name in getattr(owner, "__dict__", {})
+        return value if in_instance else types.MethodType(value, owner)
+    if isinstance(value, functools.cached_property):
+        return UNKNOWN
+    if isinstance(value, types.MemberDescriptorType):  # of __slots__
+        try:
+            return value.__get__(owner)
+        except AttributeError:
+            return UNKNOWN
+    return value
+
+
+def part_of(base: Ref) -> Ref:
+    """Something that is in what `base` names, or shares its memory."""
+    return Ref(base.key, UNKNOWN, base.place, is_part=True)
+
+
+def item_of(base: Ref, index: Any) -> Ref:
+    """What `base[index]` refers to; `index` is UNKNOWN if it is no constant."""
+    base = _as_set(base)
+    value, place, container = UNKNOWN, base.place, base.value
+    if type(container) in (list, tuple, dict) and isinstance(index, (int, str)):
+        try:
+            value = container[index]
+        except (LookupError, TypeError):
+            pass
+        else:
+            step = ("item", "str" if isinstance(index, str) else "int", str(index))
+            place = (*place, step) if place else None
+    return Ref(base.key, value, place if value is not UNKNOWN else base.place, is_part=True)
+
+
+@dataclass(frozen=True)
+class Callee:
+    """A function of the user, what its first parameter is bound to, and what `functools.partial` gives it then."""
+
+    function: types.FunctionType
+    receiver: Ref | None
+    given: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+
+
+def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
+    """The function of the user's that a call runs, if that can be told. `receiver`: what stands before the dot."""
+    value = target.value if target.value is not UNKNOWN or target.alias is None else target.alias.value
+    if isinstance(value, functools.partial):
+        partial = callee_of(Ref(None, value.func), None)
+        return partial and replace(partial, given=value.args, named={**value.keywords})
+    # Decorators that keep what they wrap run it: torch.no_grad() and the like.
+    if isinstance(value, types.FunctionType) and not is_user_file(value.__code__.co_filename):
+        value = getattr(value, "__wrapped__", value)
+    if isinstance(value, types.MethodType):
+        function = value.__func__
+        if isinstance(function, types.FunctionType) and not is_user_file(function.__code__.co_filename):
+            function = getattr(function, "__wrapped__", function)
+        own = receiver if receiver is not None and receiver.value is value.__self__ else Ref(None, value.__self__)
+        return _if_user(function, own)
+    if isinstance(value, types.FunctionType):
+        return _if_user(value, None)
+    if value is UNKNOWN or isinstance(value, type):
+        return None
+    if isinstance(value, nn.Module):
+        inner = modules_in(value).get("module")
+        if inner is not None and not is_user_file(_file_of(type(value))):
+            value, target = inner, Ref(None, inner)  # a wrapper: DistributedDataParallel
+        return _if_user(inspect.getattr_static(type(value), "forward", None), target)
+    return _if_user(inspect.getattr_static(type(value), "__call__", None), target)
+
+
+def own_method(owner: Any, name: str) -> types.FunctionType | None:
+    """A method of a class of the user's, which an operator or a statement calls: `__enter__`, `__getitem__`."""
+    if owner is UNKNOWN:
+        return None
+    function = inspect.getattr_static(type(owner), name, None)
+    return (
+        function if isinstance(function, types.FunctionType) and is_user_file(function.__code__.co_filename) else None
+    )
+
+
+def own_accessor(owner: Any, name: str, kind: str) -> types.FunctionType | None:
+    """What reads (`fget`) or sets (`fset`) an attribute that is a property of a class of the user's."""
+    if owner is UNKNOWN or isinstance(owner, types.ModuleType):
+        return None
+    found = inspect.getattr_static(type(owner), name, None)
+    function = getattr(found, kind, None) if isinstance(found, property) else None
+    return (
+        function if isinstance(function, types.FunctionType) and is_user_file(function.__code__.co_filename) else None
+    )
+
+
+def sets_otherwise(owner: Any, name: str) -> bool:
+    """Whether a class of the user's sets this attribute by code of its own: a descriptor, or `__setattr__`."""
+    if owner is UNKNOWN or isinstance(owner, (types.ModuleType, type)) or not is_user_type(type(owner)):
+        return False
+    found = inspect.getattr_static(type(owner), name, None)
+    is_own = isinstance(inspect.getattr_static(type(found), "__set__", None), types.FunctionType)
+    return is_own or own_method(owner, "__setattr__") is not None
+
+
+_SHOWN_BY = ("tqdm", "logging", "_io", "rich", "wandb", "tensorboard", "os")  # the environment is not carried
+
+
+def is_of_a_library(value: Any) -> bool:
+    """Whether it is an object of a library's class, whose methods may change it: a queue, a metric.
+
+    Schedulers, scalers and the like of torch are watched where they are used.
+    """
+    if value is UNKNOWN or isinstance(value, (types.ModuleType, type, type(None), bool, int, float, str, bytes, tuple)):
+        return False
+    if isinstance(value, nn.Module):
+        return not is_user_type(type(value))
+    home = type(value).__module__.partition(".")[0]
+    return not (callable(value) or home in (*_SHOWN_BY, "torch") or is_user_type(type(value)))
+
+
+def container_behind(value: Any) -> tuple[Any, str]:
+    """The object whose built-in method this is, and that method's name; UNKNOWN if it is none."""
+    if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, (types.ModuleType, type)):
+        return value.__self__, value.__name__
+    return UNKNOWN, ""
+
+
+def _if_user(function: Any, receiver: Ref | None) -> Callee | None:
+    if not isinstance(function, types.FunctionType) or not is_user_file(function.__code__.co_filename):
+        return None
+    return Callee(function, receiver)
+
+
+def _file_of(kind: type) -> str:
+    found = _files.get(kind)
+    if found is None:
+        found = _files[kind] = _look_up_file(kind)
+    return found
+
+
+def _look_up_file(kind: type) -> str:
+    try:
+        return inspect.getfile(kind)
+    except (TypeError, OSError):
+        files = [m.__code__.co_filename for m in vars(kind).values() if isinstance(m, types.FunctionType)]
+        return next((name for name in files if is_user_file(name)), "")
+
+
+def is_user_type(kind: type) -> bool:
+    """Whether a class is the user's own."""
+    return is_user_file(_file_of(kind))
+
+
+def is_generator(value: Any) -> bool:
+    """Whether drawing numbers from it changes it."""
+    if isinstance(value, (torch.Generator, random.Random)):
+        return True
+    kind = type(value)
+    return kind.__module__.partition(".")[0] == "numpy" and kind.__name__ in ("Generator", "RandomState")
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether it is used up by `next`. Generators of relight are not: they offer the steps."""
+    if value is UNKNOWN or not isinstance(value, Iterator):
+        return False
+    code = getattr(value, "gi_code", None)
+    return code is None or is_user_file(code.co_filename)
+
+
+def has_contents(value: Any) -> bool:
+    """Whether its methods may change what it holds, in a way that could be carried. Unknown values may be such."""
+    return value is UNKNOWN or isinstance(value, (list, dict, set, deque, torch.Tensor, bytearray)) or _is_array(value)
+
+
+def _is_array(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__ == "numpy" and kind.__name__ == "ndarray"

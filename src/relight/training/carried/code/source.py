@@ -1,0 +1,181 @@
+"""The source of a running script: files and frames of the user's, and the way to a line in a function.
+
+Everything here reads code and changes nothing. A frame whose source cannot be read (made by `exec`, rewritten by the
+compiler) has no answer: None.
+"""
+
+import ast
+import functools
+import linecache
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+
+from relight.training.carried.code.normal import in_usual_words
+
+LOOPS = (ast.For, ast.While, ast.AsyncFor)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators
+_LIBRARIES = tuple(
+    str(Path(path).resolve()) + "/"
+    for name, path in sysconfig.get_paths().items()
+    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_OWN = str(Path(__file__).parents[2]) + "/"
+_PACKAGE = str(Path(__file__).parents[3]) + "/"
+
+
+@functools.cache
+def is_user_file(name: str) -> bool:
+    """Whether a file belongs to the user: not to Python, an installed package, or relight."""
+    if not name or name.startswith("<"):
+        return False
+    path = str(Path(name).resolve())
+    return not path.startswith(_LIBRARIES) and not is_file_of_relight(name) and "/site-packages/" not in path
+
+
+def is_file_of_relight(name: str) -> bool:
+    """Whether a file is part of relight, an integration for example."""
+    return str(Path(name).resolve()).startswith(_PACKAGE)
+
+
+def is_user_frame(frame: FrameType) -> bool:
+    return is_user_file(frame.f_code.co_filename)
+
+
+def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """This frame and those that called it, without those of libraries."""
+    while frame is not None:
+        if is_user_frame(frame):
+            yield frame
+        frame = frame.f_back
+
+
+def frames_outside(frame: FrameType | None) -> list[FrameType]:
+    """The user's frames from this one up; without any, those of the libraries that stand in for them."""
+    above: list[FrameType] = []
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_OWN):
+            above.append(frame)
+        frame = frame.f_back
+    return [here for here in above if is_user_frame(here)] or above
+
+
+@functools.cache
+def _parsed(name: str) -> ast.Module | None:
+    lines = linecache.getlines(name)
+    try:
+        return in_usual_words(ast.parse("".join(lines), name)) if lines else None
+    except (SyntaxError, ValueError):
+        return None
+
+
+@functools.cache
+def node_of(code: CodeType) -> ast.AST | None:
+    """The module, function or lambda that a code object was compiled from."""
+    tree = _parsed(code.co_filename)
+    if tree is None or code.co_flags & _ASYNC_FLAGS:
+        return None
+    if code.co_name == "<module>":
+        return tree
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, _FUNCTIONS)
+        and getattr(node, "name", "<lambda>") == code.co_name
+        and _first_line(node) == code.co_firstlineno
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _first_line(node: ast.AST) -> int:
+    lines: list[int] = [decorator.lineno for decorator in getattr(node, "decorator_list", [])]
+    return min(lines, default=getattr(node, "lineno", 0))
+
+
+def children_of(node: ast.stmt | ast.AST) -> list[list[ast.stmt]]:
+    """The lists of statements directly inside a compound statement."""
+    found: list[list[ast.stmt]] = [
+        part for name in ("body", "orelse", "finalbody") if isinstance(part := getattr(node, name, None), list)
+    ]
+    found += [handler.body for handler in getattr(node, "handlers", [])]
+    found += [case.body for case in getattr(node, "cases", [])]
+    return found
+
+
+def body_of(node: ast.AST | None) -> list[ast.stmt]:
+    """The statements of a function or module; a lambda has none."""
+    body = getattr(node, "body", [])
+    return body if isinstance(body, list) else []
+
+
+def way_to(body: list[ast.stmt], line: int) -> list[tuple[list[ast.stmt], int]]:
+    """From the outermost to the innermost statement that contains `line`: (its list, its place in the list)."""
+    for index, statement in enumerate(body):
+        if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
+            if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+                return []  # another frame's
+            for inner in children_of(statement):
+                if deeper := way_to(inner, line):
+                    return [(body, index), *deeper]
+            return [(body, index)]
+    return []
+
+
+def heads(statement: ast.stmt) -> list[ast.stmt]:
+    """What a compound statement evaluates before its body, as statements: a value that decides is a condition."""
+    parts: list[ast.stmt] = []
+    if isinstance(statement, (ast.If, ast.While)):
+        parts.append(condition(statement.test))
+    elif isinstance(statement, (ast.For, ast.AsyncFor)):
+        parts.append(ast.Assign([statement.target], ast.Constant(None)))
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        parts += [condition(item.context_expr) for item in statement.items]
+    elif isinstance(statement, ast.Match):
+        parts.append(condition(statement.subject))
+    return [placed(part, statement) for part in parts]
+
+
+def placed(part: ast.stmt, at: ast.stmt) -> ast.stmt:
+    return ast.fix_missing_locations(ast.copy_location(part, at))
+
+
+def condition(value: ast.expr) -> ast.stmt:
+    return ast.While(value, [ast.Pass()], [])
+
+
+def up_to_entered(way: list[tuple[list[ast.stmt], int]], line: int) -> list[tuple[list[ast.stmt], int]]:
+    """The way to the innermost `with` that is being entered at this line; its block may begin on the same line."""
+    for index in reversed(range(len(way))):
+        body, at = way[index]
+        entered = body[at]
+        if isinstance(entered, ast.With) and entered.lineno <= line <= entered.body[0].lineno:
+            return way[: index + 1]
+    return []
+
+
+def statements_of(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Those of one function, in order."""
+    for statement in body:
+        yield statement
+        if not isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+            for inner in children_of(statement):
+                yield from statements_of(inner)
+
+
+def is_head(loop: ast.stmt, line: int) -> bool:
+    """Whether a line belongs to what a loop evaluates once, before its first turn."""
+    body: list[ast.stmt] = getattr(loop, "body", [])
+    after: list[ast.stmt] = getattr(loop, "orelse", [])
+    return (isinstance(loop, ast.For) and line < body[0].lineno) or bool(after and line >= after[0].lineno)
+
+
+def lines_of(frame: FrameType) -> list[tuple[str, int]]:
+    """File and line of each user frame from this one up."""
+    return [(here.f_code.co_filename, here.f_lineno) for here in user_frames(frame)]
+
+
+def short(name: str) -> str:
+    """A file's name as a message shows it."""
+    return Path(name).name

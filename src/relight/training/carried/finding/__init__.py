@@ -1,0 +1,1 @@
+"""Finds what a script carries, by its code and by values, and explains what cannot be carried."""

@@ -1,0 +1,229 @@
+"""The places that a script carries, what was left out, and why equal bits cannot be vouched for then."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from relight.training.carried.code.refs import Place, describe, is_iterator
+from relight.training.carried.finding import refusals
+from relight.training.carried.finding.compare import Comparison
+from relight.training.carried.finding.kept import CHANGES, MOST_MODULE_BYTES, Kept
+from relight.training.carried.finding.loop import Loop
+from relight.training.carried.finding.places import MISSING, Spot, key_of
+from relight.training.carried.finding.survey import attributes_of_parts
+from relight.training.carried.finding.unrepeatable import drawing_caches, is_iterated
+from relight.training.carried.values.homes import Homes
+from relight.training.carried.values.parts import NoParts, Parts
+from relight.training.carried.values.parts import is_part as is_part_of
+from relight.training.carried.values.values import changed, kind_of, remember
+
+_NAMED = 5  # places in a message
+
+
+class Catalog:
+    """What is carried now, what was left out, and what the script is told about either."""
+
+    def __init__(
+        self,
+        is_foreign: Callable[[Any], bool],
+        say: Callable[[str, str], None],
+        is_of_data: Callable[[Any], bool],
+        parts: Parts | None,
+    ) -> None:
+        self.parts = parts or NoParts()
+        self.loop = Loop(self.parts)
+        self.kept: dict[str, Kept] = {}
+        self.homes = Homes()
+        self.shown_after: list[str] = []  # names that code after the loop may read
+        self.comparison = Comparison(self.loop.spots, lambda thing: is_foreign(thing) or is_of_data(thing))
+        self.is_foreign, self.is_of_data, self.say = is_foreign, is_of_data, say
+        self._spots = self.loop.spots
+        self._left_out: set[str] = set()
+        self._left_out_why = ""  # of what decides a step, perhaps
+        self.dead: set[Place] = set()  # written before they are read: nothing of them is carried
+        self.ignored: set[str] = set()
+        # Attributes that the code sets on tensors, on parameters perhaps, and whether after the last write of a step.
+        self.watched: dict[str, bool] = {}
+        self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of parts of what was handed over, and their marks
+        self._drawn_before: dict[str, int] = {}  # `_caches` when the loop began
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a step needs nothing remembered."""
+        return not (self.kept or self.watched or self.comparison.is_due)
+
+    def begin(self) -> None:
+        """The loop is found."""
+        for place, value in attributes_of_parts(self.parts):
+            if kind_of(value) == "generator":
+                self.keep(place, seen=True)
+        self._watch()
+        self._drawn_before = self._caches()
+
+    # --- what is kept ------------------------------------------------------------------------------------------
+    def keep(
+        self,
+        place: Place,
+        where: str = "",
+        *,
+        feeds: bool = True,
+        late: bool = False,
+        seen: bool = False,
+        mark: Any = None,
+    ) -> Kept | None:
+        """Carry a place from now on. None: it is left out, is not there, or is kept otherwise.
+
+        `mark`: of the value that it began with, if that is not the present one.
+        """
+        name, key = describe(place), key_of(place)
+        if key in self.kept or key in self._left_out:
+            return self.kept.get(key)
+        if name in self.ignored or name.rpartition(".")[2] in self.ignored:
+            return None
+        spot = self._spots.find(place)
+        if spot is None:
+            return None
+        one, value = Kept(key, name, where, spot, feeds, late, seen=seen), spot.get()
+        if value is not MISSING:
+            if self.is_foreign(value) and not late:  # nothing to carry until it stands for something else
+                self._stands_for.setdefault(key, (one, self.mark_of(value, one) if mark is None else mark))
+                return None
+            if self.is_of_data(value):
+                return None
+        self.kept[key] = one
+        self.homes.add(key, value if mark is None else mark)
+        return one
+
+    def receive(self, place: Place) -> tuple[Kept | None, Spot]:
+        """A place for which another process gives a value. Raises UsageError if this one has no such place."""
+        key = key_of(place)
+        self._left_out.discard(key)
+        one = self.kept.get(key) or self.keep(place, seen=True)
+        if key in self._stands_for:
+            one, _ = self._stands_for.pop(key)
+            self.kept[key] = one
+        spot = one.spot if one is not None else self._spots.find(place)
+        if spot is None:
+            raise refusals.of_missing_name(describe(place))
+        return one, spot
+
+    def leave_out(self, one: Kept, why: str) -> None:
+        """Do not carry this any more, and say so; unless it is only shown, undo it with its step all the same."""
+        if one.seen or one.feeds or is_iterator(one.spot.get()):
+            self.kept.pop(one.key, None)
+            self._left_out.add(one.key)
+        one.is_written = False
+        if one.feeds or one.has_tensors:
+            self._left_out_why = f"{one.shown} {CHANGES}, and is not carried: {why}"
+        self.say(f"carried {one.name}", one.left_out(why))
+
+    def refuse_or_leave_out(self, one: Kept, value: Any, why: str) -> None:
+        """A value that cannot be written down. Raises UsageError if the code shows that it decides a step."""
+        if one.feeds and not one.seen and not self.is_foreign(value):
+            raise one.refusal(why)
+        self.leave_out(one, why)
+
+    def follow_parts(self) -> None:
+        """Carry the names that stand for another part of the state than at first, or for none."""
+        if not self._stands_for:
+            return
+        self._spots.frames.forget()
+        for key, (one, began) in list(self._stands_for.items()):
+            if changed(began, one.spot.get()):
+                one.mark = began
+                self.kept[key] = one
+                del self._stands_for[key]
+
+    def mark_of(self, value: Any, one: Kept) -> Any:
+        """A value as it is now. Tensors of what is left out are not copied: only which they are is put back."""
+        is_part = functools.partial(is_part_of, self.parts)
+        is_kept_otherwise = is_part if one.is_written else lambda thing: isinstance(thing, torch.Tensor)
+        return remember(value, grows=not one.feeds, is_part=is_kept_otherwise)
+
+    # --- by values ---------------------------------------------------------------------------------------------
+    def begin_comparison(self) -> None:
+        """Compare the step that begins; carry also what has changed since the last comparison."""
+        for place in self.comparison.begin():
+            if not self._is_covered(place):
+                self.keep(place, seen=True)
+
+    def notice(self, *, between: bool) -> None:
+        """Carry also what changed although the code did not show it."""
+        for change in self.comparison.changes(self._is_covered):
+            if change.module is not None and change.nbytes > MOST_MODULE_BYTES:
+                raise refusals.of_module_by_values(describe(change.module), change.place[-1][1])
+            one = self.keep(change.place, late=between, seen=True, mark=change.mark)
+            if one is not None:
+                one.mark = change.mark
+        for one in self._watch():
+            one.mark = remember(MISSING)
+        if between:
+            self.comparison.end()
+
+    def _watch(self) -> list[Kept]:
+        """Carry attributes that parameters did not have before."""
+        if not self.watched:
+            return []
+        new = []
+        for name, owner in self.parts.owners():
+            own = vars(owner).keys() if isinstance(owner, torch.Tensor) else set()
+            for attribute in sorted(self.watched.keys() & own):
+                place: Place = (("slot", name[1], name[2]), ("attribute", attribute, ""))
+                if not self._is_covered(place) and (one := self.keep(place, seen=True)) is not None:
+                    one.after_write = self.watched[attribute]
+                    new.append(one)
+        return new
+
+    def unset(self) -> list[str]:
+        """Attributes that the rest of a step, after its last write, may set on parameters for the first time."""
+        late = {name for name, after_write in self.watched.items() if after_write and not hasattr(torch.Tensor, name)}
+        if not late:
+            return []
+        places: list[Place] = []
+        for name, owner in self.parts.owners():
+            if isinstance(owner, torch.Tensor):
+                places += [(("slot", name[1], name[2]), ("attribute", attribute, "")) for attribute in sorted(late)]
+        return [key_of(place) for place in places if not self._is_covered(place)]
+
+    def _is_covered(self, place: Place) -> bool:
+        """Whether what holds this place is carried as a whole, or is dead."""
+        for length in range(1, len(place) + 1):
+            if place[:length] in self.dead or key_of(place[:length]) in self.kept:
+                return True
+        return key_of(place) in self._left_out
+
+    # --- doubts ------------------------------------------------------------------------------------------------
+    def risk(self) -> str:
+        """In a recovery: why equal bits cannot be vouched for, if something changes and is not carried."""
+        if self._left_out_why:
+            return self._left_out_why
+        if caches := [name for name, drawn in self._caches().items() if drawn > self._drawn_before.get(name, 0)]:
+            return (
+                f"{', '.join(sorted(caches))}(): a cached function that draws random numbers. What it drew is not "
+                "undone with a step, and a replacement draws anew. Call it before the loop, or keep what it returns "
+                "in a variable"
+            )
+        places = [place for place in self.comparison.changed_since() if not self._is_covered(place)]
+        names = sorted({describe(place) for place in places} - self.ignored)
+        if not names:
+            return ""
+        return (
+            f"{', '.join(names[:_NAMED])}: changed by the script for the first time after its first steps, in a way "
+            "that its code does not show, and so neither undone with a step nor carried to a replacement. If a step "
+            "depends on it: training.carry(...); else training.carry(ignore=(...,))"
+        )
+
+    def doubt_order(self, one: Kept) -> None:
+        """Doubt the bits if steps iterate over this set: its order depends on members that it no longer has."""
+        if not self._left_out_why and is_iterated(one.name, [frame for frame in self._spots.frames.frames if frame]):
+            self._left_out_why = (
+                f"{one.shown}: steps go through a set, in an order that another process cannot repeat. Go through "
+                "sorted(...), or use a dict"
+            )
+
+    def _caches(self) -> dict[str, int]:
+        """How often each cached function of the script that draws random numbers has been computed."""
+        frames = self._spots.frames
+        return drawing_caches(names for _, names, _ in (frames.names(n) for n, f in enumerate(frames.frames) if f))

@@ -1,0 +1,102 @@
+"""Comparison of all values that a script can reach: in the first steps, and in the 8th, the 16th, the 32nd, ..."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from relight.training.carried.code.refs import Place
+from relight.training.carried.finding.places import MISSING, Spots
+from relight.training.carried.finding.survey import Survey, is_kept_with_modules
+from relight.training.carried.values.values import attributes_of, changed, remember
+
+FIRST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Change:
+    """A place that holds something else than when the step began."""
+
+    place: Place
+    mark: Any  # of what it held then
+    nbytes: int  # of the tensor that is there now
+    module: Place | None  # the one that has this tensor, and was not handed over
+
+
+class Comparison:
+    """Of the step under way with its beginning, and of a later moment with the last step that was compared."""
+
+    def __init__(self, spots: Spots, is_foreign: Callable[[Any], bool]) -> None:
+        """`is_foreign`: of an object that is not looked into."""
+        self._spots = spots
+        self._is_foreign = is_foreign
+        self._number = 0  # of steps that were committed
+        self._before: Survey | None = None
+        self._last: Survey | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the step under way is compared, or the next one if none is."""
+        number = self._number
+        return number < FIRST_STEPS or (number >= 2 * FIRST_STEPS and number & (number - 1) == 0)
+
+    def begin(self) -> list[Place]:
+        """Compare the step that begins with the values of now.
+
+        Returns the places that have changed since the first steps, or since the step that was compared last.
+        """
+        changed_since = self._changed_since_last() if self._number >= FIRST_STEPS else []
+        self._before = Survey(self._spots, self._is_foreign)
+        self._last = Survey(self._spots, self._is_foreign, traces=True)
+        return changed_since
+
+    def commit(self) -> None:
+        """The step counts."""
+        was_due = self.is_due
+        self._number += 1
+        if was_due and not self.is_due:
+            self._before = None
+
+    def end(self) -> None:
+        """The step is not compared any more; no value is held for that."""
+        self._before = None
+
+    def leave(self) -> None:
+        """The loop has ended."""
+        self._before = self._last = None
+
+    def changes(self, is_covered: Callable[[Place], bool]) -> Iterator[Change]:
+        """What the step under way has changed so far, except at places that are `covered`."""
+        before = self._before
+        if before is None:
+            return
+        for place, mark in before.found.items():
+            spot = None if is_covered(place) else self._spots.find(place)
+            if spot is not None and changed(mark, value := spot.get()) and not _is_kept_with_module(place, value):
+                yield Change(place, mark, getattr(value, "nbytes", 0), before.modules.get(place))
+        for place, names in before.attributes.items():
+            spot = self._spots.find(place)
+            for name in attributes_of(spot.get()).keys() - names if spot is not None else ():
+                new = (*place, ("attribute", name, ""))
+                if not is_covered(new) and name[0] != "_":
+                    yield Change(new, remember(MISSING), 0, None)
+
+    def changed_since(self) -> list[Place]:
+        """Places that have changed since the last step that was compared began. Empty while one is."""
+        is_under_way = self._before is not None or self._number < FIRST_STEPS
+        return [] if is_under_way else self._changed_since_last()
+
+    def _changed_since_last(self) -> list[Place]:
+        last = self._last
+        if last is None:
+            return []
+        now = Survey(self._spots, self._is_foreign, traces=True)
+        places = [place for place, seen in last.found.items() if place in now.found and now.found[place] != seen]
+        for place, names in last.attributes.items():
+            new = sorted(name for name in now.attributes.get(place, names) - names if name[0] != "_")
+            places += [(*place, ("attribute", name, "")) for name in new]
+        return places
+
+
+def _is_kept_with_module(place: Place, value: Any) -> bool:
+    """Whether an attribute of a module that was handed over now has a value that is kept with the module."""
+    return place[0][0] == "inner" and len(place) == 2 and is_kept_with_modules(place[1][1], value)

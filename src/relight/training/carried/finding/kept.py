@@ -1,0 +1,75 @@
+"""One place that is carried, and what the user is told of one that cannot be."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from relight.errors import UsageError
+from relight.training.carried.finding.places import Spot
+
+MOST_BYTES = 32 * 2**20  # of what decides a step; half of the room for rank-private state
+MOST_LOG_BYTES = 64 * 1024  # of each value that is only accumulated or shown
+MOST_SHOWN_BYTES = 4 * 2**20  # the same, of tensors: the best weights so far
+MOST_SEEN_BYTES = 2**20  # of each value that is known by its changes alone
+MOST_MODULE_BYTES = 64 * 1024  # of a tensor of a module that was not handed over
+MOST_LEAVES = 2000  # of each of these: each costs about a microsecond in every step
+MOST_LOG_LEAVES = 128  # of each value that is only accumulated or shown
+CHANGES = "changes from step to step"
+
+
+@dataclass
+class Kept:
+    """One place that is carried."""
+
+    key: str
+    name: str
+    where: str  # FILE:LINE that writes it
+    spot: Spot
+    feeds: bool
+    late: bool  # written after the block
+    is_written: bool = True  # with the private state
+    seen: bool = False  # known by its values alone
+    has_tensors: bool = False  # as it was looked at last
+    after_write: bool = False  # written after the last step of an optimizer, where the barrier may stand before that
+    moves_on: bool = False  # only shown, and known to change after it was kept at a barrier
+    mark: Any = None  # when the step under way was asked for
+    looked: Any = None  # when it was last looked at
+    kept: Any = None  # when the private state was kept last
+
+    @property
+    def is_of_a_call(self) -> bool:
+        """Whether it belongs to an object that a function gets which the loop calls anew in each turn."""
+        return self.key.startswith("held")
+
+    def may_move_on(self, *, early: bool) -> bool:
+        """Whether it may change after it was kept at a barrier, `early` if that stands before the end of the block."""
+        return (self.after_write and early) or (not self.feeds and (self.moves_on or self.late))
+
+    @property
+    def shown(self) -> str:
+        """For messages: `NAME (FILE:LINE)`."""
+        return f"{self.name} ({self.where})" if self.where else self.name
+
+    def refusal(self, why: str) -> UsageError:
+        """It decides what a step computes, and cannot be carried."""
+        return UsageError(
+            f"{self.where or 'training.carry()'}: {self.name} goes on from step to step, and a replacement cannot get "
+            f"it: {why}. Carry tensors, numbers and small containers of them; hand over an object with state_dict() "
+            f"and load_state_dict() (relight.Training(..., per_rank={{...}})); or, if no step depends on it, "
+            f"training.carry(ignore=({self.name!r},))"
+        )
+
+    def left_out(self, why: str) -> str:
+        """It is not carried, and the job goes on."""
+        text = CHANGES if self.feeds else "is only accumulated or shown"
+        if self.has_tensors and not self.feeds:
+            return (
+                f"{self.shown} {text}, and a replacement begins without it: {why}. If code after the loop needs it, "
+                f"training.carry({self.name!r}) carries up to {MOST_BYTES >> 20} MiB in every step; larger weights "
+                'belong into a module that is handed over (relight.Training(model={"model": model, "best": best})), '
+                f"set inside the block. training.carry(ignore=({self.name!r},)) says that this is as it should be"
+            )
+        return (
+            f"{self.shown} {text}, and a replacement begins without it: {why}. step.report(...) and "
+            f"training.log_to(...) show values that survive; training.carry(ignore=({self.name!r},)) says that this is "
+            "as it should be"
+        )

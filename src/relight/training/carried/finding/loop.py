@@ -1,0 +1,107 @@
+"""The loop of steps in a running process: which frames take part in a turn, and where the names of each are."""
+
+from collections.abc import Sequence
+from types import CodeType, FrameType
+from typing import Any
+
+from relight.errors import UsageError
+from relight.training.carried.code.iteration import Iteration, block_ahead, iteration_of
+from relight.training.carried.code.refs import Place
+from relight.training.carried.code.source import frames_outside
+from relight.training.carried.finding.places import Frames, Spots
+from relight.training.carried.reading.names import is_of_a_call
+from relight.training.carried.values.parts import Parts
+
+
+class Loop:
+    """Found at its head if the code there shows the block, else at the entry of the first step."""
+
+    def __init__(self, parts: Parts | None = None) -> None:
+        self.spots = Spots(parts)
+        self.declared: list[Any] = []  # objects that the user named
+        self.is_found = False
+        self.computes_outside = True  # the script's code may run after `with step`, before the next one is entered
+        self._held: list[Any] = []  # objects that functions with the block get in each turn
+        self._iteration: Iteration | None = None
+        self._code: CodeType | None = None  # of the function that holds the loop
+        self._depth = 0  # so many frames lie between that and `with step`
+        self._asked: list[tuple[FrameType, int]] = []  # until it is found: frames that asked for a step, with lines
+
+    def ask(self, frame: FrameType) -> None:
+        """A step is asked for, and the loop is not found yet."""
+        self._asked = [(here, here.f_lineno) for here in frames_outside(frame)]
+
+    @property
+    def ahead(self) -> tuple[FrameType, int] | None:
+        """The frame of the loop, and the line of the block that it comes to, if the code at its head shows that."""
+        for frame, _ in self._asked:
+            if (line := block_ahead(frame)) is not None:
+                return frame, line
+        return None
+
+    def find(self, frame: FrameType, line: int = 0) -> tuple[Iteration | None, list[FrameType]]:
+        """From the frame of `with step`, at `line` if it does not stand there yet: the code of a turn, and its frames.
+
+        None: the code cannot be read.
+        """
+        self.is_found = True
+        self._iteration = iteration_of(frame, {here.f_code: at for here, at in self._asked}, line)
+        asked = {id(here) for here, _ in self._asked}
+        asks_itself = bool(self._asked) and self._asked[0][0] is frame
+        self._asked = []
+        frames = [frame]
+        while frames[-1].f_back is not None and (
+            id(frames[-1]) not in asked if self._iteration is None else len(frames) < self._iteration.frames
+        ):
+            frames.append(frames[-1].f_back)
+        self._code, self._depth = frames[-1].f_code, len(frames) - 1
+        self.computes_outside = not (asks_itself and self._iteration is not None and self._iteration.is_only_block)
+        self._show(frames)
+        return self._iteration, frames
+
+    def look_at(self, frame: FrameType) -> None:
+        """Look at the loop's frame, which is this one or has called it."""
+        here: FrameType | None = frame
+        while here is not None and here.f_code is not self._code:
+            here = here.f_back
+        if here is None:
+            raise UsageError(
+                "the loop of steps asks for a step from another function than for the first one: iterate over "
+                "training.steps() in one place"
+            )
+        self._show([*[None] * self._depth, here])
+
+    def look_for(self, frame: FrameType, name: str, depth: int) -> None:
+        """Look at the loop's frame before the loop is found, by its `place` in another process."""
+        named = [here for here in frames_outside(frame) if here.f_code.co_qualname == name]
+        self._code, self._depth = (named or [frame])[0].f_code, depth
+        self.look_at(frame)
+
+    def leave(self) -> None:
+        """Hold no frame any more."""
+        self.spots.frames = Frames(())
+        self._asked = []
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The loop's function, and how far `with step` is from it."""
+        return self._code.co_qualname if self._code is not None else "", self._depth
+
+    @property
+    def computes_above(self) -> bool:
+        """Whether code stands between the loop's head and `with step`; also if that is not known."""
+        return self._iteration is None or self._iteration.computes_above
+
+    def lasting(self, place: Place) -> Place:
+        """The same place from one turn to the next: functions that are called anew get the same objects."""
+        if not is_of_a_call(place, self._depth):
+            return place
+        (_, number, name), *rest = place
+        value = self.spots.frames.read(int(number)).get(name)
+        if not any(held is value for held in self._held):
+            self._held.append(value)
+        index = next(index for index, held in enumerate(self._held) if held is value)
+        return (("held", str(index), name), *rest)
+
+    def _show(self, frames: Sequence[FrameType | None]) -> None:
+        self.spots.frames = Frames(frames, self.declared, self._held)

@@ -1,0 +1,319 @@
+"""The places where a script keeps values: reading and setting them in the frames of the running loop."""
+
+import collections
+import ctypes
+import inspect
+import sys
+import types
+from collections.abc import Sequence
+from types import CellType, CodeType, FrameType
+from typing import Any
+
+from torch import nn
+
+from relight.training.carried.code.refs import OWNERS, Place
+from relight.training.carried.values.parts import NoParts, Parts
+from relight.training.carried.values.values import attributes_of
+from relight.training.torch_private.modules import buffers_in, modules_in, parameters_in
+
+_OPTIMIZED = 0x1  # of a code object: its locals are not a dict
+_WRITES_THROUGH = sys.version_info >= (3, 13)
+_SEPARATOR = "\x1f"
+
+
+class _Missing:
+    """Of a name that has no value now."""
+
+
+MISSING: Any = _Missing()
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a place has no value yet: it is missing, None, or a container without items."""
+    return (
+        value is None
+        or value is MISSING
+        or (isinstance(value, (list, tuple, dict, set, collections.deque)) and not value)
+    )
+
+
+def key_of(place: Place) -> str:
+    """A place as one string, the same in every process that runs the script."""
+    return _SEPARATOR.join(part for step in place for part in step)
+
+
+def place_of(key: str) -> Place:
+    """The inverse of `key_of`."""
+    parts = key.split(_SEPARATOR)
+    return tuple(zip(parts[0::3], parts[1::3], parts[2::3], strict=True))
+
+
+class Frames:
+    """The frames of a running loop, from the one with the block to the one with the loop."""
+
+    def __init__(
+        self, frames: Sequence[FrameType | None], declared: Sequence[Any] = (), held: Sequence[Any] = ()
+    ) -> None:
+        """None: a function that the loop calls anew in each turn, and that does not run now.
+
+        `declared`: objects that the user named. `held`: objects that such functions get in each turn.
+        """
+        self.frames = frames
+        self.held = held
+        self._read: dict[int, dict[str, Any]] = {}
+        self.declared = declared
+
+    def read(self, number: int) -> dict[str, Any]:
+        """The locals of one frame, as they are now. Ask `forget` to have them read again."""
+        known = self._read.get(number)
+        if known is None:
+            frame = self.frames[number]
+            known = self._read[number] = _locals_of(frame) if frame is not None else {}
+        return known
+
+    def forget(self) -> None:
+        self._read.clear()
+
+    def place_of_name(self, text: str) -> Place:
+        """A name as the function with the loop sees it, with attributes after dots."""
+        first, *rest = text.split(".")
+        loop = len(self.frames) - 1
+        root: Place = (("module", self.names(loop)[0], first),)
+        if not self.names(loop)[2] and first in _variables(self._loop.f_code):
+            root = (("frame", str(loop), first),)
+        return (*root, *(("attribute", name, "") for name in rest))
+
+    def have(self, name: str) -> bool:
+        """Whether a function of the loop uses this name."""
+        codes = [frame.f_code for frame in self.frames if frame is not None]
+        return any(name in (*_variables(code), *code.co_names) for code in codes)
+
+    def names(self, number: int) -> tuple[str, dict[str, Any], bool]:
+        """The module of one frame, its names, and whether the frame is the module's own."""
+        frame = self.frames[number] or self._loop
+        name = str(frame.f_globals.get("__name__", "__main__"))
+        return name, frame.f_globals, frame.f_code.co_name == "<module>"
+
+    def module(self, name: str) -> dict[str, Any] | None:
+        """The names of a module."""
+        for frame in self.frames:
+            if frame is not None and frame.f_globals.get("__name__") == name:
+                return frame.f_globals
+        module = sys.modules.get(name)
+        return vars(module) if module is not None else None
+
+    @property
+    def _loop(self) -> FrameType:
+        frame = self.frames[-1]
+        assert frame is not None
+        return frame
+
+    def set(self, number: int, name: str, value: Any) -> None:
+        """Give a local of a running function another value."""
+        self._read.pop(number, None)
+        frame = self.frames[number]
+        if frame is None:
+            return
+        if not frame.f_code.co_flags & _OPTIMIZED or _WRITES_THROUGH:
+            if value is MISSING:
+                frame.f_locals.pop(name, None)
+            else:
+                frame.f_locals[name] = value
+            return
+        names = frame.f_locals
+        if value is MISSING:
+            names.pop(name, None)
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(1))
+        else:
+            names.clear()
+            names[name] = value
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        names.clear()
+
+
+def _variables(code: CodeType) -> tuple[str, ...]:
+    return (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+
+
+def _locals_of(frame: FrameType) -> dict[str, Any]:
+    names = frame.f_locals
+    if not frame.f_code.co_flags & _OPTIMIZED or _WRITES_THROUGH:
+        return dict(names)
+    found = dict(names)
+    names.clear()  # or what it names would live until it is filled again
+    return found
+
+
+class Spot:
+    """A place, found in a process: what is there can be read and set."""
+
+    def get(self) -> Any:
+        raise NotImplementedError
+
+    def set(self, value: Any) -> None:
+        raise NotImplementedError
+
+
+class FrameSpot(Spot):
+    """A local of one of the loop's frames. `frames` is another object in every step."""
+
+    def __init__(self, owner: "Spots", number: int, name: str) -> None:
+        self._owner, self._number, self._name = owner, number, name
+
+    def get(self) -> Any:
+        return self._owner.frames.read(self._number).get(self._name, MISSING)
+
+    def set(self, value: Any) -> None:
+        self._owner.frames.set(self._number, self._name, value)
+
+
+class DictSpot(Spot):
+    """A name of a module, or an item of a dictionary or list."""
+
+    def __init__(self, names: Any, name: Any) -> None:
+        self._names, self._name = names, name
+
+    def get(self) -> Any:
+        try:
+            return self._names[self._name]
+        except (LookupError, TypeError):
+            return MISSING
+
+    def set(self, value: Any) -> None:
+        if value is not MISSING:
+            self._names[self._name] = value
+        elif isinstance(self._names, dict):
+            self._names.pop(self._name, None)
+
+
+class AttributeSpot(Spot):
+    """An attribute, read and set without the object's own methods."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def get(self) -> Any:
+        owner, name = self._owner, self._name
+        if name == "__class__":
+            return type(owner)
+        own = getattr(owner, "__dict__", None)
+        if own is not None and name in own:
+            return own[name]
+        if isinstance(owner, type):
+            return getattr(owner, name, MISSING)
+        if isinstance(owner, nn.Module):
+            for table in (buffers_in(owner), parameters_in(owner), modules_in(owner)):
+                if name in table:
+                    return table[name]
+        found = attributes_of(owner).get(name, MISSING)
+        if found is MISSING:
+            found = inspect.getattr_static(type(owner), name, MISSING)
+            return MISSING if hasattr(type(found), "__get__") else found
+        return found
+
+    def set(self, value: Any) -> None:
+        owner, name = self._owner, self._name
+        if isinstance(owner, type) or (isinstance(owner, nn.Module) and value is not MISSING):
+            setattr(owner, name, value)
+        elif value is MISSING:
+            owner.__dict__.pop(name, None)
+        else:
+            object.__setattr__(owner, name, value)
+
+
+class CellSpot(Spot):
+    """A variable of a closure."""
+
+    def __init__(self, cell: CellType) -> None:
+        self._cell = cell
+
+    def get(self) -> Any:
+        try:
+            return self._cell.cell_contents
+        except ValueError:
+            return MISSING
+
+    def set(self, value: Any) -> None:
+        if value is not MISSING:
+            self._cell.cell_contents = value
+
+
+class FixedSpot(Spot):
+    """An object whose contents alone can change: a default of a parameter, what was declared."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get(self) -> Any:
+        return self._value
+
+    def set(self, value: Any) -> None:
+        """Nothing: it was changed in place."""
+
+
+class Spots:
+    """Finds places in the frames of the present step."""
+
+    def __init__(self, parts: Parts | None = None) -> None:
+        self.frames = Frames(())
+        self.parts = parts or NoParts()
+
+    def find(self, place: Place) -> Spot | None:
+        """None if something on the way to it is not there."""
+        (kind, first, name), *rest = place
+        spot: Spot
+        if kind == "frame":
+            spot = FrameSpot(self, int(first), name)
+        elif kind == "declared":
+            spot = FixedSpot(self.frames.declared[int(first)])
+        elif kind == "held":
+            if int(first) >= len(self.frames.held):
+                return None
+            spot = FixedSpot(self.frames.held[int(first)])
+        elif kind in OWNERS:
+            try:
+                spot = FixedSpot(self.parts.at((OWNERS[kind], first, name)))
+            except LookupError:
+                return None
+        else:
+            names = self.frames.module(name if kind == "file" else first)
+            if names is None:
+                return None
+            spot = DictSpot(names, name)
+        for step in rest:
+            value = spot.get()
+            if value is MISSING:
+                return None
+            found = _next(value, *step)
+            if found is None:
+                return None
+            spot = found
+        return spot
+
+
+def _next(value: Any, kind: str, first: str, second: str) -> Spot | None:
+    if kind == "attribute":
+        return AttributeSpot(value, first)
+    if kind == "item":
+        return DictSpot(value, int(second) if first == "int" else second)
+    if kind == "member":  # of a dictionary whose keys are others in each process
+        members = list(value.values())
+        return FixedSpot(members[int(first)]) if int(first) < len(members) else None
+    function = value
+    while hasattr(function, "func") and not isinstance(function, types.FunctionType):
+        function = function.func  # functools.partial
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if not isinstance(function, types.FunctionType):
+        return None
+    while first not in function.__code__.co_freevars and isinstance(
+        inner := getattr(function, "__wrapped__", None), types.FunctionType
+    ):
+        function = inner  # what a decorator wraps: torch.no_grad()
+    if kind == "cell":
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        return CellSpot(cells[first]) if first in cells else None
+    values = function.__defaults__ or ()
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = {**dict(zip(names[len(names) - len(values) :], values, strict=True)), **(function.__kwdefaults__ or {})}
+    return FixedSpot(defaults[first]) if first in defaults else None

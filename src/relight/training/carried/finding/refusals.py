@@ -1,0 +1,90 @@
+"""Messages about variables that cannot be carried: why, and what to write instead."""
+
+from types import GeneratorType
+from typing import Any
+
+from torch import nn
+
+from relight.errors import UsageError
+from relight.training.carried.code.source import is_user_file
+from relight.training.carried.finding.kept import Kept
+from relight.training.carried.values.trees import name_of
+
+_HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'
+_CHOOSE = "make all of them before the loop, and choose in each step: `{0} = late if step.number >= 1000 else early`"
+
+
+def of_declared(thing: Any, problem: Exception) -> UsageError:
+    """An object that `training.carry(...)` was given, and that holds what cannot be carried."""
+    return UsageError(
+        f"training.carry() was given {name_of(thing)}, which holds {problem}: carry tensors, numbers, strings, "
+        "containers and objects of these, or generators of random numbers; hand over what has a state_dict(): "
+        "relight.Training(..., per_rank={...})"
+    )
+
+
+def of_unknown_name(text: str) -> UsageError:
+    return UsageError(f"training.carry({text!r}): the loop of steps sees no such name")
+
+
+def of_missing_name(name: str) -> UsageError:
+    """A name that another process has, and this one does not."""
+    return UsageError(
+        f"{name} is carried from step to step, and this replacement has no such name: make it on every rank, before "
+        "the loop"
+    )
+
+
+def of_counter(one: Kept) -> UsageError:
+    """`enumerate(training.steps(...))`."""
+    return UsageError(
+        f"{one.where}: {one.name} is counted beside training.steps(), and a replacement would begin to count anew: "
+        "use step.number"
+    )
+
+
+def of_iterator(one: Kept, value: Any) -> UsageError:
+    """An iterator that a step goes on with. A generator of the user's may hold anything, data or a schedule."""
+    instead = "hand over the data (relight.Training(data=...)), or fetch it by step.number"
+    if isinstance(value, GeneratorType) and is_user_file(value.gi_code.co_filename):
+        instead = (
+            f"if it yields data, {instead}; if it computes something from step to step (a learning rate), write it as "
+            "a class that keeps its variables as attributes, which are carried, or as a function of step.number"
+        )
+    elif type(value).__module__ == "itertools":
+        instead = f"{instead}; of a list, take values[step.number % len(values)]"
+    return UsageError(
+        f"{one.where}: {one.name}, {name_of(value)}, goes on from step to step, and a replacement would begin it anew: "
+        f"{instead}"
+    )
+
+
+def of_module(one: Kept, module: nn.Module) -> UsageError:
+    """A variable of the script that stands for another module in some steps, or for one that steps change."""
+    has_state = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+    instead = f"relight.Training({_HAND_OVER.format(one.name)}"
+    return UsageError(
+        f"{one.where}: {one.name}, {name_of(module)}, changes from step to step, and was not handed over: "
+        f"{instead if has_state else _CHOOSE.format(one.name)}"
+    )
+
+
+def of_module_by_values(module: str, tensor: str) -> UsageError:
+    """A module that steps were seen to change."""
+    return UsageError(
+        f"{module} changes from step to step ({tensor}), and was not handed over: "
+        f"relight.Training({_HAND_OVER.format(module)}"
+    )
+
+
+def of_data(where: str, name: str, holder: str) -> str:
+    """An object that dataset, sampler or `collate_fn` holds, and that steps change: why that is told."""
+    return f"{where}: {name} is changed by steps, and belongs to {holder}, which the data holds"
+
+
+def of_data_read_again(because: str) -> UsageError:
+    """What was read before cannot be read again alike."""
+    return UsageError(
+        f"{because} (as dataset, sampler, collate_fn, or in one of them), so that what was read before cannot be read "
+        "again alike. Keep it in a variable, or in an object that the data does not hold"
+    )

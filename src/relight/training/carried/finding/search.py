@@ -1,0 +1,115 @@
+"""Looks for what a script carries: in the code of its loop, and in what the user declares."""
+
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from relight.training.carried.code.refs import Place, describe, is_iterator
+from relight.training.carried.code.source import is_file_of_relight, short
+from relight.training.carried.finding import refusals
+from relight.training.carried.finding.catalog import Catalog
+from relight.training.carried.finding.places import MISSING
+from relight.training.carried.reading.names import Found, names_of
+from relight.training.carried.values.tree_writer import write_down
+from relight.training.carried.values.trees import Unsupported, name_of
+from relight.training.carried.values.values import kind_of
+
+
+class Search:
+    """Fills a catalog once the loop is known, and refuses what decides a step and cannot be carried."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._loop = catalog.loop
+        self._spots = catalog.loop.spots
+        self._declared_names: list[str] = []
+
+    def declare(self, things: Sequence[Any], ignore: Sequence[str]) -> None:
+        """Carry these too: names as the loop's function sees them, or objects. Leave out names in `ignore`."""
+        for thing in things:
+            if isinstance(thing, str):
+                self._declared_names.append(thing)
+                continue
+            try:
+                write_down(thing)
+            except Unsupported as problem:
+                raise refusals.of_declared(thing, problem) from None
+            self._loop.declared.append(thing)
+        self._catalog.ignored.update(ignore)
+
+    def find(self, frame: FrameType, line: int = 0) -> None:
+        """From the frame that has the block, at `line` if it does not stand there yet."""
+        catalog, loop = self._catalog, self._loop
+        catalog.kept.clear()
+        iteration, frames = loop.find(frame, line)
+        for index in range(len(loop.declared)):
+            self._catalog.keep((("declared", str(index), f"object {index} of training.carry()"),))
+        if iteration is None:
+            self._note_unread(frame)
+        else:
+            names = names_of(iteration, frames, self._catalog.is_foreign)
+            catalog.shown_after, catalog.watched = names.shown_after, names.set_on_tensors
+            catalog.dead = {place if len(place) == 1 else loop.lasting(place) for place in names.dead}
+            for found in names.found.values():
+                self._keep_found(found)
+        for text in self._declared_names:
+            self._keep_named(text)
+        loop.look_at(frame)
+        catalog.begin()
+
+    def _note_unread(self, frame: FrameType) -> None:
+        """Say that the code of a loop cannot be read, unless it is an integration's own: that names what it carries."""
+        if is_file_of_relight(frame.f_code.co_filename):
+            return
+        self._catalog.say(
+            "carried",
+            f"{short(frame.f_code.co_filename)}:{frame.f_lineno}: the source of this loop cannot be read, so what "
+            "it carries from step to step is looked for by its values alone: name the rest with training.carry()",
+        )
+
+    def _keep_found(self, found: Found) -> None:
+        where = f"{short(found.file)}:{found.line}"
+        if (holder := self._of_data(found.place)) is not None:
+            self._refuse_of_data(found, where, holder)
+            return
+        one = self._catalog.keep(self._loop.lasting(found.place), where, feeds=found.feeds, late=found.late)
+        if one is None:
+            return
+        one.after_write = found.after_write
+        value = one.spot.get()
+        if found.is_counted and one.feeds:
+            raise refusals.of_counter(one)
+        if found.is_counted:
+            self._catalog.leave_out(one, "it is counted beside training.steps(): use step.number")
+        elif is_iterator(value) and kind_of(value) != "stream":
+            if one.feeds:
+                raise refusals.of_iterator(one, value)
+            self._catalog.leave_out(one, f"{name_of(value)} cannot be carried")
+        elif one.feeds and isinstance(value, nn.Module):
+            raise refusals.of_module(one, value)
+
+    def _of_data(self, place: Place) -> Place | None:
+        """The first object on the way to a place that the data holds, if there is one."""
+        for length in range(1, len(place)):
+            spot = self._spots.find(place[:length])
+            if spot is not None and spot.get() is not MISSING and self._catalog.is_of_data(spot.get()):
+                return place[:length]
+        return None
+
+    def _refuse_of_data(self, found: Found, where: str, holder: Place) -> None:
+        """Refuse what data is read by, or what a step depends on. Plain values of other objects the data keeps."""
+        name, owner = describe(found.place), self._spots.find(holder)
+        reads = isinstance(owner.get() if owner is not None else None, (Dataset, Sampler, DataLoader))
+        because = refusals.of_data(where, name, describe(holder))
+        if reads or found.feeds:
+            raise refusals.of_data_read_again(because)
+        self._catalog.say(f"carried {name}", f"{because}: a replacement may begin without it")
+
+    def _keep_named(self, text: str) -> None:
+        place = self._spots.frames.place_of_name(text)
+        one = self._catalog.keep(place)
+        if one is None or (one.spot.get() is MISSING and (len(place) > 1 or not self._spots.frames.have(place[0][2]))):
+            raise refusals.of_unknown_name(text)

@@ -1,0 +1,226 @@
+"""A look at everything that a running script can reach, to see by values what its code did not show."""
+
+import enum
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from relight.training.carried.code.refs import Place, is_added, is_own_optimizer, is_user_type
+from relight.training.carried.code.source import is_user_file
+from relight.training.carried.finding.places import Spots
+from relight.training.carried.values.parts import Parts
+from relight.training.carried.values.values import (
+    Mark,
+    attributes_of,
+    generator_state,
+    gradient_of,
+    kind_of,
+    remember,
+    stream_state,
+)
+from relight.training.state.modules.attributes import WRAPPERS
+from relight.training.state.modules.plain_values import plain_bytes
+from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, modules_in, parameters_in
+from relight.training.torch_private.tensors import version_of
+
+_DEEPEST = 4
+_MOST = 5000  # places
+_TRACED = 256  # of those of which no copy is kept
+_TRACED_BYTES = 2**16
+_LONGEST = 5000  # items of one container
+_FEW = 64  # items of a container that is looked into one by one
+_BYTES = 4 * 2**20  # of a larger tensor its version tells
+_MOST_BYTES = 2**28  # copied by one survey
+
+
+class Survey:
+    """What is at each place now, with marks by which changes are seen, or traces, which hold no value."""
+
+    def __init__(self, spots: Spots, is_foreign: Callable[[Any], bool], *, traces: bool = False) -> None:
+        self._is_foreign = is_foreign
+        self._traces = traces
+        self._left = _MOST_BYTES  # to be copied
+        self.attributes: dict[Place, frozenset[str]] = {}  # of the objects at these places
+        self.modules: dict[Place, Place] = {}  # of their tensors
+        self._seen: set[int] = set()
+        self.found: dict[Place, Any] = {}
+        modules: dict[str, dict[str, Any]] = {}
+        frames = spots.frames
+        for number in range(len(frames.frames)):
+            if frames.frames[number] is None:
+                continue
+            name, names, is_module = frames.names(number)
+            modules.setdefault(name, names)
+            if not is_module:
+                for local, value in frames.read(number).items():
+                    self._look((("frame", str(number), local),), value, 0)
+        for name, names in modules.items():
+            for one, value in list(names.items()):
+                if not one.startswith("__"):
+                    self._look((("module", name, one),), value, 0)
+        for place, value in attributes_of_parts(spots.parts):
+            self._look(place, value, 0)
+        for root, parameter in _parameters_of(spots.parts):
+            self.attributes[(root,)] = frozenset(vars(parameter))
+
+    def _look(self, place: Place, value: Any, depth: int) -> None:
+        if len(self.found) >= _MOST or depth > _DEEPEST:
+            return
+        kind = kind_of(value)
+        if kind == "opaque" and self._traces and isinstance(value, (dict, list, set, deque)):
+            self.found[place] = trace(value)  # of a class of its own: it cannot be carried, but its changes are seen
+            return
+        if kind == "opaque":
+            self._look_into_opaque(place, value, depth)
+            return
+        if self._is_foreign(value):
+            return
+        if kind == "object":
+            self.found[place] = id(value) if self._traces else Mark("opaque", value, None)  # another may take its place
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                attributes = attributes_of(value)
+                self.attributes[place] = frozenset(attributes)
+                for name, one in attributes.items():
+                    self._look((*place, ("attribute", name, "")), one, depth + 1)
+            return
+        if kind in ("list", "tuple", "dict", "deque") and any(_is_object(one) for one in _items(value)):
+            if id(value) in self._seen or len(value) > _FEW:
+                return
+            self._seen.add(id(value))
+            pairs = value.items() if kind == "dict" else enumerate(value)
+            for key, one in pairs:
+                if type(key) in (int, str):
+                    step = ("item", type(key).__name__, str(key))
+                    self._look((*place, step), one, depth + 1)
+            return
+        self.found[place] = trace(value) if self._traces else self._glance(value)
+
+    def _glance(self, value: Any) -> Any:
+        """A mark that tells whether the value changes, and puts it back unless it is large."""
+        kind = kind_of(value)
+        if kind in ("tensor", "array"):
+            is_copied = value.nbytes <= min(_BYTES, self._left)
+            if kind == "tensor" and (value.layout is not torch.strided or not is_copied):
+                return Mark("version", value, None if value.is_inference() else version_of(value))
+            if not is_copied:
+                return Mark("version", value, None)
+            self._left -= value.nbytes
+        if kind in ("list", "tuple", "dict", "set", "deque") and len(value) > _LONGEST:
+            return Mark("length", value, len(value))
+        return remember(value)
+
+    def _look_into_opaque(self, place: Place, value: Any, depth: int) -> None:
+        if id(value) in self._seen:
+            return
+        if is_own_optimizer(value):
+            self._seen.add(id(value))
+            for name, one in vars(value).items():
+                if not name.startswith("_") and is_added(name):
+                    self._look((*place, ("attribute", name, "")), one, depth + 1)
+            return
+        if self._is_foreign(value):
+            return
+        self._seen.add(id(value))
+        if isinstance(value, types.MethodType):
+            value = value.__func__
+        if isinstance(value, types.FunctionType) and is_user_file(value.__code__.co_filename):
+            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            for name, cell in cells:
+                try:
+                    self._look((*place, ("cell", name, "")), cell.cell_contents, depth + 1)
+                except ValueError:
+                    continue
+        elif isinstance(value, type):
+            self._look_into_class(place, value, depth)
+        elif isinstance(value, nn.Module):
+            if is_user_type(type(value)):
+                for name, one in vars(value).items():
+                    if not name.startswith("_"):
+                        self._look((*place, ("attribute", name, "")), one, depth + 1)
+            self._look_into_module(place, value)
+
+    def _look_into_class(self, place: Place, kind: type, depth: int) -> None:
+        """The values of its attributes, if the class is the user's own."""
+        if not is_user_type(kind) or issubclass(kind, enum.Enum):
+            return
+        for name, one in list(vars(kind).items()):
+            if not name.startswith("__") and kind_of(one) != "opaque":
+                self._look((*place, ("attribute", name, "")), one, depth + 1)
+
+    def _look_into_module(self, place: Place, module: nn.Module) -> None:
+        """Its tensors, also those of the modules in it that were not handed over."""
+        for name, tensor in [*parameters_in(module).items(), *buffers_in(module).items()]:
+            if tensor is not None and id(tensor) not in self._seen and not self._is_foreign(tensor):
+                self._seen.add(id(tensor))
+                there = (*place, ("attribute", name, ""))
+                self.found[there] = trace(tensor) if self._traces else self._glance(tensor)
+                self.modules[there] = place
+        for name, inner in modules_in(module).items():
+            if inner is not None and id(inner) not in self._seen and not self._is_foreign(inner):
+                self._seen.add(id(inner))
+                self._look_into_module((*place, ("attribute", name, "")), inner)
+
+
+def attributes_of_parts(parts: Parts) -> Iterator[tuple[Place, Any]]:
+    """What hangs on modules and parameters that were handed over, less what their own state has."""
+    for name, owner in parts.owners():
+        is_module = isinstance(owner, nn.Module)
+        if is_module and type(owner).__module__.startswith(WRAPPERS):
+            continue
+        root = "inner" if is_module else "slot"
+        for attribute, value in list(vars(owner).items()):
+            if attribute[0] != "_" and not (is_module and is_kept_with_modules(attribute, value)):
+                yield ((root, name[1], name[2]), ("attribute", attribute, "")), value
+
+
+def is_kept_with_modules(name: str, value: Any) -> bool:
+    """Whether an attribute of a module is kept with the module's own state. None may give way to an object."""
+    if value is None:
+        return False
+    return name in OWN_ATTRIBUTES or isinstance(value, torch.Tensor) or plain_bytes(value) is not None
+
+
+def _parameters_of(parts: Parts) -> Iterator[tuple[tuple[str, str, str], torch.Tensor]]:
+    for name, owner in parts.owners():
+        if isinstance(owner, torch.Tensor):
+            yield ("slot", name[1], name[2]), owner
+
+
+def _items(value: Any) -> Iterator[Any]:
+    return iter(list(value.values())[:_FEW] if isinstance(value, dict) else list(value)[:_FEW])
+
+
+def _is_object(value: Any) -> bool:
+    return kind_of(value) in ("object", "opaque")
+
+
+def trace(value: Any, depth: int = 0) -> Any:
+    """What tells a later look at a value whether it is another one, or holds something else."""
+    kind = kind_of(value)
+    if kind in ("plain", "number"):
+        return repr(value) if isinstance(value, (float, complex)) else value
+    if kind == "tensor":
+        gradient = gradient_of(value)
+        own = None if gradient is None else (id(gradient), version_of(gradient))
+        return id(value), -1 if value.is_inference() else version_of(value), own
+    if kind == "array":
+        return id(value), value.tobytes() if value.nbytes <= _TRACED_BYTES else b""
+    if kind == "bytearray":
+        return id(value), bytes(value)
+    if kind == "generator":
+        return id(value), repr(generator_state(value))
+    if kind == "stream":
+        return id(value), stream_state(value)
+    if kind == "opaque" and isinstance(value, (dict, list, set, deque)):
+        kind = "dict" if isinstance(value, dict) else "set" if isinstance(value, set) else "list"
+    if kind == "opaque" or depth > _DEEPEST or (kind != "object" and len(value) > _TRACED):
+        return id(value), len(value) if hasattr(type(value), "__len__") and kind != "opaque" else 0
+    if kind == "set":
+        return id(value), frozenset(trace(one, depth + 1) for one in value)
+    pairs = value.items() if kind == "dict" else attributes_of(value).items() if kind == "object" else enumerate(value)
+    return id(value), [(name, trace(one, depth + 1)) for name, one in pairs]

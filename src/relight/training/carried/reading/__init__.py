@@ -1,0 +1,1 @@
+"""Reads the code of one iteration: which places it reads, which it writes, and what each feeds."""

@@ -1,0 +1,177 @@
+"""What is known while an iteration is read: places written so far, places read before that, and what each feeds."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from relight.training.carried.code.refs import UNKNOWN, Key, Place, Ref, has_contents
+
+Use = frozenset[Key] | None  # what a value that is read goes into; None: something that has an effect
+NOWHERE: Use = frozenset()  # it is only shown, or thrown away
+_DEEPEST, _MOST = 3, 64  # of containers that are looked into
+State = set[Key] | None  # what was written on every way that leads here; None: no way does
+
+
+class Flow:
+    """Reads and writes of places, in the order in which they run."""
+
+    def __init__(self) -> None:
+        self.state: State = set()
+        self.late = False  # the step's block has ended
+        self.places: dict[Key, Place] = {}
+        self.values: dict[Key, Any] = {}  # what was there before the first step
+        self.exposed: set[Key] = set()  # read before they are written
+        self.writes: dict[Key, tuple[str, int]] = {}
+        self.written_late: set[Key] = set()
+        self._ends: list[State] = []  # of the ways through the iteration
+        self._members: dict[Key, set[Key]] = {}  # places in what other places hold
+        self._read_whole: set[Key] = set()
+        self._edges: dict[Key, set[Key]] = {}
+        self._sinks: set[Key] = set()
+        self._set_on_tensors: dict[str, int] = {}  # attributes of what may be tensors: positions of their last writes
+        self._written_at: dict[Key, int] = {}  # the position of the last write of each
+        self._position = 0  # so many writes and steps of optimizers were read
+        self._steps: list[int] = []  # positions of calls of an optimizer's `step`
+        self._perhaps_steps: list[int] = []  # of calls of the `step` of an unknown object
+
+    def read(self, ref: Ref, use: Use, *, whole: bool = True) -> None:
+        """A value is read. `whole`: with all that it holds; False: on the way to a member, which is read by itself."""
+        key = self._key(ref)
+        if key is None:
+            return
+        if whole:
+            self._read_whole |= {key, *([ref.alias.key] if ref.alias is not None and ref.alias.key else [])}
+        if self.state is not None and not self._is_written(key):
+            self.exposed.add(key)
+        self.feed(key, use)
+
+    def feed(self, key: Key, use: Use) -> None:
+        """The value at `key` goes into `use`."""
+        if use is None:
+            self._sinks.add(key)
+        else:
+            self._edges.setdefault(key, set()).update(other for other in use if other != key)
+
+    def write(self, ref: Ref, where: tuple[str, int]) -> None:
+        """The place gets another value."""
+        key = self._key(ref)
+        if key is not None:
+            self._record(key, where)
+            if self.state is not None:
+                self.state.add(key)
+
+    def mutate(self, ref: Ref, where: tuple[str, int]) -> None:
+        """What is in the place changes."""
+        for one in (ref, ref.alias):
+            if one is not None and (key := self._key(one)) is not None:
+                self.read(one, frozenset({key}))
+                self._record(key, where)
+
+    def set_on_tensor(self, attribute: str) -> None:
+        """An attribute of a tensor, or of an object that may be a tensor, gets a value."""
+        self._position += 1
+        self._set_on_tensors[attribute] = self._position
+
+    def step(self, *, is_certain: bool) -> None:
+        """An optimizer is called to write; or an object of which that is not known."""
+        self._position += 1
+        (self._steps if is_certain else self._perhaps_steps).append(self._position)
+
+    def is_after_step(self, key: Key) -> bool:
+        """Whether a place is written after the last step of an optimizer, or may be."""
+        return self._is_after_step(self._written_at.get(key, 0))
+
+    def attributes_of_tensors(self) -> dict[str, bool]:
+        """Attributes that are set on what may be tensors, and whether that is after the last step of an optimizer."""
+        return {name: self._is_after_step(position) for name, position in self._set_on_tensors.items()}
+
+    def _is_after_step(self, position: int) -> bool:
+        last = self._steps[-1:] or self._perhaps_steps[:1]
+        return bool(last) and position > last[0]
+
+    def merge(self, *states: State) -> None:
+        """Ways come together here."""
+        for state in states:
+            if state is not None:
+                self.state = set(state) if self.state is None else self.state & state
+
+    def end_turn(self) -> None:
+        """A way through the iteration ends here."""
+        self._ends.append(None if self.state is None else set(self.state))
+
+    def may_remain(self, key: Key) -> bool:
+        """Whether some way through the iteration leaves what an earlier one wrote."""
+        return any(end is not None and key not in end for end in self._ends)
+
+    def hold(self, base: Ref, member: Ref) -> None:
+        """What is at `member` is part of what is at `base`."""
+        for one in (base, base.alias):
+            if one is not None and None not in (one.key, member.key) and one.key != member.key:
+                self._members.setdefault(one.key, set()).add(member.key)  # type: ignore[arg-type]
+                self.feed(member.key, frozenset({one.key}))  # type: ignore[arg-type]
+
+    def hold_the_same(self) -> None:
+        """One object in several places before the first step: what is in one of these is in the others."""
+        keys: dict[int, list[Key]] = {}
+        for key, value in self.values.items():
+            for number in _ids_in(value, 0):
+                keys.setdefault(number, []).append(key)
+        for key, value in list(self.values.items()):
+            for number in _ids_in(value, _DEEPEST):
+                for other in keys.get(number, ()):
+                    self.hold(Ref(key), Ref(other))
+
+    def expose_members(self) -> None:
+        """All of a value was read: each place in it may have been read before it was written."""
+        left = list(self._read_whole)
+        seen: set[Key] = set()
+        while left:
+            for member in self._members.get(left.pop(), set()) - seen:
+                seen.add(member)
+                left.append(member)
+        self.exposed |= seen
+
+    def feeding(self) -> set[Key]:
+        """Places whose value reaches something that has an effect."""
+        sources: dict[Key, set[Key]] = {}
+        for key, others in self._edges.items():
+            for other in others:
+                sources.setdefault(other, set()).add(key)
+        seen, left = set(self._sinks), list(self._sinks)
+        while left:
+            new = sources.get(left.pop(), set()) - seen
+            seen |= new
+            left += new
+        return seen
+
+    def _key(self, ref: Ref) -> Key | None:
+        if ref.key is not None and ref.place is not None:
+            self.places.setdefault(ref.key, ref.place)
+            self.values.setdefault(ref.key, ref.value)
+        return ref.key
+
+    def _is_written(self, key: Key) -> bool:
+        assert self.state is not None
+        while key not in self.state:
+            if key[0] != "of":
+                return False
+            key = key[1]  # an attribute of something that was itself written
+        return True
+
+    def _record(self, key: Key, where: tuple[str, int]) -> None:
+        self.writes.setdefault(key, where)
+        self._position += 1
+        self._written_at[key] = self._position
+        if self.late:
+            self.written_late.add(key)
+
+
+def _ids_in(value: Any, depth: int) -> Iterator[int]:
+    """The ids of a container and of the containers in it; of tensors where they lie, since they may be views."""
+    if value is UNKNOWN or not has_contents(value):
+        return
+    yield value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else id(value)
+    if depth and isinstance(value, (list, dict)) and len(value) <= _MOST:
+        for one in list(value.values() if isinstance(value, dict) else value):
+            yield from _ids_in(one, depth - 1)

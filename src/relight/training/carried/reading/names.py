@@ -1,0 +1,92 @@
+"""Which names a loop of steps carries from one step to the next, found in its code before the first step.
+
+An iteration is read from where the loop asks for a step to where it asks for the next one, with the functions of the
+user that it calls. A name is carried if some way through the iteration reads it before it writes it, and some way
+writes it; or if it is read after the loop, and some way leaves what an earlier iteration wrote (the best weights so
+far): what is made above the block is made anew by every process. Names are places: locals, globals, variables of
+closures, attributes of objects; a change of a container's contents counts as a write of the place that holds it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from relight.training.carried.code.iteration import Iteration
+from relight.training.carried.code.refs import Key, Place, describe
+from relight.training.carried.code.scope import Scope
+from relight.training.carried.reading.flow import Flow
+from relight.training.carried.reading.reading import Reading
+
+# A name may stand for another one of these in a later step; other objects of ours (an iterator) only change.
+_PARTS = (torch.Tensor, nn.Module, torch.optim.Optimizer, list, tuple, dict)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One name that is carried from step to step."""
+
+    place: Place
+    file: str
+    line: int  # where it is written
+    feeds: bool  # it decides what a step computes; False: it is only accumulated, or shown
+    late: bool  # it is written after the block
+    after_write: bool = False  # it is written after the last call of an optimizer's `step`
+    is_counted: bool = False  # by something around `training.steps()`: enumerate, zip
+
+
+@dataclass
+class Names:
+    """What the code of an iteration says."""
+
+    found: dict[Key, Found] = field(default_factory=dict)
+    dead: set[Place] = field(default_factory=set)  # written before they are read: nothing of them is carried
+    # Attributes of tensors, perhaps of parameters; whether they are set after the last call of an optimizer's `step`.
+    set_on_tensors: dict[str, bool] = field(default_factory=dict)
+    shown_after: list[str] = field(default_factory=list)  # those that code after the loop may read
+
+
+def is_of_a_call(place: Place, loop: int) -> bool:
+    """Whether it begins with a local variable of a function that the loop, in frame `loop`, calls anew in each turn."""
+    kind, number, _ = place[0]
+    return kind == "frame" and int(number) < loop
+
+
+def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Callable[[Any], bool]) -> Names:
+    """What the iteration carries. `is_foreign`: of an object whose attributes are not the script's to carry."""
+    flow = Flow()
+    scopes = [Scope.of_frame(frame, number) for number, frame in enumerate(frames)]
+    reading = Reading(flow, scopes, is_foreign, iteration.enters)
+    flow.late = iteration.begins_late
+    for index, piece in enumerate(iteration.pieces):
+        reading.read(scopes[piece.frame], piece.statements, returns=index + 1 < len(iteration.pieces))
+    flow.end_turn()
+    flow.hold_the_same()
+    flow.expose_members()
+    feeding = flow.feeding()
+    read_after = iteration.read_after | {*frames[iteration.frames - 1].f_code.co_cellvars}
+    names, shown_after = Names(set_on_tensors=flow.attributes_of_tensors()), []
+    for key, (file, line) in flow.writes.items():
+        value = flow.values.get(key)
+        if key[0] == "temporary" or (is_foreign(value) and not isinstance(value, _PARTS)):
+            continue
+        place = flow.places.get(key)
+        if place is None or (len(place) == 1 and is_of_a_call(place, iteration.frames - 1)):
+            continue
+        is_read_after = len(place) > 1 or place[0][0] != "frame" or place[0][2] in read_after
+        if key in flow.exposed or (is_read_after and flow.may_remain(key)):
+            is_counted = len(place) == 1 and place[0][2] in iteration.counted
+            names.found[key] = Found(
+                place, file, line, key in feeding, key in flow.written_late, flow.is_after_step(key), is_counted
+            )
+            continue
+        if not is_foreign(value):
+            names.dead.add(place)
+        if is_read_after:
+            shown_after.append(place)
+    made_anew = {place[0] for place in names.dead if len(place) == 1 and place[0][2] not in read_after}
+    names.shown_after = [describe(place) for place in shown_after if place[0] not in made_anew]
+    return names

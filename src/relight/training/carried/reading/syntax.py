@@ -1,0 +1,95 @@
+"""What the names and the form of an expression tell: which calls change what they get, and which only show it."""
+
+import ast
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any
+
+from relight.training.carried.code.refs import (
+    UNKNOWN,
+    Key,
+    Ref,
+)
+from relight.training.carried.reading.flow import Use
+
+MUTATORS = frozenset(
+    "append extend insert pop popleft appendleft extendleft remove clear update setdefault add discard sort reverse "
+    "popitem rotate subtract push fill difference_update intersection_update symmetric_difference_update "
+    "move_to_end itemset put resize put_nowait get_nowait load_state_dict".split()
+)
+MUTATORS_OF_FIRST = frozenset(
+    "heappush heappop heapify heappushpop heapreplace shuffle insort next setattr delattr iadd setitem delitem".split()
+)
+SHOWING = frozenset(
+    "print info debug warning error log add_scalar add_scalars add_histogram add_image set_postfix set_postfix_str "
+    "set_description log_metrics log_dict write report pprint".split()
+)
+VIEWS = frozenset(  # methods of tensors and arrays whose result shares their memory
+    "view reshape flatten ravel squeeze unsqueeze t transpose permute narrow select detach expand diagonal unbind "
+    "chunk split numpy view_as unflatten swapaxes".split()
+)
+SAME = frozenset({"list", "tuple", "iter", "reversed", "sorted"})  # of the same members
+NO_NAME = ast.Name("", ast.Load())
+MOST_MEMBERS = 8  # of a container whose members are told from each other
+OF_MODULES = frozenset("parameters named_parameters buffers named_buffers state_dict modules children".split())
+
+
+def spread(arguments: Sequence[ast.expr]) -> list[ast.expr]:
+    """Arguments, with those of `*(a, b)` one by one."""
+    found: list[ast.expr] = []
+    for one in arguments:
+        inner = one.value if isinstance(one, ast.Starred) else None
+        found += inner.elts if isinstance(inner, (ast.Tuple, ast.List)) else [one]
+    return found
+
+
+def spread_keywords(keywords: Sequence[ast.keyword]) -> list[ast.keyword]:
+    """Keywords, with those of `**{"a": b}` one by one."""
+    found: list[ast.keyword] = []
+    for one in keywords:
+        if one.arg is None and isinstance(one.value, ast.Dict):
+            pairs = zip(one.value.keys, one.value.values, strict=True)
+            found += [ast.keyword(str(k.value) if isinstance(k, ast.Constant) else None, value) for k, value in pairs]
+        else:
+            found.append(one)
+    return found
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a function changes its first argument, by its name; gradients are not carried."""
+    return name[-1:] == "_" and not name.startswith("clip_grad")
+
+
+def constant_of(node: ast.expr) -> Any:
+    """The number or text that an index says. UNKNOWN if it is no constant."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return -node.operand.value if isinstance(node.operand.value, int) else UNKNOWN
+    return node.value if isinstance(node, ast.Constant) else UNKNOWN
+
+
+def known(ref: Ref) -> Any:
+    """The object that an expression names, if that can be told."""
+    return ref.alias.value if ref.value is UNKNOWN and ref.alias is not None else ref.value
+
+
+def is_showing(function: ast.expr) -> bool:
+    """Whether a call only shows what it is given, by its name."""
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in SHOWING
+
+
+def defaults_of(function: FunctionType) -> dict[str, Any]:
+    """Values of parameters that a call may leave out."""
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    values = function.__defaults__ or ()
+    names = positional[len(positional) - len(values) :]
+    return {**dict(zip(names, values, strict=True)), **(function.__kwdefaults__ or {})}
+
+
+def union(uses: Sequence[Use]) -> Use:
+    found: set[Key] = set()
+    for use in uses:
+        if use is None:
+            return None
+        found |= use
+    return frozenset(found)

@@ -1,0 +1,1 @@
+"""Values that are carried: remembered, compared, and written down for another process."""

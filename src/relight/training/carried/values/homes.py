@@ -1,0 +1,91 @@
+"""Objects with which a script began, by the places where they were: they stay themselves in another process."""
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from relight.training.carried.values.values import (
+    DEEPEST,
+    Mark,
+    attributes_of,
+    kind_of,
+)
+
+_OBJECTS = frozenset({"list", "dict", "set", "deque", "object", "generator", "array", "bytearray", "tensor", "stream"})
+STEP = "\x1e"  # between the parts of a home's name
+
+
+def is_one_object(value: Any) -> bool:
+    """Whether it matters that a value is this very object: it can change."""
+    return kind_of(value) in _OBJECTS and not isinstance(value, frozenset)
+
+
+def members_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value holds, with names that are the same in every process."""
+    kind = kind_of(value)
+    if kind in ("list", "tuple", "deque"):
+        yield from ((str(index), one) for index, one in enumerate(value))
+    elif kind == "dict":
+        yield from ((label_of(index, key), one) for index, (key, one) in enumerate(value.items()))
+    elif kind == "object":
+        yield from attributes_of(value).items()
+
+
+def label_of(index: int, key: Any) -> str:
+    """Of a dictionary's key: it shall be the same in another process."""
+    return f"#{index}" if isinstance(key, (torch.Tensor, nn.Module)) else repr(key)
+
+
+def _remembered(mark: Mark) -> Iterator[tuple[str, Any]]:
+    """The same of a value that was remembered, as it was then."""
+    if mark.kind in ("list", "tuple", "deque"):
+        yield from ((str(index), one) for index, one in enumerate(mark.saved))
+    elif mark.kind == "dict":
+        yield from ((label_of(index, key), one) for index, (key, one) in enumerate(mark.saved))
+    elif mark.kind == "object":
+        yield from mark.saved.items()
+
+
+class Homes:
+    """Objects that were at carried places, or in them, when those places were found: each by its name."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._objects: dict[str, Any] = {}  # weak, where that can be: no old value lives on for this
+
+    def add(self, name: str, value: Any, depth: int = 0) -> None:
+        """A value, or the mark of one, and all that it holds. What has a name keeps it."""
+        thing = value.value if isinstance(value, Mark) else value
+        if depth > DEEPEST or name in self._objects:
+            return
+        if is_one_object(thing):
+            if id(thing) in self._names:
+                return
+            self._names[id(thing)] = name
+            self._objects[name] = self._reference(thing)
+        for step, one in _remembered(value) if isinstance(value, Mark) else members_of(thing):
+            if isinstance(one, Mark) or kind_of(one) not in ("plain", "number", "opaque"):
+                self.add(f"{name}{STEP}{step}", one, depth + 1)
+
+    def name_of(self, value: Any) -> str | None:
+        """None: it is none of them."""
+        return self._names.get(id(value))
+
+    def has(self, name: str) -> bool:
+        """Whether there was one of this name; it may be gone."""
+        return name in self._objects
+
+    def at(self, name: str) -> Any:
+        """None if there is none of this name."""
+        found = self._objects.get(name)
+        return found() if isinstance(found, weakref.ref) else found
+
+    def _reference(self, value: Any) -> Any:
+        number, names = id(value), self._names
+        try:
+            return weakref.ref(value, lambda _: names.pop(number, None))
+        except TypeError:  # lists and dictionaries
+            return value

@@ -1,0 +1,49 @@
+"""How large values that are carried are, and the trees that they are written down as."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from relight.training.carried.values.parts import Parts, is_part
+from relight.training.carried.values.trees import TAG
+from relight.training.carried.values.values import tensors_in
+
+
+def has_tensors(value: Any) -> bool:
+    """Whether it holds any, of more than one number."""
+    return any(tensor.dim() for tensor in tensors_in(value))
+
+
+def tensor_bytes(value: Any, parts: Parts) -> int:
+    """What its tensors take, without those that are parts of what was handed over."""
+    return sum(tensor.nbytes for tensor in tensors_in(value) if not is_part(parts, tensor))
+
+
+def keys_of(tree: Any) -> Iterator[int]:
+    """The numbers by which dictionaries and sets in a tree find what they hold."""
+    if isinstance(tree, dict):
+        parts = tree.get("v")
+        if tree.get(TAG) in ("dict", "set") and isinstance(parts, list):
+            keys = [one[0] for one in parts] if tree[TAG] == "dict" else parts
+            yield from (key for key in keys if type(key) is int)
+        yield from keys_of(parts)
+    elif isinstance(tree, (list, tuple)):
+        for one in tree:
+            yield from keys_of(one)
+
+
+def size_of(tree: Any) -> int:
+    """About how many bytes a tree takes."""
+    if isinstance(tree, dict):
+        return 32 + sum(16 + size_of(one) for one in tree.values())
+    if isinstance(tree, (list, tuple)):
+        return 8 + sum(map(size_of, tree))
+    if isinstance(tree, (str, bytes)):
+        return 8 + len(tree)
+    return 16 + int(getattr(tree, "nbytes", 0))
+
+
+def leaves_of(tree: Any) -> int:
+    """How many values a tree holds."""
+    if isinstance(tree, dict):
+        return 1 if tree.get(TAG) == "part" else sum(map(leaves_of, tree.values()))
+    return sum(map(leaves_of, tree)) if isinstance(tree, (list, tuple)) else 1

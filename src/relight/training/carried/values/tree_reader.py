@@ -1,0 +1,274 @@
+"""Makes values of the trees as which another process has written them down.
+
+Objects with which that process began (its *homes*: the list that was made before the loop, and is filled in it) are
+this process's own homes here, so that names which are not carried see them too.
+"""
+
+import random
+from array import array
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from relight.training.carried.values.constants import callable_of, read_constant
+from relight.training.carried.values.homes import STEP, Homes, label_of
+from relight.training.carried.values.parts import NoParts, Parts
+from relight.training.carried.values.strides import overlaps, with_strides
+from relight.training.carried.values.trees import TAG, Unsupported, class_name
+from relight.training.carried.values.values import (
+    STREAMS,
+    attributes_of,
+    kind_of,
+    kind_of_type,
+    set_generator_state,
+    set_stream_state,
+)
+
+_FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (list, dict, set, int, float, str, bool, tuple, deque)}
+_STREAMS = {kind.__name__: kind for kind in STREAMS}
+
+
+class Reader:
+    """Reads what one `Writer` wrote, in the same order."""
+
+    def __init__(self, homes: Homes, parts: Parts | None = None, holder_at: Callable[[str], Any] | None = None) -> None:
+        """`holder_at`: the object at a place; raises Unsupported if there is none."""
+        self._homes = homes
+        self._parts = parts or NoParts()
+        self._holder_at = holder_at
+        self._made: list[Any] = []  # each object that was read, by its number
+        self._memories: dict[int, torch.Tensor] = {}  # that several tensors share, by its number
+
+    def read(self, name: str, tree: Any) -> Any:
+        """The value that a tree tells of. Raises Unsupported for a class that this process does not have."""
+        return self._read(name, tree)
+
+    def _read(self, name: str, tree: Any, home: Any = None, *, is_placed: bool = False) -> Any:
+        if isinstance(tree, tuple):
+            return tuple(self._each(name, tree))
+        if not isinstance(tree, (dict, list)):
+            return tree
+        node: Any = tree
+        tag = "list" if isinstance(node, list) else node[TAG]
+        if tag == "same":
+            return self._made[node["n"]]
+        if tag in ("new", "home"):
+            return self._read(name, node["v"], None if tag == "new" else self._homes.at(node["h"]), is_placed=True)
+        if tag == "part":
+            return self._part(node["p"])
+        if tag == "holder":
+            if self._holder_at is None:
+                raise Unsupported("an object that holds other values which are carried")
+            return self._holder_at(node["k"])
+        if tag == "record":
+            return _class_of(node["c"])(*self._each(name, node["v"]))
+        if tag == "number":
+            return node["v"][()]
+        if tag == "constant":
+            return _constant_of(node)
+        if tag == "callable":
+            return _callable_of(node["v"])
+        if not is_placed:
+            home = self._homes.at(name)
+        if tag == "shared":
+            self._made.append(self._view(node, home))
+            return self._made[-1]
+        if tag in _READERS:
+            self._made.append(_READERS[tag](node, home))
+            return self._made[-1]
+        return self._container(tag, name, node, home)
+
+    def _view(self, node: Any, home: Any) -> torch.Tensor:
+        """A tensor in memory that it shares with others that are read here."""
+        shape, stride, offset = node["a"]
+        if "v" in node:
+            self._memories[node["m"]] = _memory_in(node, self._homes.at(node["h"]) if node["h"] else None)
+        memory = self._memories[node["m"]]
+        made = memory.as_strided(shape, stride, memory.storage_offset() + offset)
+        if isinstance(home, torch.Tensor) and _lies_as(home, made):
+            return home
+        return made.requires_grad_() if node["g"] else made
+
+    def _part(self, name: Any) -> Any:
+        try:
+            return self._parts.at(name)
+        except LookupError as problem:
+            raise Unsupported(str(problem)) from None
+
+    def _each(self, name: str, trees: Any) -> list[Any]:
+        return [self._read(f"{name}{STEP}{index}", one) for index, one in enumerate(trees)]
+
+    def _container(self, tag: str, name: str, tree: Any, home: Any) -> Any:
+        """It may hold itself: it is there before what it holds is read."""
+        if tag == "set" and tree["c"] == "frozenset":
+            return frozenset(self._each(name, tree["v"]))
+        made = home if _is_like(tag, tree, home) else _empty(tag, tree)
+        self._made.append(made)
+        if tag == "list":
+            made[:] = self._each(name, tree)
+        elif tag == "object":
+            values = {part: self._read(f"{name}{STEP}{part}", one) for part, one in tree["v"]}
+            for part in attributes_of(made).keys() - values.keys():
+                object.__delattr__(made, part)
+            for part, one in values.items():
+                object.__setattr__(made, part, one)
+        elif tag == "dict":
+            items = [
+                (key := self._read("", at), self._read(f"{name}{STEP}{label_of(index, key)}", one))
+                for index, (at, one) in enumerate(tree["v"])
+            ]
+            made.clear()
+            for key, one in items:
+                made[key] = one
+            if "a" in tree:
+                vars(made).update(self._read(f"{name}{STEP}", tree["a"]))
+        else:
+            values_of = self._each(name, tree["v"])
+            made.clear()
+            (made.update if tag == "set" else made.extend)(values_of)
+        return made
+
+
+def _is_like(tag: str, tree: Any, home: Any) -> bool:
+    """Whether an object can take on what a tree tells of."""
+    if home is None or kind_of(home) != tag:
+        return False
+    if tag == "object":
+        return class_name(home) == str(tree["c"])
+    if tag == "deque":
+        return bool(home.maxlen == tree["n"])
+    return tag == "list" or type(home).__name__ == tree["c"]
+
+
+def _empty(tag: str, tree: Any) -> Any:
+    if tag == "list":
+        return []
+    if tag == "deque":
+        return deque(maxlen=tree["n"])
+    if tag == "set":
+        return set()
+    if tag == "object":
+        return object.__new__(_class_of(tree["c"]))
+    if tree["c"] == "defaultdict":
+        return defaultdict(_FACTORIES.get(tree.get("f", "")))
+    return {"OrderedDict": OrderedDict, "Counter": Counter}.get(tree["c"], dict)()
+
+
+def _memory_in(node: Any, home: Any) -> torch.Tensor:
+    """The memory that a tree tells of: that of the object with which this process began, if it is as large."""
+    contents: torch.Tensor = node["v"]
+    if isinstance(home, torch.Tensor) and home.dtype == contents.dtype and home.is_contiguous():
+        flat = home.detach().view(-1)
+        if flat.shape == contents.shape and not home.is_inference():
+            flat.copy_(contents)
+            return flat
+    return contents.to(node["d"])
+
+
+def _lies_as(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+
+
+def _read_tensor(tree: Any, old: Any) -> torch.Tensor:
+    value: torch.Tensor = tree["v"]
+    fits = isinstance(old, torch.Tensor) and old.shape == value.shape and old.dtype == value.dtype
+    if (
+        fits
+        and not old.is_inference()
+        and not overlaps(old)
+        and list(old.stride()) == tree.get("s", list(value.stride()))
+    ):
+        with torch.no_grad():
+            old.copy_(value)
+        if old.is_leaf and old.requires_grad:
+            old.grad = tree.get("r")
+        return old  # type: ignore[no-any-return]
+    made = value.to(tree["d"])
+    if "s" in tree:
+        made = with_strides(made, tree["s"])
+    if tree["g"]:
+        made.requires_grad_().grad = tree.get("r")
+    return made
+
+
+def _read_generator(tree: Any, old: Any) -> Any:
+    state, kind = tree["v"], tree["c"]
+    if type(old).__name__ != kind:
+        old = _new_generator(kind, state)
+    if isinstance(old, random.Random):
+        version, words, gauss = state
+        state = version, tuple(array("I", words)), gauss
+    set_generator_state(old, state)
+    return old
+
+
+def _new_generator(kind: str, state: Any) -> Any:
+    if kind in ("Generator", "RandomState"):
+        if isinstance(state, torch.Tensor):
+            return torch.Generator()
+        import numpy as np
+
+        if kind == "RandomState":
+            return np.random.RandomState()
+        return np.random.Generator(getattr(np.random, state["bit_generator"])())
+    return random.Random()
+
+
+def _read_array(tree: Any, old: Any) -> Any:
+    import numpy as np
+
+    value = tree["v"]
+    if "s" in tree:  # the axes from the outermost in memory to the innermost
+        made = np.empty([value.shape[axis] for axis in tree["s"]], value.dtype).transpose(np.argsort(tree["s"]))
+        made[...] = value
+        value = made
+    fits = old is not None and getattr(old, "shape", None) == value.shape and old.dtype == value.dtype
+    if fits and old.strides == value.strides:
+        old[...] = value
+        return old
+    return value
+
+
+def _read_bytes(tree: Any, old: Any) -> bytearray:
+    made = old if isinstance(old, bytearray) else bytearray()
+    made[:] = tree["v"]
+    return made
+
+
+def _read_stream(tree: Any, old: Any) -> Any:
+    made = old if type(old).__name__ == tree["c"] and not old.closed else _STREAMS[tree["c"]]()
+    set_stream_state(made, tree["v"])
+    return made
+
+
+def _constant_of(tree: Any) -> Any:
+    try:
+        return read_constant(tree["c"], tree["v"])
+    except LookupError:
+        raise Unsupported(f"a {tree['c']}, which this process does not have") from None
+
+
+def _callable_of(name: str) -> Any:
+    found = callable_of(name)
+    if found is None:
+        raise Unsupported(f"{name}, which this process does not have")
+    return found
+
+
+def _class_of(name: str) -> type:
+    """A class that this process has already, by its name."""
+    found = callable_of(name)
+    if not isinstance(found, type) or kind_of_type(found) not in ("object", "tuple"):
+        raise Unsupported(f"a {name}, which this process does not have")
+    return found
+
+
+_READERS: dict[str, Any] = {
+    "stream": _read_stream,
+    "tensor": _read_tensor,
+    "array": _read_array,
+    "bytearray": _read_bytes,
+    "generator": _read_generator,
+}

@@ -1,0 +1,210 @@
+"""Writes values that are carried down as trees of plain values and tensors.
+
+Objects that several names share, or several places of one value, are one object again where they are read.
+"""
+
+import random
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from relight.training.carried.values.constants import name_of_callable, write_constant
+from relight.training.carried.values.homes import STEP, Homes, is_one_object, label_of, members_of
+from relight.training.carried.values.memories import Memories, Memory
+from relight.training.carried.values.parts import NoParts, Parts
+from relight.training.carried.values.trees import TAG, Unsupported, class_name, name_of
+from relight.training.carried.values.values import (
+    DEEPEST,
+    PLAIN,
+    generator_state,
+    gradient_of,
+    kind_of,
+    stream_state,
+)
+from relight.training.state.modules.references import NotNameable
+
+_SEPARATOR = "\x1f"  # between the parts of a place
+
+
+class Writer:
+    """Writes down the values of one moment, which may share objects."""
+
+    def __init__(self, homes: Homes, parts: Parts | None = None, holders: Mapping[int, str] | None = None) -> None:
+        """`holders`: by `id`, the places of objects of which only attributes are written, each as a value."""
+        self._homes = homes
+        self._parts = parts or NoParts()
+        self._holders = holders or {}
+        self._numbers: dict[int, int] = {}  # of objects that were written, in that order
+        self._alive: list[Any] = []
+        self._begun = 0
+        self._memories = Memories(self._parts)
+        self._written_memories: set[int] = set()
+
+    def look_at(self, value: Any) -> None:
+        """To be called with all that will be written: tensors that share memory do so again where they are read."""
+        self._memories.add(value)
+
+    def write(self, name: str, value: Any) -> Any:
+        """As a tree for `encode_tree`. Raises Unsupported."""
+        self._begun = len(self._alive)
+        try:
+            return self._write(name, value, 0)
+        except Unsupported:
+            self.take_back()
+            raise
+
+    def take_back(self) -> None:
+        """What was written last is not to be read."""
+        for one in self._alive[self._begun :]:
+            del self._numbers[id(one)]
+        del self._alive[self._begun :]
+
+    def _write(self, name: str, value: Any, depth: int) -> Any:
+        kind = kind_of(value)
+        if kind == "plain":
+            return value if type(value) in PLAIN else _constant(value)
+        if kind == "number":
+            return {TAG: "number", "v": value}
+        if (part := self._name_of_part(value)) is not None:
+            return {TAG: "part", "p": part}
+        if depth > DEEPEST:
+            raise Unsupported("something that is nested too deep")
+        if kind == "opaque":
+            function = name_of_callable(value)
+            if function is None or name.split(_SEPARATOR)[1:] == function.split(":"):  # the name that it has itself
+                raise Unsupported(name_of(value) + _instead_of(value))
+            return {TAG: "callable", "v": function}
+        if not is_one_object(value):
+            return self._contents(kind, name, value, depth)
+        if depth and (holder := self._holders.get(id(value))) is not None:
+            return {TAG: "holder", "k": holder}
+        if (number := self._numbers.get(id(value))) is not None:
+            return {TAG: "same", "n": number}
+        self._numbers[id(value)] = len(self._alive)
+        self._alive.append(value)
+        tree = self._contents(kind, name, value, depth)
+        home = self._homes.name_of(value)
+        if home == name or (home is None and not self._homes.has(name)):
+            return tree
+        return {TAG: "new", "v": tree} if home is None else {TAG: "home", "h": home, "v": tree}
+
+    def _name_of_part(self, value: Any) -> Any:
+        try:
+            return self._parts.name_of(value)
+        except NotNameable as problem:
+            raise Unsupported(str(problem)) from None
+
+    def _check_key(self, key: Any) -> None:
+        """Tensors and modules are found by their identity, which another process does not have."""
+        if isinstance(key, (torch.Tensor, nn.Module)) and self._name_of_part(key) is None:
+            raise Unsupported(f"{name_of(key)} as a key, which another process does not have (use its name)")
+
+    def _contents(self, kind: str, name: str, value: Any, depth: int) -> Any:
+        def each(members: Any) -> list[Any]:
+            return [self._write(f"{name}{STEP}{index}", one, depth + 1) for index, one in enumerate(members)]
+
+        if kind == "list":
+            return each(value)
+        if kind == "tuple":
+            return (
+                tuple(each(value))
+                if type(value) is tuple
+                else {TAG: "record", "c": class_name(value), "v": each(value)}
+            )
+        if kind == "deque":
+            return {TAG: "deque", "n": value.maxlen, "v": each(value)}
+        if kind == "set":
+            for one in value:
+                self._check_key(one)
+            return {TAG: "set", "c": type(value).__name__, "v": each(value)}
+        if kind == "dict":
+            for key in value:
+                self._check_key(key)
+            pairs = [
+                [self._write("", key, depth + 1), self._write(f"{name}{STEP}{label_of(index, key)}", one, depth + 1)]
+                for index, (key, one) in enumerate(value.items())
+            ]
+            factory = getattr(getattr(value, "default_factory", None), "__name__", "")
+            more = {"f": factory} if factory else {}
+            if type(value) is OrderedDict and vars(value):  # of a module's state_dict: versions
+                more["a"] = self._write(f"{name}{STEP}", dict(vars(value)), depth + 1)
+            return {TAG: "dict", "c": type(value).__name__, "v": pairs, **more}
+        if kind == "object":
+            parts = [[part, self._write(f"{name}{STEP}{part}", one, depth + 1)] for part, one in members_of(value)]
+            return {TAG: "object", "c": class_name(value), "v": parts}
+        if kind == "tensor" and (shared := self._memories.of(value)) is not None:
+            return self._shared(value, shared)
+        return _WRITERS[kind](value)
+
+    def _shared(self, value: torch.Tensor, memory: Memory) -> Any:
+        """A view of memory that other tensors see too; the memory itself comes with the first of these."""
+        node = {
+            TAG: "shared",
+            "m": memory.number,
+            "a": [list(value.shape), list(value.stride()), value.storage_offset() - memory.first],
+            "g": value.requires_grad and value.is_leaf,
+        }
+        if memory.number not in self._written_memories:
+            self._written_memories.add(memory.number)
+            home = self._homes.name_of(memory.widest) if memory.is_covered else None
+            node |= {"v": memory.contents(), "d": value.device.type, "h": home or ""}
+        return node
+
+
+def _instead_of(value: Any) -> str:
+    """What can be carried in place of a value that cannot."""
+    return ", of which it could hold the state_dict() instead," if isinstance(value, nn.Module) else ""
+
+
+def write_down(value: Any) -> Any:
+    """One value by itself, as a tree for `encode_tree`. Raises Unsupported."""
+    return Writer(Homes()).write("", value)
+
+
+def _write_tensor(value: torch.Tensor) -> Any:
+    if value.layout is not torch.strided or value.is_quantized or type(value) not in (torch.Tensor, nn.Parameter):
+        raise Unsupported(f"a {type(value).__name__} of layout {value.layout}")
+    leaf = value.requires_grad and value.is_leaf
+    node = {TAG: "tensor", "d": value.device.type, "g": leaf, "v": value.detach().clone()}
+    if (gradient := gradient_of(value)) is not None:
+        node["r"] = gradient.detach().clone()
+    return node if value.is_contiguous() else {**node, "s": list(value.stride())}
+
+
+def _write_array(value: Any) -> Any:
+    import numpy as np
+
+    if value.dtype.kind not in "biufc":
+        raise Unsupported(f"a NumPy array of {value.dtype}")
+    order = [] if value.flags.c_contiguous else [int(axis) for axis in np.argsort([-step for step in value.strides])]
+    return {TAG: "array", "v": value, **({"s": order} if order else {})}
+
+
+def _write_generator(generator: Any) -> Any:
+    state = generator_state(generator)
+    if isinstance(generator, random.Random):  # of hundreds of words
+        version, words, gauss = state
+        state = version, array("I", words).tobytes(), gauss
+    return {TAG: "generator", "c": type(generator).__name__, "v": state}
+
+
+_WRITERS: dict[str, Any] = {
+    "stream": lambda value: {TAG: "stream", "c": type(value).__name__, "v": stream_state(value)},
+    "tensor": _write_tensor,
+    "array": _write_array,
+    "generator": _write_generator,
+    "bytearray": lambda value: {TAG: "bytearray", "v": bytes(value)},
+}
+
+
+def _constant(value: Any) -> Any:
+    written = write_constant(value)
+    if written is None and (kind := name_of_callable(value)) is not None:
+        return {TAG: "callable", "v": kind}
+    if written is None:
+        raise Unsupported(name_of(value))
+    return {TAG: "constant", "c": written[0], "v": written[1]}

@@ -1,0 +1,308 @@
+"""Values that can be carried from step to step: remembered, compared and put back.
+
+A value is remembered with the identity of everything in it that can change, so that putting it back leaves every other
+name of the same object right.
+"""
+
+import io
+import random
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from relight.training.carried.code.refs import is_user_type
+from relight.training.carried.values.constants import is_constant_type
+from relight.training.carried.values.strides import overlaps, with_strides
+from relight.training.state.modules.averages import same_bits
+from relight.training.torch_private.tensors import version_of
+
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+DICTS: tuple[type, ...] = (dict, OrderedDict, defaultdict, Counter)
+STREAMS: tuple[type, ...] = (io.StringIO, io.BytesIO)
+DEEPEST = 12
+_LONG = 256
+_LOOKED_INTO = 4  # containers, one inside another
+_kinds: dict[type, str] = {}
+
+
+class Mark:
+    """A value that can change, as it was: its kind, itself, and a copy of what it held."""
+
+    __slots__ = ("kind", "saved", "value")
+
+    def __init__(self, kind: str, value: Any, saved: Any) -> None:
+        self.kind = kind
+        self.value = value
+        self.saved = saved
+
+
+def kind_of(value: Any) -> str:
+    """What sort of value this is; "opaque" is one that cannot be carried."""
+    kind = type(value)
+    found = _kinds.get(kind)
+    if found is None:
+        found = _kinds[kind] = kind_of_type(kind)
+    return found
+
+
+def kind_of_type(kind: type) -> str:
+    if kind in PLAIN or is_constant_type(kind):
+        return "plain"
+    if issubclass(kind, torch.Tensor):
+        return "tensor"
+    if kind.__module__.partition(".")[0] == "numpy":
+        return _kind_of_numpy(kind)
+    if kind is list or kind is deque:
+        return "list" if kind is list else "deque"
+    if issubclass(kind, tuple):
+        return "tuple"
+    if kind in DICTS:
+        return "dict"
+    if kind in (set, frozenset):
+        return "set"
+    if kind is bytearray:
+        return "bytearray"
+    if kind is torch.Generator or kind is random.Random:
+        return "generator"
+    if kind in STREAMS:
+        return "stream"
+    return "object" if _is_plain_class(kind) else "opaque"
+
+
+def _kind_of_numpy(kind: type) -> str:
+    import numpy as np
+
+    if issubclass(kind, np.generic):
+        return "number" if issubclass(kind, (np.number, np.bool_)) else "opaque"
+    if kind is np.ndarray:
+        return "array"
+    return "generator" if kind in (np.random.Generator, np.random.RandomState) else "opaque"
+
+
+def _is_plain_class(kind: type) -> bool:
+    """Whether all that an object of this class is lies in its attributes."""
+    if issubclass(kind, (nn.Module, torch.optim.Optimizer, BaseException, Iterator, type, types.ModuleType)):
+        return False
+    is_own = is_user_type(kind) or kind.__module__ == "argparse" or kind is types.SimpleNamespace
+    has_room = kind.__dictoffset__ != 0 or any("__slots__" in vars(base) for base in kind.__mro__[:-1])
+    return is_own and has_room and not issubclass(kind, (list, dict, set, deque, str, bytes, int, float))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Of an object of a plain class."""
+    found = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found
+
+
+def tensors_in(value: Any, depth: int = _LOOKED_INTO) -> Iterator[torch.Tensor]:
+    """The tensors that a value consists of or holds."""
+    kind = kind_of(value)
+    if kind == "tensor":
+        yield value
+    elif depth and kind in ("list", "tuple", "deque", "dict", "object"):
+        members = value.values() if kind == "dict" else attributes_of(value).values() if kind == "object" else value
+        for one in members:
+            yield from tensors_in(one, depth - 1)
+
+
+# --- as it was -----------------------------------------------------------------------------------------------
+def remember(
+    value: Any,
+    *,
+    grows: bool = False,
+    is_part: Callable[[Any], bool] = lambda _: False,
+    depth: int = 0,
+    seen: dict[int, int] | None = None,
+) -> Any:
+    """A value as it is now. What cannot change is its own memory.
+
+    `grows`: of long lists only the end ever changes. `is_part`: of a value that is put back otherwise: here it only
+    matters that it is this one. `seen`: the depths at which values were met, by `id`: contents are remembered once.
+    """
+    kind = kind_of(value)
+    if kind in ("plain", "number"):
+        return value
+    seen = {} if seen is None else seen
+    if seen.get(id(value), DEEPEST + 1) <= depth:
+        return Mark("opaque", value, None)
+    seen[id(value)] = depth
+
+    def inside(one: Any) -> Any:
+        return remember(one, grows=grows, is_part=is_part, depth=depth + 1, seen=seen)
+
+    if kind == "opaque" or depth > DEEPEST or (kind in ("tensor", "list", "dict", "object") and is_part(value)):
+        return Mark("opaque", value, None)
+    if kind == "tensor":
+        gradient = gradient_of(value)
+        own = None if gradient is None else Mark("tensor", gradient, (*_state_of(gradient), None))
+        return Mark(kind, value, (*_state_of(value), own))
+    if kind == "list" and grows and len(value) > _LONG:
+        return Mark("growing", value, len(value))
+    if kind in ("list", "deque", "set", "tuple"):
+        return Mark(kind, value, [inside(one) for one in value])
+    if kind == "dict":
+        return Mark(kind, value, [(key, inside(one)) for key, one in value.items()])
+    if kind == "object":
+        return Mark(kind, value, {name: inside(one) for name, one in attributes_of(value).items()})
+    if kind == "generator":
+        return Mark(kind, value, generator_state(value))
+    if kind == "stream":
+        return Mark(kind, value, stream_state(value))
+    return Mark(kind, value, value.copy())  # arrays and bytes
+
+
+def changed(mark: Any, value: Any) -> bool:
+    """Whether `value` is not what was remembered: another object, or other contents."""
+    if type(mark) is not Mark:
+        if mark is value:
+            return False
+        if type(mark) is not type(value):
+            return True
+        return repr(mark) != repr(value) if isinstance(mark, (float, complex)) else bool(mark != value)
+    if mark.value is not value:
+        return True
+    kind, saved = mark.kind, mark.saved
+    if kind == "tensor":
+        version, address, copied, gradient = saved
+        if value.data_ptr() != address or changed(gradient, gradient_of(value)):
+            return True
+        if value.device.type == "cpu":  # versions do not tell of what is changed by `.data`
+            return not (torch.equal(copied, value) or same_bits(copied, value))
+        return bool(_version(value) != version)
+    if kind in ("growing", "length"):
+        return bool(len(value) != saved)
+    if kind == "version":
+        return isinstance(value, torch.Tensor) and not value.is_inference() and version_of(value) != saved
+    if kind in ("list", "deque", "tuple", "set"):
+        return bool(len(value) != len(saved) or any(map(changed, saved, value)))
+    if kind == "dict":
+        return len(value) != len(saved) or any(
+            (key is not other and (isinstance(key, torch.Tensor) or key != other)) or changed(before, now)
+            for (key, before), (other, now) in zip(saved, value.items(), strict=True)
+        )
+    if kind == "object":
+        now = attributes_of(value)
+        return now.keys() != saved.keys() or any(changed(saved[name], now[name]) for name in saved)
+    if kind == "generator":
+        return not same_state(saved, generator_state(value))
+    if kind == "stream":
+        return bool(stream_state(value) != saved)
+    if kind == "opaque":
+        return False
+    return bytes(saved) != bytes(value) if kind == "bytearray" else saved.tobytes() != value.tobytes()
+
+
+def put_back(mark: Any) -> Any:
+    """Make a value what it was, and return it."""
+    if type(mark) is not Mark:
+        return mark
+    kind, value, saved = mark.kind, mark.value, mark.saved
+    if kind in ("opaque", "version", "length") or not changed(mark, value):
+        return value
+    if kind == "tensor":
+        with torch.no_grad():
+            if value.data_ptr() != saved[1] or overlaps(value):
+                copied = saved[2].clone()
+                is_expanded = overlaps(value) and value.shape == copied.shape
+                value.data = with_strides(copied, value.stride()) if is_expanded else copied
+            else:
+                value.copy_(saved[2])
+            if value.is_leaf and value.requires_grad:
+                value.grad = put_back(saved[3])
+    elif kind == "growing":
+        del value[saved:]
+    elif kind == "list":
+        value[:] = map(put_back, saved)
+    elif kind in ("deque", "set") and not isinstance(value, frozenset):
+        kept = [put_back(one) for one in saved]
+        value.clear()
+        (value.extend if kind == "deque" else value.update)(kept)
+    elif kind == "tuple":
+        for one in saved:
+            put_back(one)
+    elif kind == "dict":
+        kept_items = [(key, put_back(one)) for key, one in saved]
+        value.clear()
+        value.update(kept_items if not isinstance(value, Counter) else dict(kept_items))
+    elif kind == "object":
+        for name in attributes_of(value).keys() - saved.keys():
+            object.__delattr__(value, name)
+        for name, one in saved.items():
+            object.__setattr__(value, name, put_back(one))
+    elif kind == "generator":
+        set_generator_state(value, saved)
+    elif kind == "stream":
+        set_stream_state(value, saved)
+    elif kind == "bytearray":
+        value[:] = saved
+    else:
+        value[...] = saved
+    return value
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else version_of(tensor)
+
+
+def _state_of(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
+    return _version(tensor), tensor.data_ptr(), tensor.detach().clone()
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """That of a leaf; None: it has none now."""
+    return tensor.grad if tensor.is_leaf and tensor.requires_grad else None
+
+
+def stream_state(value: Any) -> tuple[Any, int]:
+    """Of a file in memory: what it holds, and where it is read or written next. Closed ones hold nothing."""
+    return ("", -1) if value.closed else (value.getvalue(), value.tell())
+
+
+def set_stream_state(value: Any, state: tuple[Any, int]) -> None:
+    contents, position = state
+    if position < 0 or value.closed:
+        return
+    value.seek(0)
+    value.truncate()
+    value.write(contents)
+    value.seek(position)
+
+
+def generator_state(value: Any) -> Any:
+    """Of an object that random numbers are drawn from."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    return value.get_state() if hasattr(value, "get_state") else value.bit_generator.state
+
+
+def set_generator_state(value: Any, state: Any) -> None:
+    if isinstance(value, torch.Generator):
+        value.set_state(state)
+    elif isinstance(value, random.Random):
+        value.setstate(state)
+    elif hasattr(value, "set_state"):
+        value.set_state(state)
+    else:
+        value.bit_generator.state = state
+
+
+def same_state(left: Any, right: Any) -> bool:
+    """Of two states of one generator."""
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same_state(left[name], right[name]) for name in left)
+    if isinstance(left, tuple) and len(left) < 100:
+        return len(left) == len(right) and all(map(same_state, left, right))
+    return bool(left.tobytes() == right.tobytes()) if hasattr(left, "tobytes") else bool(left == right)

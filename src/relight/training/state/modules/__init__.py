@@ -1,0 +1,1 @@
+"""Modules: how they are built, and what a step changes in them besides parameters."""

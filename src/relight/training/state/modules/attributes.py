@@ -1,0 +1,295 @@
+"""Attributes that a step assigns to modules: undone with the step, and carried to a replacement.
+
+A counter (`self.updates += 1`), a temperature, `train()` and `eval()`, a buffer that is assigned anew: all of these go
+through `nn.Module.__setattr__`, which is wrapped while a loop of steps runs, and writes a log of the values before.
+Containers that are changed in place (`self.history.append(...)`) do not; they are compared in the first steps, and
+those that change are copied at the start of every step from then on.
+
+Attributes that change and hold plain values are state of this rank alone, like buffers that change in forward.
+"""
+
+import collections
+import copy
+import dis
+import functools
+from collections.abc import Iterator, Mapping
+from types import FunctionType
+from typing import Any, Protocol
+
+import torch
+import xxhash
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from relight.training.state.modules.hooks import HookLog
+from relight.training.state.modules.plain_values import EXCERPT_BYTES, is_mutable, pack, plain_bytes, put_back, unpack
+from relight.training.state.modules.slots import memory_of
+from relight.training.torch_private.autograd import not_compiled
+from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, parameters_in, tables_in
+from relight.transfer.io.codec import decode_tree, encode_tree
+
+_MISSING = object()
+# Made by torch itself, which keeps what a step needs there; `BucketLayout` and `ShardedModules` look after it.
+WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
+
+Key = tuple[int, str]  # `id` of a module, and the attribute's name
+
+
+class ModeWatcher(Protocol):
+    """Acts before a module changes its mode."""
+
+    def before_mode(self, module: nn.Module) -> None:
+        """`module.training` is about to be set."""
+
+
+class AttributeLog:
+    """Logs the attributes of modules, in the step under way and since the loop began."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = dict(modules)
+        self._paths: dict[int, tuple[str, nn.Module]] = {}
+        self._before: dict[Key, tuple[dict[str, Any], Any]] = {}  # in the step under way: where it stood, and the value
+        self._state: dict[str, Key] = {}  # attributes that are state, by their paths
+        self._looked_at: set[Key] = set()
+        self._change_in_place: set[Key] = set()  # containers that steps change without assigning them
+        self._in_place: dict[Key, Any] = {}  # these, as they were when the step began
+        self._all_containers: dict[Key, tuple[Any, bytes]] = {}  # while learning: each one, and how it was
+        self._orders: dict[
+            int, tuple[dict[str, Any], list[str]]
+        ] = {}  # of tables from which the step deleted something
+        self._recording = False
+        self._hooks = HookLog()
+        self._undo: list[Any] = []
+        self._modes: ModeWatcher | None = None
+        self.differ = False  # between ranks, once seen
+        self.assigned_buffers = 0  # how often a buffer was assigned
+
+    def install(self, modes: ModeWatcher | None = None) -> None:
+        """Log what is assigned to these modules from now on; `modes` is called before train() or eval() of one."""
+        self._modes = modes
+        for owner, module in self._modules.items():
+            for path, child in module.named_modules():
+                if not type(child).__module__.startswith(WRAPPERS):
+                    self._paths.setdefault(id(child), (f"{owner}/{path}", child))
+        log = self
+        assign, delete = nn.Module.__setattr__, nn.Module.__delattr__
+
+        @not_compiled
+        @functools.wraps(assign)
+        def logged_assign(self: nn.Module, name: str, value: Any) -> None:
+            if id(self) in log._paths:
+                log._note(self, name)
+            assign(self, name, value)
+
+        @not_compiled
+        @functools.wraps(delete)
+        def logged_delete(self: nn.Module, name: str) -> None:
+            if id(self) in log._paths:
+                log._note(self, name)
+                log._note_order(self, name)
+            delete(self, name)
+
+        nn.Module.__setattr__, nn.Module.__delattr__ = logged_assign, logged_delete  # type: ignore[method-assign]
+
+        def undo() -> None:
+            nn.Module.__setattr__, nn.Module.__delattr__ = assign, delete  # type: ignore[method-assign]
+
+        self._undo.append(undo)
+        self._hooks.install()
+
+    def remove(self) -> None:
+        self._hooks.remove()
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def _note(self, module: nn.Module, name: str) -> None:
+        """An attribute is about to change."""
+        key = (id(module), name)
+        if key in self._before:
+            return
+        tables = vars(module)
+        holder = next((t for t in (tables, *tables_in(module)) if name in t), None)
+        if holder is buffers_in(module):
+            self.assigned_buffers += 1
+        if name == "training" and self._recording and self._modes is not None:
+            self._modes.before_mode(module)
+        if self._recording:
+            self._before[key] = (holder if holder is not None else {}, _MISSING if holder is None else holder[name])
+        elif name not in OWN_ATTRIBUTES:
+            self._looked_at.discard(key)
+            self._before_between(key)
+
+    def _note_order(self, module: nn.Module, name: str) -> None:
+        """An attribute is about to be deleted; if it is assigned again, it comes last."""
+        for holder in tables_in(module):
+            if self._recording and name in holder:
+                self._orders.setdefault(id(holder), (holder, list(holder)))
+
+    def _before_between(self, key: Key) -> None:
+        """Assigned between two steps: not undone, but state from now on if it is plain."""
+        self._state.setdefault(self._path(key), key)
+
+    # --- the step under way -------------------------------------------------------------------------------------
+    def begin(self, *, learning: bool) -> None:
+        """Begin a step. `learning`: find out which containers it changes in place."""
+        self._before.clear()
+        self._orders.clear()
+        self._recording = True
+        self._hooks.begin()
+        values = {key: self._value(key) for key in self._change_in_place}
+        self._in_place = {key: copy.deepcopy(value) for key, value in values.items() if plain_bytes(value) is not None}
+        self._all_containers = {key: (value, seen) for key, value, seen in self._excerpts()} if learning else {}
+
+    def roll_back(self) -> None:
+        """Make every attribute and hook what it was when the step began."""
+        self._recording = False
+        self._hooks.roll_back()
+        for (module_id, name), (holder, value) in reversed(self._before.items()):
+            module = self._paths[module_id][1]
+            tables = vars(module)
+            for table in (tables, *tables_in(module)):
+                if table is not holder or value is _MISSING:  # in its own it keeps its place among the others
+                    table.pop(name, None)
+            if value is not _MISSING:
+                holder[name] = value
+            self.assigned_buffers += holder is buffers_in(module)
+        self._before.clear()
+        for holder, order in self._orders.values():
+            members = {name: holder[name] for name in order if name in holder}
+            holder.clear()
+            holder.update(members)
+        self._orders.clear()
+        for key, (value, before) in self._all_containers.items():
+            tree = unpack(decode_tree(before))
+            mine = put_back(value, tree, self._is_view) if self._seen(value) != before else value
+            vars(self._paths[key[0]][1])[key[1]] = mine
+        self._all_containers = {}
+        for (module_id, name), value in self._in_place.items():
+            tables = vars(self._paths[module_id][1])
+            if name in tables:
+                tables[name] = put_back(tables[name], copy.deepcopy(value), self._is_view)
+
+    def notice(self) -> None:
+        """Find, in front of the barrier, which of the changed attributes are state."""
+        for key in [key for key in self._before if key not in self._looked_at]:
+            self._looked_at.add(key)
+            module, name = self._paths[key[0]][1], key[1]
+            if name in OWN_ATTRIBUTES or name not in vars(module):
+                continue
+            if self._is_state(module, name, vars(module)[name]):
+                self._state[self._path(key)] = key
+        if self._all_containers:
+            for key, (value, before) in self._all_containers.items():
+                replaced = self._value(key) is not value and key not in self._before  # past `__setattr__`
+                if replaced or self._seen(value) != before:
+                    self._change_in_place.add(key)
+                    self._state[self._path(key)] = key
+
+    def commit(self) -> None:
+        """Keep the values that the step assigned."""
+        self._hooks.commit()
+        self._before.clear()
+        self._all_containers = {}
+        self._recording = False
+
+    def __len__(self) -> int:
+        """How many attributes the step under way has assigned."""
+        return len(self._before)
+
+    # --- state of this rank alone -------------------------------------------------------------------------------
+    @property
+    def has_state(self) -> bool:
+        return bool(self._state)
+
+    def private(self) -> dict[str, Any]:
+        """Return the values of all attributes that are state, by their paths; only plain values."""
+        values = {path: self._value(key) for path, key in sorted(self._state.items())}
+        plain = {path: value for path, value in values.items() if plain_bytes(value) is not None}
+        return {path: pack(value) for path, value in plain.items() if not self._is_view(value)}
+
+    def number(self) -> int:
+        """Return the number that stands for these values in an all-reduce; 0 if there are none."""
+        return xxhash.xxh3_64_intdigest(encode_tree(self.private(), "attributes")) >> 20 | 1 if self._state else 0
+
+    def compare(self, own: int, total: int, ranks: int) -> None:
+        """Take the sum of all ranks' numbers at a barrier, to see whether the values are equal everywhere."""
+        if total != ranks * own:
+            self.differ = True
+
+    def adopt(self, tree: Mapping[str, Any]) -> None:
+        """Set the attributes to the values that `private` returned on this rank."""
+        modules = dict(self._paths.values())
+        for path, packed in tree.items():
+            owner, name = path.rsplit("/", 1)
+            module = modules.get(owner)
+            if module is not None:
+                self._state[path] = (id(module), name)
+                value = unpack(packed)
+                mine = vars(module).get(name)
+                # What is a view of a parameter here, and of its own there, must not be written through.
+                own = is_mutable(mine) and not self._is_view(mine)
+                vars(module)[name] = put_back(mine, value, self._is_view) if own else value
+
+    def _value(self, key: Key) -> Any:
+        return vars(self._paths[key[0]][1]).get(key[1])
+
+    def _path(self, key: Key) -> str:
+        return f"{self._paths[key[0]][0]}/{key[1]}"
+
+    def _excerpts(self) -> Iterator[tuple[Key, Any, bytes]]:
+        """Small containers among the attributes, and what is in them."""
+        for module_id, (_, module) in self._paths.items():
+            for name, value in vars(module).items():
+                if name not in OWN_ATTRIBUTES and is_mutable(value) and not self._is_view(value):
+                    size = plain_bytes(value)
+                    if size is not None and size <= EXCERPT_BYTES:
+                        yield (module_id, name), value, self._seen(value)
+
+    def _is_view(self, value: Any) -> bool:
+        """Whether a tensor shares memory with a parameter or buffer, as `spectral_norm`'s `weight` does at first."""
+        memory = memory_of(value) if isinstance(value, torch.Tensor) else 0
+        return memory != 0 and any(
+            tensor is not None and not is_lazy(tensor) and memory_of(tensor) == memory
+            for _, module in self._paths.values()
+            for tensor in (*parameters_in(module).values(), *buffers_in(module).values())
+        )
+
+    @staticmethod
+    def _seen(value: Any) -> bytes:
+        return encode_tree(pack(value), "attribute")
+
+    @staticmethod
+    def _is_state(module: nn.Module, name: str, value: Any) -> bool:
+        """Whether an attribute that a step assigned is of use to the next one.
+
+        A tensor that no method reads before it assigns it is a mere result.
+        """
+        if plain_bytes(value) is None:
+            return False
+        if isinstance(value, (torch.Tensor, list, dict, tuple, set, collections.deque)):
+            return any(reads_first(method, name) for method in _methods(type(module)))  # type: ignore[arg-type] # a class can be hashed
+        return True
+
+
+def reads_first(method: FunctionType, attribute: str) -> bool:
+    """Whether a function reads an attribute of this name, and does not assign it before, in the order of its code."""
+    for instruction in dis.get_instructions(method):
+        if instruction.argval == attribute:
+            if instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+                return True
+            if instruction.opname.startswith("STORE_ATTR"):
+                return False
+    return False
+
+
+@functools.cache
+def _methods(kind: type) -> tuple[FunctionType, ...]:
+    """The methods of a class, less those of torch."""
+    return tuple(
+        value
+        for base in kind.__mro__
+        if not base.__module__.startswith("torch.") and base is not object
+        for value in vars(base).values()
+        if isinstance(value, FunctionType) and value.__name__ not in ("__init__", "extra_repr", "__repr__")
+    )

@@ -1,0 +1,158 @@
+"""Parts of the state by names: modules, parameters, buffers, views of these, optimizers and what they hold.
+
+A script may keep any of them in a variable of its own: the layer of this stage, `net.state_dict()`, a momentum. A
+replacement has the same parts at other addresses, so what is carried is the name, and a view's geometry.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from relight.training.state.modules.slots import Slots, memory_of
+from relight.training.torch_private.mesh import is_distributed
+
+Name = Sequence[Any]  # strings, numbers, and names of what holds a part
+
+
+class NotNameable(Exception):
+    """A value that shares memory with a part and is not simply a view of it. The message says what it is."""
+
+
+class References:
+    """Looks parts up by identity or memory, and by name."""
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        objects: Mapping[str, Any],
+        slots: Slots,
+    ) -> None:
+        self._modules, self._optimizers, self._objects, self._slots = modules, optimizers, objects, slots
+        self._things: dict[int, Name] = {}
+        for owner, module in modules.items():
+            for path, inner in module.named_modules():
+                self._things.setdefault(id(inner), ("module", owner, path))
+        for name, thing in objects.items():
+            self._things.setdefault(id(thing), ("object", name))
+        for name, optimizer in optimizers.items():
+            self._things.setdefault(id(optimizer), ("optimizer", name))
+        self._of_memory: dict[int, Name] = {}  # of the optimizers' own tensors, as of so many of them
+        self._entries = -1
+
+    def name_of(self, value: Any) -> Name | None:
+        """Return the name of a part; None for other values.
+
+        Raises NotNameable for a value that shares memory with a part and is not simply a view of it.
+        """
+        if isinstance(value, torch.Tensor):
+            return self._name_of_tensor(value)
+        if isinstance(value, (dict, list)):
+            return next((name for name, thing in self._containers() if thing is value), None)
+        name = self._things.get(id(value))
+        return name if name is not None and self._is_at(name, value) else None
+
+    def at(self, name: Name) -> Any:
+        """Return the part of this name. Raises LookupError if this process has none."""
+        find: dict[str, Callable[..., Any]] = {
+            "module": lambda owner, path: self._modules[owner].get_submodule(path),
+            "object": self._objects.__getitem__,
+            "optimizer": self._optimizers.__getitem__,
+            "groups": lambda optimizer: self._optimizers[optimizer].param_groups,
+            "group": lambda optimizer, index: self._optimizers[optimizer].param_groups[index],
+            "members": lambda optimizer, index: self._optimizers[optimizer].param_groups[index]["params"],
+            "states": lambda optimizer: self._optimizers[optimizer].state,
+            "state": lambda optimizer, owner, path: self._optimizers[optimizer].state[self._slot(owner, path)],
+            "tensor": lambda part, geometry: _view(self.at(part), geometry),
+            "slot": self._slot,
+            "entry": lambda part, key: self.at(part)[key],
+        }
+        try:
+            return find[name[0]](*name[1:])
+        except (KeyError, IndexError, AttributeError) as error:
+            raise LookupError(f"no {' '.join(map(str, name))} in this process") from error
+
+    def owners(self) -> Iterator[tuple[Sequence[str], Any]]:
+        """Names and objects of modules and parameters, on which a script may set attributes."""
+        for owner, module in self._modules.items():
+            for path, inner in module.named_modules():
+                yield ("module", owner, path), inner
+        for key, parameter in self._slots.parameters.items():
+            yield ("slot", *key), parameter
+
+    def _slot(self, owner: str, path: str) -> torch.Tensor:
+        return self._slots.get((owner, path))
+
+    def _is_at(self, name: Name, value: Any) -> bool:
+        """The script may have put another module there, and this one away."""
+        try:
+            return self.at(name) is value
+        except LookupError:
+            return False
+
+    def _containers(self) -> Iterator[tuple[Name, Any]]:
+        for name, optimizer in self._optimizers.items():
+            yield ("groups", name), optimizer.param_groups
+            yield ("states", name), optimizer.state
+            for index, group in enumerate(optimizer.param_groups):
+                yield ("group", name, index), group
+                yield ("members", name, index), group["params"]
+            for parameter, state in optimizer.state.items():
+                key = self._slots.by_id.get(id(parameter))
+                if key is not None:
+                    yield ("state", name, *key), state
+
+    # --- tensors -----------------------------------------------------------------------------------------------
+    def _name_of_tensor(self, value: torch.Tensor) -> Name | None:
+        key = self._slots.by_id.get(id(value))
+        if key is not None:
+            return ("slot", *key)
+        holder = self._slots.holder(value)
+        part = self._own_tensor(value) if holder is None else ("slot", *self._slots.by_id[id(holder)])
+        if part is None:
+            return None
+        return part if self.at(part) is value else ("tensor", part, _geometry(value, self.at(part)))
+
+    def _own_tensor(self, value: torch.Tensor) -> Name | None:
+        """Return the name of a tensor that an optimizer keeps, such as a momentum."""
+        entries = sum(len(optimizer.state) for optimizer in self._optimizers.values())
+        if entries != self._entries:
+            self._entries = entries
+            self._of_memory = {
+                memory_of(tensor): ("entry", name, key)
+                for name, state in self._containers()
+                if name[0] == "state"
+                for key, tensor in state.items()
+                if isinstance(tensor, torch.Tensor)
+            }
+        name = self._of_memory.get(memory_of(value)) if memory_of(value) else None
+        if name is None:
+            return None
+        try:
+            return name if memory_of(self.at(name)) == memory_of(value) else None
+        except LookupError:
+            return None
+
+
+def _geometry(value: torch.Tensor, part: torch.Tensor) -> list[Any]:
+    """How a view lies in the memory of a part."""
+    if value.requires_grad:
+        raise NotNameable("a view of a parameter, with the graph that it was computed in")
+    if is_distributed(part) or is_distributed(value):
+        if type(value) is not type(part) or value.shape != part.shape:
+            raise NotNameable("a view of a divided parameter")
+        return []
+    if value.dtype != part.dtype or type(value) is not torch.Tensor:
+        raise NotNameable(f"a {type(value).__name__} of {value.dtype} in the memory of one of {part.dtype}")
+    return [list(value.shape), list(value.stride()), value.storage_offset() - part.storage_offset()]
+
+
+def _view(part: torch.Tensor, geometry: list[Any]) -> torch.Tensor:
+    whole = part.detach()
+    if not geometry:
+        return whole
+    shape, stride, offset = geometry
+    return whole.as_strided(shape, stride, part.storage_offset() + offset)

@@ -1,0 +1,55 @@
+"""How modules are built: which modules, parameters, buffers and hooks there are, and where.
+
+A replacement has what the script builds before its loop. What steps change of that later (a pruned layer, another
+head, a hook) it lacks; so every copy of the state says how the modules of its source are built.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import xxhash
+from torch import nn
+
+from relight.training.state.modules.hooks import hook_name
+from relight.training.torch_private.modules import buffers_in, hooks_in, parameters_in
+
+_DIGITS = 8  # for each module
+_NAMED = 3  # modules in a message
+_WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")  # they look after themselves
+
+
+def structure(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """A digest of each module in each of `modules`, one after the other."""
+    return {
+        owner: "".join(_digest(path, child) for path, child in module.named_modules())
+        for owner, module in modules.items()
+    }
+
+
+def structure_differs(modules: Mapping[str, nn.Module], other: Mapping[str, str]) -> str:
+    """Which modules are built otherwise than where `other` was taken; empty: none is."""
+    names = list(dict.fromkeys(_differing(modules, other)))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _differing(modules: Mapping[str, nn.Module], other: Mapping[str, str]) -> Iterator[str]:
+    for owner, own in structure(modules).items():
+        theirs = other.get(owner, own)
+        paths = [path for path, _ in modules[owner].named_modules()]
+        if len(own) != len(theirs):
+            yield owner
+            continue
+        for place, path in enumerate(paths):
+            part = slice(place * _DIGITS, (place + 1) * _DIGITS)
+            if own[part] != theirs[part]:
+                yield f"{owner}.{path}" if path else owner
+
+
+def _digest(path: str, module: nn.Module) -> str:
+    is_wrapper = type(module).__module__.startswith(_WRAPPERS)
+    inside = {} if is_wrapper else vars(module)
+    hooks = [] if is_wrapper else [name for hook in hooks_in(module) if (name := hook_name(hook))]
+    methods = [f"{name}={getattr(value, '__qualname__', '')}" for name, value in inside.items() if callable(value)]
+    own = f"{[*parameters_in(module)]} {[*buffers_in(module)]}"
+    text = f"{path} {type(module).__qualname__} {own} {hooks} {methods}"
+    return xxhash.xxh32_hexdigest(text.encode())

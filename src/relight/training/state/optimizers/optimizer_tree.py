@@ -1,0 +1,76 @@
+"""An optimizer's state as a tree that can be copied to another rank, and back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from relight.training.state.modules.slots import Key, Slots
+from relight.training.state.optimizers.parameter_groups import named, parameters_of, resting_of, settings_of
+from relight.training.torch_private.mesh import as_part_like, is_distributed
+from relight.training.torch_private.zero import state_of
+from relight.transfer.io.codec import local_part
+
+
+def own_numbers(optimizer: Optimizer) -> dict[int, dict[str, float]]:
+    """Return Python's floats in an optimizer's state, by the number of the parameter (LBFGS: the loss of its rank)."""
+    parameters = parameters_of(optimizer)
+    kept = state_of(optimizer)
+    found = {
+        i: {k: v for k, v in kept[p].items() if isinstance(v, float)} for i, p in enumerate(parameters) if p in kept
+    }
+    return {index: numbers for index, numbers in found.items() if numbers}
+
+
+def optimizer_tree(optimizer: Optimizer, has_own_numbers: bool, keys: Mapping[int, Key]) -> dict[str, Any]:
+    """Return settings and state. Python's floats are left out if they differ between ranks (`has_own_numbers`)."""
+    kept = state_of(optimizer)
+    if has_own_numbers:
+        kept = {p: {k: v for k, v in values.items() if not isinstance(v, float)} for p, values in kept.items()}
+    resting = resting_of(optimizer, kept, keys)
+    return {
+        "groups": settings_of(optimizer),
+        # By number: a tensor's path must not depend on which other parameters have been used so far.
+        "state": {i: dict(kept[p]) for i, p in enumerate(parameters_of(optimizer)) if p in kept},
+        **({"resting": {name: dict(kept[p]) for name, p in resting.items()}} if resting else {}),
+    }
+
+
+def adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any], slots: Slots) -> None:
+    """Put the settings and state of `tree` into an optimizer with the same parameters."""
+    parameters = parameters_of(optimizer)
+    for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
+        for key in group.keys() - saved.keys() - {"params"}:
+            del group[key]
+        group.update(saved)
+    received, kept = tree["state"], state_of(optimizer)
+    for index, parameter in enumerate(parameters):
+        if index not in received:
+            kept.pop(parameter, None)
+            continue
+        own = kept[parameter]
+        for key in [key for key in own if key not in received[index]]:
+            del own[key]
+        for key, value in received[index].items():
+            own[key] = _placed(value, own.get(key), parameter)
+    for parameter in resting_of(optimizer, kept, slots.by_id).values():
+        del kept[parameter]
+    for name, values in tree.get("resting", {}).items():
+        (parameter,) = named([[name]], slots.parameters)
+        kept[parameter] = {key: _placed(value, None, parameter) for key, value in values.items()}
+
+
+def _placed(value: Any, own: Any, parameter: torch.Tensor) -> Any:
+    """Return a received value on the device where the optimizer keeps it, in its own tensor where that fits."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    mine = local_part(own) if isinstance(own, torch.Tensor) else None
+    if mine is not None and mine.shape == value.shape and mine.dtype == value.dtype:
+        if mine.data_ptr() != value.data_ptr():
+            mine.copy_(value)
+        return own
+    divided = is_distributed(parameter) and value.shape == local_part(parameter).shape
+    if divided and (value.ndim > 0 if own is None else is_distributed(own)):
+        return as_part_like(value, parameter)
+    return value.to(parameter.device) if value.shape == parameter.shape else value
