@@ -18,7 +18,6 @@ from tests.idioms.record import Row, Trial
 from tests.idioms.trial import STRIKES, killed_at_random, killed_in_phases, phase_kills, undisturbed, without_relight
 from tests.idioms.verdict import Ending, Verdict, digests_in, judge, sections, what_differs
 
-
 _MOST_ROUNDS = 20  # for --random-kills
 
 
