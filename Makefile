@@ -8,7 +8,7 @@ CODE := $(wildcard src tests benchmarks examples checks)
 JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test-fast test test-all test-versions demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried bench docs clean
+.PHONY: help setup check format test-fast test test-all test-device test-versions demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +38,11 @@ test: setup ## the tests, without the long matrix; two at a time, JOBS=0: one af
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 test-all: setup ## the tests, with the long matrix
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "not gpu"
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "not gpu and not late"
+
+test-device: setup ## build a device that is late, with g++, and test on it: in minutes
+	$(BIN)/python -m tests.device_extension.build
+	$(BIN)/python -m pytest -m late tests/device_extension
 
 test-integrations: $(VENV)/.huggingface ## the tests of integrations that need other packages; installs these
 	$(BIN)/python -m pytest tests/integrations

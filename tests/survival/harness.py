@@ -58,6 +58,7 @@ class Training:
     steps: int = 7  # 0: the program's own affair
     arguments: tuple[str, ...] = ()  # of the program
     program: str = "train.py"
+    is_late: bool = False  # on the late device (tests/device_extension)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,7 @@ class Job:
             *(("--preload", PRELOAD) if PRELOAD and "--no-python" not in flags else ()),
             *flags,
             *(word for sentence in faults for word in ("--chaos", sentence)),
+            *((str(PROGRAMS / "on_late_device.py"),) if training.is_late else ()),
             str(PROGRAMS / training.program),
             *(("--steps", str(training.steps)) if training.steps else ()),
             *training.arguments,

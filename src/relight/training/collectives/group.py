@@ -113,7 +113,9 @@ class RelightProcessGroup(dist.ProcessGroup):
 
     @not_compiled
     def allreduce(self, *args: Any, **kwargs: Any) -> Any:
-        if self.serves_reducer and sys._getframe(1).f_code is RUN_BACKWARD:
+        # The backward passes of an accelerator run in threads of C++, where nothing of Python calls this.
+        caller = sys._getframe().f_back
+        if self.serves_reducer and caller is not None and caller.f_code is RUN_BACKWARD:
             policy, formed = self._policy, self.formed
             if formed is not None and not formed.is_detached and not policy.closed and policy.is_protected():
                 policy.count_collective()

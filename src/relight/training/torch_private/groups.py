@@ -41,7 +41,9 @@ def make_generation_group(store: Store, rank: int, size: int, name: str, device:
     group._set_default_backend(kind)
     group._register_backend(torch.device("cpu"), kind, gloo)
     if device is not None:
-        own = accelerator_of(device).make_backend(store, rank, size, _COLLECTIVE_TIMEOUT)
+        accelerator = accelerator_of(device)
+        accelerator.use(device)  # this may be a thread of its own, whose current device is another rank's
+        own = accelerator.make_backend(store, rank, size, _COLLECTIVE_TIMEOUT)
         group._set_default_backend(own.kind)
         group._register_backend(device, own.kind, own.backend)
     group._set_group_name(name)  # type: ignore[arg-type]

@@ -62,7 +62,6 @@ class Lift:
         """`view`: where the bucket goes."""
         self._host = torch.frombuffer(view, dtype=torch.uint8)
         self._streams = CopyStreams()
-        self._held: list[torch.Tensor] = []  # until the copies are done, which the host does not wait for
         self._marks: deque[tuple[int, Callable[[], None]]] = deque()
         self._arrived = 0
         self._unmarked_bytes = 0
@@ -80,8 +79,8 @@ class Lift:
         In rising order of `offset`.
         """
         with self._streams.on(tensor.device):
+            # If this makes a copy, its memory is used again on this stream alone, after it was read.
             values = tensor.detach().resolve_conj().resolve_neg().contiguous()
-            self._held.append(values)
             source = bytes_on_device(values, start, count)
             for done in range(0, count, LIFT_BYTES):
                 end = min(done + LIFT_BYTES, count)

@@ -1,0 +1,3 @@
+from tests.survival.conftest import bench, references
+
+__all__ = ["bench", "references"]  # fixtures

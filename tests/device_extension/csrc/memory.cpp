@@ -1,0 +1,221 @@
+// Memory. The device's lies in a file without a name that is mapped twice: tensors have the addresses of a mapping that
+// nobody may read (a host that tries dies by SIGSEGV), the device's thread uses the other one.
+
+#include "late.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+namespace late {
+namespace {
+
+constexpr size_t kDeviceBytes = size_t(8) << 30;  // addresses, not memory
+constexpr size_t kGrain = 512;
+
+struct Block {
+  char* address;
+  size_t nbytes;
+  int device;
+  int64_t stream;  // whose work may use it again at once after it was freed
+  std::vector<Event> others;  // other streams that used it
+};
+
+bool poisons() {
+  static bool poisons = std::getenv("LATE_POISON") == nullptr || std::string(std::getenv("LATE_POISON")) != "0";
+  return poisons;
+}
+
+// What is freed is overwritten, in the order of its stream.
+void poison(const Block& block, char* address) {
+  if (!poisons()) return;
+  c10::Stream stream(c10::Stream::UNSAFE, c10::Device(kType, block.device), block.stream);
+  launch(stream, [address, nbytes = block.nbytes] {
+    std::memset(address, 0xff, nbytes);  // NaN in each type of floating point
+    return true;
+  });
+}
+
+class Memory {
+ public:
+  Memory() {
+    size_t total = kDeviceBytes * device_count();
+    descriptor = memfd_create("late-device", MFD_CLOEXEC);
+    TORCH_CHECK(descriptor >= 0 && ftruncate(descriptor, total) == 0, "no memory for the late device");
+    base = static_cast<char*>(mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    other = static_cast<char*>(mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0));
+    TORCH_CHECK(base != MAP_FAILED && other != MAP_FAILED, "no addresses for the late device");
+  }
+
+  Block* take(size_t nbytes, int device, int64_t stream) {
+    nbytes = (std::max<size_t>(nbytes, 1) + kGrain - 1) / kGrain * kGrain;
+    std::unique_lock lock(mutex_);
+    settle();
+    auto& free = free_[{device, stream, nbytes}];
+    if (!free.empty()) {
+      Block* block = free.back();
+      free.pop_back();
+      used[device] += nbytes;
+      return block;
+    }
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, used[device] + nbytes <= limit && next_[device] + nbytes <= kDeviceBytes,
+        "late device ", device, " out of memory: ", used[device], " bytes are in use");
+    Block* block = new Block{base + kDeviceBytes * device + next_[device], nbytes, device, stream, {}};
+    next_[device] += nbytes;
+    used[device] += nbytes;
+    blocks_[block->address] = block;
+    return block;
+  }
+
+  void give_back(Block* block) {
+    std::unique_lock lock(mutex_);
+    used[block->device] -= block->nbytes;
+    if (block->others.empty())
+      free(block);
+    else
+      waiting_.push_back(block);
+  }
+
+  void used_by(const void* address, Event event) {
+    std::unique_lock lock(mutex_);
+    auto found = blocks_.find(const_cast<void*>(address));
+    if (found != blocks_.end()) found->second->others.push_back(std::move(event));
+  }
+
+  int descriptor;
+  char *base, *other;
+  std::map<int, size_t> used;
+  size_t limit = kDeviceBytes;
+
+ private:
+  void free(Block* block) {
+    poison(*block, other + (block->address - base));
+    free_[{block->device, block->stream, block->nbytes}].push_back(block);
+  }
+
+  // Freed memory that other streams used can be used again once they are past that.
+  void settle() {
+    for (size_t index = 0; index < waiting_.size();) {
+      Block* block = waiting_[index];
+      bool over = true;
+      for (Event& event : block->others) over = over && query(event);
+      if (!over) {
+        ++index;
+        continue;
+      }
+      block->others.clear();
+      free(block);
+      waiting_.erase(waiting_.begin() + index);
+    }
+  }
+
+  std::mutex mutex_;
+  std::map<int, size_t> next_;
+  std::map<std::tuple<int, int64_t, size_t>, std::vector<Block*>> free_;
+  std::unordered_map<void*, Block*> blocks_;
+  std::vector<Block*> waiting_;
+};
+
+Memory& memory() {
+  static Memory* one = new Memory();
+  return *one;
+}
+
+void free_device(void* context) { memory().give_back(static_cast<Block*>(context)); }
+
+struct DeviceAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t nbytes) override {
+    int device = current_device();
+    c10::Device place(kType, device);
+    if (nbytes == 0) return {nullptr, nullptr, &free_device, place};
+    Block* block = memory().take(nbytes, device, current_stream(device).id());
+    return {block->address, block, &free_device, place};
+  }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    launch(current_stream(-1), [=] {
+      std::memcpy(shadow(to), shadow(from), count);
+      return true;
+    });
+  }
+};
+
+// --- host memory that the device reads and writes by itself
+std::mutex pinned_mutex;
+std::map<uintptr_t, std::pair<size_t, bool>> pinned;  // by address: size, and whether it was registered
+
+void free_pinned(void* address) {
+  std::unique_lock lock(pinned_mutex);
+  pinned.erase(reinterpret_cast<uintptr_t>(address));
+  std::free(address);
+}
+
+struct PinnedAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t nbytes) override {
+    if (nbytes == 0) return {nullptr, nullptr, [](void*) {}, c10::Device(c10::kCPU)};
+    void* address = nullptr;
+    TORCH_CHECK(posix_memalign(&address, 64, nbytes) == 0, "no host memory");
+    std::unique_lock lock(pinned_mutex);
+    pinned[reinterpret_cast<uintptr_t>(address)] = {nbytes, false};
+    return {address, address, &free_pinned, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
+  void copy_data(void* to, const void* from, size_t count) const override { default_copy_data(to, from, count); }
+};
+
+}  // namespace
+
+void* shadow(const void* address) {
+  if (address == nullptr) return nullptr;
+  return memory().other + (static_cast<const char*>(address) - memory().base);
+}
+int device_of(const void* address) { return (static_cast<const char*>(address) - memory().base) / kDeviceBytes; }
+c10::Allocator* device_allocator() {
+  static DeviceAllocator one;
+  return &one;
+}
+c10::Allocator* pinned_allocator() {
+  static PinnedAllocator one;
+  return &one;
+}
+bool is_pinned(const void* address, bool* is_registered) {
+  std::unique_lock lock(pinned_mutex);
+  auto place = reinterpret_cast<uintptr_t>(address);
+  auto after = pinned.upper_bound(place);
+  if (after == pinned.begin()) return false;
+  auto& [start, entry] = *std::prev(after);
+  if (place >= start + entry.first) return false;
+  if (is_registered != nullptr) *is_registered = entry.second;
+  return true;
+}
+void register_host(uintptr_t address, size_t nbytes) {
+  std::unique_lock lock(pinned_mutex);
+  TORCH_CHECK(pinned.emplace(address, std::pair(nbytes, true)).second, "this memory is registered already");
+}
+void unregister_host(uintptr_t address) {
+  std::unique_lock lock(pinned_mutex);
+  TORCH_CHECK(pinned.erase(address) == 1, "this memory is not registered");
+}
+void record_on_stream(const c10::DataPtr& pointer, c10::Stream stream) {
+  if (pointer.get() != nullptr) memory().used_by(pointer.get(), record(stream));
+}
+int64_t allocated_bytes(int device) { return memory().used[device]; }
+void set_memory_limit(int64_t nbytes) { memory().limit = nbytes; }
+
+namespace {
+struct Registered {
+  Registered() { c10::SetAllocator(kType, device_allocator()); }
+} registered;
+}  // namespace
+}  // namespace late
