@@ -8,7 +8,7 @@ CODE := $(wildcard src tests benchmarks examples checks)
 JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test-fast test test-all test-device test-versions demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried bench docs clean
+.PHONY: help setup check format test-fast test test-all test-device test-versions demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried gpu bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ fuzz-idioms: setup ## ten minutes of scripts composed at random, each disturbed 
 
 fuzz-carried: setup ## ten minutes of loops that hold state in any way, interrupted in one process, and compared
 	$(BIN)/python -m tests.training.carried_scripts --minutes 10
+
+gpu: ## on a machine with GPUs: what must be shown there, with the installed Python; PARTS=list
+	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu $(PARTS)
 
 bench: $(VENV)/.bench ## measure, beside torchft
 	$(BIN)/python -m benchmarks

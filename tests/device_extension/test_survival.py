@@ -15,14 +15,21 @@ pytestmark = [pytest.mark.late, pytest.mark.skipif(not is_built(), reason="not b
 
 ENDS = ("kill", "freeze", "raise")
 PLACES = ("FORWARD", "BACKWARD", "BARRIER", "OPTIMIZER")
+ORDERS = 6  # of streams, within which a planted bug must be noticed
 WARM, LEAN = "3", "2"  # devices for two ranks and a standby
 
 
 def run(
-    bench: Bench, training: Training, *, faults: tuple[str, ...] = (), devices: str = WARM, bug: str = ""
+    bench: Bench,
+    training: Training,
+    *,
+    faults: tuple[str, ...] = (),
+    devices: str = WARM,
+    bug: str = "",
+    order: int = 0,
 ) -> Outcome:
     """Run a job with a seed of its own, the same each time."""
-    seed = zlib.crc32(repr((training, faults, devices)).encode()) % 1000
+    seed = zlib.crc32(repr((training, faults, devices, order)).encode()) % 1000
     environment = {"LATE_DEVICES": devices, "LATE_SEED": str(seed), "LATE_BUG": bug}
     return bench.run(training, faults=faults, standbys=1 if faults else 0, environment=environment)
 
@@ -65,3 +72,21 @@ def test_too_few_devices_are_refused_before_the_first_step(bench: Bench) -> None
     outcome = run(bench, Training(ranks=2, is_late=True), devices="1")
     assert outcome.status != 0
     assert "2 ranks and 0 standbys have 1 devices of type 'late'" in outcome.stdout + outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("bug", "fault"),
+    [
+        ("prepared_before_gradients_are_reduced", "kill rank 1 in BARRIER of step 3"),
+        ("committed_before_the_write_is_done", "kill rank 1 in AFTER_STEP of step 3"),
+    ],
+)
+def test_a_planted_bug_is_noticed(bench: Bench, bug: str, fault: str) -> None:
+    """By other bits, or by a job that does not end well."""
+    training = Training(ranks=2, is_late=True)
+    undisturbed = run(bench, training)
+    for order in range(ORDERS):
+        outcome = run(bench, training, faults=(fault,), bug=bug, order=order)
+        if outcome.status != 0 or outcome.finals != undisturbed.finals:
+            return
+    pytest.fail(f"{bug} was not noticed in {ORDERS} orders")

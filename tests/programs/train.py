@@ -198,7 +198,7 @@ def _feed(sha: Any, tree: Any) -> None:
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
-    job = relight.init(late_standby=options.late_standby)
+    job = relight.init(late_standby=options.late_standby or None)
     random.seed(job.rank)
     numpy.random.seed(job.rank)
     torch.manual_seed(job.rank if options.data == "loader" else 0)  # DDP's broadcast makes replicas equal

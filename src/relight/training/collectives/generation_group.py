@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from relight.device.choose import is_accelerated
 from relight.training.collectives.backward import Backward
 from relight.training.collectives.barrier_allreduce import BarrierAllReduce, SharedMemoryAllReduce, Sums
 from relight.training.collectives.groups import Ranks, group_name
@@ -55,7 +56,7 @@ class GenerationGroup:
 
     def launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         """Start an operation; the work it returns ends by itself or at Stop, never later."""
-        if self._device is not None:
+        if self._device is not None and not _are_in_host_memory((*args, *kwargs.values())):
             return getattr(self.group, operation)(*args, **kwargs)  # the device's own abort ends it
         if operation in POINT_TO_POINT:
             return Exchange(getattr(self.group, operation)(*args, **kwargs), args[0], self._remember, self._waits)
@@ -114,8 +115,7 @@ class GenerationGroup:
 
     def _start_all_reduce(self, tensor: torch.Tensor) -> Any:
         """Start the all-reduce that only one thread of ours waits for: no future, half the time of `launch`."""
-        work = self.group.allreduce([tensor])
-        return work if self._device is not None else self._remember(WaitedFor(work))
+        return self._remember(WaitedFor(self.group.allreduce([tensor])))  # gloo's: it lies in host memory
 
     def _remember(self, running: "Waitable") -> "Waitable":
         self._operations.append(running)
@@ -173,6 +173,16 @@ class GenerationGroup:
                 return False
             time.sleep(_POLL_SECONDS)
         return True
+
+
+def _are_in_host_memory(arguments: Sequence[Any]) -> bool:
+    """Whether an operation's tensors, given alone or in lists, lie in host memory; False if there are none."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            return not is_accelerated(argument)
+        if isinstance(argument, (list, tuple)) and argument:
+            return _are_in_host_memory(argument)
+    return False
 
 
 GenerationGroups = dict[Ranks, GenerationGroup]  # by their members

@@ -1,0 +1,48 @@
+"""A generation's group on the late device: its tensors by the device's collectives, those of the host by gloo."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+pytestmark = pytest.mark.late
+late = pytest.importorskip("tests.device_extension.late", reason="not built: make test-device", exc_type=ImportError)
+
+from relight.training.collectives.generation_group import GenerationGroup  # noqa: E402
+from relight.training.collectives.operations import Operation  # noqa: E402
+from relight.training.torch_private.groups import make_generation_group  # noqa: E402
+
+
+@pytest.fixture
+def groups() -> Iterator[list[GenerationGroup]]:
+    store = HashStore()
+
+    def form(rank: int) -> GenerationGroup:
+        device = torch.device("late", rank)
+        return GenerationGroup(make_generation_group(store, rank, 2, "test", device), device=device)
+
+    with ThreadPoolExecutor(2) as pool:
+        yield list(pool.map(form, range(2)))
+
+
+def test_each_tensor_goes_its_own_way(groups: list[GenerationGroup]) -> None:
+    for places in (["late:0", "late:1"], ["cpu", "cpu"]):
+        tensors = [torch.full((3,), rank + 1.0, device=place) for rank, place in enumerate(places)]
+        works = [group.launch("allreduce", [tensor]) for group, tensor in zip(groups, tensors, strict=True)]
+        assert [isinstance(work, Operation) for work in works] == [places[0] == "cpu"] * 2
+        for group, work in zip(groups, works, strict=True):
+            group.await_launched()
+            work.wait()
+        assert [tensor.cpu().tolist() for tensor in tensors] == [[3.0] * 3] * 2
+
+
+def test_what_gloo_cannot_end_is_abandoned(groups: list[GenerationGroup]) -> None:
+    """As in a group without a device."""
+    work = groups[0].launch("allreduce", [torch.ones(3)])  # its peer never comes
+    assert not work.is_completed()
+    for operation in groups[0]._operations:
+        operation.abandon()
+    assert work.is_completed()
+    groups[1].launch("allreduce", [torch.ones(3)]).wait()  # it does come: gloo's threads end
