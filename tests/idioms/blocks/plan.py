@@ -93,6 +93,7 @@ def _rules() -> tuple[tuple[str, Callable[[Choices], bool]], ...]:
         ("tweak", lambda c: c["net"] in ("spectral", "weight-norm") and c["tweak"] == "data-swap"),
         ("ema", lambda c: c["net"] in ("spectral", "weight-norm", "history", "data-write", "rnn-carried")),
         ("hooks", lambda c: c["flags"] == "freeze-until"),
+        ("carried", lambda c: c["carried"] == "optimizer-state" and c["optimizer"] in ("hand", "hand-momentum")),
     )
 
 

@@ -114,10 +114,18 @@ class Batches:
         """The loop has ended: the script may read whichever data it likes."""
         watch.end()
 
-    def private(self) -> dict[str, Any]:
-        """The rank-private part: data position and streams with which the next step starts."""
-        self._at_barrier = rng.capture() if self._preserve else None
+    def private(self, *, between: bool = False) -> dict[str, Any]:
+        """The rank-private part: data position and streams with which the next step starts.
+
+        `between`: two steps; what was drawn since the last barrier does not count then.
+        """
+        if not between or self._at_barrier is None:
+            self._at_barrier = rng.capture() if self._preserve else None
         return {"data": self._source.state(), "rng": self._at_barrier}
+
+    def look(self) -> int:
+        """Return a number that differs once the script has drawn from streams that run on from step to step."""
+        return rng.number() if self._preserve else 0
 
     @property
     def stray(self) -> str:

@@ -45,6 +45,24 @@ def put_back(state: dict[str, Any]) -> None:
         sys.modules["numpy"].random.set_state(state["numpy"])
 
 
+def number() -> int:
+    """Return a number that stands for the state of the global generators."""
+    of_device = accelerator().random_state()
+    numpy = sys.modules.get("numpy")
+    parts = (
+        repr(random.getstate()).encode(),
+        torch.get_rng_state().numpy().tobytes(),
+        b"" if of_device is None else of_device.cpu().numpy().tobytes(),
+        b"" if numpy is None else repr(_numpy_state(numpy)).encode(),
+    )
+    return xxhash.xxh3_64_intdigest(b"/".join(parts))
+
+
+def _numpy_state(numpy: Any) -> tuple[Any, ...]:
+    name, keys, *rest = numpy.random.get_state()
+    return name, keys.tobytes(), *rest
+
+
 @contextlib.contextmanager
 def streams_kept() -> Iterator[None]:
     """Whatever is drawn inside does not count."""

@@ -31,14 +31,17 @@ class PrivateState:
         self._carried = carried
         self._reports = reports
 
-    def keep(self, version: int, *, early: bool = False) -> None:
-        """As it is now, as that of `version`. `early`: the block goes on after this."""
+    def keep(self, version: int, *, early: bool = False, between: bool = False) -> None:
+        """As it is now, as that of `version`.
+
+        `early`: the block goes on after this. `between`: it is kept again, after code between two steps.
+        """
         carried = self._carried.capture(early=early)
         is_bare = not carried and not self._reports.has_private
         if is_bare and self._batches.derivable and not self._state.has_private:
             payload = NO_PRIVATE  # mostly
         else:
-            tree = {**self._state.private(), **self._batches.private(), **self._reports.private()}
+            tree = {**self._state.private(), **self._batches.private(between=between), **self._reports.private()}
             if carried:
                 tree["carried"] = carried
             payload = encode_tree(tree, "rank-private state")

@@ -42,13 +42,23 @@ class NothingCarried:
         return 0
 
 
+class Streams(Protocol):
+    """Random streams of the script."""
+
+    def look(self) -> int:
+        """Return a number that differs once the script has drawn from streams that run on from step to step."""
+
+
 class Needs:
     """What the step under way needs of other ranks."""
 
-    def __init__(self, state: "TrackedState", collectives: LaunchCount, carried: CarriedState) -> None:
+    def __init__(
+        self, state: "TrackedState", collectives: LaunchCount, carried: CarriedState, streams: Streams | None
+    ) -> None:
         self._state = state
         self._collectives = collectives
         self._carried = carried
+        self._streams = streams
         self._seen: tuple[Any, ...] = ()  # launches and private state, at the last look
         self.stirred = 0  # of the step's writes, the number of those before its last need
 
@@ -87,7 +97,8 @@ class Needs:
         state, attributes = self._state, self._state.attributes
         trained = state.members.trained_owners
         own = [now[place] for key, place in state.slots.buffer_places if key[0] in trained]
-        seen = self._collectives.launches, own, attributes.assigned_buffers, self._carried.look()
+        drawn = self._streams.look() if self._streams is not None else 0
+        seen = self._collectives.launches, own, attributes.assigned_buffers, self._carried.look(), drawn
         private = state.rank_private
         if not (state.per_rank or private.with_own_numbers or attributes.has_state):
             return seen

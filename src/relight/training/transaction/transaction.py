@@ -7,7 +7,7 @@ from torch import nn
 from relight.training.state.modules.slots import Key
 from relight.training.transaction.changes import ChangeWatch
 from relight.training.transaction.image_plan import ImagePlan
-from relight.training.transaction.needs import CarriedState, LaunchCount, Needs, NothingCarried
+from relight.training.transaction.needs import CarriedState, LaunchCount, Needs, NothingCarried, Streams
 from relight.training.transaction.pattern import Learner, Pattern, observed
 from relight.training.transaction.step_images import StepImages
 
@@ -22,14 +22,20 @@ class Transaction:
     `roll_back` at any point before the barrier, and after it as long as nothing was written.
     """
 
-    def __init__(self, state: "TrackedState", collectives: LaunchCount, carried: CarriedState | None = None) -> None:
+    def __init__(
+        self,
+        state: "TrackedState",
+        collectives: LaunchCount,
+        carried: CarriedState | None = None,
+        streams: Streams | None = None,
+    ) -> None:
         self._state = state
         self._attributes = state.attributes
         self.learner = Learner()
         self._changes = ChangeWatch(state.slots, state.attributes)
         self._images = StepImages(state, self._changes.access)
         self._plan = ImagePlan(state, self._changes, self._images.tensors)
-        self._needs = Needs(state, collectives, carried or NothingCarried())
+        self._needs = Needs(state, collectives, carried or NothingCarried(), streams)
         self._unused = set(state.optimizers)  # that have made no step since ranks last began to learn
         # The step under way.
         self.is_open = False  # it can be undone

@@ -128,7 +128,7 @@ def take_inventory(
     reader = CheckpointReader(runtime, state, progress, batches, assignment, private)
     checkpointing = Checkpointing(runtime, state, progress, reader, assignment)
     snapshots = Snapshots(runtime, state, progress, assignment)
-    transaction = Transaction(state, runtime.protection, carried)
+    transaction = Transaction(state, runtime.protection, carried, batches)
     tiers = FallbackTiers(snapshots, checkpointing, publishing)
     recovery = Recovery(runtime, state, progress, batches, assignment, private, tiers, transaction)
     barrier = Barrier(runtime, state, progress, assignment, private, transaction, recovery, snapshots, publishing)

@@ -117,7 +117,7 @@ class StepLoop:
         if doubt is not None and not progress.warming:
             self._runtime.notices.doubt(doubt)
         if not progress.warming and self._carried.needs_keeping:
-            self._parts.private.keep(progress.version)
+            self._parts.private.keep(progress.version, between=True)
         self._carried.remember()
         if self._carried.computes_above:
             self._parts.batches.begin_turn(progress.version, self._parts.assignment.batch_index)
