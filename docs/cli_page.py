@@ -30,7 +30,8 @@ VARIABLES = """\
 | `RELIGHT_TOKEN_FILE` | `run`, `agent`, `controller` | default of `--token-file` |
 | `RELIGHT_TLS_CA`, `RELIGHT_TLS_CERT`, `RELIGHT_TLS_KEY` | the same | defaults of the options `--tls-...` |
 | `RELIGHT_HOST_ADDRESS` | `run`, `agent` | [this host's address for others](OPERATING.md#addresses-between-hosts) |
-| `MASTER_ADDR`, `MASTER_PORT` | `run` | with several nodes, default of `--rdzv-endpoint` |
+| `PET_NNODES`, `PET_NODE_RANK`, `PET_MASTER_ADDR`, ... | `run` | defaults of these options, as for torchrun |
+| those of Slurm, Kubernetes, MPI, Ray | `run` | [with `--nnodes auto`](CLUSTERS.md#which-variables-are-read) |
 | `OMP_NUM_THREADS` | workers | threads of torch; 1 unless you set it, in jobs of two ranks or more |
 
 A worker finds the variables of torchrun: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,

@@ -110,6 +110,14 @@ that looks at the failed rank's phase, or at tags read before everyone has stopp
 different parameters, or waits forever. Only a weaker statement always holds: *if any rank passed the barrier of step
 i, every survivor is prepared(i)*. The rule rests on that alone.
 
+## The start
+
+The ranks start once all *nodes* of the job have joined, on these and in their order, whatever else has joined by then.
+A *spare* says so when it joins, and again after each restart of its agent; it holds no rank before one is lost.
+Standbys are started with the ranks. If spares are expected and some have not joined yet, the standbys wait for them, at
+most until every rank has reached its first step. Until then the loss of a host with ranks ends the job, and that of a
+spare costs its standbys. Later, nodes and spares are alike.
+
 ## After a failure
 
 1. The controller journals a new generation and sends **Stop**. Collectives of the old generation fail at once. A

@@ -5,7 +5,6 @@ import datetime
 import errno
 import importlib.metadata
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any, NoReturn
 import msgspec
 
 from relight.errors import UsageError
-from relight.flags import ADDRESS_HELP, add_run_flags, add_tls, add_token_file, hint_at_misplaced_flags, unknown_hint
+from relight.flags import ADDRESS_HELP, add_run_flags, hint_at_misplaced_flags, unknown_hint
 from relight.goodput import command as goodput_command
+from relight.launch import hosts_command
 from relight.prove import command as prove_command
 from relight.watch import command as watch_command
 from relight.weights import command as weights_command
-from relight.wire.handshake import NAME
 
 _EXAMPLE = """\
 a script needs these lines (see the README):
@@ -77,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from relight import config
+    from relight.cluster.place import is_spare
     from relight.launch.commands import join, launch
+    from relight.launch.hosts_command import host_name
 
     if arguments.command == "chaos":
         if arguments.explain:
@@ -89,7 +90,7 @@ def _run(arguments: argparse.Namespace) -> int:
     dashboard = arguments.dashboard_address or ("" if arguments.dashboard else None)
     if dashboard is not None:
         config.check_dashboard_address(dashboard)
-    nodes = config.count_nodes(arguments.nnodes)
+    nodes = config.complete_nodes(arguments)
     endpoint = config.find_endpoint(arguments, nodes)
     hint_at_misplaced_flags(arguments.script_and_arguments)
     if endpoint is None:
@@ -102,38 +103,10 @@ def _run(arguments: argparse.Namespace) -> int:
     is_first = config.is_first_node(arguments, endpoint)
     tls = config.find_tls(arguments, endpoint, is_first=is_first)
     if not is_first:
-        name = f"node-{arguments.node_rank}" if arguments.node_rank is not None else _host_name()
-        return join(endpoint, token, name, quiet=arguments.quiet, tls=tls)
+        name = f"node-{arguments.node_rank}" if arguments.node_rank is not None else host_name()
+        return join(endpoint, token, name, spare=is_spare(arguments), quiet=arguments.quiet, tls=tls)
     settings = config.build_settings(arguments, datetime.datetime.now())
     return launch(settings, token, quiet=arguments.quiet, dashboard=dashboard, tls=tls)
-
-
-def _agent(arguments: argparse.Namespace) -> int:
-    from relight.config import find_tls, parse_endpoint, read_shared_token
-    from relight.launch.commands import join
-
-    endpoint = parse_endpoint(arguments.controller, "--controller")
-    name = arguments.name or _host_name()
-    if not NAME.fullmatch(name):
-        raise UsageError(f"--name {name}: use a-z, 0-9 and '-', at most 64 of them")
-    token = read_shared_token(arguments.token_file)
-    return join(endpoint, token, name, quiet=arguments.quiet, tls=find_tls(arguments, endpoint, is_first=False))
-
-
-def _controller(arguments: argparse.Namespace) -> int:
-    from relight.config import find_tls, parse_endpoint, read_shared_token
-    from relight.launch.commands import resume_job
-
-    _find_run_dir(arguments.run_dir)
-    endpoint = parse_endpoint(arguments.listen, "--listen")
-    token = read_shared_token(arguments.token_file)
-    tls = find_tls(arguments, endpoint, is_first=True)
-    return resume_job(arguments.run_dir, endpoint, token, take_over=arguments.take_over, quiet=arguments.quiet, tls=tls)
-
-
-def _host_name() -> str:
-    """This host's name, in the letters that an agent's name may have."""
-    return "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname().lower())[:64]
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -262,7 +235,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
         add_run_flags(command)
         command.set_defaults(call=_run)
     commands: dict[str, argparse.ArgumentParser] = {"run": run, "chaos": chaos}
-    own = (_add_report_commands, _add_host_commands, _add_dashboard_command, prove_command.add_command)
+    own = (_add_report_commands, hosts_command.add_commands, _add_dashboard_command, prove_command.add_command)
     for more in (*own, watch_command.add_commands, weights_command.add_commands, goodput_command.add_command):
         commands = {**commands, **more(choices)}
     return parser, commands
@@ -320,45 +293,6 @@ def _add_report_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str
     )
     timeline.set_defaults(call=_timeline)
     return {"report": report, "check": check, "timeline": timeline, "explain": explain}
-
-
-def _add_host_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
-    """Add the commands of hosts other than the first."""
-    agent = choices.add_parser(
-        "agent",
-        help="let this host join a running job",
-        description="Join a running job: this host offers room for standbys and replacements until the job ends.",
-        allow_abbrev=False,
-    )
-    agent.add_argument("--controller", required=True, metavar="HOST:PORT", help="the job's --rdzv-endpoint")
-    agent.add_argument("--name", help="this host's name in the job; default: its host name")
-    agent.add_argument("--quiet", action="store_true", help="show only the workers' output, warnings and errors")
-    add_token_file(agent)
-    add_tls(agent)
-    agent.set_defaults(call=_agent)
-    controller = choices.add_parser(
-        "controller",
-        help="resume a job whose controller's host is lost",
-        description="Run another controller of a job on several hosts, on a host that sees its run directory. Its "
-        "agents find the controller's address there. Training continues meanwhile; the lost host's ranks are "
-        "replaced. Ctrl-C ends the job, as with `relight run`.",
-        allow_abbrev=False,
-    )
-    controller.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="on storage that all hosts share")
-    controller.add_argument(
-        "--listen", required=True, metavar="HOST:PORT", help="where the job's hosts reach this controller"
-    )
-    controller.add_argument(
-        "--take-over",
-        action="store_true",
-        help="take the journal even if the old controller still holds its lock, since it is frozen or its host cannot "
-        "be reached. If it wakes up, it finds that the journal is no longer its own, and ends silently",
-    )
-    controller.add_argument("--quiet", action="store_true", help="show only warnings and errors")
-    add_token_file(controller)
-    add_tls(controller)
-    controller.set_defaults(call=_controller)
-    return {"agent": agent, "controller": controller}
 
 
 def _add_dashboard_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:

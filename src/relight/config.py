@@ -20,6 +20,8 @@ import msgspec
 
 from relight.agent.connection.join import address_towards, resolve
 from relight.chaos.plan import check_fault, parse_fault
+from relight.cluster.place import DEFAULT_PORT, complete_flags
+from relight.cluster.scontrol import expand_list
 from relight.core.fault import Plan
 from relight.dashboard.web.address import split_address
 from relight.device.visible import count_devices
@@ -33,7 +35,6 @@ from relight.wire.tls import FLAGS, VARIABLES, Tls, TlsFiles, prove_certificate
 
 MAX_WORKERS_PER_CORE = 16
 LOOPBACK = IPV4
-DEFAULT_PORT = 29400  # torchrun's, of its rendezvous
 MIN_TOKEN_BYTES = 16
 _claims: list[Claim] = []  # of this process's run directory, until the process ends
 _PROBE_BYTES = 256 * 1024  # enough for the first lines of the journal, the trace and the report
@@ -41,12 +42,14 @@ _PROBE_BYTES = 256 * 1024  # enough for the first lines of the journal, the trac
 
 def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> JobSettings:
     """Turn parsed arguments into the job's settings, and make its run directory. Raises UsageError."""
-    local_size = count_workers(arguments.nproc_per_node)
-    nodes = count_nodes(arguments.nnodes)
-    endpoint = find_endpoint(arguments, nodes)
-    world_size = local_size * nodes
+    local_size = count_workers(arguments.nproc_per_node or "1")
+    hosts = count_nodes(arguments.nnodes)
+    endpoint = find_endpoint(arguments, hosts)
     given = read_settings(arguments)
-    check_fit(local_size + given["standbys"], arguments.oversubscribe)
+    nodes, spares = hosts - given["spare_nodes"], given["spare_nodes"] * local_size
+    world_size = local_size * nodes
+    given["standbys"] = given["standbys"] or spares
+    check_fit(local_size + max(0, given["standbys"] - spares), arguments.oversubscribe)
     script = arguments.script_and_arguments[0] if arguments.script_and_arguments else ""
     check_script(script, module=arguments.module, no_python=arguments.no_python)
     check_preload(given["preload"], no_python=arguments.no_python)
@@ -100,8 +103,24 @@ def count_workers(asked: str) -> int:
     return count
 
 
-def count_nodes(asked: str) -> int:
+def complete_nodes(arguments: argparse.Namespace) -> int:
+    """Complete the flags about nodes from the cluster's variables, and say so. Return the number of nodes.
+
+    Raises UsageError for contradictions.
+    """
+    if read := complete_flags(arguments, os.environ, expand_list):
+        print(f"relight: {read}", file=sys.stderr, flush=True)
+    hosts, spares = count_nodes(arguments.nnodes), read_setting(arguments, "spare_nodes")
+    if spares >= hosts:
+        raise UsageError(f"--spare-nodes {spares} of {hosts} nodes: at least one must be left for the ranks")
+    if arguments.node_rank is not None and not 0 <= arguments.node_rank < hosts:
+        raise UsageError(f"--node-rank {arguments.node_rank} of {hosts} nodes: expected 0 to {hosts - 1}")
+    return hosts
+
+
+def count_nodes(asked: str | None) -> int:
     """The number of nodes: "M", or "M:M" as torchrun has it for a job that neither grows nor shrinks."""
+    asked = asked or "1"
     least, colon, most = asked.partition(":")
     if not least.isdecimal() or (colon and most != least) or int(least) < 1:
         raise UsageError(f"--nnodes {asked}: expected a number of nodes; a job's ranks neither grow nor shrink")

@@ -108,17 +108,23 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         *("--nproc-per-node", "--nproc_per_node"),
-        default="1",
         metavar="N",
-        help="workers to start: a number, 'gpu', 'cpu', or 'auto' (one for each GPU, or else each core); default 1",
+        help="workers to start on each node: a number, 'gpu', 'cpu', or 'auto' (one for each GPU, or else each core); "
+        "default: PET_NPROC_PER_NODE, else 1",
     )
-    add("--nnodes", default="1", metavar="M", help="number of nodes; start the same command on each of them; default 1")
+    add(
+        "--nnodes",
+        metavar="M",
+        help="number of nodes, spares included; start the same command on each of them. 'auto': read it from the "
+        "variables of Slurm, Kubernetes, SkyPilot, MPI or Ray, and with it, if they are not given, --node-rank and "
+        "--rdzv-endpoint. Default: PET_NNODES, else 1",
+    )
     add(
         *("--node-rank", "--node_rank"),
         type=int,
         metavar="R",
-        help="this node's number; the controller runs on node 0. Default: the host that owns the address of "
-        "--rdzv-endpoint is node 0",
+        help="this node's number, from 0; the controller runs on node 0. Default: as --nnodes auto reads it; else the "
+        "host that owns the address of --rdzv-endpoint is node 0",
     )
     add(
         *("--rdzv-endpoint", "--rdzv_endpoint"),

@@ -39,6 +39,7 @@ class Desk:
     """A controller, and the facts that a test lays before it. Ranks start as processes w0, w1, ...; standbys follow."""
 
     def __init__(self, world_size: int = 2, standbys: int = 0, **settings: float | None) -> None:
+        """Among `settings`, `slots` is the room of the first host; it is one for each rank otherwise."""
         base = ControllerSettings(
             world_size=world_size,
             standbys=standbys,
@@ -47,10 +48,11 @@ class Desk:
             restore_timeout_seconds=RESTORE_TIMEOUT_SECONDS,
             startup_timeout_seconds=300.0,
         )
+        slots = int(settings.pop("slots", 0) or world_size)
         self.settings = msgspec.structs.replace(base, **settings)
         self.controller = Controller(self.settings)
         self.now = 0.0
-        self.said = self.tell(ev.AgentJoined(agent="node-0", slots=world_size), 0.0)
+        self.said = self.tell(ev.AgentJoined(agent="node-0", slots=slots), 0.0)
 
     # --- facts --------------------------------------------------------------------------------------------------
     def tell(self, event: ev.Event, seconds: float = 0.001) -> tuple[Command, ...]:

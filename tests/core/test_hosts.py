@@ -1,5 +1,9 @@
 """Several hosts: where ranks and standbys are placed, and what the loss of a host means."""
 
+import itertools
+
+import pytest
+
 from relight.core import events as ev
 from relight.core.commands import Assign, Begin, EndJob, Kill, Notice, Release, Restore, Resume, Spawn, Stop
 from relight.core.controller import Controller, ControllerSettings, Stage
@@ -18,13 +22,13 @@ def lose(desk: Desk, name: str) -> list[object]:
 
 def two_hosts(standbys: int = 2) -> Desk:
     """Four ranks on two hosts, in training, the standbys warm."""
-    desk = Desk(world_size=4, standbys=standbys, nodes=2)
+    desk = Desk(world_size=4, standbys=standbys, nodes=2, slots=2)
     join(desk, "node-1")
     return desk.train()
 
 
 def test_ranks_wait_for_all_hosts_and_neighbours_share_one() -> None:
-    desk = Desk(world_size=4, standbys=2, nodes=2)
+    desk = Desk(world_size=4, standbys=2, nodes=2, slots=2)
     assert not any(isinstance(command, Spawn) for command in desk.said)
     spawned = join(desk, "node-1")
     ranks = [(spawn.rank, spawn.agent, spawn.slot) for spawn in spawned if spawn.rank is not None]
@@ -190,3 +194,87 @@ def test_a_successor_repeats_what_holds() -> None:
     assert isinstance(controller.ended, EndJob)
     assert controller.ended.error == "stopped: enough"
     assert controller.handle(ev.ControllerRestarted(), 7.0) == ()
+
+
+# --- spares ---------------------------------------------------------------------------------------------------------
+def join_spare(desk: Desk, name: str, slots: int = 2) -> list[Spawn]:
+    return [c for c in desk.tell(ev.AgentJoined(agent=name, slots=slots, spare=True)) if isinstance(c, Spawn)]
+
+
+@pytest.mark.parametrize("order", sorted(set(itertools.permutations(("node-1", "node-2", "spare-3", "spare-4")))))
+def test_ranks_start_on_the_nodes_in_whatever_order_hosts_join(order: tuple[str, ...]) -> None:
+    desk = Desk(world_size=6, standbys=4, nodes=3, spare_nodes=2, slots=2)
+    spawned = [c for name in order for c in (join_spare if name.startswith("spare") else join)(desk, name)]
+    ranks = [(spawn.rank, spawn.agent) for spawn in spawned if spawn.rank is not None]
+    assert ranks == [(0, "node-0"), (1, "node-0"), (2, "node-1"), (3, "node-1"), (4, "node-2"), (5, "node-2")]
+    standbys = [(spawn.agent, spawn.slot) for spawn in spawned if spawn.rank is None]
+    assert sorted(standbys) == [("spare-3", 0), ("spare-3", 1), ("spare-4", 0), ("spare-4", 1)]
+
+
+def test_a_spare_that_never_joins_is_not_waited_for() -> None:
+    desk = Desk(world_size=2, standbys=1, nodes=1, spare_nodes=1)
+    assert [spawn.rank for spawn in desk.said if isinstance(spawn, Spawn)] == [0, 1]
+    desk.started()
+    desk.enters("w0", 0)
+    (spawn,) = [command for command in desk.enters("w1", 1) if isinstance(command, Spawn)]
+    assert (spawn.rank, spawn.agent) == (None, "node-0")
+    assert desk.controller.stage is Stage.TRAINING
+
+
+def test_a_spare_that_is_lost_before_the_first_step_costs_its_standbys() -> None:
+    desk = Desk(world_size=2, standbys=1, nodes=1, spare_nodes=1)
+    assert [spawn.agent for spawn in join_spare(desk, "spare-1")] == ["spare-1"]
+    lose(desk, "spare-1")
+    desk.train()
+    assert [standby.agent for standby in desk.controller.members.standbys()] == ["node-0"]
+
+
+def test_a_node_that_does_not_join_is_not_replaced_by_a_spare() -> None:
+    desk = Desk(world_size=4, nodes=2, spare_nodes=1, slots=2)
+    assert join_spare(desk, "spare-2") == []
+    desk.expire()
+    assert "1 of 2 nodes joined within 300 s (node-0)" in desk.end().error
+
+
+def test_a_lost_node_is_replaced_by_the_spare() -> None:
+    desk = Desk(world_size=4, standbys=2, nodes=2, spare_nodes=1, slots=2)
+    join_spare(desk, "spare-2")
+    join(desk, "node-1")
+    desk.train()
+    said = lose(desk, "node-1")
+    processes = desk.controller.members.processes
+    assigned = [(c.rank, processes[c.process].agent) for c in said if isinstance(c, Assign)]
+    assert assigned == [(2, "spare-2"), (3, "spare-2")]
+    assert not [command for command in said if isinstance(command, Spawn)]
+
+
+# --- hosts that are lost again and again ----------------------------------------------------------------------------
+def lose_and_return(desk: Desk, times: int) -> None:
+    """A spare, with no process, or with one, is lost and comes back so often."""
+    for _ in range(times):
+        lose(desk, "spare-1")
+        join_spare(desk, "spare-1")
+
+
+@pytest.mark.parametrize(("times", "used"), [(0, "spare-1"), (1, "spare-1"), (2, "spare-2"), (3, "spare-2")])
+def test_a_host_that_was_lost_twice_is_avoided(times: int, used: str) -> None:
+    desk = Desk(world_size=2, standbys=1)
+    desk.train()
+    join_spare(desk, "spare-1", slots=9)
+    lose_and_return(desk, times)
+    join_spare(desk, "spare-2", slots=2)
+    desk.exits("w2", step=0)
+    (spawn,) = [command for command in desk.said if isinstance(command, Spawn)]
+    assert spawn.agent == used
+    notices = [text for text in desk.controller.report().notices if "lost twice" in text]
+    assert len(notices) == int(times >= 2)
+
+
+def test_a_host_that_was_lost_twice_is_used_if_no_other_has_room() -> None:
+    desk = Desk(world_size=2, standbys=1)
+    desk.train()
+    join_spare(desk, "spare-1")
+    lose_and_return(desk, 2)
+    desk.exits("w2", step=0)
+    (spawn,) = [command for command in desk.said if isinstance(command, Spawn)]
+    assert spawn.agent == "spare-1"

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -83,19 +83,31 @@ class Cluster:
     def start(self, *more: str) -> None:
         """`relight run` on every host that shares the ranks, as a user would start it."""
         for number in range(self._nodes):
-            self.run_on(
-                number,
-                *("run", "--nnodes", str(self._nodes), "--node-rank", str(number), "--rdzv-endpoint", self.endpoint),
-                *("--nproc-per-node", str(self.training.ranks // self._nodes), "--standby", str(self._standbys)),
-                *("--run-dir", str(self.run_dir), "--token-file", str(self._token), "--oversubscribe"),
-                *("--hang-timeout-seconds", "20", "--outside-hang-timeout-seconds", "60"),
-                *("--agent-timeout-seconds", "2"),
-                *self._certificates[self._names[number]],
-                *more,
-                *(str(PROGRAMS / self.training.program), "--steps", str(self.training.steps)),
-                *self.training.arguments,
-                *("--save", str(self._final), "--hold", str(self._hold)),
-            )
+            where = ("--nnodes", str(self._nodes), "--node-rank", str(number), "--rdzv-endpoint", self.endpoint)
+            self._start_on(number, *where, "--standby", str(self._standbys), *more)
+
+    def start_by_variables(self, number: int, variables: Mapping[str, str]) -> None:
+        """Run the line that is the same on every node of a cluster: all that differs is in the environment."""
+        spares = len(self._names) - self._nodes
+        self._start_on(number, "--nnodes", "auto", "--spare-nodes", str(spares), variables=variables)
+
+    def address(self, number: int) -> str:
+        """The address of a host."""
+        return self._network.addresses[self._names[number]]
+
+    def _start_on(self, number: int, *flags: str, variables: Mapping[str, str] = {}) -> None:
+        self.run_on(
+            number,
+            *("run", "--nproc-per-node", str(self.training.ranks // self._nodes), *flags),
+            *("--run-dir", str(self.run_dir), "--token-file", str(self._token), "--oversubscribe"),
+            *("--hang-timeout-seconds", "20", "--outside-hang-timeout-seconds", "60"),
+            *("--agent-timeout-seconds", "2"),
+            *self._certificates[self._names[number]],
+            *(str(PROGRAMS / self.training.program), "--steps", str(self.training.steps)),
+            *self.training.arguments,
+            *("--save", str(self._final), "--hold", str(self._hold)),
+            variables=variables,
+        )
 
     def join(self, number: int) -> None:
         """`relight agent` on a spare host."""
@@ -112,7 +124,8 @@ class Cluster:
         arguments = ("controller", str(self.run_dir), "--listen", listen, "--token-file", str(self._token))
         self.run_on(number, *arguments, *flags, label="-controller")
 
-    def run_on(self, number: int, *arguments: str, label: str = "") -> None:
+    def run_on(self, number: int, *arguments: str, label: str = "", variables: Mapping[str, str] = {}) -> None:
+        """Run `relight` on this host. `variables`: added to its environment."""
         name = self._names[number]
         hidden = ""
         if number and self._own_run_dirs:
@@ -133,7 +146,7 @@ class Cluster:
             ),
             *(sys.executable, "-m", "relight.cli", *arguments),
         ]
-        environment = {**plain_environment(), "TMPDIR": str(self._temporary), _MARK: self._mark}
+        environment = {**plain_environment(), "TMPDIR": str(self._temporary), _MARK: self._mark, **variables}
         name += label
         with (self.directory / f"{name}.out").open("ab") as out, (self.directory / f"{name}.err").open("ab") as err:
             self.launchers[name] = subprocess.Popen(

@@ -68,6 +68,27 @@ def test_a_host_is_lost(cluster: Cluster, reference: Outcome) -> None:
     assert outcome.report.recoveries[0].replaced == (2, 3), outcome.describe()
 
 
+def test_one_line_on_every_node_and_a_spare_that_comes_first(tmp_path: Path, reference: Outcome) -> None:
+    """The spare does not take the place of a node, has the warm standbys, and takes the ranks of a lost node."""
+    with Cluster(tmp_path, TRAINING, 2, standbys=2, spare=1) as cluster:
+        hosts = "\n".join(cluster.address(number) for number in range(3))
+        job = {"SKYPILOT_NODE_IPS": hosts, "SKYPILOT_NUM_NODES": "3", "MASTER_PORT": "29400"}
+        for number, until in ((0, "node-0 joined"), (2, "node-2 joined as a spare"), (1, "training; rank 0")):
+            cluster.start_by_variables(number, {**job, "SKYPILOT_NODE_RANK": str(number)})
+            cluster.wait_until(lambda until=until: until in cluster.messages(), until)  # type: ignore[misc]
+        said = f"node 2 of 3, the last 1 of them spare; the controller is at {cluster.endpoint}"
+        assert said in cluster.messages(2)
+        cluster.wait_until(lambda: cluster.journal().count('"StandbyReady"') >= 2, "both standbys are warm")
+        assert [sorted(cluster.workers(number)) for number in range(3)] == [["w0", "w1"], ["w2", "w3"], ["w4", "w5"]]
+        cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
+        cluster.lose(1)
+        cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on")
+        assert {"w4", "w5"} <= set(cluster.workers(2))
+        outcome = finish(cluster, reference)
+    assert [failure.rank for failure in outcome.report.failures] == [2, 3], outcome.describe()
+    assert outcome.report.recoveries[0].replacement_kind == "standby", outcome.describe()
+
+
 @pytest.mark.all
 def test_a_rank_is_lost_whose_host_has_no_standby_left(tmp_path: Path, reference: Outcome) -> None:
     """Its replacement, on the other host, gets the state over TCP and the private state through the controller."""

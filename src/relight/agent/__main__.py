@@ -53,6 +53,9 @@ def main(arguments: Sequence[str] | None = None, command: tuple[str, ...] = WORK
         "--adopt", action="store_true", help="take over the processes of an agent of this name that was killed"
     )
     parser.add_argument(
+        "--spare", action="store_true", help="offer room for standbys and replacements; the job does not start here"
+    )
+    parser.add_argument(
         "--parent", type=int, default=0, metavar="PID", help="check at the start that this parent still lives"
     )
     options = parser.parse_args(arguments)
@@ -92,6 +95,7 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
         read_token(private_dir),
         find_controller,
         take_over=options.adopt,
+        spare=options.spare,
         tls=Tls.from_environment(),
         # The run directory has the name that the controller was given.
         server_name=lambda address: (

@@ -20,6 +20,7 @@ class AgentJoined(_Event, frozen=True, kw_only=True):
 
     agent: str
     slots: Whole
+    spare: bool = False  # room for standbys and replacements: never one of the nodes that the job starts on
     life: str = ""  # names this run of the agent: one that is known by another life has no memory of the first one's
 
 

@@ -4,6 +4,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from relight.core.members import Process
+from relight.core.recent import Recent
+
+MAX_LOSSES = 2  # of one host: then it is used only where no other one has room
 
 
 class Hosts:
@@ -12,6 +15,8 @@ class Hosts:
     def __init__(self) -> None:
         self._slots: dict[str, int] = {}
         self._lives: dict[str, str] = {}
+        self._spares: set[str] = set()
+        self._losses: Recent[str] = Recent()
 
     def __contains__(self, agent: str) -> bool:
         return agent in self._slots
@@ -19,9 +24,23 @@ class Hosts:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def add(self, agent: str, slots: int, life: str = "") -> None:
+    def add(self, agent: str, slots: int, life: str = "", *, spare: bool = False) -> None:
         self._slots[agent] = slots
         self._lives[agent] = life
+        if spare:
+            self._spares.add(agent)
+        else:
+            self._spares.discard(agent)
+
+    @property
+    def spares(self) -> int:
+        """The number of hosts that offer room only for standbys and replacements."""
+        return len(self._spares)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The hosts that the job may start on, in order."""
+        return tuple(name for name in self.in_order() if name not in self._spares)
 
     def life(self, agent: str) -> str:
         """Which run of this agent was here last; empty: it is not known."""
@@ -30,26 +49,41 @@ class Hosts:
     def remove(self, agent: str) -> None:
         self._slots.pop(agent, None)
         self._lives.pop(agent, None)
+        self._spares.discard(agent)
+
+    def note_loss(self, agent: str) -> None:
+        """Count that this host was lost while the job was on its way."""
+        self._losses.add(agent)
+
+    def is_unreliable(self, agent: str) -> bool:
+        """Whether this host was lost so often that another one is better."""
+        return self._losses[agent] >= MAX_LOSSES
 
     def in_order(self) -> tuple[str, ...]:
         """Names in the order of the numbers at their ends: node-2 comes before node-10."""
         return tuple(sorted(self._slots, key=_by_number))
 
     def initial(self, world_size: int, nodes: int) -> tuple[tuple[str, int], ...]:
-        """Host and slot of each initial rank: neighbouring ranks share a host, as with torchrun."""
+        """Host and slot of each initial rank: neighbouring ranks share a node, as with torchrun. Spares get none."""
         per_host = world_size // nodes
-        hosts = self.in_order()[:nodes]
+        hosts = self.nodes[:nodes]
         return tuple((hosts[rank // per_host], rank % per_host) for rank in range(world_size))
 
     def place(self, processes: Iterable[Process]) -> tuple[str, int]:
-        """Host and slot for one more process: where the fewest standbys are, so that no single loss takes them all.
+        """Host and slot for one more process: one with a free slot, so that two ranks need not share a device.
 
-        Among those, the one with the most room.
+        Among those, one that was not lost again and again; then where the fewest standbys are, so that no single loss
+        takes them all; then the one with the most room.
         """
         living = [process for process in processes if process.alive and not process.failed]
         standbys = Counter(process.agent for process in living if process.rank is None)
         used = Counter(process.agent for process in living)
-        host = min(self.in_order(), key=lambda name: (standbys[name], used[name] - self._slots[name]))
+
+        def preference(name: str) -> tuple[bool, bool, int, int]:
+            taken, room = used[name], self._slots[name]
+            return taken >= room, self.is_unreliable(name), standbys[name], taken - room
+
+        host = min(self.in_order(), key=preference)
         taken = {process.slot for process in living if process.agent == host}
         return host, next(slot for slot in range(len(taken) + 1) if slot not in taken)
 

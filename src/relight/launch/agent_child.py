@@ -30,14 +30,19 @@ class AgentChild:
         observer: Observer,
         *,
         joins: bool,
+        spare: bool = False,
     ) -> None:
-        """`joins`: the controller is on another host, and may have this agent leave while the job continues."""
+        """`joins`: the controller is on another host, and may have this agent leave while the job continues.
+
+        `spare`: this host is none of the nodes that the job starts on.
+        """
         self._private_dir = private_dir
         self._name = name
         self._screen = screen
         self._progress = progress
         self._observer = observer
         self._joins = joins
+        self._flags = ("--spare",) if spare else ()
         self._supervisor = Supervisor(
             "agent",
             RestartPolicy(settings.agent_timeout_seconds / 3),
@@ -65,7 +70,7 @@ class AgentChild:
     async def _live(self, controller: Address, flags: tuple[str, ...]) -> Child | None:
         agent = self.child = await start_module(
             *("relight.agent", "--controller", f"{controller.host}:{controller.port}", "--name", self._name),
-            *("--private-dir", str(self._private_dir), "--parent", str(os.getpid()), *flags),
+            *("--private-dir", str(self._private_dir), "--parent", str(os.getpid()), *self._flags, *flags),
             pipe=True,
         )
         self._pump(agent)

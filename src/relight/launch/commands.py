@@ -58,8 +58,13 @@ def launch(
         screen.close(OUTPUT_SECONDS)
 
 
-def join(controller: tuple[str, int], token: bytes, name: str, *, quiet: bool, tls: Tls | None = None) -> int:
-    """Run what a job's controller on another host orders, until the job ends; returns the exit status."""
+def join(
+    controller: tuple[str, int], token: bytes, name: str, *, spare: bool, quiet: bool, tls: Tls | None = None
+) -> int:
+    """Run what a job's controller on another host orders, until the job ends; returns the exit status.
+
+    `spare`: this host is none of the nodes that the job starts on.
+    """
     screen = Screen(quiet=quiet)
     where = f"{controller[0]}:{controller[1]}"
     screen.say(f"{name}: looking for the job's controller at {where}")
@@ -69,7 +74,7 @@ def join(controller: tuple[str, int], token: bytes, name: str, *, quiet: bool, t
         settings = asyncio.run(fetch_settings(controller, token, JOIN_SECONDS, tls))
         os.environ.setdefault(HOST_ADDRESS, address_towards(*controller))
         address = Address(host=controller[0], port=controller[1], pid=0)
-        return asyncio.run(_launch(settings, token, screen, name, quiet=True, controller=address, tls=tls))
+        return asyncio.run(_launch(settings, token, screen, name, quiet=True, controller=address, tls=tls, spare=spare))
     except (OSError, ProtocolError) as error:
         screen.say(f"cannot join the job at {where}: {error}", "error")
         return 1
@@ -109,13 +114,14 @@ async def _launch(
     dashboard: str | None = None,
     tls: Tls | None = None,
     resume: tuple[str, ...] = (),
+    spare: bool = False,
 ) -> int:
     loop = asyncio.get_running_loop()
     early: list[int] = []
     for number in _SIGNALS:
         loop.add_signal_handler(number, early.append, number)
     private_dir = make_private_dir(settings, token)
-    launcher = Launcher(settings, private_dir, screen, name, controller, dashboard, tls, resume)
+    launcher = Launcher(settings, private_dir, screen, name, controller, dashboard, tls, resume, spare=spare)
     for number in _SIGNALS:
         loop.add_signal_handler(number, launcher.interrupt, number)
     for received in early:

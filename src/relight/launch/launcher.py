@@ -42,10 +42,13 @@ class Launcher:
         dashboard: str | None = None,
         tls: Tls | None = None,
         resume: tuple[str, ...] = (),
+        *,
+        spare: bool = False,
     ) -> None:
         """`name` is that of the agent. `controller`: one on another host; None: start one here.
 
         `resume`: flags of a controller that continues a job whose controller's host is gone; then there is no agent.
+        `spare`: this host offers room for standbys and replacements, and the job does not start on it.
         """
         self._settings = settings
         self._private_dir = private_dir
@@ -62,7 +65,7 @@ class Launcher:
         self._controller = ControllerChild(
             *(settings, private_dir, *shared), flags=resume, on_start=self._on_controller_started
         )
-        self._agent = AgentChild(settings, private_dir, name, *shared, joins=controller is not None)
+        self._agent = AgentChild(settings, private_dir, name, *shared, joins=controller is not None, spare=spare)
         self._has_agent = not resume
         self._dashboard = (
             DashboardChild(settings.run_dir, dashboard, screen, self._progress) if dashboard is not None else None

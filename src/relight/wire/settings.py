@@ -85,6 +85,17 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 29500
     world_size: int = 1
     nodes: int = 1  # hosts that share the ranks
+    spare_nodes: Annotated[
+        int,
+        Option(
+            LAUNCH,
+            "of the --nnodes, the last K hold no rank: they are spares, with warm standbys for the ranks of nodes that "
+            "are lost",
+            flags=("--spare-nodes", "--spare_nodes"),
+            metavar="K",
+            least=0,
+        ),
+    ] = 0
     standbys: Annotated[
         int,
         Option(
@@ -92,6 +103,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
             "warm processes in reserve, which take lost ranks without starting Python and torch",
             flags=("--standby",),
             least=0,
+            unset="as many as the --spare-nodes have room for, else 0",
         ),
     ] = 0
     preload: Annotated[

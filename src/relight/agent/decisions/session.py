@@ -11,10 +11,14 @@ from relight.wire.outbox import COUNTED, Outbox
 class Session:
     """Counts messages in both directions, so that each arrives once (wire/outbox.py)."""
 
-    def __init__(self, name: str, slots: int, life: str, patience_seconds: float) -> None:
-        """`life` names this run of the agent. `patience_seconds`: how long it lives without a controller."""
+    def __init__(self, name: str, slots: int, life: str, patience_seconds: float, *, spare: bool = False) -> None:
+        """`life` names this run of the agent. `patience_seconds`: how long it lives without a controller.
+
+        `spare`: its host is none of the nodes that the job starts on.
+        """
         self._name = name
         self._slots = slots
+        self._spare = spare
         self._life = life
         self._patience_seconds = patience_seconds
         self._controller_life = ""
@@ -31,6 +35,7 @@ class Session:
             name=self._name,
             mac=b"",
             slots=self._slots,
+            spare=self._spare,
             processes=tuple(sorted({*unreported, *live})),
             life=self._life,
             controller=self._controller_life,

@@ -33,23 +33,34 @@ class Agents:
         self._finishing, self._repeating = finishing, repeating
 
     def on_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
-        """A host joins; the last one that was waited for starts the ranks. A known one hears its orders again."""
+        """A host joins; the last node that was waited for starts the ranks. A known one hears its orders again."""
         job, nodes = self._job, self._job.settings.nodes
         if event.agent in job.hosts:  # the same agent again, after a restart: its workers live on
-            job.hosts.add(event.agent, event.slots, event.life)
+            job.hosts.add(event.agent, event.slots, event.life, spare=event.spare)
             self._forget_pages(event.agent)
             return self._repeating.to_agent(now)
         if not len(job.hosts) and not job.members.processes:
             job.job_stats.started(now)
             job.deadline = now + job.settings.startup_timeout_seconds
-        job.hosts.add(event.agent, event.slots, event.life)
+        job.hosts.add(event.agent, event.slots, event.life, spare=event.spare)
         if job.members.processes:  # a late one: room for what is missing
-            notice = Notice(why=f"{event.agent} joined; {len(job.hosts)} hosts", level="info")
+            notice = self._welcome(event.agent)
             more = self._reserve.top_up(now) if self._restoring.is_settled else []
             return [notice, *more, *(self._reserve.fill_vacancies(now) if job.stage is Stage.STOPPING else [])]
-        if len(job.hosts) < nodes:
-            return [Notice(why=f"{event.agent} joined; waiting for {nodes - len(job.hosts)} more", level="info")]
+        if missing := nodes - len(job.hosts.nodes):
+            role = " as a spare" if event.spare else ""
+            return [Notice(why=f"{event.agent} joined{role}; waiting for {missing} more", level="info")]
         return self._starting.spawn_initial(now, "initial rank") + self._reserve.top_up(now)
+
+    def _welcome(self, agent: str) -> Notice:
+        """Say that a host joined, and if it is one to be avoided."""
+        job = self._job
+        text = f"{agent} joined; {len(job.hosts)} hosts"
+        if not job.hosts.is_unreliable(agent):
+            return Notice(why=text, level="info")
+        warning = f"{agent} was lost twice in this job, and is used only where no other host has room"
+        job.job_stats.notice(warning)  # for the report
+        return Notice(why=f"{text}. {warning}", level="warning")
 
     def _forget_pages(self, agent: str) -> None:
         """Forget the pages of dead processes: they were lost with the agent. Live processes keep their own."""
@@ -73,6 +84,7 @@ class Agents:
             )
         if not job.members.processes:
             return [Notice(why=f"{event.agent} left before all hosts had joined", level="warning")]
+        job.hosts.note_loss(event.agent)
         lost = [p for p in job.members.processes.values() if p.agent == event.agent and p.alive]
         held = [p for p in lost if p.rank is not None and not p.failed]
         for process in lost:
@@ -80,10 +92,12 @@ class Agents:
             if process.rank is None:
                 job.members.forget(process)
         self._forget_pages(event.agent)
-        if job.stage is Stage.STARTING or (job.stage is Stage.FINISHING and held):
+        if job.stage in (Stage.STARTING, Stage.FINISHING) and held:
             when = "before the first step" if job.stage is Stage.STARTING else "before its scripts had ended"
             return job.end(f"{event.agent} was lost {when}: {event.evidence}", now)
         notice = Notice(why=f"{event.agent} is lost with {len(lost)} processes: {event.evidence}", level="warning")
+        if job.stage is Stage.STARTING:
+            return [notice, *self._reserve.top_up(now)]
         if job.stage is Stage.FINISHING:
             return [notice, *self._finishing.end_if_all_ended(now)]
         step = self._failing.newest_step

@@ -39,6 +39,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     world_size: int
     nodes: int = 1  # hosts that share the initial ranks; more may join, as room for standbys and replacements
+    spare_nodes: int = 0  # hosts beside them that are expected at the start, with room for standbys
     standbys: int = 0
     stop_timeout_seconds: float = 30.0
     outside_hang_timeout_seconds: float = 600.0
@@ -75,6 +76,11 @@ class Job:
         self.job_stats = JobStats(
             settings.world_size, settings.standbys, kept=None if full_account else KEPT_IN_ACCOUNT
         )
+
+    @property
+    def awaits_spares(self) -> bool:
+        """Whether the job is at its start, and spare hosts on which its standbys belong have not joined yet."""
+        return self.stage is Stage.STARTING and self.hosts.spares < self.settings.spare_nodes
 
     # --- members and their state --------------------------------------------------------------------------------
     def is_member(self, name: str) -> bool:

@@ -29,9 +29,9 @@ class Reserve:
         return Spawn(agent=process.agent, process=process.name, rank=rank, slot=slot, why=why)
 
     def top_up(self, now: float) -> list[Command]:
-        """Keep as many standbys as were asked for, warm or starting."""
+        """Keep as many standbys as were asked for, warm or starting. At the start, they wait for spare hosts."""
         job = self._job
-        if self.is_useless or not len(job.hosts) or job.stage is Stage.SAVING:
+        if self.is_useless or not len(job.hosts) or job.stage is Stage.SAVING or job.awaits_spares:
             return []
         missing = job.settings.standbys - len(job.members.standbys())
         if missing <= 0 or self._attempts.is_put_off(now):

@@ -64,6 +64,7 @@ class Starting:
         held = "replicas of the same state" if job.shards.divided else "the same state"
         return [
             *self._cover(reports),
+            *(self._reserve.top_up(now) if job.settings.spare_nodes else []),  # spares are not waited for any longer
             Begin(
                 audience=Audience.MEMBERS,
                 generation=job.generation,
@@ -103,11 +104,20 @@ class Starting:
 
     # --- starts that fail ---------------------------------------------------------------------------------------
     def on_startup_timeout(self, now: float) -> list[Command]:
-        """End the job: some rank has not reached its first step."""
-        late = sorted(rank for rank, p in self._job.members.by_rank().items() if p.name not in self.entered)
-        return self._job.end(
+        """End the job: some rank has not reached its first step, or some node has not joined."""
+        job = self._job
+        if not job.members.processes:
+            there = ", ".join(job.hosts.nodes) or "none"
+            return job.end(
+                f"{len(job.hosts.nodes)} of {job.settings.nodes} nodes joined within "
+                f"{job.settings.startup_timeout_seconds:g} s ({there}); start `relight run` on the others too, or "
+                "raise --startup-timeout-seconds. A spare does not take the place of a node",
+                now,
+            )
+        late = sorted(rank for rank, p in job.members.by_rank().items() if p.name not in self.entered)
+        return job.end(
             f"rank {', '.join(map(str, late))} did not reach its first step within "
-            f"{self._job.settings.startup_timeout_seconds:g} s; raise --startup-timeout-seconds if the script needs "
+            f"{job.settings.startup_timeout_seconds:g} s; raise --startup-timeout-seconds if the script needs "
             "longer",
             now,
         )

@@ -10,10 +10,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import product
 
 from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Save, Spawn, Stop
-from relight.core.events import Restored
+from relight.core.events import AgentLost, Restored
 from relight.core.fault import Action
 from relight.core.report import JobReport
 from relight.sim.judge.ends import check_end
+from relight.sim.judge.placement import Placement
 from relight.sim.judge.restores import check_restore
 from relight.sim.model.contents import State, Violation, part_key, reference
 from relight.sim.model.fallback_tiers import Saved
@@ -62,7 +63,7 @@ class Checker:
         self.spoilt: set[int] = set()  # contents with a flipped bit, and all that was computed from them
         self.derivable = False  # private state follows from rank and step: it cannot be lost
         self.fenced: set[str] = set()  # processes of hosts that were given up; they may live on
-        self.lost_hosts: set[str] = set()
+        self.placement = Placement()
 
     def copy(self, workers: Mapping[str, SimulatedWorker]) -> "Checker":
         """A copy that judges copies of the workers."""
@@ -90,14 +91,10 @@ class Checker:
         """A fault is about to strike."""
         self.faults += ((action, worker.name, worker.point),)
 
-    def lost_host(self, name: str) -> None:
+    def lost_host(self, event: AgentLost) -> None:
         """The controller is about to hear that this host is gone."""
         self.disturbed.add("host lost")
-        self.lost_hosts.add(name)
-
-    def found_host(self, name: str) -> None:
-        """The controller is about to hear that this host is here."""
-        self.lost_hosts.discard(name)
+        self.placement.hear(event)
 
     def follows(self, made: int, *of: int) -> None:
         """One content is computed from others: wrong, if one of these is."""
@@ -200,8 +197,8 @@ class Checker:
             case Stop() | Begin():
                 self._check_generation(command)
             case Spawn():
-                if command.agent in self.lost_hosts:
-                    raise Violation(f"I14: {command.process} is placed on {command.agent}, which is lost")
+                if fault := self.placement.fault(command):
+                    raise Violation(fault)
             case Kill():
                 self._check_kill(command)
             case Restore():

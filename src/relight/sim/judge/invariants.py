@@ -16,6 +16,7 @@ INVARIANTS = {
     "I13": "Nothing goes on with a state that is half written.",
     "I14": "Nothing is started on a host that is lost, and nothing copied from what lives on there.",
     "I15": "Below replicas: only if they cannot help, to the newest version that all can reach, of one history.",
+    "I16": "The ranks of the start are on the job's nodes: a spare holds none until a rank is lost.",
     "L1": "A job ends well, or with a reason that its faults excuse.",
     "L2": "Nothing waits for ever.",
     "L3": "Nothing healthy is killed, and nothing is recovered without a cause.",

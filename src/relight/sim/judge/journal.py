@@ -25,6 +25,7 @@ from relight.core.commands import (
     Stop,
 )
 from relight.core.position import Position
+from relight.sim.judge.placement import Placement
 
 # What a worker says about one generation.
 _DATED = ev.Stopped | ev.Restored | ev.RestoreFailed | ev.CollectiveFailed | ev.TrainingDone
@@ -67,6 +68,7 @@ class _Judge:
         self._generation = 1
         self._holders: dict[int, list[str]] = {}  # of each rank, newest last
         self._agents: dict[str, str] = {}  # of each process
+        self._placement = Placement()
         self._dead: set[str] = set()
         self._stopped: dict[str, ev.Stopped] = {}
         self._restored: dict[str, ev.Restored] = {}
@@ -104,6 +106,7 @@ class _Judge:
         if isinstance(event, _DATED) and event.generation < self._generation:
             self._late = event
             return
+        self._placement.hear(event)
         match event:
             case ev.ProcessDying() | ev.ProcessExited():
                 if event.process not in self._dead:  # else it was read before: nothing was finished there since
@@ -160,6 +163,8 @@ class _Judge:
         match command:
             case Spawn():
                 self._agents[command.process] = command.agent
+                if fault := self._placement.fault(command):
+                    self._say(fault)
                 if command.rank is not None:
                     self._give(command.rank, command.process)
             case Assign():
@@ -257,12 +262,7 @@ class _Judge:
             parts = {self._parts.get(of, "") for of in offered}
             if not (own if rank not in restore.targets else rank in offered or self._parts.get(rank, "") in parts):
                 self._say(f"I5: rank {rank} is to go back to {restore.target}, of which no snapshot of it is named")
-        newer = {version for _, _, version in kept if version > restore.target and (before < 0 or version <= before)}
-        if restore.distrust >= 0:
-            agreed = max(report.agreed for report in reports.values())
-            newer = {version for version in newer if version < restore.distrust and version <= agreed}
-        whole = [v for v in newer if {of for _, of, version in kept if version == v} == set(reports)]
-        if whole:
+        if whole := _whole_and_newer(restore, reports, kept, before):
             self._say(f"I7: back to {restore.target}, though there are snapshots of every rank of {max(whole)}")
 
     def _check_reachable(self, restore: Restore, rank: int, report: ev.Stopped) -> None:
@@ -307,6 +307,17 @@ class _Judge:
         for report in reports:
             if report is not None:
                 self._note_content(report.rank, report.version, report.state_digest)
+
+
+def _whole_and_newer(
+    restore: Restore, reports: dict[int, ev.Stopped], kept: set[tuple[int, int, int]], before: int
+) -> list[int]:
+    """Versions newer than the target of which every rank's snapshot is among `kept`, and which may be trusted."""
+    newer = {version for _, _, version in kept if version > restore.target and (before < 0 or version <= before)}
+    if restore.distrust >= 0:
+        agreed = max(report.agreed for report in reports.values())
+        newer = {version for version in newer if version < restore.distrust and version <= agreed}
+    return [v for v in newer if {of for _, of, version in kept if version == v} == set(reports)]
 
 
 def _reachable(report: ev.Stopped) -> tuple[int, ...]:

@@ -74,6 +74,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slow_rank: int = -1  # it needs 30 times as long for everything
     watched: bool = False  # the detector looks from the beginning, and not only once something hangs
     nodes: int = 1  # hosts that share the ranks
+    spares: int = 0  # hosts beside them that are there from the start
     derivable: bool = False  # private state follows from rank and step, so that it is not lost with a host
     gathers: bool = False  # agents send what every rank says once in one message
     parts: int = 1  # of the state: rank r holds part r % parts
@@ -255,6 +256,7 @@ def _with_hosts(schedule: Schedule) -> Schedule:
         world_size=nodes * per_host,
         network=(*others, *troubles),
         nodes=nodes,
+        spares=random.Random(f"spares {schedule.seed}").choice((0, 0, 0, 1, 2)),
         derivable=draw.random() < 0.7,
     )
 

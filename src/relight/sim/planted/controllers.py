@@ -269,6 +269,13 @@ class SaysNothingAfterItsRestart(Repeating):
         return []
 
 
+class StartsOnSpares(Agents):
+    """Once ours: a spare that joined before a node took its ranks, and the node was the spare."""
+
+    def on_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
+        return super().on_joined(msgspec.structs.replace(event, spare=False), now)
+
+
 class TakesAnotherAgentForTheSame(Agents):
     """Once ours: if agent and controller died together, the successor did not know that the agent was another one."""
 

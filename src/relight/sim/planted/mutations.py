@@ -193,6 +193,7 @@ MUTATIONS = (
         actions=(Action.FREEZE,),
         points=("RELEASED",),
     ),
+    Mutation("starts-on-spares", 200, controller=controllers.StartsOnSpares, hosts=True),
     Mutation("pages-outlive-agents", 1000, controller=controllers.TrustsThePagesOfALostAgent, hosts=True),
     Mutation("last-host-at-the-end", 1000, controller=controllers.WaitsForTheLostAtTheEnd, hosts=True),
     Mutation("placed-on-lost-host", 200, controller=controllers.PlacesOnALostHost, hosts=True),

@@ -94,7 +94,7 @@ class Agents:
             coming = any(isinstance(message, Spawn) for message in job.down[name])
             if not coming and (worker is None or not worker.alive):
                 job.feed(self.unseen_exit(name))
-        job.feed(ev.AgentJoined(agent=host_name, slots=host.slots))
+        job.feed(ev.AgentJoined(agent=host_name, slots=host.slots, spare=host.spare))
         for worker in job.hosts.workers(host):
             if worker.alive and worker.name not in job.fenced:
                 self._connect_again(worker)

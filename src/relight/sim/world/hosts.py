@@ -25,9 +25,10 @@ FOR_EVER = 1e9
 class Host:
     """One machine. Moments are of the virtual clock."""
 
-    def __init__(self, name: str, slots: int) -> None:
+    def __init__(self, name: str, slots: int, *, spare: bool = False) -> None:
         self.name = name
         self.slots = slots
+        self.spare = spare
         self.alive = True
         self.known = False  # to the controller: joined, and not lost since
         self.silent_until = {"up": 0.0, "down": 0.0}  # nothing passes to the controller, or from it
@@ -37,9 +38,12 @@ class Host:
 class Hosts:
     """All of a job."""
 
-    def __init__(self, job: "SimulatedJob", count: int, slots: int) -> None:
+    def __init__(self, job: "SimulatedJob", count: int, slots: int, spares: int) -> None:
+        """`spares` more are there from the start, and join in any order with the `count` nodes of the job."""
         self._job = job
         self._hosts = {f"node-{number}": Host(f"node-{number}", slots) for number in range(count)}
+        for number in range(count, count + spares):
+            self._hosts[f"spare-{number}"] = Host(f"spare-{number}", slots, spare=True)
         self._slots = slots
 
     def __iter__(self) -> Iterator[Host]:
@@ -85,7 +89,7 @@ class Hosts:
         """An agent connects for the first time."""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = Host(name, self._slots)
+            host = self._hosts[name] = Host(name, self._slots, spare=True)
         if host.alive:
             self._welcome(host)
 
@@ -153,9 +157,10 @@ class Hosts:
             if place == name and process not in job.fenced:
                 job.fenced.add(process)
                 job.channels.forget(process)
-        job.checker.lost_host(name)
+        lost = ev.AgentLost(agent=name, evidence="no connection to its agent")
+        job.checker.lost_host(lost)
         job.note("FAULT", f"{name} is given up")
-        job.feed(ev.AgentLost(agent=name, evidence="no connection to its agent"))
+        job.feed(lost)
 
     def heals(self, name: str) -> None:
         """It can be reached again, unless something else is in the way."""
@@ -185,5 +190,6 @@ class Hosts:
             self._job.after(self._job.controller_life.deaf_until - self._job.now + 0.01, ("host", "joins", host.name))
             return
         host.known = True
-        self._job.checker.found_host(host.name)
-        self._job.feed(ev.AgentJoined(agent=host.name, slots=host.slots))
+        joined = ev.AgentJoined(agent=host.name, slots=host.slots, spare=host.spare)
+        self._job.checker.placement.hear(joined)
+        self._job.feed(joined)

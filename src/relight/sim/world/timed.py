@@ -79,13 +79,16 @@ class SimulatedJob(World):
 
     def __init__(self, schedule: Schedule, parts: Parts = PRODUCTION) -> None:
         self.settings = ControllerSettings(
-            world_size=schedule.world_size, nodes=schedule.nodes, standbys=schedule.standbys
+            world_size=schedule.world_size,
+            nodes=schedule.nodes,
+            spare_nodes=schedule.spares,
+            standbys=schedule.standbys,
         )
         pattern = pattern_of(schedule.shapes, relearns=schedule.relearns)
         super().__init__(self.settings, schedule.until, parts.controller, parts.worker, pattern)
         self.make_controller = parts.controller
         self.schedule = schedule
-        self.several_hosts = schedule.nodes > 1
+        self.several_hosts = schedule.nodes + schedule.spares > 1
         self.derivable = self.checker.derivable = schedule.derivable
         self.parts = self.checker.parts = schedule.parts
         self.buddy_every, self.checkpoint_every = schedule.buddy_every, schedule.checkpoint_every
@@ -97,7 +100,7 @@ class SimulatedJob(World):
         self._due: list[tuple[float, int, Action]] = []
         self._planned = 0
         self._happened = 0
-        self.hosts = Hosts(self, schedule.nodes, schedule.world_size // schedule.nodes)
+        self.hosts = Hosts(self, schedule.nodes, schedule.world_size // schedule.nodes, schedule.spares)
         self.channels = Channels(self, parts.hold_seconds)
         self.links = Links(self)
         self.agents = Agents(self)

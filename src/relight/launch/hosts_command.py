@@ -1,0 +1,79 @@
+"""`relight agent` and `relight controller`: the commands of hosts other than the first."""
+
+import argparse
+import socket
+from pathlib import Path
+from typing import Any
+
+from relight.errors import UsageError
+from relight.flags import add_tls, add_token_file
+from relight.wire.handshake import NAME
+
+
+def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
+    """Add the commands of hosts other than the first."""
+    agent = choices.add_parser(
+        "agent",
+        help="let this host join a running job",
+        description="Join a running job: this host offers room for standbys and replacements until the job ends.",
+        allow_abbrev=False,
+    )
+    agent.add_argument("--controller", required=True, metavar="HOST:PORT", help="the job's --rdzv-endpoint")
+    agent.add_argument("--name", help="this host's name in the job; default: its host name")
+    agent.add_argument("--quiet", action="store_true", help="show only the workers' output, warnings and errors")
+    add_token_file(agent)
+    add_tls(agent)
+    agent.set_defaults(call=_agent)
+    controller = choices.add_parser(
+        "controller",
+        help="resume a job whose controller's host is lost",
+        description="Run another controller of a job on several hosts, on a host that sees its run directory. Its "
+        "agents find the controller's address there. Training continues meanwhile; the lost host's ranks are "
+        "replaced. Ctrl-C ends the job, as with `relight run`.",
+        allow_abbrev=False,
+    )
+    controller.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="on storage that all hosts share")
+    controller.add_argument(
+        "--listen", required=True, metavar="HOST:PORT", help="where the job's hosts reach this controller"
+    )
+    controller.add_argument(
+        "--take-over",
+        action="store_true",
+        help="take the journal even if the old controller still holds its lock, since it is frozen or its host cannot "
+        "be reached. If it wakes up, it finds that the journal is no longer its own, and ends silently",
+    )
+    controller.add_argument("--quiet", action="store_true", help="show only warnings and errors")
+    add_token_file(controller)
+    add_tls(controller)
+    controller.set_defaults(call=_controller)
+    return {"agent": agent, "controller": controller}
+
+
+def _agent(arguments: argparse.Namespace) -> int:
+    from relight.config import find_tls, parse_endpoint, read_shared_token
+    from relight.launch.commands import join
+
+    endpoint = parse_endpoint(arguments.controller, "--controller")
+    name = arguments.name or host_name()
+    if not NAME.fullmatch(name):
+        raise UsageError(f"--name {name}: use a-z, 0-9 and '-', at most 64 of them")
+    token = read_shared_token(arguments.token_file)
+    tls = find_tls(arguments, endpoint, is_first=False)
+    return join(endpoint, token, name, spare=True, quiet=arguments.quiet, tls=tls)
+
+
+def _controller(arguments: argparse.Namespace) -> int:
+    from relight.config import find_tls, parse_endpoint, read_shared_token
+    from relight.launch.commands import resume_job
+
+    if not arguments.run_dir.is_dir():
+        raise UsageError(f"there is no run directory {arguments.run_dir}; `relight run` prints the path of each run")
+    endpoint = parse_endpoint(arguments.listen, "--listen")
+    token = read_shared_token(arguments.token_file)
+    tls = find_tls(arguments, endpoint, is_first=True)
+    return resume_job(arguments.run_dir, endpoint, token, take_over=arguments.take_over, quiet=arguments.quiet, tls=tls)
+
+
+def host_name() -> str:
+    """This host's name, in the letters that an agent's name may have."""
+    return "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname().lower())[:64]
