@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from relight.core.events import WorkerFailed, WorkerReleased
 from relight.core.worker.events import ScriptFailed
+from relight.core.worker.states import State
 from relight.errors import RelightError, UsageError
 from relight.training.process.holdings import Lifecycle
 from relight.training.process.leftovers import end_children, expect_ends_of_children, keep_together
@@ -88,10 +89,10 @@ def _holder(runtime: Runtime | None, error: BaseException) -> Lifecycle | None:
     if runtime is None or not isinstance(error, Exception) or isinstance(error, RelightError):
         return None
     lifecycle = runtime.lifecycle
-    if lifecycle is None or not lifecycle.holds_state or runtime.page.is_torn or not runtime.worker.is_intact:
+    if lifecycle is None:
         return None
-    runtime.handle(ScriptFailed(saves=True))
-    return lifecycle
+    runtime.handle(ScriptFailed(saves=lifecycle.saves and not runtime.page.is_torn))
+    return lifecycle if runtime.worker.state is State.HELD else None
 
 
 def _report(runtime: Runtime | None, error: BaseException, *, stands: bool) -> None:

@@ -335,6 +335,19 @@ def test_a_reader_of_a_checkpoint_serves_it(worker: Worker) -> None:
     assert kinds(feed(worker, ev.StateTaken(1, "one", 10))) == ["ClaimVersion", "Offer", "AwaitGroups"]
 
 
+def test_a_step_that_cannot_be_undone_tears(worker: Worker) -> None:
+    enter_step(worker)
+    feed(worker, stop(2), ev.StepLeft(can_be_undone=False))
+    assert worker.status().torn
+
+
+# --- winding down -------------------------------------------------------------------------------------------------
+def test_the_barrier_says_which_step_is_the_last(worker: Worker) -> None:
+    reach_barrier(worker)
+    feed(worker, ev.BarrierPassed(winds_down=True), ev.StepFinished(""))
+    assert kinds(feed(worker, ev.StepWanted())) == ["ReportDone"]
+
+
 # --- a last checkpoint --------------------------------------------------------------------------------------------
 def test_writes_are_undone_before_they_are_saved(worker: Worker) -> None:
     found = kinds(feed(stopped(worker), save(2, 2), ev.Ordered(), ev.StepLeft()))
@@ -367,6 +380,14 @@ def test_a_script_that_failed_ends(worker: Worker, saves: bool, passed: bool) ->
     if passed:
         feed(worker, ev.BarrierPassed())
     feed(worker, ev.ScriptFailed(saves=saves))
+    assert worker.state is State.ENDING
+
+
+def test_a_script_that_failed_after_its_last_step_ends(worker: Worker) -> None:
+    worker.until = 2
+    worker.version = 2
+    feed(worker, ev.StepWanted(), Release(why="", audience=MEMBERS, generation=1), ev.Ordered())
+    feed(worker, ev.ScriptFailed(saves=True))
     assert worker.state is State.ENDING
 
 

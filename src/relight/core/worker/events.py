@@ -50,7 +50,12 @@ class PrivateKept(_Event, frozen=True):
 
 
 class BarrierPassed(_Event, frozen=True):
-    """The barrier's all-reduce completed here: every rank is prepared."""
+    """The barrier's all-reduce completed here: every rank is prepared.
+
+    `winds_down`: some rank has said in it that the job is to end.
+    """
+
+    winds_down: bool = False
 
 
 class CollectiveBroke(_Event, frozen=True):

@@ -21,6 +21,9 @@ _OFFER: act.Actions = (act.OfferStep(),)
 _DONE: act.Actions = (act.ReportDone(),)
 
 
+_NO_SAVE = (State.STARTING, State.IDLE, State.PROMOTED, State.ENTERED, State.RELEASED)  # nothing orders one then
+
+
 # --- start --------------------------------------------------------------------------------------------------------
 def on_entered(worker: "Worker", event: ev.ScriptEntered) -> act.Actions:  # noqa: ARG001
     """Report what this initial rank holds, and wait for the others."""
@@ -100,8 +103,10 @@ def on_private_kept(worker: "Worker", event: ev.PrivateKept) -> act.Actions:  # 
     return _ENTER_BARRIER
 
 
-def on_barrier_passed(worker: "Worker", event: ev.BarrierPassed) -> act.Actions:  # noqa: ARG001
+def on_barrier_passed(worker: "Worker", event: ev.BarrierPassed) -> act.Actions:
     """Write: every rank can finish this step, so no rank needs to go back."""
+    if event.winds_down:
+        worker.last = worker.version + 1
     return pass_barrier(worker, WRITE)
 
 
@@ -135,8 +140,7 @@ def on_released(worker: "Worker", event: ev.Ordered) -> act.Actions:  # noqa: AR
 
 def on_failed(worker: "Worker", event: ev.ScriptFailed) -> act.Actions:
     """Exit, unless a last checkpoint may need what is here."""
-    trains = worker.state not in (State.STARTING, State.IDLE, State.PROMOTED)
-    worker.state = State.HELD if trains and event.saves and worker.is_intact else State.ENDING
+    worker.state = State.HELD if worker.state not in _NO_SAVE and event.saves and worker.is_intact else State.ENDING
     worker.prepared = -1
     worker.has_failed = True
     return ()

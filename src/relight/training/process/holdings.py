@@ -57,8 +57,8 @@ class Lifecycle(Protocol):
         """Finish with the other ranks, if the script left the loop early."""
 
     @property
-    def holds_state(self) -> bool:
-        """Whether a last checkpoint may be made of what this process has, should its script fail."""
+    def saves(self) -> bool:
+        """Whether this job writes checkpoints, so that a last one may be made of what this process has."""
 
     def hold_for_save(self) -> None:
         """Answer orders until this process is killed."""

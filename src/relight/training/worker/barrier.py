@@ -25,6 +25,7 @@ from relight.training.worker.recovery import Recovery
 _READY = happened.GradientsReady()
 _KEPT = happened.PrivateKept()
 _PASSED = happened.BarrierPassed()
+_PASSED_LAST = happened.BarrierPassed(winds_down=True)
 
 
 class Barrier:
@@ -53,7 +54,7 @@ class Barrier:
         self._publishing = publishing
         self._digest_exchange = DigestExchange(state.digest)
         self._is_early = False  # it stands in front of a write
-        self._has_passed = False
+        self._passed: happened.BarrierPassed | None = None
         self._carry_outs: Mapping[type[act.Action], Callable[[], None]] = {
             act.KeepPrivate: self._keep_private,
             act.ShowPrepared: self._show_prepared,
@@ -94,8 +95,8 @@ class Barrier:
         # A step's handlers are called directly: that is faster.
         self._carry_out(on_gradients_ready(worker, _READY))
         self._carry_out(on_private_kept(worker, _KEPT))
-        if self._has_passed:
-            self._carry_out(on_barrier_passed(worker, _PASSED))
+        if self._passed is not None:
+            self._carry_out(on_barrier_passed(worker, self._passed))
         else:
             self._await_decision()
 
@@ -130,7 +131,7 @@ class Barrier:
         runtime = self._runtime
         runtime.faults.strike(Point.BEFORE_BARRIER)
         runtime.page.stamp(Phase.BARRIER)
-        self._has_passed = self._complete_all_reduce(runtime)
+        self._passed = self._complete_all_reduce(runtime)
 
     def _finish_step(self) -> None:
         self._progress.finish_started_ns = time.monotonic_ns()
@@ -170,8 +171,8 @@ class Barrier:
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
         self._progress.handle(happened.StatesAgree())
 
-    def _complete_all_reduce(self, runtime: Runtime) -> bool:
-        """One small all-reduce: it completes only once every rank has entered it, prepared. False if it broke."""
+    def _complete_all_reduce(self, runtime: Runtime) -> happened.BarrierPassed | None:
+        """One small all-reduce: it completes only once every rank has entered it, prepared. None: it broke."""
         version = self._progress.version
         vote = self._snapshots.vote()
         pattern = self._transaction.pattern
@@ -179,16 +180,14 @@ class Barrier:
         row = [1, version, self._progress.winding_down, pattern.number(), attributes, *vote]
         sums = self._add_up(runtime, row, strike=True)
         if sums is None:
-            return False
+            return None
         ranks, versions, winding_down, patterns, all_attributes, *votes = sums
         self._refuse_other_steps(runtime, ranks, versions)
         self._transaction.learner.count(pattern, patterns, ranks)
         self._state.attributes.compare(attributes, all_attributes, ranks)
-        if winding_down:
-            self._progress.last = version + 1
         if votes:
             self._snapshots.count(votes[0])
-        return True
+        return _PASSED_LAST if winding_down else _PASSED
 
     def _add_up(self, runtime: Runtime, row: list[int], *, strike: bool = False) -> list[int] | None:
         """Everybody's rows, summed up; None if a failure elsewhere broke it. `strike` once this rank's is said."""

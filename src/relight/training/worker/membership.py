@@ -24,7 +24,6 @@ class Membership:
         self._checks = checks
         self._recover = broken_steps.recover
         self.left_early = False  # the script left the loop with steps to go
-        self._may_hold = False
         parts.runtime.lifecycle = self
 
     # --- entering ---------------------------------------------------------------------------------------------
@@ -54,7 +53,6 @@ class Membership:
             report=True,
         )
         runtime.orders.await_ready()
-        self._may_hold = bool(parts.checkpointing.every)
         for action in runtime.handle(happened.Ordered()):
             assert isinstance(action, act.AssignBuddies)
             parts.recovery.assign_buddies(action)
@@ -72,7 +70,6 @@ class Membership:
         runtime.faults.strike(Point.PROMOTED)
         runtime.protection.started = True
         self._recover(runtime.handle(happened.StepWanted()))
-        self._may_hold = bool(parts.checkpointing.every)
 
     # --- leaving ----------------------------------------------------------------------------------------------
     def finish(self) -> bool:
@@ -101,7 +98,6 @@ class Membership:
         runtime.orders.await_ready()
         actions = runtime.handle(happened.Ordered())
         if act.Release() in actions:
-            self._may_hold = False  # nobody will order a last checkpoint any more: who fails now ends
             parts.publishing.finish()
             parts.scalars.finish(LOGGERS_SECONDS)
             parts.checkpointing.finish()
@@ -120,9 +116,9 @@ class Membership:
                 released = self.finish()
 
     @property
-    def holds_state(self) -> bool:
-        """Whether a last checkpoint may be made of what this process has, should its script fail."""
-        return self._may_hold
+    def saves(self) -> bool:
+        """Whether this job writes checkpoints, so that a last one may be made of what this process has."""
+        return bool(self._parts.checkpointing.every)
 
     def hold_for_save(self) -> None:
         """The script has failed: answer orders until this process is killed."""
