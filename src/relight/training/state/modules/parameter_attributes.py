@@ -27,7 +27,7 @@ class ParameterAttributes:
         """Begin a step."""
         self._before = {}
         if any(map(_attributes, self._parameters)):  # mostly there are none, and this takes half the time
-            self._before = {id(one): own for one in self._parameters if (own := own_attributes(one))}
+            self._before = {id(one): found.copy() for one in self._parameters if (found := _attributes(one))}
 
     def roll_back(self) -> None:
         """Give every parameter the attributes that it had when the step began."""
@@ -35,4 +35,4 @@ class ParameterAttributes:
             before, now = self._before.get(id(parameter), {}), own_attributes(parameter)
             for name in now.keys() - before.keys():
                 del vars(parameter)[name]
-            vars(parameter).update(before)
+            vars(parameter).update((name, value) for name, value in before.items() if name[0] != "_")
