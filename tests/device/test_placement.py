@@ -44,3 +44,11 @@ def test_ranks_that_share_a_device_are_refused_where_gloo_cannot_carry_them() ->
         place(ALONE, 5, 0, late_standby=None)
     with pytest.raises(UsageError, match=r"4 ranks and 1 standbys have 4 devices.*5 devices"):
         place(ALONE, 4, 1, late_standby=False)
+
+
+def test_without_collectives_of_the_devices_gloo_carries_tensors_or_the_job_is_refused() -> None:
+    placed = place(dataclasses.replace(FOUR, backend_name=None), 2, 1, late_standby=None)
+    assert not placed.has_own_collectives
+    assert "torch has no collectives for devices of type 'late' here" in placed.notice
+    with pytest.raises(UsageError, match=r"type 'late' here: import the package"):
+        place(dataclasses.replace(ALONE, backend_name=None), 2, 0, late_standby=None)

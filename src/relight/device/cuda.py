@@ -21,7 +21,7 @@ class Cuda(Accelerator):
 
     type = "cuda"
     has_gloo = True
-    backend_name = "nccl"
+    backend_name = "nccl" if dist.is_nccl_available() else None
 
     def count(self) -> int:
         return torch.cuda.device_count()
@@ -77,5 +77,5 @@ class Cuda(Accelerator):
     def make_backend(self, store: Store, rank: int, size: int, timeout: timedelta) -> DeviceBackend:
         options = dist.ProcessGroupNCCL.Options()
         set_timeout(options, timeout)
-        nccl: Any = dist.ProcessGroupNCCL(PrefixStore(self.backend_name, store), rank, size, options)
+        nccl: Any = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
         return DeviceBackend(ProcessGroup.BackendType.NCCL, nccl)

@@ -16,7 +16,6 @@ from torch.distributed import ProcessGroup
 
 from relight.device.accelerator import Accelerator, DeviceBackend
 from relight.device.torch_private import PrefixStore, Store, make_registered_backend
-from relight.errors import UsageError
 
 
 class Generic(Accelerator):
@@ -63,10 +62,6 @@ class Generic(Accelerator):
 
     def make_backend(self, store: Store, rank: int, size: int, timeout: timedelta) -> DeviceBackend:
         name = self.backend_name
-        if name is None:
-            raise UsageError(
-                f"torch knows no collectives for devices of type {self.type!r}. Import the package that registers them "
-                "before relight.init()"
-            )
+        assert name is not None, "place() has refused this"
         backend = make_registered_backend(name, PrefixStore(name, store), rank, size, timeout)
         return DeviceBackend(ProcessGroup.BackendType.CUSTOM, backend)

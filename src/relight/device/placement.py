@@ -28,13 +28,22 @@ def place(devices: Devices, ranks: int, standbys: int, *, late_standby: bool | N
     """Place so many ranks and standbys of one host on its devices.
 
     Collectives of devices refuse two ranks on one device. Where each rank has a device, a standby that has none to
-    itself waits to build until it knows its rank, unless `late_standby` is False. Raises UsageError if ranks must share
-    devices and gloo cannot carry their tensors.
+    itself waits to build until it knows its rank, unless `late_standby` is False. Raises UsageError if gloo would have
+    to carry tensors that it cannot carry: if ranks share devices, or torch has no collectives for the devices.
     """
     late = bool(late_standby)
     if not devices.count:
         return Placement(has_own_collectives=False, builds_late=late)
     have = devices.count
+    if devices.backend_name is None:
+        lack = f"torch has no collectives for devices of type {devices.type!r} here"
+        if not devices.has_gloo:
+            raise UsageError(f"{lack}: import the package that registers them before relight.init()")
+        return Placement(
+            has_own_collectives=False,
+            builds_late=late,
+            notice=f"{lack}, so gloo carries tensors through host memory, which is slower: install a torch with them",
+        )
     if have >= ranks + standbys or (have >= ranks and late):
         return Placement(has_own_collectives=True, builds_late=late)
     if have >= ranks and late_standby is None:

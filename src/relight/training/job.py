@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from relight.core.position import Phase
 from relight.device.placement import place
+from relight.device.visible import count_devices
 from relight.errors import UsageError
 from relight.training.ending import hook
 from relight.training.process.runtime import Runtime, connect
@@ -170,8 +171,15 @@ def _place(runtime: Runtime, late_standby: bool | None) -> None:
         runtime.accelerator.devices(), runtime.local_world_size, standbys, late_standby=late_standby
     )
     runtime.builds_late = runtime.placement.builds_late
-    if runtime.placement.notice and runtime.rank == 0 and not runtime.is_standby:
-        runtime.notices.say("devices", runtime.placement.notice)
+    notice = runtime.placement.notice
+    if runtime.accelerator.is_host and (idle := count_devices()):
+        notice = (
+            f"this host has {idle} NVIDIA devices and torch {torch.__version__} sees none, so the job runs on the CPU: "
+            "install a torch with CUDA and a driver that fits it, or set CUDA_VISIBLE_DEVICES to nothing if this is "
+            "what you want"
+        )
+    if notice and runtime.rank == 0 and not runtime.is_standby:
+        runtime.notices.say("devices", notice)
 
 
 def _await_rank(runtime: Runtime) -> None:

@@ -100,7 +100,9 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             JOB,
-            "warm processes in reserve, which take lost ranks without starting Python and torch",
+            "processes in reserve, which take lost ranks without starting Python and torch: warm, with the model "
+            "built, on a device of their own; or lean, if each rank has a device and they have none to themselves: "
+            "such a one builds when it takes a rank, on that rank's device, and needs no memory of a device before",
             flags=("--standby",),
             least=0,
             unset="as many as the --spare-nodes have room for, else 0",
