@@ -233,6 +233,19 @@ at::Tensor& set_storage(
   return at::cpu::set_(self, source, offset, size, stride);
 }
 
+at::Tensor& set_whole_storage(at::Tensor& self, at::Storage source) {
+  int64_t count = source.nbytes() / self.dtype().itemsize();
+  return at::cpu::set_(self, source, 0, {count}, {});
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  return at::cpu::set_(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+at::Tensor& set_nothing(at::Tensor& self) {
+  return set_whole_storage(self, at::empty({0}, self.options()).storage());
+}
+
 // --- copies
 void copy_on(c10::Stream stream, const at::Tensor& to, const at::Tensor& from, at::Tensor kept) {
   launch(stream, [to, from, kept] {
@@ -301,6 +314,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_reshape_alias", at::native::_reshape_alias);
   library.impl("resize_", resize);
   library.impl("set_.source_Storage_storage_offset", set_storage);
+  library.impl("set_.source_Storage", set_whole_storage);
+  library.impl("set_.source_Tensor", set_tensor);
+  library.impl("set_", set_nothing);
   library.impl("_copy_from", copy_from);
   library.impl("_copy_from_and_resize", copy_from_and_resize);
   library.impl("_local_scalar_dense", local_scalar);
