@@ -28,7 +28,6 @@ class PlainJob:
     def __init__(self) -> None:
         dist.init_process_group("gloo")
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.device = torch.device("cpu")
 
 
 def parse() -> argparse.Namespace:
@@ -119,16 +118,16 @@ class Net(nn.Module):
         return logits
 
 
-def make_mesh(layout: str, world_size: int, kind: str) -> DeviceMesh:
+def make_mesh(layout: str, world_size: int) -> DeviceMesh:
     if layout == "hsdp":
-        return init_device_mesh(kind, (2, world_size // 2), mesh_dim_names=("replicate", "shard"))
+        return init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("replicate", "shard"))
     if layout == "fsdp":
-        return init_device_mesh(kind, (world_size,), mesh_dim_names=("shard",))
+        return init_device_mesh("cpu", (world_size,), mesh_dim_names=("shard",))
     if layout == "tp_hsdp":
-        return init_device_mesh(kind, (2, world_size // 4, 2), mesh_dim_names=("replicate", "shard", "tp"))
+        return init_device_mesh("cpu", (2, world_size // 4, 2), mesh_dim_names=("replicate", "shard", "tp"))
     if layout == "zero":
-        return init_device_mesh(kind, (1, world_size), mesh_dim_names=("dp", "zero"))
-    return init_device_mesh(kind, (world_size // 2, 2), mesh_dim_names=("dp", layout.split("_", maxsplit=1)[0]))
+        return init_device_mesh("cpu", (1, world_size), mesh_dim_names=("dp", "zero"))
+    return init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("dp", layout.split("_", maxsplit=1)[0]))
 
 
 def divide(net: Net, layout: str, mesh: DeviceMesh) -> nn.Module:
@@ -196,10 +195,10 @@ def main() -> None:
     torch.set_num_threads(1)
     job = PlainJob() if options.plain else relight.init()
     torch.manual_seed(0)  # every rank divides the same model
-    mesh = make_mesh(options.layout, job.world_size, job.device.type)
+    mesh = make_mesh(options.layout, job.world_size)
     # FSDP2 divides what does not divide evenly, torch's tensor parallelism does not.
     hidden = 2 * options.width + (not options.layout.startswith("tp"))
-    net = Net(options.width, hidden, options.dropout, options.batchnorm, options.embed, options.counters).to(job.device)
+    net = Net(options.width, hidden, options.dropout, options.batchnorm, options.embed, options.counters)
     model = divide(net, options.layout, mesh)
     optimizer: torch.optim.Optimizer = (
         ZeroRedundancyOptimizer(
@@ -215,7 +214,7 @@ def main() -> None:
     extra: dict[str, Any] = {"ema": torch.optim.swa_utils.AveragedModel(model)} if options.ema else {}
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
 
-    scaler = torch.amp.GradScaler(job.device.type, init_scale=2.0**127, enabled=options.scaler)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, enabled=options.scaler)
 
     if options.scaler:
         extra["scaler"] = scaler
@@ -226,12 +225,12 @@ def main() -> None:
     def batch_of(number: int) -> tuple[torch.Tensor, torch.Tensor]:
         place = job.rank // 2 if options.layout.startswith("tp") else job.rank
         chosen = torch.randint(0, 96, (8,), generator=torch.Generator().manual_seed(1000 * number + place))
-        return data[chosen].to(job.device), labels[chosen].to(job.device)
+        return data[chosen], labels[chosen]
 
     def train(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         if not os.path.exists(options.hold):
             time.sleep(options.pause)
-        loss = torch.zeros((), device=job.device)
+        loss = torch.zeros(())
         for index, (x, y) in enumerate(batches):
             if options.accumulate > 1:
                 model.set_requires_gradient_sync(index == len(batches) - 1)  # type: ignore[operator]
