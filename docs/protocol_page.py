@@ -118,6 +118,14 @@ Standbys are started with the ranks. If spares are expected and some have not jo
 most until every rank has reached its first step. Until then the loss of a host with ranks ends the job, and that of a
 spare costs its standbys. Later, nodes and spares are alike.
 
+## A host that is drained
+
+Once each rank of the host has a warm standby elsewhere, **WindDown** goes to all ranks: in the barrier of the next step
+they agree to pause after it. When all have reported that version, the ranks of the host are ended, and a recovery
+begins in which every survivor holds the same version, so it goes back to that version and repeats nothing. The order
+holds in its generation alone; a failure on the way is an ordinary recovery, after which it is given again. The host
+is given back (**ReleaseHost**) when no process of it lives, so a recovery waits for no end that nobody can report.
+
 ## After a failure
 
 1. The controller journals a new generation and sends **Stop**. Collectives of the old generation fail at once. A

@@ -89,6 +89,29 @@ def test_one_line_on_every_node_and_a_spare_that_comes_first(tmp_path: Path, ref
     assert outcome.report.recoveries[0].replacement_kind == "standby", outcome.describe()
 
 
+@pytest.mark.parametrize("way", ["SIGTERM", pytest.param("drain", marks=pytest.mark.all)])
+def test_a_host_is_left_in_order_and_no_step_is_repeated(tmp_path: Path, reference: Outcome, way: str) -> None:
+    """By `relight drain`, or by SIGTERM to its `relight run`, as a cluster that needs the host sends it."""
+    with Cluster(tmp_path, TRAINING, 2, standbys=2, spare=1) as cluster:
+        cluster.start()
+        cluster.join(2)
+        cluster.wait_until(lambda: "spare-2 joined" in cluster.messages(), "the spare is there")
+        cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
+        if way == "SIGTERM":
+            cluster.launchers["h1"].send_signal(signal.SIGTERM)
+        else:
+            arguments = ("drain", str(cluster.run_dir), "node-1", "--token-file", str(tmp_path / "token"))
+            cluster.run_on(0, *arguments, label="-drain")
+            assert cluster.launchers.pop("h0-drain").wait(DEADLINE_SECONDS) == 0
+        assert cluster.launchers.pop("h1").wait(DEADLINE_SECONDS) == 0, cluster.messages(1)
+        assert "node-1 is given back" in cluster.messages()
+        assert not cluster.processes(1)
+        outcome = finish(cluster, reference)
+    assert {(f.rank, f.kind) for f in outcome.report.failures} == {(2, "drained"), (3, "drained")}, outcome.describe()
+    (recovery,) = outcome.report.recoveries
+    assert (recovery.steps_repeated, recovery.steps_undone) == (0, 0), outcome.describe()
+
+
 @pytest.mark.all
 def test_a_rank_is_lost_whose_host_has_no_standby_left(tmp_path: Path, reference: Outcome) -> None:
     """Its replacement, on the other host, gets the state over TCP and the private state through the controller."""

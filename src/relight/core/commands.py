@@ -133,7 +133,7 @@ class Save(_Command, frozen=True, kw_only=True):
 
 
 class WindDown(_Command, frozen=True, kw_only=True):
-    """The job is to end and to go on later: the next step that all ranks finish is the last one for now."""
+    """The next step that all ranks finish is the last one for now: the job is to end, or ranks move to other hosts."""
 
     audience: Audience
     generation: int
@@ -144,6 +144,18 @@ class Release(_Command, frozen=True, kw_only=True):
 
     audience: Audience
     generation: int
+
+
+class ReleaseHost(_Command, frozen=True, kw_only=True):
+    """Nothing of the job is left on this host, and nothing will be started there: its agent may end."""
+
+    agent: str
+
+
+class RefuseDrain(_Command, frozen=True, kw_only=True):
+    """This host stays in the job: its ranks cannot move without a step being repeated, or not at all."""
+
+    agent: str
 
 
 class EndJob(_Command, frozen=True, kw_only=True):
@@ -159,6 +171,21 @@ class Notice(_Command, frozen=True, kw_only=True):
     level: str  # "info", "warning", "error"
 
 
-Command = Spawn | Kill | Begin | Assign | Stop | Restore | Resume | Save | WindDown | Release | EndJob | Notice
+Command = (
+    Spawn
+    | Kill
+    | Begin
+    | Assign
+    | Stop
+    | Restore
+    | Resume
+    | Save
+    | WindDown
+    | Release
+    | ReleaseHost
+    | RefuseDrain
+    | EndJob
+    | Notice
+)
 WorkerCommand = Begin | Assign | Stop | Restore | Resume | Save | WindDown | Release
 StandingOrder = Begin | Stop | Restore | Resume | Save | Release  # to all members: holds until the next one

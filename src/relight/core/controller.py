@@ -26,6 +26,7 @@ from relight.core.report import JobReport
 from relight.core.stages.agents import Agents
 from relight.core.stages.attempts import Attempts
 from relight.core.stages.deciding import Deciding
+from relight.core.stages.draining import Draining
 from relight.core.stages.failing import Failing
 from relight.core.stages.finishing import Finishing
 from relight.core.stages.job import ControllerSettings, Job, Stage
@@ -57,6 +58,7 @@ class Kinds:
     deciding: type[Deciding] = Deciding
     stopping: type[Stopping] = Stopping
     shutdown: type[Shutdown] = Shutdown
+    draining: type[Draining] = Draining
     restoring: type[Restoring] = Restoring
     training: type[Training] = Training
     finishing: type[Finishing] = Finishing
@@ -84,9 +86,12 @@ class Controller:
         self.deciding = kinds.deciding(job)
         self.stopping = kinds.stopping(job, self.attempts, self.reserve, self.saving, self.failing, self.deciding)
         self.shutdown = kinds.shutdown(job, self.saving)
-        self.restoring = kinds.restoring(job, self.attempts, self.reserve, self.saving, self.failing, self.shutdown)
+        self.draining = kinds.draining(job, self.reserve)
+        self.restoring = kinds.restoring(
+            *(job, self.attempts, self.reserve, self.saving, self.failing, self.shutdown, self.draining)
+        )
         self.training = kinds.training(job, self.failing, self.restoring)
-        self.finishing = kinds.finishing(job, self.reserve, self.failing, self.shutdown)
+        self.finishing = kinds.finishing(job, self.reserve, self.failing, self.shutdown, self.draining)
         self.processes = kinds.processes(
             job,
             self.attempts,
@@ -97,16 +102,10 @@ class Controller:
             self.stopping,
             self.finishing,
         )
-        self.repeating = kinds.repeating(job, self.reserve, self.starting, self.saving, self.shutdown)
+        self.repeating = kinds.repeating(job, self.reserve, self.starting, self.saving, self.shutdown, self.draining)
         self.agents = kinds.agents(
-            job,
-            self.reserve,
-            self.starting,
-            self.failing,
-            self.stopping,
-            self.restoring,
-            self.finishing,
-            self.repeating,
+            *(job, self.reserve, self.starting, self.failing, self.stopping, self.restoring),
+            *(self.finishing, self.repeating, self.shutdown, self.draining),
         )
         self._extended: float | None = None  # the deadline that was put off, once, by HEARING_SECONDS
 
@@ -125,18 +124,20 @@ class Controller:
                 return self.agents.on_joined(event, now)
             case ev.AgentLost():
                 return self.agents.on_lost(event, now)
+            case ev.HostDraining():
+                return self.agents.on_draining(event, now)
             case ev.ProcessStarted():
                 return self.starting.on_started(event)
             case ev.ProcessDying():
                 return self.processes.on_dying(event, now)
             case ev.ProcessExited():
-                return self.processes.on_exited(event, now)
+                return [*self.processes.on_exited(event, now), *self.draining.advance(now)]
             case ev.ProcessSuspected():
                 return self.processes.on_suspected(event, now)
             case ev.WorkerFailed():
                 return self.processes.on_worker_failed(event, now)
             case ev.StandbyReady():
-                return self.reserve.on_standby_ready(event, now)
+                return [*self.reserve.on_standby_ready(event, now), *self.draining.advance(now)]
             case ev.TrainingEntered():
                 return self.starting.on_entered(event, now)
             case ev.CollectiveFailed():

@@ -33,6 +33,14 @@ class AgentLost(_Event, frozen=True, kw_only=True):
     version: Whole = -1  # the newest that any rank is known to have committed; -1: not known
 
 
+class HostDraining(_Event, frozen=True, kw_only=True):
+    """A host is to be left in order: its ranks move to other hosts between two steps, then it is given back."""
+
+    agent: str
+    reason: str
+    leaves: bool = False  # it will be gone soon in any case; else it may stay if no other host has room
+
+
 class ProcessStarted(_Event, frozen=True, kw_only=True):
     """An agent started a process, as Spawn ordered."""
 
@@ -289,6 +297,7 @@ class ShutdownRequested(_Event, frozen=True, kw_only=True):
 Event = (
     AgentJoined
     | AgentLost
+    | HostDraining
     | ProcessStarted
     | ProcessDying
     | ProcessExited

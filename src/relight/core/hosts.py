@@ -17,6 +17,8 @@ class Hosts:
         self._lives: dict[str, str] = {}
         self._spares: set[str] = set()
         self._losses: Recent[str] = Recent()
+        self._released: Recent[str] = Recent()  # lives of agents that were given back
+        self.draining: dict[str, str] = {}  # hosts that are to be left, and why
 
     def __contains__(self, agent: str) -> bool:
         return agent in self._slots
@@ -50,6 +52,16 @@ class Hosts:
         self._slots.pop(agent, None)
         self._lives.pop(agent, None)
         self._spares.discard(agent)
+        self.draining.pop(agent, None)
+
+    def release(self, agent: str) -> None:
+        """Give a host back. Its agent may connect once more before it hears so."""
+        self._released.add(f"{agent} {self.life(agent)}")
+        self.remove(agent)
+
+    def was_released(self, agent: str, life: str) -> bool:
+        """Whether this run of an agent was given back. Another run of it is welcome."""
+        return self._released[f"{agent} {life}"] > 0
 
     def note_loss(self, agent: str) -> None:
         """Count that this host was lost while the job was on its way."""
@@ -69,6 +81,12 @@ class Hosts:
         hosts = self.nodes[:nodes]
         return tuple((hosts[rank // per_host], rank % per_host) for rank in range(world_size))
 
+    def free_slots(self, processes: Iterable[Process], *, without: str) -> int:
+        """The number of slots that no process has, on hosts that are to stay."""
+        used = Counter(process.agent for process in processes if process.alive and not process.failed)
+        left = {without, *self.draining}
+        return sum(max(0, slots - used[name]) for name, slots in self._slots.items() if name not in left)
+
     def place(self, processes: Iterable[Process]) -> tuple[str, int]:
         """Host and slot for one more process: one with a free slot, so that two ranks need not share a device.
 
@@ -83,7 +101,8 @@ class Hosts:
             taken, room = used[name], self._slots[name]
             return taken >= room, self.is_unreliable(name), standbys[name], taken - room
 
-        host = min(self.in_order(), key=preference)
+        hosts = [name for name in self.in_order() if name not in self.draining]
+        host = min(hosts or self.in_order(), key=preference)
         taken = {process.slot for process in living if process.agent == host}
         return host, next(slot for slot in range(len(taken) + 1) if slot not in taken)
 

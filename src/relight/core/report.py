@@ -17,7 +17,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # 1: the first of the job
     rank: int  # -1: not a rank's (a standby's, or the whole job's, as in "communication")
     process: str
-    kind: str  # "killed", "exited", "exception", "frozen", "hang", "slow", "host lost", "communication", ...
+    kind: str  # "killed", "exited", "exception", "frozen", "hang", "slow", "drained", "host lost", "communication", ...
     step: int
     phase: str  # a name of `Phase`, as the process last stamped it
     evidence: str

@@ -22,7 +22,7 @@ from relight.terminal import Screen
 from relight.transfer.io.channel import SOCKET_NAME
 from relight.wire.address import Address
 from relight.wire.loopback import is_default
-from relight.wire.settings import HOST_ADDRESS, JobSettings, encode_settings
+from relight.wire.settings import FIRST_NODE, HOST_ADDRESS, JobSettings, encode_settings
 from relight.wire.tls import Tls, leave_to_children
 
 JOIN_SECONDS = 300.0  # for a controller on another host to be there
@@ -50,7 +50,7 @@ def launch(
         if tls is not None:
             leave_to_children(tls.files)
         secret = token or secrets.token_bytes(32)
-        return asyncio.run(_launch(settings, secret, screen, "node-0", quiet=quiet, dashboard=dashboard, tls=tls))
+        return asyncio.run(_launch(settings, secret, screen, FIRST_NODE, quiet=quiet, dashboard=dashboard, tls=tls))
     except OSError as error:
         screen.say(f"the job could not be started: {error}", "error")
         return 1

@@ -46,7 +46,21 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
     add_token_file(controller)
     add_tls(controller)
     controller.set_defaults(call=_controller)
-    return {"agent": agent, "controller": controller}
+    drain = choices.add_parser(
+        "drain",
+        help="move the ranks of a host to others, and give the host back",
+        description="Leave a host of a running job in order, before maintenance for example: once other hosts have a "
+        "warm standby for each of its ranks, all ranks pause after a step, the standbys take over, and no step is "
+        "repeated. Then the host leaves the job. SIGTERM to `relight agent`, or to `relight run` on a host other than "
+        "the first, does the same. Exit status: 0 the host is free, 1 it is not.",
+        allow_abbrev=False,
+    )
+    drain.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the job's run directory")
+    drain.add_argument("host", metavar="HOST", help="the host's name in the job, for example node-1")
+    add_token_file(drain)
+    add_tls(drain)
+    drain.set_defaults(call=_drain)
+    return {"agent": agent, "controller": controller, "drain": drain}
 
 
 def _agent(arguments: argparse.Namespace) -> int:
@@ -72,6 +86,17 @@ def _controller(arguments: argparse.Namespace) -> int:
     token = read_shared_token(arguments.token_file)
     tls = find_tls(arguments, endpoint, is_first=True)
     return resume_job(arguments.run_dir, endpoint, token, take_over=arguments.take_over, quiet=arguments.quiet, tls=tls)
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    from relight.config import find_tls, read_shared_token
+    from relight.launch.drain import drain
+    from relight.wire.address import read_address
+
+    token = read_shared_token(arguments.token_file)
+    address = read_address(arguments.run_dir)
+    tls = None if address is None else find_tls(arguments, address, is_first=False)
+    return drain(arguments.run_dir, arguments.host, token, tls)
 
 
 def host_name() -> str:

@@ -19,7 +19,7 @@ from relight.launch.observer import Observer
 from relight.launch.progress import JobProgress, first_of
 from relight.terminal import Screen
 from relight.wire.address import Address, read_address
-from relight.wire.messages import JobEnded
+from relight.wire.messages import DrainHost, JobEnded
 from relight.wire.settings import JobSettings
 from relight.wire.tls import Tls
 
@@ -54,6 +54,7 @@ class Launcher:
         self._private_dir = private_dir
         self._screen = screen
         self._remote = controller
+        self._name = name
         self._progress = JobProgress(has_started=controller is not None)
         self._observer = Observer(
             screen,
@@ -84,13 +85,21 @@ class Launcher:
 
     # --- signals ------------------------------------------------------------------------------------------------
     def interrupt(self, number: int) -> None:
-        """Ask the controller to end the job at the first signal; end everything at once at the second."""
+        """Ask the controller to end the job at the first signal; end everything at once at the second.
+
+        SIGTERM on a host without the controller concerns that host: its ranks move to others, and it leaves the job.
+        """
         progress = self._progress
         if progress.signal or self._observer.ended is not None:
             progress.at_once.set()
             return
         progress.signal = number
         name = signal.Signals(number).name
+        if number == signal.SIGTERM and self._remote is not None:
+            self._screen.say(f"{name}: leaving the job once the ranks here have moved (again: at once)", "warning")
+            self._observer.ask_to_drain(DrainHost(host=self._name, why=f"{name} on this host", leaves=True))
+            asyncio.get_running_loop().call_later(WIND_DOWN_SECONDS, progress.at_once.set)
+            return
         self._screen.say(f"{name}: ending the job (again: at once)", "warning")
         if self._controller.child is None or not progress.has_started:
             progress.at_once.set()
@@ -163,6 +172,8 @@ class Launcher:
     def _status(self) -> int:
         if self._observer.ended is not None and not self._observer.ended.error:
             return 0
+        if self._name in self._observer.released and not self._progress.at_once.is_set():
+            return 0  # the job goes on elsewhere
         if self._progress.signal:
             return 128 + self._progress.signal
         controller = self._controller.child

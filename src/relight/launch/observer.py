@@ -10,6 +10,8 @@ from relight.terminal import Screen
 from relight.wire.framing import encode_frame, make_decoder
 from relight.wire.messages import (
     PROTOCOL_VERSION,
+    DrainAnswer,
+    DrainHost,
     Hello,
     JobEnded,
     NoticeUpdate,
@@ -39,9 +41,11 @@ class Observer:
         self._tls = tls
         self._connection: ControllerConnection | None = None
         self._asked_to_end = ""
+        self._drain: DrainHost | None = None  # what was asked for
         self._lost = ""  # why there was no connection the last time
         self._decode = make_decoder(ObserverDown)
         self.ended: JobEnded | None = None
+        self.released: set[str] = set()  # hosts that were given back: they were drained
         self.winding_down = False  # a last step is being taken, or a checkpoint written
         self.silent_looks = 0  # since the last update; counted by ControllerChild
 
@@ -72,6 +76,12 @@ class Observer:
         if self._connection is not None:
             self._connection.send(encode_frame(StopAgent(why=why)))
 
+    def ask_to_drain(self, order: DrainHost) -> None:
+        """Ask the controller to leave a host in order; at the next connection if there is none."""
+        self._drain = order
+        if self._connection is not None:
+            self._connection.send(encode_frame(order))
+
     def abort(self) -> None:
         """Close the connection."""
         if self._connection is not None:
@@ -90,6 +100,8 @@ class Observer:
         self._connection, self._lost = connection, ""
         if self._asked_to_end:
             self.ask_to_end(self._asked_to_end)
+        elif self._drain is not None and self._drain.host not in self.released:
+            self.ask_to_drain(self._drain)
         return connection
 
     def _take(self, update: ObserverDown) -> None:
@@ -100,5 +112,8 @@ class Observer:
                 self._screen.progress(update)
             case NoticeUpdate():
                 self._screen.say(update.text, update.level)
+            case DrainAnswer():
+                if not update.refused:
+                    self.released.add(update.host)
             case JobEnded():
                 self.ended = update

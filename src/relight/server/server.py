@@ -78,7 +78,7 @@ class Server:
         self._agent_sessions = AgentSessions(
             job, self._admission, router, self._driver, health, self._presence, self.end
         )
-        self._observer_sessions = ObserverSessions(self._admission, observers, self.shutdown, self.end)
+        self._observer_sessions = ObserverSessions(self._admission, observers, self.shutdown, self._driver, self.end)
         self._resumed = predecessor is not None
         if predecessor is not None:
             for line in read_statuses(run_dir):

@@ -269,6 +269,22 @@ class ForgetProcess(_Message, frozen=True, kw_only=True):
     process: str
 
 
+class DrainHost(_Message, frozen=True, kw_only=True):
+    """Move the ranks of this host to others between two steps, and give it back."""
+
+    host: str
+    why: str
+    leaves: bool = False  # it will be gone soon in any case
+
+
+class DrainAnswer(_Message, frozen=True, kw_only=True):
+    """A host was given back, or stays in the job since its ranks cannot move."""
+
+    host: str
+    why: str
+    refused: bool
+
+
 class StopAgent(_Message, frozen=True, kw_only=True):
     """End every process you started, then exit."""
 
@@ -343,5 +359,5 @@ class JobEnded(_Message, frozen=True, kw_only=True):
     details: str
 
 
-ObserverUp = Hello | StopAgent
-ObserverDown = StartTls | Challenge | Welcome | Refused | StatusUpdate | NoticeUpdate | JobEnded
+ObserverUp = Hello | StopAgent | DrainHost
+ObserverDown = StartTls | Challenge | Welcome | Refused | StatusUpdate | NoticeUpdate | DrainAnswer | JobEnded

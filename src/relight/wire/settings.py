@@ -25,6 +25,7 @@ STRAGGLERS = "slow ranks"
 GIVING_UP = "giving up"
 
 HOST_ADDRESS = "RELIGHT_HOST_ADDRESS"
+FIRST_NODE = "node-0"  # the agent of the host on which the job's controller was started
 Part = TypeVar("Part", bound=msgspec.Struct)
 SUPERSEDED = 4  # exit status of a controller whose job another one has taken over
 

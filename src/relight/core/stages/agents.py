@@ -3,13 +3,15 @@
 import msgspec
 
 from relight.core import events as ev
-from relight.core.commands import Command, Notice
+from relight.core.commands import Command, Notice, RefuseDrain, ReleaseHost
+from relight.core.stages.draining import Draining
 from relight.core.stages.failing import Failing
 from relight.core.stages.finishing import Finishing
 from relight.core.stages.job import Job, Stage
 from relight.core.stages.repeating import Repeating
 from relight.core.stages.reserve import Reserve
 from relight.core.stages.restoring import Restoring
+from relight.core.stages.shutdown import Shutdown
 from relight.core.stages.starting import Starting
 from relight.core.stages.stopping import Stopping
 
@@ -27,10 +29,13 @@ class Agents:
         restoring: Restoring,
         finishing: Finishing,
         repeating: Repeating,
+        shutdown: Shutdown,
+        draining: Draining,
     ) -> None:
         self._job, self._reserve, self._starting, self._failing = job, reserve, starting, failing
         self._stopping, self._restoring = stopping, restoring
         self._finishing, self._repeating = finishing, repeating
+        self._shutdown, self._draining = shutdown, draining
 
     def on_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
         """A host joins; the last node that was waited for starts the ranks. A known one hears its orders again."""
@@ -39,6 +44,8 @@ class Agents:
             job.hosts.add(event.agent, event.slots, event.life, spare=event.spare)
             self._forget_pages(event.agent)
             return self._repeating.to_agent(now)
+        if job.hosts.was_released(event.agent, event.life):
+            return [ReleaseHost(agent=event.agent, why="again: its ranks have moved")]
         if not len(job.hosts) and not job.members.processes:
             job.job_stats.started(now)
             job.deadline = now + job.settings.startup_timeout_seconds
@@ -46,6 +53,7 @@ class Agents:
         if job.members.processes:  # a late one: room for what is missing
             notice = self._welcome(event.agent)
             more = self._reserve.top_up(now) if self._restoring.is_settled else []
+            more += self._draining.advance(now)
             return [notice, *more, *(self._reserve.fill_vacancies(now) if job.stage is Stage.STOPPING else [])]
         if missing := nodes - len(job.hosts.nodes):
             role = " as a spare" if event.spare else ""
@@ -67,6 +75,20 @@ class Agents:
         for process in self._job.members.processes.values():
             if process.agent == agent and not process.alive:
                 process.final_position = msgspec.structs.replace(process.final_position, private_versions=(-1, -1))
+
+    def on_draining(self, event: ev.HostDraining, now: float) -> list[Command]:
+        """A host is to be left. If its ranks cannot move, and it leaves in any case, a checkpoint comes first."""
+        job, agent = self._job, event.agent
+        if agent in job.hosts.draining:
+            return []
+        why_not = self._draining.why_not(agent)
+        if not why_not:
+            return self._draining.begin(agent, event.reason, now)
+        if event.leaves and agent in job.hosts and job.checkpoint_every:
+            reason = f"{event.reason} on {agent}, which cannot be drained since {why_not}"
+            return self._shutdown.on_shutdown(ev.ShutdownRequested(reason=reason, after_step=True), now)
+        text = f"{agent} cannot be drained: {why_not}"
+        return [RefuseDrain(agent=agent, why=text), Notice(why=text, level="warning")]
 
     def on_lost(self, event: ev.AgentLost, now: float) -> list[Command]:
         """A host is gone, or cut off for too long: all its processes have failed at once.

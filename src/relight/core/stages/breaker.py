@@ -6,7 +6,7 @@ from relight.core.stages.job import Job
 
 MAX_OWN_FAILURES_PER_STEP = 10  # exceptions, hangs, broken collectives: the script may be their cause
 # Failures that strike a process from outside. However often they do, a replacement may live: see core/backoff.py.
-FROM_OUTSIDE = frozenset({ENDED, "killed", "exited", "out of memory", "frozen", "slow", "host lost"})
+FROM_OUTSIDE = frozenset({ENDED, "killed", "exited", "out of memory", "frozen", "slow", "drained", "host lost"})
 
 
 class Breaker:

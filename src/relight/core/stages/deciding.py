@@ -16,6 +16,7 @@ from relight.core.fallback import (
     worth_keeping,
 )
 from relight.core.members import Process
+from relight.core.position import Phase
 from relight.core.recent import Recent
 from relight.core.shards import require_every_part
 from relight.core.stages.job import Job, Stage
@@ -93,7 +94,9 @@ class Deciding:
         members = self._job.members
         replaced = [rank for rank, p in held.items() if p.replacement]
         lost = [members.processes[name] for rank in replaced for name in members.predecessors.get(rank, ())]
-        return {r.step for r in reports if not r.blank} | {p.final_position.step for p in lost}
+        ends = [process.final_position for process in lost]
+        begun = {end.step for end in ends if end.phase not in (Phase.OUTSIDE, Phase.DONE)}
+        return {r.step for r in reports if not r.blank} | begun
 
     # --- private state ------------------------------------------------------------------------------------------
     @property

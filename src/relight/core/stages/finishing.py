@@ -1,8 +1,9 @@
 """FINISHING: training is done, and the scripts run to their ends."""
 
 from relight.core import events as ev
-from relight.core.commands import Audience, Command, Release
+from relight.core.commands import Audience, Command, Kill, Release
 from relight.core.members import Process
+from relight.core.stages.draining import Draining
 from relight.core.stages.failing import Failing
 from relight.core.stages.job import Job, Stage
 from relight.core.stages.reserve import Reserve
@@ -12,8 +13,9 @@ from relight.core.stages.shutdown import Shutdown
 class Finishing:
     """From the last step to the end of the last process."""
 
-    def __init__(self, job: Job, reserve: Reserve, failing: Failing, shutdown: Shutdown) -> None:
+    def __init__(self, job: Job, reserve: Reserve, failing: Failing, shutdown: Shutdown, draining: Draining) -> None:
         self._job, self._reserve, self._failing, self._shutdown = job, reserve, failing, shutdown
+        self._draining = draining
         self.released: set[str] = set()  # processes that have run to the end of the script
 
     def on_done(self, event: ev.TrainingDone, now: float) -> list[Command]:
@@ -37,6 +39,8 @@ class Finishing:
         digests = {report.rank: report.state_digest for report in reports}
         if job.shards.differing(digests):
             return self._failing.on_corruption(digests, digests, first.version, 0, now)
+        if first.version < job.until and not self._shutdown.reason and self._draining.ordered_in == job.generation:
+            return self._move_ranks(first.version, now)
         job.stage, job.deadline = Stage.FINISHING, None
         if first.version >= job.until:
             self._shutdown.forget_reason()
@@ -44,6 +48,12 @@ class Finishing:
         why = "every rank committed its last step"
         release = Release(audience=Audience.MEMBERS, generation=job.generation, why=why)
         return [release, *self._reserve.end_all("training finished")]
+
+    def _move_ranks(self, version: int, now: float) -> list[Command]:
+        """All ranks have paused after the same step: those of drained hosts end, and standbys take their places."""
+        leaving = self._draining.take_leave(version, now)
+        kills: list[Command] = [Kill(process=p.name, why=f"its host is drained: {p.leaving}") for p in leaving]
+        return kills + self._failing.fail(leaving, version, None, now)
 
     def on_released(self, event: ev.WorkerReleased) -> list[Command]:
         """A rank ran to the end of the script; its exit is expected."""

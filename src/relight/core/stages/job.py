@@ -78,6 +78,17 @@ class Job:
         )
 
     @property
+    def leaving(self) -> list[Process]:
+        """The processes that hold ranks on hosts that are to be left."""
+        draining = self.hosts.draining
+        return [p for p in self.members.by_rank().values() if p.agent in draining] if draining else []
+
+    @property
+    def wanted_standbys(self) -> int:
+        """How many standbys are to be kept: as many as were asked for, or more while ranks are to move."""
+        return max(self.settings.standbys, len(self.leaving))
+
+    @property
     def awaits_spares(self) -> bool:
         """Whether the job is at its start, and spare hosts on which its standbys belong have not joined yet."""
         return self.stage is Stage.STARTING and self.hosts.spares < self.settings.spare_nodes

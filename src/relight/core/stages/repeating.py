@@ -1,6 +1,7 @@
 """Orders given again: to an agent that was restarted, and by a controller that was."""
 
 from relight.core.commands import Assign, Audience, Begin, Command, Kill, Notice, Release, Resume, Spawn, StandingOrder
+from relight.core.stages.draining import Draining
 from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS
 from relight.core.stages.job import Job, Stage
 from relight.core.stages.reserve import Reserve
@@ -12,9 +13,17 @@ from relight.core.stages.starting import Starting
 class Repeating:
     """After a death in the control plane. A process that has obeyed an order ignores it the second time."""
 
-    def __init__(self, job: Job, reserve: Reserve, starting: Starting, saving: Saving, shutdown: Shutdown) -> None:
+    def __init__(
+        self,
+        job: Job,
+        reserve: Reserve,
+        starting: Starting,
+        saving: Saving,
+        shutdown: Shutdown,
+        draining: Draining,
+    ) -> None:
         self._job, self._reserve, self._starting = job, reserve, starting
-        self._saving, self._shutdown = saving, shutdown
+        self._saving, self._shutdown, self._draining = saving, shutdown, draining
         self.standing_order: StandingOrder | None = None  # the newest order to all: it holds until the next one
 
     def to_agent(self, now: float) -> list[Command]:
@@ -33,7 +42,7 @@ class Repeating:
             return out + anew
         if self.standing_order is not None:
             out.append(self.standing_order)
-        return [*out, *(self._shutdown.wind_down() if job.stage is Stage.TRAINING else [])]
+        return [*out, *(self._pause_after_step() if job.stage is Stage.TRAINING else [])]
 
     def on_controller_restarted(self, now: float) -> list[Command]:
         """Give all orders again that hold: all events before the death are known, but not which orders arrived.
@@ -65,7 +74,7 @@ class Repeating:
             doubts=job.job_stats.doubts.reasons,
             why=why,
         )
-        return [*out, resume, *self._ask_to_leave(), *self._shutdown.wind_down(), notice]
+        return [*out, resume, *self._ask_to_leave(), *self._pause_after_step(), notice]
 
     def _kill_and_spawn(self) -> list[Command]:
         out: list[Command] = []
@@ -88,6 +97,10 @@ class Repeating:
             if process.replacement:  # a standby that does not know its rank gets no Stop either
                 out.append(Assign(process=process.name, rank=rank, generation=job.generation, why=why))
         return out + self._reserve.fill_vacancies(now)
+
+    def _pause_after_step(self) -> list[Command]:
+        """Repeat the order to pause after the next step, for the end of the job or for hosts that are drained."""
+        return self._shutdown.wind_down() or self._draining.order()
 
     def _ask_to_leave(self) -> list[Command]:
         """Ask slow ranks again that have not made room for a standby yet."""

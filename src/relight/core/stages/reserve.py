@@ -33,7 +33,7 @@ class Reserve:
         job = self._job
         if self.is_useless or not len(job.hosts) or job.stage is Stage.SAVING or job.awaits_spares:
             return []
-        missing = job.settings.standbys - len(job.members.standbys())
+        missing = job.wanted_standbys - len(job.members.standbys())
         if missing <= 0 or self._attempts.is_put_off(now):
             return []
         return [self.spawn(None, self._place(), now, why="a standby in reserve") for _ in range(missing)]
@@ -51,7 +51,7 @@ class Reserve:
 
     def surplus(self) -> list[Command]:
         """End standbys beyond the number asked for: fresh processes whose rank another one took in the meantime."""
-        members, wanted = self._job.members, self._job.settings.standbys
+        members, wanted = self._job.members, self._job.wanted_standbys
         worst_first = sorted(members.standbys(), key=lambda p: (p.ready, -p.spawned_at))
         out: list[Command] = []
         for process in worst_first[: max(0, len(worst_first) - wanted)]:

@@ -6,6 +6,7 @@ from relight.core.decision import Decision
 from relight.core.fallback import Fallback
 from relight.core.shards import Shards
 from relight.core.stages.attempts import Attempts
+from relight.core.stages.draining import Draining
 from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, Failing
 from relight.core.stages.job import Job, Stage
 from relight.core.stages.reserve import Reserve
@@ -17,10 +18,17 @@ class Restoring:
     """From Restore to Resume, and to the first step after it."""
 
     def __init__(
-        self, job: Job, attempts: Attempts, reserve: Reserve, saving: Saving, failing: Failing, shutdown: Shutdown
+        self,
+        job: Job,
+        attempts: Attempts,
+        reserve: Reserve,
+        saving: Saving,
+        failing: Failing,
+        shutdown: Shutdown,
+        draining: Draining,
     ) -> None:
         self._job, self._attempts, self._reserve = job, attempts, reserve
-        self._saving, self._failing, self._shutdown = saving, failing, shutdown
+        self._saving, self._failing, self._shutdown, self._draining = saving, failing, shutdown, draining
         self.to_resume: set[str] = set()  # members that have not committed a step since the last recovery
 
     def on_restored(self, event: ev.Restored, now: float) -> list[Command]:
@@ -75,7 +83,8 @@ class Restoring:
             f"({job.shards.digest([report.state_digest for report in reports])})",
         )
         self.to_resume = set(job.members.audience(Audience.MEMBERS))
-        return [resume, *self._shutdown.wind_down(), notice, *self._reserve.surplus()]
+        ending = self._shutdown.wind_down()
+        return [resume, *(ending or self._draining.advance(now)), notice, *self._reserve.surplus()]
 
     def on_step_resumed(self, event: ev.StepResumed, now: float) -> list[Command]:
         """A member committed its first step. New standbys start after the last one: their start slows steps down."""

@@ -52,7 +52,7 @@ class PrivateKept(_Event, frozen=True):
 class BarrierPassed(_Event, frozen=True):
     """The barrier's all-reduce completed here: every rank is prepared.
 
-    `winds_down`: some rank has said in it that the job is to end.
+    `winds_down`: some rank has said in it that all are to pause after this step.
     """
 
     winds_down: bool = False

@@ -34,7 +34,7 @@ def on_order(worker: "Worker", order: Begin | Restore | Resume | Save | Release)
     return ()
 
 
-def on_wind_down(worker: "Worker", order: WindDown) -> Actions:  # noqa: ARG001
-    """Say at the next barrier that the job is to end."""
-    worker.winding_down = True
+def on_wind_down(worker: "Worker", order: WindDown) -> Actions:
+    """Say at the next barrier of this generation that all ranks are to pause after the step."""
+    worker.wind_down_in = max(worker.wind_down_in, order.generation)
     return ()

@@ -43,7 +43,7 @@ class Worker:
         # --- orders, as the link thread receives them
         self.newest = 0  # generation of the newest Stop or Assign
         self.closed = False  # a newer generation than the main thread's was opened
-        self.winding_down = False  # the job is to end; all ranks agree at the next barrier on when
+        self.wind_down_in = 0  # the generation in which all ranks are to pause; they agree at a barrier on when
         self.orders: dict[type, Any] = {}  # the newest of each kind
         # --- the state of the rank
         self.version = 0  # optimizer steps applied
@@ -95,6 +95,11 @@ class Worker:
         """How many steps are to be committed before this process leaves the loop."""
         goal = self.until if self.last is None else min(self.until, self.last)
         return min(goal, self.cap) if self.cap else goal
+
+    @property
+    def winding_down(self) -> bool:
+        """Whether the next step that all ranks finish is to be the last one for now: in this generation."""
+        return self.wind_down_in == self.generation > 0
 
     @property
     def is_intact(self) -> bool:

@@ -7,7 +7,9 @@ from relight.core.commands import (
     EndJob,
     Kill,
     Notice,
+    RefuseDrain,
     Release,
+    ReleaseHost,
     Restore,
     Resume,
     Save,
@@ -19,6 +21,7 @@ from relight.server.job.job import Job
 from relight.server.job.job_end import JobEnd
 from relight.server.job.private_state import PrivateStates
 from relight.server.job.report_files import ReportFiles
+from relight.wire.messages import DrainAnswer
 
 
 class Orders:
@@ -56,6 +59,11 @@ class Orders:
                 self._job.agents.order(self._job.core.audience(command.audience), command)
             case WindDown() | Release():
                 self._job.agents.order(self._job.core.audience(command.audience), command)
+            case ReleaseHost():
+                self._job.agents.release(command)
+                self._job.observers.send(DrainAnswer(host=command.agent, why=command.why, refused=False))
+            case RefuseDrain():
+                self._job.observers.send(DrainAnswer(host=command.agent, why=command.why, refused=True))
             case Notice():
                 self._job.observers.tell(command.level, command.why)
             case EndJob():

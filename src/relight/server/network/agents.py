@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from relight.core.commands import Kill, Spawn, WorkerCommand
+from relight.core.commands import Kill, ReleaseHost, Spawn, WorkerCommand
 from relight.core.members import Process
 from relight.server.network.connection import Connection
 from relight.wire.framing import encode_frame, encode_payload
@@ -15,6 +15,7 @@ from relight.wire.messages import (
     Hello,
     PrivateState,
     Received,
+    StopAgent,
     StoreLost,
     StoreReply,
     TakePrivate,
@@ -22,6 +23,7 @@ from relight.wire.messages import (
     ToWorkers,
 )
 from relight.wire.outbox import Outbox
+from relight.wire.settings import FIRST_NODE
 
 KEPT_UNASKED = 256  # an agent may say the end of a process twice
 
@@ -35,6 +37,7 @@ class Agent:
         self.running: set[str] = set()  # ordered to start and not known to have ended
         self._connection: Connection | None = None
         self._outbox = Outbox()
+        self.released = False  # its host was given back: it is to end
         self.life = ""  # of the agent's process, as it says
         self.received = 0  # counted messages of that life
         self._confirmed = 0  # of these, how many are confirmed
@@ -170,6 +173,13 @@ class Agents:
         del self._agents[agent.name]
         self._owner = {process: owner for process, owner in self._owner.items() if owner is not agent}
         self._dead = {process for process in self._dead if process in self._owner}
+
+    def release(self, command: ReleaseHost) -> None:
+        """Let an agent end whose host is given back. That of the controller's host stays, without processes."""
+        agent = self._agents.get(command.agent)
+        if agent is not None and agent.name != FIRST_NODE:
+            agent.released = True
+            agent.say(StopAgent(why=command.why))
 
     def owns(self, agent: Agent, process: str) -> bool:
         """Return whether this agent was ordered to start this process, which may have ended since."""

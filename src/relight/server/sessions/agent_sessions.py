@@ -74,6 +74,8 @@ class AgentSessions:
             if agent.detach(connection):
                 if self._end.command is not None:
                     self._end.note_agent_gone(agent.name)
+                elif agent.released:
+                    self._job.agents.remove(agent)
                 else:
                     self._presence.note_left(agent)
 

@@ -1,22 +1,27 @@
 """Serves connections of observers: `relight run`, and hosts that join."""
 
+from relight.core.events import HostDraining
+from relight.server.job.driver import Driver
 from relight.server.job.job_end import JobEnd
 from relight.server.network.admission import Admission, Peer
 from relight.server.network.connection import Connection
 from relight.server.network.observers import Observers
 from relight.server.sessions.shutdown import Shutdown
 from relight.wire.framing import decode, make_decoder
-from relight.wire.messages import ObserverUp, StopAgent
+from relight.wire.messages import DrainHost, ObserverUp, StopAgent
 from relight.wire.streams import read_payload
 
 
 class ObserverSessions:
     """One session for each connection of an observer."""
 
-    def __init__(self, admission: Admission, observers: Observers, shutdown: Shutdown, end: JobEnd) -> None:
+    def __init__(
+        self, admission: Admission, observers: Observers, shutdown: Shutdown, driver: Driver, end: JobEnd
+    ) -> None:
         self._admission = admission
         self._observers = observers
         self._shutdown = shutdown
+        self._driver = driver
         self._end = end
         self._decode = make_decoder(ObserverUp)
 
@@ -30,5 +35,8 @@ class ObserverSessions:
                 message = decode(self._decode, payload)
                 if isinstance(message, StopAgent):
                     self._shutdown.request(message.why)
+                elif isinstance(message, DrainHost) and self._end.command is None:
+                    event = HostDraining(agent=message.host, reason=message.why, leaves=message.leaves)
+                    self._driver.feed(event)
         finally:
             self._observers.discard(connection)

@@ -9,7 +9,7 @@ a real one, is in journal.py.
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import product
 
-from relight.core.commands import Assign, Begin, Command, EndJob, Kill, Restore, Resume, Save, Spawn, Stop
+from relight.core.commands import Assign, Begin, Command, EndJob, Kill, ReleaseHost, Restore, Resume, Save, Spawn, Stop
 from relight.core.events import AgentLost, Restored
 from relight.core.fault import Action
 from relight.core.report import JobReport
@@ -28,6 +28,8 @@ _HARMLESS_KILLS = (
     "training finished",
     "said again",
     "again: it was declared failed",
+    "its host is drained",
+    "is drained: ",
 )
 
 
@@ -64,6 +66,7 @@ class Checker:
         self.derivable = False  # private state follows from rank and step: it cannot be lost
         self.fenced: set[str] = set()  # processes of hosts that were given up; they may live on
         self.placement = Placement()
+        self.host_of: Mapping[str, str] = {}  # of each process
 
     def copy(self, workers: Mapping[str, SimulatedWorker]) -> "Checker":
         """A copy that judges copies of the workers."""
@@ -105,6 +108,8 @@ class Checker:
         """I2, I3, I7: the right state at the right place, and nothing finished is done again."""
         step = worker.state.version
         self.check_content(worker, "computes with")
+        if worker.machine.attempt and self.disturbed == {"drain"} and not self.faults:
+            raise Violation(f"I17: step {step} is repeated though hosts were only drained")
         if worker.name in self.fenced:
             return  # it does not know, and cannot end the step without the others
         if step < self.finished:
@@ -196,8 +201,9 @@ class Checker:
         match command:
             case Stop() | Begin():
                 self._check_generation(command)
-            case Spawn():
-                if fault := self.placement.fault(command):
+            case Spawn() | ReleaseHost():
+                held = [w.name for w in self.members() if self.host_of.get(w.name) == command.agent]
+                if fault := self.placement.fault(command, held):
                     raise Violation(fault)
             case Kill():
                 self._check_kill(command)

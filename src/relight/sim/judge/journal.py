@@ -17,7 +17,9 @@ from relight.core.commands import (
     FallbackTier,
     Kill,
     Notice,
+    RefuseDrain,
     Release,
+    ReleaseHost,
     Restore,
     Resume,
     Save,
@@ -187,7 +189,7 @@ class _Judge:
                 self._check_release()
             case EndJob():
                 self._end = command
-            case Kill() | Notice():
+            case Kill() | Notice() | ReleaseHost() | RefuseDrain():
                 pass
 
     def _give(self, rank: int, process: str) -> None:

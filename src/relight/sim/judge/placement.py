@@ -1,6 +1,8 @@
-"""Judge where processes are started: not on lost hosts, and the first ones not on spares."""
+"""Judge where processes are started: not on hosts that are lost or given back, and the first ones not on spares."""
 
-from relight.core.commands import Spawn
+from collections.abc import Collection
+
+from relight.core.commands import ReleaseHost, Spawn
 from relight.core.events import AgentJoined, AgentLost, Event
 
 
@@ -21,10 +23,13 @@ class Placement:
             case AgentLost():
                 self._lost.add(event.agent)
 
-    def fault(self, spawn: Spawn) -> str:
-        """Describe what is wrong with the place of a process; an empty string if nothing is."""
-        if spawn.agent in self._lost:
-            return f"I14: {spawn.process} is placed on {spawn.agent}, which is lost"
-        if spawn.rank is not None and spawn.agent in self._spares:
-            return f"I16: rank {spawn.rank} is started on {spawn.agent}, which is a spare"
+    def fault(self, order: Spawn | ReleaseHost, held: Collection[str] = ()) -> str:
+        """Describe what is wrong with an order about a host, on which the processes `held` have ranks; or nothing."""
+        if isinstance(order, ReleaseHost):
+            self._lost.add(order.agent)  # nothing may be started there any more
+            return f"I17: {order.agent} is given back with {sorted(held)}, which hold ranks" if held else ""
+        if order.agent in self._lost:
+            return f"I14: {order.process} is placed on {order.agent}, which is lost"
+        if order.rank is not None and order.agent in self._spares:
+            return f"I16: rank {order.rank} is started on {order.agent}, which is a spare"
         return ""

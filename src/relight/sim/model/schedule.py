@@ -40,6 +40,7 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     between it and the other hosts.
     "unheard": the same towards the controller only.
     "join": one more host joins.
+    "drain": it is to be left in order.
     """
 
     kind: str
@@ -251,13 +252,32 @@ def _with_hosts(schedule: Schedule) -> Schedule:
     kinds = [kind for kind in HOST_KINDS if draw.random() < 0.6] or ["host"]
     troubles = [_random_host_fault(draw, draw.choice(kinds)) for _ in range(draw.choice((1, 1, 2, 2, 3)))]
     others = [msgspec.structs.replace(trouble, host=int(draw.random() * nodes)) for trouble in schedule.network]
-    return msgspec.structs.replace(
+    schedule = msgspec.structs.replace(
         schedule,
         world_size=nodes * per_host,
         network=(*others, *troubles),
         nodes=nodes,
         spares=random.Random(f"spares {schedule.seed}").choice((0, 0, 0, 1, 2)),
         derivable=draw.random() < 0.7,
+    )
+    draw = random.Random(f"drain {schedule.seed}")
+    return _with_drain(schedule, draw) if draw.random() < 0.3 else schedule
+
+
+def _with_drain(schedule: Schedule, draw: random.Random) -> Schedule:
+    """A host that is left in order while the job trains, most often with room elsewhere; sometimes nothing else."""
+    drains = tuple(
+        NetworkFault(kind="drain", nth=20 + int(draw.random() * 150), host=int(draw.random() * 4))
+        for _ in range(draw.choice((1, 1, 1, 2)))
+    )
+    is_alone = draw.random() < 0.4
+    return msgspec.structs.replace(
+        schedule,
+        faults=() if is_alone else schedule.faults,
+        network=drains if is_alone else (*schedule.network, *drains),
+        standbys=draw.choice((1, 2, 2, 3)),
+        spares=draw.choice((0, 1, 1, 2)),
+        until=schedule.until + draw.choice((4, 8)),
     )
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from relight.sim.model.worker import SimulatedWorker as Worker
 
 
+_PAUSE = 1 << 40  # in what a rank brings to a barrier: all are to pause after this step
+
+
 # --- collectives --------------------------------------------------------------------------------------------------
 def enter(worker: "Worker", kind: str, mine: int) -> bool:
     """Begin a collective. False if the generation is closed, so that it breaks at once."""
@@ -182,7 +185,8 @@ def _show_prepared(worker: "Worker", action: act.Action) -> None:  # noqa: ARG00
 
 def _enter_barrier(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
     worker.stamp(Phase.BARRIER)
-    if not enter(worker, "BARRIER", 1 if worker.lower is None else worker.lower.vote()):
+    vote = 1 if worker.lower is None else worker.lower.vote()
+    if not enter(worker, "BARRIER", vote + _PAUSE * worker.machine.winding_down):
         worker.interrupt()
 
 
@@ -192,8 +196,8 @@ def _on_barrier(worker: "Worker") -> None:
         worker.await_stop()
         return
     if worker.lower is not None:
-        worker.lower.count(sum(votes.values()))
-    worker.feed(happened.BarrierPassed())
+        worker.lower.count(sum(vote % _PAUSE for vote in votes.values()))
+    worker.feed(happened.BarrierPassed(winds_down=any(vote >= _PAUSE for vote in votes.values())))
 
 
 def _report_broken_collective(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001

@@ -3,25 +3,24 @@
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from relight.core import events as ev
-from relight.core.commands import Command, Restore, Save, Source
+from relight.core.commands import Command, Kill, Restore, Save, Source
 from relight.core.controller import HEARING_SECONDS, PRODUCTION, Controller, ControllerSettings, Stage
 from relight.core.decision import Decision, Halt, decide
 from relight.core.members import Process
 from relight.core.position import Phase
 from relight.core.stages.agents import Agents
+from relight.core.stages.draining import Draining
 from relight.core.stages.failing import Failing
 from relight.core.stages.finishing import Finishing
-from relight.core.stages.job import Job
 from relight.core.stages.processes import Processes
 from relight.core.stages.repeating import Repeating
-from relight.core.stages.reserve import Reserve
 from relight.core.stages.restoring import Restoring
 from relight.core.stages.saving import Saving
-from relight.core.stages.shutdown import Shutdown
 from relight.core.stages.stopping import Stopping
 from relight.core.stages.training import Training
 from relight.sim.planted.rules import (
@@ -114,8 +113,8 @@ class BelievesOldRestores(Restoring):
 class BelievesOldEnds(Finishing):
     """The same of TrainingDone: a rank that was done, and had to go back, counts as done."""
 
-    def __init__(self, job: Job, reserve: Reserve, failing: Failing, shutdown: Shutdown) -> None:
-        super().__init__(job, reserve, failing, shutdown)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self._before: dict[str, ev.TrainingDone] = {}
 
     def on_done(self, event: ev.TrainingDone, now: float) -> list[Command]:
@@ -274,6 +273,20 @@ class StartsOnSpares(Agents):
 
     def on_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
         return super().on_joined(msgspec.structs.replace(event, spare=False), now)
+
+
+class DrainsInTheMiddleOfAStep(Draining):
+    """The ranks of a host that is drained are killed at once, and the others repeat their step."""
+
+    def order(self) -> list[Command]:
+        return [Kill(process=p.name, why="its host is drained") for p in self._job.leaving]
+
+
+class GivesHostsBackTooSoon(Draining):
+    """Once ours: a host was given back while a standby there was being killed, and a recovery waited for its end."""
+
+    def _occupied(self) -> set[str]:
+        return {process.agent for process in self._job.leaving}
 
 
 class TakesAnotherAgentForTheSame(Agents):

@@ -194,6 +194,8 @@ MUTATIONS = (
         points=("RELEASED",),
     ),
     Mutation("starts-on-spares", 200, controller=controllers.StartsOnSpares, hosts=True),
+    Mutation("drains-in-the-middle", 200, controller=controllers.DrainsInTheMiddleOfAStep, hosts=True),
+    Mutation("given-back-too-soon", 5000, controller=controllers.GivesHostsBackTooSoon, hosts=True),
     Mutation("pages-outlive-agents", 1000, controller=controllers.TrustsThePagesOfALostAgent, hosts=True),
     Mutation("last-host-at-the-end", 1000, controller=controllers.WaitsForTheLostAtTheEnd, hosts=True),
     Mutation("placed-on-lost-host", 200, controller=controllers.PlacesOnALostHost, hosts=True),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core.commands import Assign, Command, EndJob, Kill, Notice, Restore, Spawn
+from relight.core.commands import Assign, Command, EndJob, Kill, Notice, RefuseDrain, ReleaseHost, Restore, Spawn
 from relight.sim.model.schedule import Schedule, decode_schedule, encode_schedule
 from relight.sim.planted.mutations import find_mutation
 from relight.sim.world.timed import SimulatedJob, run_schedule
@@ -96,6 +96,8 @@ def _describe_command(command: Command) -> str:
             return f"Restore generation {command.generation} {what}"
         case EndJob():
             return f"EndJob {command.error or 'training finished'}"
+        case ReleaseHost() | RefuseDrain():
+            return f"{type(command).__name__} {command.agent}"
         case Notice():
             return ""
     return f"{type(command).__name__} generation {command.generation}"

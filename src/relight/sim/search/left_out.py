@@ -45,7 +45,7 @@ LEFT_OUT = {
     },
     "Worker": {
         "rank": "names do not matter",
-        **dict.fromkeys(("until", "cap", "last", "winding_down"), "the same throughout a search"),
+        **dict.fromkeys(("until", "cap", "last", "wind_down_in"), "the same throughout a search"),
         **dict.fromkeys(("history", "was_there"), "of fallback tiers, which do not occur"),
         "agreed": "of corrupted memory, which does not occur",
         "has_failed": "of scripts that raise, which do not occur",

@@ -105,6 +105,11 @@ class Hosts:
         host = others[fault.host % len(others)]
         if not host.alive:
             return
+        if fault.kind == "drain":
+            if host.known:
+                job.checker.disturbed.add("drain")
+                job.feed(ev.HostDraining(agent=host.name, reason="maintenance"))
+            return
         if fault.kind == "host":
             self._lose(host, silently=fault.up)
             return

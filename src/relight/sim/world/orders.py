@@ -9,12 +9,15 @@ from relight.core.commands import (
     EndJob,
     Kill,
     Notice,
+    RefuseDrain,
     Release,
+    ReleaseHost,
     Restore,
     Resume,
     Save,
     Spawn,
     Stop,
+    WindDown,
 )
 from relight.sim.world.node import CopyPrivate, TakePrivate
 
@@ -42,12 +45,12 @@ def carry_out(world: "World", command: Command) -> None:
             for rank in command.targets:
                 _hand_over_private_state(world, rank, command.target)
             _tell_audience(world, command)
-        case Resume() | Save() | Release():
+        case Resume() | Save() | WindDown() | Release():
             _tell_audience(world, command)
         case EndJob():
             world.end = command
             world.checker.final(command, world.controller.report())
-        case Notice():
+        case Notice() | ReleaseHost() | RefuseDrain():
             pass
 
 
@@ -67,6 +70,6 @@ def _open_store(world: "World", generation: int) -> None:
     world.store_generation = max(world.store_generation, generation)
 
 
-def _tell_audience(world: "World", command: Begin | Stop | Restore | Resume | Save | Release) -> None:
+def _tell_audience(world: "World", command: Begin | Stop | Restore | Resume | Save | WindDown | Release) -> None:
     for name in world.controller.audience(command.audience):
         world.tell(name, command)

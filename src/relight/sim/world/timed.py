@@ -94,6 +94,7 @@ class SimulatedJob(World):
         self.buddy_every, self.checkpoint_every = schedule.buddy_every, schedule.checkpoint_every
         self.verify_every = self.checker.verify_every = schedule.verify_every
         self.checker.fenced = self.fenced
+        self.checker.host_of = self.host_of
         self.journal: list[JournalEntry] = []
         self.trace: list[tuple[float, str, object]] = []
         self.chance = random.Random(f"delays {schedule.seed}").random
