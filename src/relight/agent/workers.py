@@ -15,10 +15,10 @@ from relight.agent.processes.host_pages import HostPages
 from relight.agent.processes.link import Mailbox, Reception
 from relight.agent.processes.output import Output, Printer
 from relight.agent.processes.probes import MemoryKills, start_time
-from relight.agent.processes.process import STATUS_UNKNOWN, Launch, Process, spawn, template_environment
+from relight.agent.processes.process import STATUS_UNKNOWN, Launch, Process
 from relight.agent.processes.process_table import ProcessTable, Record
 from relight.agent.processes.stacks import capture_stack
-from relight.agent.processes.template import Template
+from relight.agent.processes.starter import Starter
 from relight.agent.traces import TraceReporter
 from relight.core.commands import Spawn
 from relight.core.events import ProcessExited
@@ -65,7 +65,6 @@ class Workers:
         self._traces = traces
         self._printer = printer
         self._say = say
-        self._template: Template | None = None
         self._memory_kills = MemoryKills()
         self._host = host.Host(table.names())
         self._live: dict[str, _Worker] = {}
@@ -80,26 +79,12 @@ class Workers:
             self._watch(process)
         for record, why in others:
             self._kill_unadoptable(record, why)
-        self._shared_barrier = find_shared_barrier(self.live(), launch.settings.world_size)
+        shared_barrier = find_shared_barrier(self.live(), launch.settings.world_size)
+        self._starter = Starter(launch, self._pages, shared_barrier, say)
 
     async def preload(self) -> None:
-        """Start the template process, of which workers are forked, and wait for it; without one, say why."""
-        modules = self._launch.settings.preload
-        if not modules:
-            return
-        try:
-            self._template = Template(modules, template_environment(self._launch))
-            refusal = await self._template.ready()
-        except OSError as error:
-            refusal = str(error)
-        if refusal:
-            self._give_up_template(refusal)
-
-    def _give_up_template(self, why: str) -> None:
-        self._say(f"--preload {self._launch.settings.preload}: {why}; each worker imports what it needs by itself")
-        if self._template is not None:
-            self._template.close()
-            self._template = None
+        """Import the modules of --preload once, before the first process is started."""
+        await self._starter.preload()
 
     # --- what other parts of the agent ask ----------------------------------------------------------------------
     def live(self) -> list[Process]:
@@ -126,8 +111,7 @@ class Workers:
             self._say(f"{process.name} (process {process.pid}) is still alive {END_SECONDS:g} s after SIGKILL")
         for worker in self._known.values():
             worker.output.finish()
-        if self._template is not None:
-            self._template.close()
+        self._starter.close()
 
     def close(self) -> None:
         """Close the connections of workers, and remove the files."""
@@ -192,22 +176,13 @@ class Workers:
 
     def _start(self, order: Spawn) -> None:
         try:
-            process = self._spawn(order)
+            process = self._starter.start(order)
         except (OSError, ValueError) as error:
             self._feed(host.NotStarted(order.process, str(error), time.monotonic_ns()))
             return
         with self._table_kept():
             self._table.add(_record(process, self._pages.pages.token))
         self._watch(process)
-
-    def _spawn(self, order: Spawn) -> Process:
-        arguments = (self._launch, order.process, order.rank, order.slot, self._pages.pages, self._shared_barrier)
-        if self._template is not None:
-            try:
-                return spawn(*arguments, self._template)
-            except OSError as error:
-                self._give_up_template(str(error))
-        return spawn(*arguments)
 
     def _watch(self, process: Process, *, lost: bool = False) -> _Worker:
         worker = self._live[process.name] = self._known[process.name] = _Worker(process, self._printer)
