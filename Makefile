@@ -22,6 +22,7 @@ check: setup ## lint, format, types, import rules, sizes, pages made from code
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m checks.sizes
 	$(BIN)/python -m checks.torch_names
+	$(BIN)/python -m checks.sentences
 	$(BIN)/python -m checks.device_names
 	$(BIN)/python docs/protocol_page.py --check
 	$(BIN)/python docs/cli_page.py --check

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from made_page import write_or_check
+
 from relight.chaos.plan import ACTION_WORDS, EXAMPLES, POINT_WORDS
 from relight.cli import make_parser
 
@@ -39,18 +41,6 @@ A worker finds the variables of torchrun: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `L
 0) and `TORCHELASTIC_RUN_ID` (the job's name). A standby shows itself as the last rank; when it takes a rank, relight
 updates `RANK` and `LOCAL_RANK`. Prefer `job.rank`.
 """
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or compare it; return the exit status."""
-    page = render()
-    if "--check" not in arguments:
-        PAGE.write_text(page)
-        return 0
-    if PAGE.is_file() and PAGE.read_text() == page:
-        return 0
-    print(f"{PAGE} is not what the parsers say: run `python docs/cli_page.py`, and read the difference")
-    return 1
 
 
 def render() -> str:
@@ -174,4 +164,4 @@ def spellings(parser: argparse.ArgumentParser) -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check(sys.argv[1:], PAGE, render()))

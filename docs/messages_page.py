@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import msgspec
+from made_page import write_or_check
 
 import relight.core
 
@@ -29,18 +30,6 @@ commands or actions (what to do). [The recovery protocol](PROTOCOL.md) shows whi
 `relight events` has a schema of its own, which is stable ([Watching](WATCHING.md#events-for-programs)); these messages
 change with relight.
 """
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or compare it; return the exit status."""
-    page = render()
-    if "--check" not in arguments:
-        PAGE.write_text(page)
-        return 0
-    if PAGE.is_file() and PAGE.read_text() == page:
-        return 0
-    print(f"{PAGE} is not what the docstrings say: run `python docs/messages_page.py`, and read the difference")
-    return 1
 
 
 def render() -> str:
@@ -101,4 +90,4 @@ def cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check(sys.argv[1:], PAGE, render()))

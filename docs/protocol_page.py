@@ -19,6 +19,7 @@ from pathlib import Path
 
 import controller_table
 import worker_table
+from made_page import write_or_check
 
 from relight.core import events
 from relight.core.controller import Stage
@@ -320,14 +321,14 @@ def _outcome(kinds: Sequence[str]) -> str:
 
 
 def _groups() -> dict[tuple[str, str], set[str]]:
-    """What the ranks report, without who and how many; and with it every decision that is taken."""
+    """Group reports of ranks without their numbers, each with every decision that is taken."""
     groups: dict[tuple[str, str], set[str]] = {}
     for kinds in itertools.product((*REPORTS, *LEFT), repeat=RANKS):
         intact = [kind for kind in REPORTS if kind in kinds and kind != "torn"]
         left = [kind for kind in LEFT if kind in kinds]
         if "ahead" in intact and len(intact) == 1:
             continue  # then that is the base, and the group the one of the next step
-        groups.setdefault((" + ".join(intact) or "nobody intact", " + ".join(left) or "none lost"), set()).add(
+        groups.setdefault((" + ".join(intact) or "no rank intact", " + ".join(left) or "none lost"), set()).add(
             _outcome(kinds)
         )
     return groups
@@ -386,16 +387,5 @@ def page() -> str:
     )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status: with --check, 1 if the page is not what the code says."""
-    if "--check" not in arguments:
-        PAGE.write_text(page())
-        return 0
-    if PAGE.read_text() == page():
-        return 0
-    print("docs/PROTOCOL.md is not what the code says: run `python docs/protocol_page.py` and read the difference")
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check(sys.argv[1:], PAGE, page()))

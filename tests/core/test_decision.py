@@ -140,7 +140,7 @@ def test_halt_if_the_barrier_let_somebody_through_alone() -> None:
 def test_halt_if_the_private_state_of_the_base_is_gone() -> None:
     assert "rank 2 for version 7" in halted([stopped(0), stopped(1), blank(2)], {2: set()})
     assert "rank 2 for version 7" in halted([stopped(0), ready(1), blank(2)], {2: {BASE + 1}})
-    # lost together with its agent: that there is none for version 8 does not prove that nobody finished step 7
+    # lost together with its agent: that there is none for version 8 does not prove that no rank finished step 7
     assert "rank 2 for version 7" in halted([ready(0), ready(1), blank(2)], {2: set()})
 
 

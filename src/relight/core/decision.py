@@ -87,13 +87,13 @@ def _choose(
 ) -> tuple[bool, str]:
     """Whether all go forward to `base + 1`, and the reason. `missing`: lost ranks without private state for that."""
     if not ahead and not prepared:
-        return False, f"no survivor was prepared for step {base}: nobody can have passed its barrier"
+        return False, f"no survivor was prepared for step {base}: no rank can have passed its barrier"
     if unprepared:
-        return False, f"{_ranks(unprepared)} had not come to the barrier of step {base}: nobody passed it"
+        return False, f"{_ranks(unprepared)} had not come to the barrier of step {base}: no rank passed it"
     if missing and not ahead:
         return (
             False,
-            f"{_ranks(missing)} died without private state for version {base + 1}: nobody finished step {base}",
+            f"{_ranks(missing)} died without private state for version {base + 1}: no rank finished step {base}",
         )
     ready = f"{_ranks(ahead)} finished step {base} and the others" if ahead else "all survivors"
     return True, f"{ready} are prepared: they finish step {base} without another rank"

@@ -17,7 +17,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Placement:
-    """The same on every process of a job whose hosts have equally many devices."""
+    """Equal on every process of a job whose hosts have equally many devices."""
 
     has_own_collectives: bool  # False: gloo carries the tensors
     builds_late: bool  # a standby builds its modules when it knows its rank, on the device of that rank

@@ -264,7 +264,7 @@ class StackTaken(_Message, frozen=True, kw_only=True):
 
 
 class ForgetProcess(_Message, frozen=True, kw_only=True):
-    """Nobody will ask for this dead process's position page again."""
+    """The position page of this dead process is not needed any more."""
 
     process: str
 

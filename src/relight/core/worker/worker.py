@@ -18,7 +18,7 @@ from relight.core.worker.table import TABLE
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker that stands still has in hand; see `core.events.Stopped`."""
+    """The status of a paused rank; see `core.events.Stopped`."""
 
     generation: int
     step: int
@@ -107,7 +107,7 @@ class Worker:
         return not (self.blank or self.torn or self.passed)
 
     def status(self) -> RankStatus:
-        """Return what this rank reports when it stands still."""
+        """Return the status that this rank reports."""
         return RankStatus(
             generation=self.reported,
             step=self.started,

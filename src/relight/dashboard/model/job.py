@@ -238,7 +238,7 @@ class Job:
         return 0 if self._core is None else self._core.generation
 
     def waiting(self, now_ns: int) -> str:
-        """Whom the job waits for and why, in words; empty while it trains, or is over."""
+        """Describe the ranks that the job waits for, and why; empty while it trains, or is over."""
         return "" if self._core is None or self.ended is not None else self._core.waiting(now_ns / 1e9)
 
     def intact(self) -> int:

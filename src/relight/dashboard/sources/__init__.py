@@ -1,1 +1,1 @@
-"""What the dashboard reads on this host: files that grow, logs, memory, stacks."""
+"""Reads on this host: files that grow, logs, memory, stacks."""

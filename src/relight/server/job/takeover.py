@@ -1,4 +1,4 @@
-"""What a controller learns from the journal of a predecessor that died."""
+"""Facts that a controller takes from the journal of a predecessor that died."""
 
 import collections
 import datetime

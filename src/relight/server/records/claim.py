@@ -45,6 +45,6 @@ class Claim:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._descriptor), os.stat(self._path)):
                     return
-            # Whoever had claimed it has removed it in the meantime: nothing of a run was in it.
+            # The process that had claimed it has removed it in the meantime: nothing of a run was in it.
             os.close(self._descriptor)
             run_dir.mkdir(parents=True, exist_ok=True)

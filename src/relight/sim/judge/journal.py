@@ -248,7 +248,7 @@ class _Judge:
         if 0 <= restore.distrust <= restore.target:
             self._say(f"I13: back to version {restore.target}, though from {restore.distrust} on it may be corrupted")
         if restore.target < self._finished and not restore.undone:
-            self._say(f"I7: versions {restore.target} to {self._finished} are undone, and nobody is told")
+            self._say(f"I7: versions {restore.target} to {self._finished} are undone without a notice")
         self._finished = restore.target
         if restore.distrust >= 0:  # later versions may have been wrong on all ranks
             self._digests = {key: digest for key, digest in self._digests.items() if key[0] <= restore.target}

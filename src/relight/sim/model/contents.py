@@ -1,7 +1,7 @@
-"""What simulated workers compute: small numbers that stand for tensors and show every mistake of a recovery.
+"""Numbers that simulated workers compute; they stand for tensors and show every mistake of a recovery.
 
 A gradient depends on the state, on the rank and on that rank's private state; a new state depends on all gradients.
-So whoever computes with a wrong version, a wrong rank or a wrong private state ends with another number than a run
+So a rank that computes with a wrong version, a wrong rank or a wrong private state ends with another number than a run
 that nothing disturbed. Numbers come from hashing tuples of integers, which is the same in every process.
 """
 
@@ -83,7 +83,7 @@ def reduce(contributions: dict[int, int]) -> int:
 
 
 class Reference(NamedTuple):
-    """What a run has that nothing disturbs."""
+    """Right values of a job, from a run that nothing disturbs."""
 
     states: tuple[State, ...]  # by version
     privates: tuple[tuple[int, ...], ...]  # by version and rank
@@ -92,7 +92,7 @@ class Reference(NamedTuple):
 
 @lru_cache(maxsize=64)
 def reference(world_size: int, until: int, pattern: Pattern = ONE_WRITE) -> Reference:
-    """Of a job of that size and length."""
+    """Compute the reference of a job of that size and length."""
     ranks = range(world_size)
     states, privates = [FIRST_STATE], [tuple(first_private(rank) for rank in ranks)]
     brought: list[tuple[tuple[int, ...], ...]] = []
@@ -111,10 +111,10 @@ def reference(world_size: int, until: int, pattern: Pattern = ONE_WRITE) -> Refe
 
 
 def part_key(rank: int, parts: int) -> str:
-    """What a rank says that it holds; empty: all of the state."""
+    """The name of the part of the state that a rank holds; empty: all of it."""
     return f"part {rank % parts}" if parts > 1 else ""
 
 
 def digest_of(content: int, rank: int, parts: int) -> str:
-    """Of what a rank holds of a state: another one for each part."""
+    """The digest of the part of a state that a rank holds; each part has another one."""
     return f"{content}/{rank % parts}" if parts > 1 else str(content)

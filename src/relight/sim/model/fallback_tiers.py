@@ -61,7 +61,7 @@ class Disk:
 
 
 class FallbackTiers:
-    """Of one rank: its own snapshots, those that it keeps for its ward, and what it writes."""
+    """The tiers of one rank: its own snapshots, those that it keeps for its ward, and its checkpoints."""
 
     # Planted bugs put in others; see sim/planted.
     slots_kind: ClassVar[type[SnapshotSlots[SavedSlot]]] = SnapshotSlots
@@ -107,11 +107,11 @@ class FallbackTiers:
         return Saved(worker.rank, worker.state, worker.private, worker.machine.history)
 
     def vote(self) -> int:
-        """What it adds to the barrier."""
+        """The rank's part in the barrier's vote."""
         return self._slots.vote()
 
     def count(self, votes: int) -> None:
-        """What the barrier gave."""
+        """Take in the barrier's result."""
         world = self._worker.world
         for slot in self._slots.count(votes, world.world_size):
             slot.clear()
@@ -145,7 +145,7 @@ class FallbackTiers:
 
     # --- in a recovery --------------------------------------------------------------------------------------------
     def held(self) -> tuple[Snapshot, ...]:
-        """What a rank reports."""
+        """Snapshots that this rank reports."""
         self._worker.world.checker.keeps(self._worker, self.saved())
         return tuple(Snapshot(rank=saved.rank, version=saved.state.version) for saved in self.saved())
 

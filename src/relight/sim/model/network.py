@@ -1,7 +1,7 @@
 """Process groups that break as real ones do: a collective completes on some members and is lost on others. And copies.
 
 Measured on gloo (docs/decisions/0001): after a kill, survivors end on different sides of a collective in 5 to 13 % of
-the cases. Here every combination is possible; who drives the simulation chooses, by chance or one after another.
+the cases. Here every combination is possible; the driver of the simulation chooses, by chance or one after another.
 """
 
 from collections.abc import Hashable
@@ -19,16 +19,16 @@ class Operation:
         self.what = what
         self.entered: dict[int, int] = {}
         self.outcome: dict[int, bool] = {}
-        self.lacking = False  # somebody's part was never sent: it came when its connections were cut already
+        self.lacking = False  # some rank's part was never sent: its connections were cut before
 
     def copy(self) -> "Operation":
-        """The same, to go on with in another way."""
+        """Return a copy that can take another course."""
         twin = Operation(self.what)
         twin.entered, twin.outcome, twin.lacking = self.entered.copy(), self.outcome.copy(), self.lacking
         return twin
 
     def key(self) -> Hashable:
-        """What the future of this operation depends on."""
+        """A key of all that the future of this operation depends on."""
         return self.what, self.lacking, tuple(sorted(self.entered.items())), tuple(sorted(self.outcome.items()))
 
 
@@ -40,13 +40,13 @@ class Group:
     def __init__(self, generation: int, size: int) -> None:
         self.generation = generation
         self.size = size
-        self.operations: dict[int, Operation] = {}  # by number; only those that somebody may still wait in
+        self.operations: dict[int, Operation] = {}  # by number; only those that some rank may still wait in
         self.count = [0] * size  # operations that each rank has entered
         self.gone = 0  # ranks that are dead or cut off: nothing of them arrives any more; one bit each
         self.lost = 0  # ranks that lost data on its way to them: they complete nothing any more
 
     def copy(self) -> "Group":
-        """The same, to go on with in another way."""
+        """Return a copy that can take another course."""
         twin = Group(self.generation, self.size)
         twin.operations = {number: operation.copy() for number, operation in self.operations.items()}
         twin.count = self.count.copy()
@@ -54,7 +54,7 @@ class Group:
         return twin
 
     def key(self) -> Hashable:
-        """What the future of this group depends on."""
+        """A key of all that the future of this group depends on."""
         operations = tuple([(number, o.key()) for number, o in self.operations.items() if len(o.outcome) < self.size])
         return self.generation, self.gone, self.lost, tuple(self.count), operations
 
@@ -86,7 +86,7 @@ class Group:
         return len(operation.entered) == self.size and not operation.lacking and not self.lost >> rank & 1
 
     def can_break(self) -> bool:
-        """Somebody's connections ended."""
+        """Some rank's connections ended."""
         return self.gone != 0
 
     def leave(self, rank: int) -> bool:
@@ -109,14 +109,14 @@ class Rendezvous:
         self.connected: set[int] = set()
 
     def copy(self) -> "Rendezvous":
-        """The same, to go on with in another way."""
+        """Return a copy that can take another course."""
         twin = Rendezvous.__new__(Rendezvous)
         twin.group = self.group.copy()
         twin.present, twin.absent, twin.connected = self.present.copy(), self.absent.copy(), self.connected.copy()
         return twin
 
     def key(self) -> Hashable:
-        """What the future of this rendezvous depends on."""
+        """A key of all that the future of this rendezvous depends on."""
         return self.group.key(), tuple(sorted(self.present)), tuple(sorted(self.absent)), tuple(sorted(self.connected))
 
     @property
@@ -159,12 +159,12 @@ class Copying:
         return self.state is not None or bool(self.failed)
 
     def copy(self) -> "Copying":
-        """The same, to go on with in another way."""
+        """Return a copy that can take another course."""
         twin = Copying(self.source, self.generation, self.version, self.of)
         twin.sending, twin.state, twin.failed = self.sending, self.state, self.failed
         twin.saved = self.saved
         return twin
 
     def key(self) -> Hashable:
-        """What the future depends on."""
+        """A key of all that the future of this copy depends on."""
         return self.source, self.generation, self.version, self.sending, self.state, self.failed

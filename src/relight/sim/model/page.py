@@ -40,7 +40,7 @@ class Page:
         self.slots: list[tuple[int, int] | None] = [None, None]
 
     def copy(self) -> "Page":
-        """The same, to go on with in another way."""
+        """Return a copy that can take another course."""
         twin = Page.__new__(Page)
         twin.generation, twin.rank, twin.step, twin.phase = self.generation, self.rank, self.step, self.phase
         twin.version, twin.prepared, twin.torn = self.version, self.prepared, self.torn
@@ -49,7 +49,7 @@ class Page:
         return twin
 
     def key(self) -> Hashable:
-        """What decisions may depend on; not the counters that only the detector reads."""
+        """A key of all that decisions may depend on; not the counters that only the detector reads."""
         torn, words, slots = self.torn, tuple(self.words), tuple(self.slots)
         return self.generation, self.rank, self.step, self.phase, self.version, self.prepared, torn, words, slots
 

@@ -11,7 +11,7 @@ STEP_POINTS = (
     "PREPARE",  # writing the private state of the next version
     "READY",  # prepared, barrier not entered
     "BARRIER",
-    "VERDICT",  # a collective broke, and nobody has said why yet
+    "VERDICT",  # a collective broke, and no order explains it yet
     "OPTIMIZER",
     "AFTER_WRITE",
     "AFTER_STEP",
@@ -51,7 +51,7 @@ OTHER_POINTS = (
     "EXITING",
 )
 # At several hosts also PRIVATE: copied, and the rank-private state is on its way from another host. Where states are
-# compared also COMPARE: in the all-reduce that does it, and DIFFERS: they are not the same, and nobody has said yet
+# compared also COMPARE: in the all-reduce that does it, and DIFFERS: they differ, and no order explains it yet
 # whose is wrong. With checkpoints also STAYS: the script raised, and the process waits for a last one, and SAVING: it
 # waits for the pieces of others.
 # Where nothing is waited for: the main thread goes on by itself, some time later.

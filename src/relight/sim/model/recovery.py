@@ -203,7 +203,7 @@ def _report_restore_failure(worker: "Worker", action: act.ReportRestoreFailure) 
 
 
 def lose_patience(worker: "Worker") -> None:
-    """What a recovery waits for at this point has not come in time."""
+    """End a wait of a recovery that has taken too long."""
     if worker.point == "COPY":
         fail(worker, "no answer from the source")
     elif worker.point == "PRIVATE":

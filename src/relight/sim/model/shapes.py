@@ -1,4 +1,4 @@
-"""What a simulated step consists of: how many writes, and where its barrier stands among them.
+"""The shape of a simulated step: how many writes, and where its barrier stands among them.
 
 A *script* is what is computed: it decides the content of the next version. A *shape* adds where relight puts the
 barrier, which must not change a bit.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Script(NamedTuple):
-    """What a step computes."""
+    """The shape of a step."""
 
     writes: int = 1
     changes_private_late: bool = False  # after the last write
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 
     @property
     def at_end(self) -> "Shape":
-        """The same script in the form that needs nothing to be known of it."""
+        """The script in the form that needs no knowledge of it."""
         return Shape(self.script, self.script.writes)
 
 
@@ -75,7 +75,7 @@ class Pattern(NamedTuple):
         return any(shape.is_surprise for shape in self.shapes)
 
     def script(self, step: int) -> Script:
-        """What a step computes."""
+        """The shape of a step."""
         return self.shapes[step % len(self.shapes)].script
 
 
@@ -83,5 +83,5 @@ ONE_WRITE = Pattern()
 
 
 def pattern_of(names: tuple[str, ...], *, relearns: bool = False) -> Pattern:
-    """Of the shapes of these names. Raises KeyError."""
+    """Return the pattern of the shapes of these names. Raises KeyError."""
     return Pattern(tuple(SHAPES[name] for name in names) or ONE_WRITE.shapes, relearns)

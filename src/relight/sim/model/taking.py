@@ -25,7 +25,7 @@ def _copy(worker: "Worker", action: act.Action) -> happened.Event | None:  # noq
         return happened.RestoreFailed("cancelled")
     source = worker.world.choose_source(worker, restore)
     if not source and worker.world.parts > 1:
-        return happened.RestoreFailed("nobody serves its part")
+        return happened.RestoreFailed("no source serves its part")
     worker.copying = Copying(source, restore.generation, restore.target)
     worker.world.asked(worker)
     worker.go_to("COPY")

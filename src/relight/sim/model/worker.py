@@ -168,7 +168,7 @@ class SimulatedWorker:
             self.world.plan_step(self)
 
     def wake(self, ticket: int) -> None:
-        """What was planned for the main thread comes due."""
+        """Move the main thread, as was planned."""
         if not self.alive or ticket != self.ticket:
             return
         if self.frozen or self.hung:
@@ -276,6 +276,6 @@ class SimulatedWorker:
         if not self.alive or ticket != self.ticket or self.awake or self.frozen or self.hung:
             return
         if self.point == "VERDICT":
-            self.raise_in_script(f"RuntimeError: rank {self.rank}: connection reset, and nobody said why")
+            self.raise_in_script(f"RuntimeError: rank {self.rank}: connection reset, and no order explained it")
         else:
             recovery.lose_patience(self)

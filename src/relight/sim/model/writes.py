@@ -274,7 +274,7 @@ def _report_resumed(worker: "Worker", action: act.Action) -> None:  # noqa: ARG0
 
 # --- a surprise: more comes after the barrier than was learnt -----------------------------------------------------
 def _be_surprised(worker: "Worker") -> None:
-    """What was written has no pre-image, and the rest needs the others: a rank that is interrupted now is torn.
+    """Mark a write without a pre-image, whose rest needs the others: a rank that is interrupted now is torn.
 
     If private state may change, what was kept beside the page at the barrier is not what the next version starts with,
     and is withdrawn.

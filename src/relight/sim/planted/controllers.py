@@ -104,14 +104,14 @@ class BelievesOldReports(Stopping):
 
 
 class BelievesOldRestores(Restoring):
-    """The same of Restored."""
+    """A stale Restored counts as well."""
 
     def on_restored(self, event: ev.Restored, now: float) -> list[Command]:
         return super().on_restored(msgspec.structs.replace(event, generation=self._job.generation), now)
 
 
 class BelievesOldEnds(Finishing):
-    """The same of TrainingDone: a rank that was done, and had to go back, counts as done."""
+    """A stale TrainingDone counts as well: a rank that was done, and had to go back, counts as done."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -168,7 +168,7 @@ class ForgetsThePredecessors(Failing):
 
 
 class IgnoresFrozenProcessesAtTheEnd(Processes):
-    """Once ours: nobody was declared failed once training was done, and nothing else ended the wait."""
+    """Once ours: no process was declared failed once training was done, and nothing else ended the wait."""
 
     def on_suspected(self, event: ev.ProcessSuspected, now: float) -> list[Command]:
         if self._job.stage is Stage.FINISHING:
@@ -329,7 +329,7 @@ class PlacesOnALostHost(Agents):
 
 
 class CopiesFromZombies(Stopping):
-    """Who held a rank on a host that is lost lives on there, perhaps, and counts as a source."""
+    """A rank's process on a lost host counts as a source, since it may live on there."""
 
     def advance(self, now: float) -> list[Command]:
         out = super().advance(now)
@@ -344,7 +344,7 @@ class CopiesFromZombies(Stopping):
 
 
 class DerivesWhateverIsLost(Stopping):
-    """Private state that nobody holds is taken to follow from rank and step, also where it does not."""
+    """Private state that no process holds is taken to follow from rank and step, also where it does not."""
 
     def on_stopped(self, event: ev.Stopped, now: float) -> list[Command]:
         return super().on_stopped(msgspec.structs.replace(event, derivable=True), now)

@@ -1,4 +1,4 @@
-"""Other detectors: each blames somebody, or nobody, where the production one does not."""
+"""Other detectors: each blames a process, or none, where the production one does not."""
 
 from collections.abc import Mapping
 
@@ -40,7 +40,7 @@ class DoesNotCountTheDone(Detector):
 
 
 class ForgetsThoseWhoAreAllParked(Detector):
-    """Once ours: if all ranks hung just after Resume, nobody was behind anybody, and nothing happened any more."""
+    """Once ours: if all ranks hung just after Resume, no rank was behind another, and nothing happened any more."""
 
     def _parked(self, ranks: Mapping[int, object]) -> list[ev.Event]:  # noqa: ARG002
         return []

@@ -292,7 +292,7 @@ class IsPreparedInsideTheLastWrite(SimulatedWorker):
 
 
 class KeepsPrivateStateBeforeTheLastWrite(SimulatedWorker):
-    """What is kept beside the page is from before the last write, and private state changes once more after it."""
+    """Private state is kept beside the page before the last write, and private state changes once more after it."""
 
     @staticmethod
     def _keep(worker: SimulatedWorker, action: act.Action) -> happened.Event | None:
@@ -352,7 +352,7 @@ def _without_keeping(point: str) -> Continue:
 
 
 class KeepsWhatASurpriseMadeOld(SimulatedWorker):
-    """What was kept beside the page at the barrier stays, though private state changed in what came after it."""
+    """Private state stays beside the page as of the barrier, though private state changed in what came after it."""
 
     points: ClassVar[Mapping[str, Continue]] = {
         **_POINTS,

@@ -63,8 +63,8 @@ class ForgetsWhoThrewItsPrivateStateAway(Deciding):
 
 
 class NamesBuddiesOfThoseWhoAreLeft(Job):
-    """Once ours: a controller that came back in a recovery named buddies though a rank had no process; whoever still
-    waited for its first Begin counted by rank, and found itself nowhere."""
+    """Once ours: a controller that came back in a recovery named buddies though a rank had no process; a rank that
+    still waited for its first Begin counted by rank, and found itself nowhere."""
 
     def buddies(self) -> tuple[int, ...]:
         held = self.members.by_rank()
@@ -136,7 +136,7 @@ class CountsCopiesAsVotes(Failing):
 
 
 class TrustsWhatIsNewest(Deciding):
-    """If replicas differ and nobody can tell which is right, all go back to the newest snapshot or checkpoint."""
+    """If replicas differ and no majority tells which is right, all go back to the newest snapshot or checkpoint."""
 
     def _fall_back(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         with replaced("newest_to_trust", lambda *_: None):
@@ -144,7 +144,7 @@ class TrustsWhatIsNewest(Deciding):
 
 
 class BlamesTheFirst(Failing):
-    """If replicas differ and nobody can tell which is right, that of the lowest rank is."""
+    """If replicas differ and no majority tells which is right, that of the lowest rank is."""
 
     def _distrust(self, what: str, version: int, noticed_ns: int, now: float) -> list[Command]:
         if not self._job.members.by_rank():

@@ -1,6 +1,6 @@
 """Bugs planted into the rule, the controller, the detector and the worker: the simulation must find each.
 
-Each is a variant that somebody has published, that loses in docs/PROTOCOL.md, that this project once had, or that is
+Each is a published variant, that loses in docs/PROTOCOL.md, that this project once had, or that is
 easily written; sim/planted has them. Nothing in production code knows of them: they replace a function or override a
 method. For those in the worker, it is the model of the worker that is changed.
 """
@@ -58,7 +58,7 @@ class Mutation:
 
     @property
     def what(self) -> str:
-        """What is wrong with it, in words."""
+        """The defect in words."""
         if parts := self._controller_parts():
             return (parts[0].__doc__ or "").strip()
         variants: tuple[tuple[type, type], ...] = (

@@ -35,7 +35,7 @@ def intact_versions(reports: Sequence[ev.Stopped]) -> list[int]:
 
 
 def newest_of_the_survivors(reports: Sequence[ev.Stopped], private: Private, world_size: int) -> Decision | Halt:
-    """A7: whoever is behind is restored from whoever is ahead. A version that only a dead rank finished is lost."""
+    """A7: the newest version of the survivors is restored. A version that only a dead rank finished is lost."""
     if not intact_versions(reports):
         return decide(reports, private, world_size)
     newest = max(intact_versions(reports))
@@ -62,7 +62,7 @@ def forward_if_most_are_prepared(reports: Sequence[ev.Stopped], private: Private
 
 
 def always_back(reports: Sequence[ev.Stopped], private: Private, world_size: int) -> Decision | Halt:
-    """The step in flight is always repeated, also where somebody had finished it."""
+    """The step in flight is always repeated, also where a rank had finished it."""
     if not intact_versions(reports):
         return decide(reports, private, world_size)
     return make_decision(reports, world_size, min(intact_versions(reports)))

@@ -20,7 +20,7 @@ def _with(event: type, states: tuple[State, ...], handler: Handler) -> Table:
 
 
 def _without(handler: Callable[..., act.Actions], *kinds: type[act.Action]) -> Handler:
-    """The same decision, but for actions of these kinds."""
+    """The production decision without actions of these kinds."""
     return lambda worker, event: tuple(a for a in handler(worker, event) if not isinstance(a, kinds))
 
 

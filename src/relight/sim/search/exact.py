@@ -7,7 +7,7 @@ from relight.sim.model.worker import SimulatedWorker
 
 
 def exact_key(worker: SimulatedWorker) -> Hashable:
-    """What the future of this process depends on; of a dead one, only its page."""
+    """A key of all that the future of this process depends on; of a dead one, only its page."""
     if not worker.alive:
         return worker.name, worker.rank, worker.page.key()
     copying = worker.copying
@@ -37,7 +37,7 @@ def exact_key(worker: SimulatedWorker) -> Hashable:
 
 
 def _decisions_key(machine: Worker, *, began: bool) -> Hashable:
-    """What later decisions of a worker depend on. `began`: also on the version with which it began to train."""
+    """A key of all that later decisions depend on. `began`: also on the version with which it began to train."""
     return (
         machine.state,
         machine.rank,

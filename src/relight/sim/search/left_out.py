@@ -1,4 +1,4 @@
-"""What the keys of `sameness.py` leave out of a situation, and why nothing that follows depends on it."""
+"""Facts that the keys of `sameness.py` leave out of a situation, and why nothing that follows depends on them."""
 
 # What is left out, and why nothing that follows depends on it. A test demands that all else is mentioned below.
 LEFT_OUT = {
@@ -34,7 +34,7 @@ LEFT_OUT = {
     "Members": {
         "_next_name": "names do not matter",
         **dict.fromkeys(("_names", "_left"), "follows from _holders"),
-        "_forgettable": "dead, and nobody's predecessor",
+        "_forgettable": "dead, and no rank's predecessor",
     },
     "SimulatedWorker": {
         **dict.fromkeys(("name", "world", "ticket"), "names do not matter"),

@@ -202,7 +202,7 @@ class Books:
         self.reserve = tuple(members._reserve)
         decision = attempt.decision if recovers else None
         self.targets = () if decision is None else decision.targets
-        self.others: list[Process] = []  # declared failed, not known to have ended, nobody's predecessor
+        self.others: list[Process] = []  # declared failed, not known to have ended, no rank's predecessor
         counted = {name for names in members.predecessors.values() for name in names}
         self.awaited: dict[str, None] = {}
         for process in members.processes.values():

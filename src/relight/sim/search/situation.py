@@ -207,7 +207,7 @@ class Situation(World):
             if action is None:
                 return
             self.perform(action)
-        raise Violation(f"L2: after {_MAX_UNSEEN} moves that nobody decided on there is still no rest")
+        raise Violation(f"L2: after {_MAX_UNSEEN} moves without a choice there is still no rest")
 
     suspected: frozenset[str] = frozenset()
     listener: Callable[[str, object], None] | None = None

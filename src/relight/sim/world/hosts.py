@@ -62,7 +62,7 @@ class Hosts:
         return self._hosts[self._job.host_of[process]]
 
     def workers(self, host: Host) -> list[SimulatedWorker]:
-        """What was started there, by name."""
+        """Workers that were started there, by name."""
         workers = self._job.workers
         return [workers[name] for name in sorted(workers) if self._job.host_of[name] == host.name]
 
@@ -126,7 +126,7 @@ class Hosts:
         job.after(fault.seconds + 0.01, ("host", "heals", host.name))
 
     def _lose(self, host: Host, *, silently: bool) -> None:
-        """The machine is off. Silently: nobody's connection to it ends by that."""
+        """Switch the machine off. Silently: no connection to it ends by that."""
         job = self._job
         for worker in self.workers(host):
             if not worker.alive:

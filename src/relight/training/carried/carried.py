@@ -97,7 +97,7 @@ class Carried:
         self.remember()
 
     def remember(self) -> None:
-        """What `roll_back` goes back to: the values now."""
+        """Remember the values now: `roll_back` goes back to them."""
         if not self._loop.is_found:
             return
         self._in_step = True
@@ -239,5 +239,5 @@ class Carried:
 
     @property
     def names(self) -> list[str]:
-        """What is carried, for messages: `NAME (FILE:LINE)`."""
+        """Describe the carried variables, for messages: `NAME (FILE:LINE)`."""
         return [one.shown for one in self._kept.values()]

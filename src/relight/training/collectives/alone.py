@@ -1,4 +1,4 @@
-"""What a collective gives on a detached group, where this process is alone: its own values.
+"""Results of collectives on a detached group, where this process is alone: its own values.
 
 | operation | result |
 |---|---|

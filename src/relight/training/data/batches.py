@@ -129,7 +129,7 @@ class Batches:
 
     @property
     def stray(self) -> str:
-        """What the script reads besides, of which no recovery knows the place; empty if nothing was seen."""
+        """Describe data that the script reads besides, at an unknown position; empty if nothing was seen."""
         return watch.seen
 
     @property

@@ -68,14 +68,14 @@ class Feed:
             _Present.feed = before
 
     def lane(self, index_sampler: Any) -> "Lane":
-        """Of an iterator that begins."""
+        """Knowledge of an iterator that begins."""
         self._lanes += 1
         stem = f"{self._seed}/{self._name}/{self.epoch}/{self._lanes}/{self.rank}"
         return Lane(self, xxhash.xxh3_64_intdigest(stem.encode()), draws_at_once(index_sampler))
 
 
 class Lane:
-    """What an iterator of a feed has to know. It holds no iterator: those end their workers when they are forgotten."""
+    """Knowledge of one iterator of a feed. It holds no iterator: those end their workers when they are forgotten."""
 
     def __init__(self, feed: Feed, key: int, draws_at_once: bool) -> None:
         self._feed = feed

@@ -40,7 +40,7 @@ class Keyed:
 
 
 class _Arrived:
-    """What this worker process knows of keys."""
+    """Keys, as this worker process knows them."""
 
     key: Key | None = None
     epoch: int | None = None  # of the iterable dataset that is being read

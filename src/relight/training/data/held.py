@@ -16,7 +16,7 @@ class Held:
     """Generators and plain values of some objects, to be kept and put back. Values count once they have changed."""
 
     def __init__(self, roots: dict[str, Any], without: tuple[Any, ...] = ()) -> None:
-        """What is `without` is not entered."""
+        """`without`: objects that are not entered."""
         self._roots = roots
         self._without = without
         self._reach = Reach(roots, without)
@@ -39,7 +39,7 @@ class Held:
         return any(id(generator) in own for generator in other._reach.generators.values())
 
     def first(self) -> State:
-        """What it was when this object was made."""
+        """The value when this object was made."""
         return {"generators": dict(self._births), "values": {}}
 
     def capture(self) -> State:
@@ -65,7 +65,7 @@ class Held:
         for path, kept in state["generators"].items():
             generator = reach.generators.get(path)
             if generator is None and (place := reach.place(path)) is not None:  # this process has not made it yet,
-                found = place.get()  # or somebody else did, who keeps the same object
+                found = place.get()  # or another owner of the same object did
                 generator = reach.generators[path] = found if isinstance(found, GENERATORS) else _make(kept)
                 place.set(generator)
             if generator is not None:

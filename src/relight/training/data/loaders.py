@@ -241,7 +241,7 @@ class LoaderSource:
         return self._index_held, self._fetch_held
 
     def _hold(self) -> tuple[Held, Held]:
-        """What decides which data comes when, kept as it is at the start of an epoch; and what reading changes."""
+        """Keep what decides the order of data as it is at the start of an epoch, and what reading changes."""
         if not self._skips:
             return Held({"data": self._loader}), Held({})
         loader = self._loader

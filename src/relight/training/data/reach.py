@@ -77,10 +77,10 @@ class Place:
 
 
 class Reach:
-    """What can be reached from some objects: `generators` and `values`, by a path that is the same in every process."""
+    """Objects that others lead to: `generators` and `values`, by a path that is the same in every process."""
 
     def __init__(self, roots: dict[str, Any], without: Iterable[Any] = ()) -> None:
-        """What is `without` is not entered."""
+        """`without`: objects that are not entered."""
         self.generators: dict[str, Generator] = {}
         self.values: dict[str, Place] = {}
         self._homes: dict[str, dict[str, Any]] = {}  # attributes of objects of the script's own classes
@@ -108,7 +108,7 @@ class Reach:
         return attributes is not None and any(attributes is home for home in self._homes.values())
 
     def place(self, path: str) -> Place | None:
-        """Of an attribute, also one that is not there yet."""
+        """The place of an attribute, also of one that does not exist yet."""
         home, _, name = path.rpartition(".")
         return Place(self._homes[home], name) if home in self._homes else None
 

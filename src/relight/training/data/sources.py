@@ -47,7 +47,7 @@ class DataSource(Protocol):
         """The inverse of `state`, after `position`."""
 
     def hold(self) -> Any:
-        """What its generators and values are after a batch was drawn; None if it has none."""
+        """Its generators and values after a batch was drawn; None if it has none."""
 
     def put_back(self, held: Any) -> None:
         """The inverse of `hold`, in this process: the step that used that batch is repeated."""
@@ -270,7 +270,7 @@ class CombinedSource:
             part.put_back(held[key])
 
     def epoch(self, batch: int) -> int:
-        """Of the first loader."""
+        """The length of the first loader."""
         return next(iter(self._parts.values())).epoch(batch)
 
     def _loaders(self) -> list[LoaderSource]:

@@ -1,4 +1,4 @@
-"""What the runtime asks of the parts above it: of a process's state, and of the loop when the script ends."""
+"""Questions of the runtime to the parts above it: about a process's state, and about the loop as the script ends."""
 
 from typing import Protocol
 

@@ -1,7 +1,7 @@
-"""What processes of multiprocessing leave behind, and where: in the job's private directory, or named after it.
+"""Leftovers of multiprocessing's processes, and where they are: in the job's private directory, or named after it.
 
-A worker ends by `os._exit`, or is killed, so what Python does at an orderly exit is left undone. Whoever removes the
-private directory removes all of it.
+A worker ends by `os._exit`, or is killed, so what Python does at an orderly exit is left undone. A process that removes
+the private directory removes all of it.
 """
 
 import multiprocessing

@@ -1,4 +1,4 @@
-"""A rank's private state: what it alone has, kept beside its position page for whoever takes its place."""
+"""A rank's private state: what it alone has, kept beside its position page for the process that replaces it."""
 
 from typing import Any, Protocol
 

@@ -108,7 +108,7 @@ class Protection:
         if self.in_step and self.holdings.is_optimizer_at_work():
             self._notices.say(
                 "communicating optimizer",
-                f"the optimizer calls {operation} in its step, behind the first write, where a recovery cannot repeat "
+                f"the optimizer calls {operation} in its step, after the first write, where a recovery cannot repeat "
                 "it: should a failure strike just there, what was written is worth nothing on any rank, and the job "
                 "ends, or goes back to buddy memory or a checkpoint. Have it communicate before optimizer.step(), or "
                 "take one that needs no other rank",

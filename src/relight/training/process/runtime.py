@@ -219,7 +219,7 @@ class Runtime:
 
 
 def _open_shared_barrier(descriptor: str, world_size: int) -> SharedBarrier | None:
-    """What this process shares with the other workers of its host; None: gloo does without."""
+    """Memory that this process shares with the other workers of its host; None: gloo does without."""
     try:
         return SharedBarrier(int(descriptor), world_size)
     except (ValueError, OSError):

@@ -50,7 +50,7 @@ class Streams(Protocol):
 
 
 class Needs:
-    """What the step under way needs of other ranks."""
+    """Collectives that the step under way needs of other ranks."""
 
     def __init__(
         self, state: "TrackedState", collectives: LaunchCount, carried: CarriedState, streams: Streams | None

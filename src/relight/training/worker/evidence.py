@@ -1,4 +1,4 @@
-"""For `relight prove`: digests of everything that a step left behind, on each rank, and the script's own variables.
+"""For `relight prove`: digests of the state after each step, on each rank, and the script's own variables.
 
 Off in any other job. Nothing here changes what the script computes.
 """
@@ -29,7 +29,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Evidence:
-    """What is written down at the end of each step; `begin` and `commit` are called by the loop."""
+    """Writes down the state at the end of each step; the loop calls `begin` and `commit`."""
 
     def __init__(self, run_dir: str, process: str, state: TrackedState, traced_step: int) -> None:
         """`traced_step`: of this one every operation is written down; -1: of none."""
@@ -160,7 +160,7 @@ def _named(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _of_function(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """What a function of the script keeps: attributes of its own, and variables that it closes over."""
+    """Values that a function of the script keeps: attributes of its own, and variables that it closes over."""
     if isinstance(value, type):
         for key, attribute in list(vars(value).items()):
             if not key.startswith("__") and _is_plain(attribute):

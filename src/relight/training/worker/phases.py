@@ -75,7 +75,7 @@ class PhaseHooks:
         self._shut_if_closed()
 
     def _shut_if_closed(self) -> None:
-        """Somebody else shuts the gates when the generation is closed: perhaps those that were here before."""
+        """Another thread shuts the gates when the generation is closed: perhaps those that were here before."""
         if self._runtime.closed:
             self._gates.shut()
 
@@ -150,7 +150,7 @@ class BackwardHooks:
         """At these from now on, and open."""
         for parameter in parameters:
             gradient_hooks(parameter)
-        with self._lock:  # whoever shuts them meanwhile finds the old ones, which are opened here, or the new ones
+        with self._lock:  # a thread that shuts them finds the old ones, which are opened here, or the new ones
             self._remove()
             self._parameters = parameters
 

@@ -70,7 +70,7 @@ class Recovery:
         self._layouts.begin_step()
 
     def before_barrier(self) -> None:
-        """What ranks must have agreed on when they are prepared."""
+        """Values on which prepared ranks must have agreed."""
         launches = self._runtime.protection.launches
         self._layouts.settle()
         self._runtime.protection.launches = launches  # the script has launched nothing
@@ -230,7 +230,7 @@ class Recovery:
         self._tiers.checkpointing.discard(action.version)  # also what other ranks still wrote of them
 
     def assign_buddies(self, action: act.AssignBuddies) -> None:
-        """Who keeps whose snapshots from here on, and who writes checkpoints."""
+        """Set which rank keeps whose snapshots from here on, and which ranks write checkpoints."""
         self._snapshots.assign(action.buddies, action.keep)
         self._tiers.checkpointing.assign(action.writers)
 

@@ -55,7 +55,7 @@ class RepeatCheck:
         return False
 
     def _digests(self) -> dict[str, int]:
-        """Of each tensor and object after the step, by its path."""
+        """Digests of each tensor and object after the step, by its path."""
         state = self._state
         own = Flat({"buffers": state.private()["buffers"], "per_rank": state.private()["per_rank"]})
         found = {**state.digests_by_tensor()}

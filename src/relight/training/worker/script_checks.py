@@ -1,4 +1,4 @@
-"""What a script may not do, noticed in its code or from what its steps leave: refused, warned of or made a doubt."""
+"""Mistakes of a script, noticed in its code or in the state after its steps: refused, warned of or made a doubt."""
 
 import ast
 import math
@@ -14,7 +14,7 @@ from relight.training.worker.inventory import Inventory
 
 
 class ScriptChecks:
-    """Of the loop of one process."""
+    """Checks the loop of one process."""
 
     def __init__(self, parts: Inventory) -> None:
         self._parts = parts

@@ -46,7 +46,7 @@ class FallbackTiers:
 
 @dataclass
 class RestoreWork:
-    """What a restore has cost so far, and what it knows."""
+    """The cost and the knowledge of a restore so far."""
 
     began_ns: int = 0  # to take the state
     copied_bytes: int = 0

@@ -1,6 +1,6 @@
 """The IPC buffers on a host: anonymous shared memory, passed on as descriptors, gone with the last process.
 
-No file in /dev/shm, so nothing is left behind however a process ends. The size is sealed: no process can make another
+No file in /dev/shm, so nothing remains however a process ends. The size is sealed: no process can make another
 fault on a missing byte. Pages are reserved when the buffer is made, so that a machine without memory says so
 then, not in the middle of an update.
 """

@@ -137,7 +137,7 @@ def _innermost_loop(way: list[tuple[list[ast.stmt], int]], asked: int) -> int | 
 
 
 def _before(way: list[tuple[list[ast.stmt], int]]) -> list[ast.stmt]:
-    """What runs on this way in front of its last statement."""
+    """Statements that run on this way before its last one."""
     prior: list[ast.stmt] = []
     for index, (body, at) in enumerate(way):
         prior += body[:at]
@@ -160,7 +160,7 @@ def _of_loop(place: tuple[list[ast.stmt], int], block: ast.With, asked: int) -> 
 
 
 def _turn_of(loop: ast.stmt, counted: frozenset[str]) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    """What the head of a loop does at the start of a turn, and what counts as done at its end: names that it counts."""
+    """The effect of a loop's head at the start of a turn, and the names that it counts at its end."""
     if not isinstance(loop, ast.For):
         return heads(loop), []
     names = [node for node in ast.walk(loop.target) if isinstance(node, ast.Name)]

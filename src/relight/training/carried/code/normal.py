@@ -47,6 +47,6 @@ def _placed(made: _Node, node: ast.AST) -> _Node:
 
 
 def in_usual_words(tree: ast.Module) -> ast.Module:
-    """The same module, for reading."""
+    """Return the module in the usual form, for reading."""
     _Usual().visit(tree)
     return tree

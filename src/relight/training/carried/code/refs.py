@@ -1,4 +1,4 @@
-"""What a name in a script's code refers to: its place, and the object that is there now.
+"""The referent of a name in a script's code: its place, and the object that is there now.
 
 Attributes are looked up without running any code of the script: a property has no known value.
 """
@@ -45,7 +45,7 @@ def describe(place: Place) -> str:
 
 
 class _Unknown:
-    """Of a value that code alone does not tell."""
+    """Marks a value that code alone does not tell."""
 
 
 UNKNOWN: Any = _Unknown()
@@ -54,7 +54,7 @@ _files: dict[type, str] = {}  # of classes
 
 @dataclass(frozen=True)
 class Ref:
-    """What an expression names."""
+    """The referent of an expression."""
 
     key: Key | None = None  # None: nothing that a script could carry
     value: Any = UNKNOWN
@@ -70,7 +70,7 @@ def _as_set(base: Ref) -> Ref:
 
 
 def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref:
-    """What `base.name` refers to."""
+    """The referent of `base.name`."""
     base = _as_set(base)
     owner = base.value
     if owner is UNKNOWN:
@@ -112,7 +112,7 @@ def _of_every_optimizer() -> frozenset[str]:
 
 
 def class_of(base: Ref) -> Ref:
-    """What `type(base)` refers to."""
+    """The referent of `type(base)`."""
     if base.value is UNKNOWN:
         return Ref()
     place = (*base.place, ("attribute", "__class__", "")) if base.place else None
@@ -152,7 +152,7 @@ def part_of(base: Ref) -> Ref:
 
 
 def item_of(base: Ref, index: Any) -> Ref:
-    """What `base[index]` refers to; `index` is UNKNOWN if it is no constant."""
+    """The referent of `base[index]`; `index` is UNKNOWN if it is no constant."""
     base = _as_set(base)
     value, place, container = UNKNOWN, base.place, base.value
     if type(container) in (list, tuple, dict) and isinstance(index, (int, str)):
@@ -214,7 +214,7 @@ def own_method(owner: Any, name: str) -> types.FunctionType | None:
 
 
 def own_accessor(owner: Any, name: str, kind: str) -> types.FunctionType | None:
-    """What reads (`fget`) or sets (`fset`) an attribute that is a property of a class of the user's."""
+    """The function that reads (`fget`) or sets (`fset`) an attribute that is a property of a class of the user's."""
     if owner is UNKNOWN or isinstance(owner, types.ModuleType):
         return None
     found = inspect.getattr_static(type(owner), name, None)

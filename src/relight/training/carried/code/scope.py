@@ -36,7 +36,7 @@ class Scope:
         return scope
 
     def lookup(self, name: str) -> Ref:
-        """What `name` refers to."""
+        """The referent of `name`."""
         if name in self.bound:
             return self.bound[name]
         if name in self._free and self.frame is None:

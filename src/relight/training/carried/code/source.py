@@ -124,7 +124,7 @@ def way_to(body: list[ast.stmt], line: int) -> list[tuple[list[ast.stmt], int]]:
 
 
 def heads(statement: ast.stmt) -> list[ast.stmt]:
-    """What a compound statement evaluates before its body, as statements: a value that decides is a condition."""
+    """Expressions that a statement evaluates before its body, as statements: a value that decides is a condition."""
     parts: list[ast.stmt] = []
     if isinstance(statement, (ast.If, ast.While)):
         parts.append(condition(statement.test))

@@ -23,7 +23,7 @@ _NAMED = 5  # places in a message
 
 
 class Catalog:
-    """What is carried now, what was left out, and what the script is told about either."""
+    """Lists carried variables and those that were left out, and the messages about them."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class Change:
 
 
 class Comparison:
-    """Of the step under way with its beginning, and of a later moment with the last step that was compared."""
+    """Compares the step under way with its beginning, and a later moment with the last step that was compared."""
 
     def __init__(self, spots: Spots, is_foreign: Callable[[Any], bool]) -> None:
         """`is_foreign`: of an object that is not looked into."""
@@ -65,7 +65,7 @@ class Comparison:
         self._before = self._last = None
 
     def changes(self, is_covered: Callable[[Place], bool]) -> Iterator[Change]:
-        """What the step under way has changed so far, except at places that are `covered`."""
+        """Places that the step under way has changed so far, except at places that are `covered`."""
         before = self._before
         if before is None:
             return

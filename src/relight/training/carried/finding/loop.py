@@ -93,7 +93,7 @@ class Loop:
         return self._iteration is None or self._iteration.computes_above
 
     def lasting(self, place: Place) -> Place:
-        """The same place from one turn to the next: functions that are called anew get the same objects."""
+        """Return the place as it is in the next turn: functions that are called anew get the same objects."""
         if not is_of_a_call(place, self._depth):
             return place
         (_, number, name), *rest = place

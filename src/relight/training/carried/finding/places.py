@@ -22,7 +22,7 @@ _SEPARATOR = "\x1f"
 
 
 class _Missing:
-    """Of a name that has no value now."""
+    """Marks a name that has no value now."""
 
 
 MISSING: Any = _Missing()

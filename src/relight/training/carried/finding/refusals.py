@@ -83,7 +83,7 @@ def of_data(where: str, name: str, holder: str) -> str:
 
 
 def of_data_read_again(because: str) -> UsageError:
-    """What was read before cannot be read again alike."""
+    """Say that values read before cannot be read again alike."""
     return UsageError(
         f"{because} (as dataset, sampler, collate_fn, or in one of them), so that what was read before cannot be read "
         "again alike. Keep it in a variable, or in an object that the data does not hold"

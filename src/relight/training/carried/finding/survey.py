@@ -38,7 +38,7 @@ _MOST_BYTES = 2**28  # copied by one survey
 
 
 class Survey:
-    """What is at each place now, with marks by which changes are seen, or traces, which hold no value."""
+    """The values at each place now, with marks by which changes are seen, or traces, which hold no value."""
 
     def __init__(self, spots: Spots, is_foreign: Callable[[Any], bool], *, traces: bool = False) -> None:
         self._is_foreign = is_foreign
@@ -167,7 +167,7 @@ class Survey:
 
 
 def attributes_of_parts(parts: Parts) -> Iterator[tuple[Place, Any]]:
-    """What hangs on modules and parameters that were handed over, less what their own state has."""
+    """Values on modules and parameters that were handed over, less their own state."""
     for name, owner in parts.owners():
         is_module = isinstance(owner, nn.Module)
         if is_module and type(owner).__module__.startswith(WRAPPERS):
@@ -200,7 +200,7 @@ def _is_object(value: Any) -> bool:
 
 
 def trace(value: Any, depth: int = 0) -> Any:
-    """What tells a later look at a value whether it is another one, or holds something else."""
+    """A mark by which a later look at a value sees whether it is another one, or holds something else."""
     kind = kind_of(value)
     if kind in ("plain", "number"):
         return repr(value) if isinstance(value, (float, complex)) else value

@@ -1,4 +1,4 @@
-"""What neither an undone step nor a replacement can get back: draws kept by `functools.lru_cache`, orders of sets."""
+"""Values that an undone step or a replacement cannot get back: draws kept by `functools.lru_cache`, orders of sets."""
 
 import functools
 import linecache

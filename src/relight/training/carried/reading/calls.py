@@ -89,7 +89,7 @@ class Calls:
         return self._call_library(node, name, receiver, use)
 
     def _receiver(self, node: ast.Call, function: ast.Attribute, use: Use, *, is_statement: bool) -> tuple[Ref, bool]:
-        """What stands before the dot of a call, and whether the call changes it."""
+        """Read the receiver of a method call; return it, and whether the call changes it."""
         is_named_so = function.attr in MUTATORS
         is_in_place = function.attr[-1] == "_" and function.attr[:1] != "_"
         is_made = isinstance(function.value, (ast.Call, ast.Attribute, ast.Subscript))

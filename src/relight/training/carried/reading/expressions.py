@@ -32,7 +32,7 @@ class Expressions:
         self._flow = reading.flow
 
     def refer(self, node: ast.expr) -> Ref:
-        """What an expression names, without reading it."""
+        """The referent of an expression, without reading it."""
         match node:
             case ast.Name():
                 return self._reading.scope.lookup(node.id)

@@ -1,4 +1,4 @@
-"""What is known while an iteration is read: places written so far, places read before that, and what each feeds."""
+"""Knowledge while an iteration is read: places written so far, places read before that, and what each feeds."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -62,7 +62,7 @@ class Flow:
                 self.state.add(key)
 
     def mutate(self, ref: Ref, where: tuple[str, int]) -> None:
-        """What is in the place changes."""
+        """Note that the value at a place changes."""
         for one in (ref, ref.alias):
             if one is not None and (key := self._key(one)) is not None:
                 self.read(one, frozenset({key}))
@@ -105,7 +105,7 @@ class Flow:
         return any(end is not None and key not in end for end in self._ends)
 
     def hold(self, base: Ref, member: Ref) -> None:
-        """What is at `member` is part of what is at `base`."""
+        """Note that the value at `member` is part of the value at `base`."""
         for one in (base, base.alias):
             if one is not None and None not in (one.key, member.key) and one.key != member.key:
                 self._members.setdefault(one.key, set()).add(member.key)  # type: ignore[arg-type]

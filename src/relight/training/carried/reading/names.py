@@ -40,7 +40,7 @@ class Found:
 
 @dataclass
 class Names:
-    """What the code of an iteration says."""
+    """Names that the code of an iteration carries, and those that it does not."""
 
     found: dict[Key, Found] = field(default_factory=dict)
     dead: set[Place] = field(default_factory=set)  # written before they are read: nothing of them is carried
@@ -56,7 +56,7 @@ def is_of_a_call(place: Place, loop: int) -> bool:
 
 
 def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Callable[[Any], bool]) -> Names:
-    """What the iteration carries. `is_foreign`: of an object whose attributes are not the script's to carry."""
+    """Find the names that an iteration carries. `is_foreign`: whether an object's attributes are not the script's."""
     flow = Flow()
     scopes = [Scope.of_frame(frame, number) for number, frame in enumerate(frames)]
     reading = Reading(flow, scopes, is_foreign, iteration.enters)

@@ -149,7 +149,7 @@ class Statements:
         self.body(node.orelse)
 
     def _turns(self, over: ast.expr, ref: Ref) -> list[list[Ref]]:
-        """What a loop's targets stand for, in turns that differ: one for each member, if these are told apart."""
+        """The referents of a loop's targets, in turns that differ: one for each member, if these are told apart."""
         if isinstance(over, (ast.Tuple, ast.List)) and 0 < len(over.elts) <= MOST_MEMBERS:
             return [[self._reading.refer(one)] for one in over.elts]
         bases = [ref]

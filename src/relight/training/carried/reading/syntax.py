@@ -1,4 +1,4 @@
-"""What the names and the form of an expression tell: which calls change what they get, and which only show it."""
+"""Names and forms of expressions: which calls change their arguments, and which only show them."""
 
 import ast
 from collections.abc import Sequence

@@ -70,7 +70,7 @@ class Targets:
                 pass
 
     def into(self, target: ast.expr) -> Use:
-        """What a value goes into that is assigned to `target`."""
+        """Places that a value goes into which is assigned to `target`."""
         match target:
             case ast.Name() | ast.Attribute() | ast.Subscript():
                 ref = self._reading.refer(target)
@@ -86,7 +86,7 @@ class Targets:
                 return None
 
     def effect(self, body: Sequence[ast.stmt]) -> Use:
-        """What a condition decides in front of these statements."""
+        """Places that a condition decides in front of these statements."""
         found: list[Use] = []
         for node in body:
             match node:

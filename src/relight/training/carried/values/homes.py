@@ -24,7 +24,7 @@ def is_one_object(value: Any) -> bool:
 
 
 def members_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value holds, with names that are the same in every process."""
+    """Members of a value, with names that are equal in every process."""
     kind = kind_of(value)
     if kind in ("list", "tuple", "deque"):
         yield from ((str(index), one) for index, one in enumerate(value))
@@ -35,12 +35,12 @@ def members_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def label_of(index: int, key: Any) -> str:
-    """Of a dictionary's key: it shall be the same in another process."""
+    """The name of a dictionary's key, equal in every process."""
     return f"#{index}" if isinstance(key, (torch.Tensor, nn.Module)) else repr(key)
 
 
 def _remembered(mark: Mark) -> Iterator[tuple[str, Any]]:
-    """The same of a value that was remembered, as it was then."""
+    """Members of a remembered value, as it was then."""
     if mark.kind in ("list", "tuple", "deque"):
         yield from ((str(index), one) for index, one in enumerate(mark.saved))
     elif mark.kind == "dict":

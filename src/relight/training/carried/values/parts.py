@@ -7,7 +7,7 @@ from relight.training.state.modules.references import NotNameable
 
 
 class Parts(Protocol):
-    """What was handed over, by names that are the same in every process."""
+    """Objects that were handed over, by names that are equal in every process."""
 
     def name_of(self, value: Any) -> Sequence[Any] | None:
         """Strings, numbers and names; None: it is no part. Raises NotNameable."""

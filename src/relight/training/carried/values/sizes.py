@@ -14,7 +14,7 @@ def has_tensors(value: Any) -> bool:
 
 
 def tensor_bytes(value: Any, parts: Parts) -> int:
-    """What its tensors take, without those that are parts of what was handed over."""
+    """The size of its tensors, without parts of objects that were handed over."""
     return sum(tensor.nbytes for tensor in tensors_in(value) if not is_part(parts, tensor))
 
 

@@ -11,7 +11,7 @@ def overlaps(tensor: torch.Tensor) -> bool:
 
 
 def with_strides(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The same values, laid out with other strides: sums go through a tensor in the order of its memory."""
+    """Return equal values, laid out with other strides: sums go through a tensor in the order of its memory."""
     core = value
     for axis, stride in enumerate(strides):
         if stride == 0 and core.shape[axis] > 1:  # expanded: one value many times

@@ -58,7 +58,7 @@ class Writer:
             raise
 
     def take_back(self) -> None:
-        """What was written last is not to be read."""
+        """Drop the value that was written last."""
         for one in self._alive[self._begun :]:
             del self._numbers[id(one)]
         del self._alive[self._begun :]
@@ -156,7 +156,7 @@ class Writer:
 
 
 def _instead_of(value: Any) -> str:
-    """What can be carried in place of a value that cannot."""
+    """A value that can be carried in place of one that cannot."""
     return ", of which it could hold the state_dict() instead," if isinstance(value, nn.Module) else ""
 
 

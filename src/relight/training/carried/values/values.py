@@ -41,7 +41,7 @@ class Mark:
 
 
 def kind_of(value: Any) -> str:
-    """What sort of value this is; "opaque" is one that cannot be carried."""
+    """The kind of a value; "opaque" is one that cannot be carried."""
     kind = type(value)
     found = _kinds.get(kind)
     if found is None:
@@ -93,7 +93,7 @@ def _is_plain_class(kind: type) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Of an object of a plain class."""
+    """The memory of an object of a plain class."""
     found = dict(getattr(value, "__dict__", {}))
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
@@ -263,7 +263,7 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def stream_state(value: Any) -> tuple[Any, int]:
-    """Of a file in memory: what it holds, and where it is read or written next. Closed ones hold nothing."""
+    """The memory of a file in memory: its contents, and where it is read or written next. Closed ones hold nothing."""
     return ("", -1) if value.closed else (value.getvalue(), value.tell())
 
 
@@ -278,7 +278,7 @@ def set_stream_state(value: Any, state: tuple[Any, int]) -> None:
 
 
 def generator_state(value: Any) -> Any:
-    """Of an object that random numbers are drawn from."""
+    """The memory of an object that random numbers are drawn from."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, random.Random):
@@ -298,7 +298,7 @@ def set_generator_state(value: Any, state: Any) -> None:
 
 
 def same_state(left: Any, right: Any) -> bool:
-    """Of two states of one generator."""
+    """Compare two states of one generator."""
     if isinstance(left, torch.Tensor):
         return torch.equal(left, right)
     if isinstance(left, dict):

@@ -1,0 +1,50 @@
+"""Check the beginnings of docstrings, and words that hide the subject of a sentence.
+
+    python -m checks.sentences
+
+A docstring begins with a verb or a noun. A sentence names its subject: "no rank" instead of "nobody", "a process that"
+instead of "whoever". Docstrings of `src/` and `docs/`, and all text of `src/`, `docs/` and the README are looked at.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BEGINNING = re.compile(r"(Of|What|Who|Whose|Whom|The same)\b")
+WORD = re.compile(r"\b(nobody|somebody|whoever)\b", re.IGNORECASE)
+
+
+def main() -> int:
+    """Print each violation; return 1 if there is one."""
+    found = [text for folder in ("src", "docs") for path in files(folder) for text in violations(path)]
+    found += violations(ROOT / "README.md")
+    print(*found, sep="\n", end="\n" if found else "")
+    return int(bool(found))
+
+
+def files(folder: str) -> list[Path]:
+    """Return the files of people's words: code and pages."""
+    return sorted(path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md"))
+
+
+def violations(path: Path) -> Iterator[str]:
+    """Yield what is wrong in one file, with its line."""
+    name, text = path.relative_to(ROOT), path.read_text()
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in WORD.finditer(line):
+            yield f"{name}:{number}: name the subject instead of {match.group()!r}"
+    if path.suffix != ".py":
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            match = BEGINNING.match(ast.get_docstring(node) or "")
+            if match is not None:
+                line_number = node.body[0].lineno
+                yield f"{name}:{line_number}: a docstring begins with {match.group()!r}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
