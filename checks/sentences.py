@@ -40,10 +40,10 @@ def violations(path: Path) -> Iterator[str]:
         return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            match = BEGINNING.match(ast.get_docstring(node) or "")
-            if match is not None:
+            beginning = BEGINNING.match(ast.get_docstring(node) or "")
+            if beginning is not None:
                 line_number = node.body[0].lineno
-                yield f"{name}:{line_number}: a docstring begins with {match.group()!r}"
+                yield f"{name}:{line_number}: a docstring begins with {beginning.group()!r}"
 
 
 if __name__ == "__main__":

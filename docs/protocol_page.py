@@ -125,7 +125,7 @@ Once each rank of the host has a warm standby elsewhere, **WindDown** goes to al
 they agree to pause after it. When all have reported that version, the ranks of the host are ended, and a recovery
 begins in which every survivor holds the same version, so it goes back to that version and repeats nothing. The order
 holds in its generation alone; a failure on the way is an ordinary recovery, after which it is given again. The host
-is given back (**ReleaseHost**) when no process of it lives, so a recovery waits for no end that nobody can report.
+is given back (**ReleaseHost**) when no process of it lives, so no recovery waits for an end that no agent can report.
 
 ## After a failure
 

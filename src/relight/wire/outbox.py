@@ -1,9 +1,9 @@
 """Messages that must arrive exactly once though connections break: kept until the other side has confirmed them.
 
 Both ends count the messages of the kinds below, from the first one that one *life* (one run of a process) of the
-sender sends to one life of the receiver. A receiver that connects again says how many it has received; the rest is sent
-again. A new life on either side counts from 0, and is sent all that no earlier life has confirmed: then a message may come
-twice, if the earlier life had no time to confirm it, so every receiver must bear that.
+sender sends to one life of the receiver. A receiver that connects again says how many it has received; the rest is
+sent again. A new life on either side counts from 0, and is sent all that no earlier life has confirmed: then a
+message may come twice, if the earlier life had no time to confirm it, so every receiver must bear that.
 """
 
 from collections import deque
