@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from relight.agent.processes.page import Pages
@@ -15,7 +16,7 @@ from relight.agent.processes.probes import MemoryKills, environment
 from relight.agent.processes.process import Launch, Process, spawn, template_environment
 from relight.agent.processes.template import COMMAND, Template
 from relight.wire.settings import JobSettings, encode_settings
-from relight.wire.template import ROOM_VARIABLE, SHARED_VARIABLE
+from relight.wire.template import ROOM_VARIABLE, SHARED_VARIABLE, Forked
 
 DEADLINE_SECONDS = 60.0
 
@@ -193,3 +194,24 @@ def test_a_template_process_that_jobs_share(here: Path, monkeypatch: pytest.Monk
     finally:
         shared.kill()
         shared.wait()
+
+
+def test_a_fork_that_comes_too_late_is_no_worker(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent has started another process in its place by then, with the same name, page and output."""
+    ran = here / "ran"
+    how = launch(here, f"open({str(ran)!r}, 'w')")
+    monkeypatch.setattr("relight.agent.processes.template._ANSWER_SECONDS", 0.2)
+    template = Template("json", template_environment(how))
+    try:
+        assert asyncio.run(template.ready()) == ""
+        os.kill(template.pid, signal.SIGSTOP)
+        with contextlib.closing(Pages.create()) as pages, pytest.raises(TimeoutError):
+            spawn(how, "w1", 1, 1, pages, template=template)
+        answers = template._socket
+        answers.settimeout(DEADLINE_SECONDS)
+        os.kill(template.pid, signal.SIGCONT)
+        pid = msgspec.json.decode(answers.recv(1000), type=Forked).pid
+        assert select.select([os.pidfd_open(pid)], [], [], DEADLINE_SECONDS)[0], "it lives"
+        assert not ran.exists()
+    finally:
+        template.close()

@@ -25,6 +25,7 @@ import msgspec
 from relight.training import bootstrap
 from relight.wire.template import (
     DESCRIPTOR_VARIABLES,
+    GO,
     MOST_BYTES,
     MOST_DESCRIPTORS,
     Answer,
@@ -118,7 +119,10 @@ def become(order: Fork, descriptors: list[int]) -> None:
     """Make this process, just forked, what `subprocess` would have started."""
     os.setsid()
     os.chdir(order.directory)
-    out, err, *passed = descriptors
+    go, out, err, *passed = descriptors
+    if os.read(go, 1) != GO:
+        os._exit(0)
+    os.close(go)
     for received, standard in ((out, 1), (err, 2)):
         os.dup2(received, standard)
         os.close(received)

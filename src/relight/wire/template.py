@@ -4,7 +4,11 @@ import msgspec
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Start a worker. Its standard output, standard error and `numbers` are attached as descriptors, in this order."""
+    """Start a worker, once the agent has written GO into a pipe.
+
+    Attached as descriptors, in this order: the pipe's read end, the worker's standard output and standard error, and
+    `numbers`. A worker whose pipe closes without GO ends: its agent has not waited, and has started another.
+    """
 
     directory: str  # to work in
     environment: dict[str, str]
@@ -31,6 +35,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 Order = Fork | Reap
 Answer = Ready | Forked
+GO = b"1"
 MOST_BYTES = 2**20  # of one message
 MOST_DESCRIPTORS = 16
 DESCRIPTOR_VARIABLES = ("RELIGHT_PAGE_FD", "RELIGHT_OUTPUT_FDS", "RELIGHT_SHARED_BARRIER_FD")

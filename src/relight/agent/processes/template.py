@@ -13,6 +13,7 @@ import msgspec
 
 from relight.agent.processes.probes import exit_status
 from relight.wire.template import (
+    GO,
     MOST_BYTES,
     ROOM_BYTES,
     ROOM_VARIABLE,
@@ -67,12 +68,21 @@ class Template:
         return answer.refusal if isinstance(answer, Ready) else "the template process has ended"
 
     def fork(self, environment: Mapping[str, str], output: tuple[int, int], passed: tuple[int, ...]) -> "ForkedProcess":
-        """Fork a worker with the ends of its output pipes and other descriptors. Raises OSError."""
-        self._order(Fork(os.getcwd(), dict(environment), passed), (*output, *passed))
-        message = self._socket.recv(MOST_BYTES)
-        answer = _DECODER.decode(message) if message else None
-        if not isinstance(answer, Forked):
-            raise ConnectionError("the template process has ended")
+        """Fork a worker with the ends of its output pipes and other descriptors.
+
+        Raises OSError, also if there is no answer in time; then no worker comes of it later either.
+        """
+        go, started = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._order(Fork(os.getcwd(), dict(environment), passed), (go, *output, *passed))
+            message = self._socket.recv(MOST_BYTES)
+            answer = _DECODER.decode(message) if message else None
+            if not isinstance(answer, Forked):
+                raise ConnectionError("the template process has ended")
+            os.write(started, GO)
+        finally:
+            os.close(go)
+            os.close(started)
         return ForkedProcess(self, answer.pid)
 
     def reap(self, pid: int) -> None:
