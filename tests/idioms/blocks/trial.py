@@ -33,7 +33,8 @@ FAILURES = (SILENT, LOST, LATE, UNSTABLE)
 VERDICTS = (EQUAL, REFUSED, TOLD, ENDED, *FAILURES)
 
 _TORN = re.compile(
-    r"no (rank|process) (holds|has) .*(state|version)|half written|interrupted inside a write|torn|cannot be repeated|worth nothing"
+    r"no (rank|process) (holds|has) .*(state|version)|half written|interrupted inside a write|torn|cannot be repeated|"
+    r"worth nothing"
 )
 
 
