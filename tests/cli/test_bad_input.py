@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -193,13 +192,11 @@ def test_a_run_directory_that_holds_a_run(relight: Relight, script: Path, tmp_pa
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["run", "--help"], ["chaos", "--help"], ["--version"], ["chaos", "--explain"]]
 )
-def test_help_is_quick_and_needs_no_torch(relight: Relight, arguments: list[str]) -> None:
-    begun = time.monotonic()
+def test_help_says_nothing_but_help(relight: Relight, arguments: list[str]) -> None:
     result = relight(*arguments)
     assert result.status == 0
     assert result.output
     assert not result.errors
-    assert time.monotonic() - begun < 5.0  # half a second on a quiet machine
 
 
 def test_the_command_line_does_not_import_torch() -> None:

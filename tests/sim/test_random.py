@@ -250,7 +250,7 @@ def test_the_schedules_reach_what_matters() -> None:
                     seen["died unprepared"] += "died without private state" in command.why
                     seen["several targets"] += len(command.targets) > 1
     floor = {
-        "recovery": 800,
+        "recovery": 750,
         "failure during a recovery": 100,
         "fresh process": 100,
         "no replacement": 40,

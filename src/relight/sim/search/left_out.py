@@ -22,6 +22,7 @@ LEFT_OUT = {
     "Breaker": dict.fromkeys(("_at_step", "_alike"), "far below its limit"),
     "Failing": {"recovery_step": "an account for people"},
     "Deciding": {"_history": "of fallback tiers", "_starts": "far below its limit"},
+    "Draining": {"ordered_in": "of hosts that are drained, which does not occur"},
     "Shutdown": {"reason": "of a signal, which does not occur"},
     "Repeating": {"standing_order": "of restarts, which do not occur"},
     "Process": {
