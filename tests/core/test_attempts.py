@@ -6,8 +6,9 @@ import pytest
 
 from relight.core import events as ev
 from relight.core.backoff import Backoff, pause_seconds
-from relight.core.commands import Spawn, Stop
+from relight.core.commands import Restore, Spawn, Stop
 from relight.core.controller import Stage
+from relight.core.position import Phase, Position
 from relight.core.stages.breaker import MAX_OWN_FAILURES_PER_STEP
 from tests.core.test_controller import Desk, kinds, one
 
@@ -265,3 +266,14 @@ def test_the_script_s_own_failures_have_one() -> None:
             desk.exits(process, 1, step=4)
             replace(desk, 4)
     assert desk.end().error.startswith("step 4 failed 11 times")
+
+
+def test_a_rank_that_dies_between_two_steps_has_tried_the_next_one() -> None:
+    """So a fault that is planned for this place strikes once, not again in the replacement."""
+    desk = Desk(world_size=3, standbys=1).train()
+    between = Position(step=4, version=4, phase=Phase.OUTSIDE, private_versions=(4, -1))
+    desk.tell(ev.ProcessExited(process="w0", exit_status=0, evidence="left", position=between, noticed_ns=1))
+    for process in desk.controller.rank_processes().values():
+        desk.stands(process, 4, step=3)
+    (restore,) = [command for command in desk.said if isinstance(command, Restore)]
+    assert (restore.target, restore.attempt) == (4, 1)

@@ -90,12 +90,16 @@ class Deciding:
         job.job_stats.decided(decision, [p for p in held if p.replacement], now, tier, undone)
 
     def _begun_steps(self, reports: Sequence[ev.Stopped], held: dict[int, Process]) -> Collection[int]:
-        """Steps that some rank had started, by the ranks' reports and the pages of lost ones."""
-        members = self._job.members
+        """Steps that some rank had started, by the ranks' reports and the pages of lost ones.
+
+        A rank of a host that is drained has paused between two steps. One that died there counts: a fault that is
+        planned for this place strikes once, and so does an error that the next attempt might not have.
+        """
+        members, draining = self._job.members, self._job.hosts.draining
         replaced = [rank for rank, p in held.items() if p.replacement]
         lost = [members.processes[name] for rank in replaced for name in members.predecessors.get(rank, ())]
-        ends = [process.final_position for process in lost]
-        begun = {end.step for end in ends if end.phase not in (Phase.OUTSIDE, Phase.DONE)}
+        paused = [p for p in lost if p.agent in draining and p.final_position.phase in (Phase.OUTSIDE, Phase.DONE)]
+        begun = {process.final_position.step for process in lost if process not in paused}
         return {r.step for r in reports if not r.blank} | begun
 
     # --- private state ------------------------------------------------------------------------------------------
