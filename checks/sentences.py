@@ -3,7 +3,8 @@
     python -m checks.sentences
 
 A docstring begins with a verb or a noun. A sentence names its subject: "no rank" instead of "nobody", "a process that"
-instead of "whoever". Docstrings of `src/` and `docs/`, and all text of `src/`, `docs/` and the README are looked at.
+instead of "whoever". The check covers docstrings in `src/` and `docs/`, and all text of `src/`, `docs/` and the
+README.
 """
 
 import ast

@@ -16,7 +16,7 @@ Environment = dict[str, str]
 
 
 def slurm(nodes: int, rank: int) -> Environment:
-    """Of a task that srun started."""
+    """Variables of a task that srun started."""
     hosts = "n1" if nodes == 1 else f"n[1-{nodes}]"
     return {
         "SLURM_JOB_ID": "4242",
@@ -40,7 +40,7 @@ def rendezvous(nodes: int, rank: int) -> Environment:
 
 
 def trainer(nodes: int, rank: int) -> Environment:
-    """Of a pod of a TrainJob."""
+    """Variables of a pod of a TrainJob."""
     return {**torchrun(nodes, rank), "PET_MASTER_PORT": "29500", "JOB_COMPLETION_INDEX": str(rank)}
 
 
@@ -85,7 +85,7 @@ SIZES = [(nodes, rank) for nodes in (1, 2, 3, 8) for rank in range(nodes)]
 
 
 def given(**flags: object) -> Namespace:
-    """What a user gave; all else as the parser leaves it."""
+    """Flags that a user gave, and the parser's defaults."""
     nothing = {"nproc_per_node": None, "nnodes": "auto", "node_rank": None, "rdzv_endpoint": None, "spare_nodes": 0}
     return Namespace(**{**nothing, "master_address": "127.0.0.1", "master_port": 29500, **flags})
 
@@ -132,7 +132,7 @@ PAIRS = [
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "+".join(cluster.__name__ for cluster in pair))
 @pytest.mark.parametrize("change", ["none", "nodes", "rank"])
 def test_two_clusters_must_agree(pair: tuple[Callable[[int, int], Environment], ...], change: str) -> None:
-    """What is set by both is compared, and a contradiction names both."""
+    """Facts that both clusters set are compared, and a contradiction names both variables."""
     other = pair[1](4 if change == "nodes" else 3, 2 if change == "rank" else 1)
     environment = {**pair[0](3, 1), **other}
     expected = {"none": (3, 1), "nodes": None, "rank": (3, None)}[change]

@@ -1,7 +1,9 @@
 """A replacement finds the batch that its predecessor would have drawn next."""
 
+import random
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -122,6 +124,28 @@ def test_preserved_streams_do_not_count_draws_between_steps() -> None:
         return drawn
 
     assert run(noise=False) == run(noise=True)
+
+
+def test_private_state_that_is_kept_again_between_steps_has_the_streams_of_the_barrier() -> None:
+    torch.manual_seed(5)
+    batches = make_batches(lambda number: number, streams="preserve")
+    batches.private()
+    batches.get(0, 0)
+    torch.rand(3)
+    kept = encode_tree(batches.private(), "p")
+    batches.done()
+    torch.rand(10)
+    assert encode_tree(batches.private(between=True), "p") == kept
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), random.random, numpy.random.rand])
+def test_draws_are_seen_where_streams_run_on_from_step_to_step(draw: Any) -> None:
+    for streams, is_seen in (("preserve", True), ("step", False)):
+        batches = make_batches(lambda number: number, streams=streams)
+        before = batches.look()
+        assert batches.look() == before
+        draw()
+        assert (batches.look() != before) == is_seen
 
 
 def test_a_replacement_that_draws_another_batch_is_stopped() -> None:

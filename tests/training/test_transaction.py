@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from relight.training.data import rng
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.image_plan import LEARNING_STEPS
 from relight.training.transaction.transaction import Transaction
@@ -58,6 +59,12 @@ class Script:
         self.barriers: list[str] = []  # in front of which write, or "end"
         self.number = 0
         self.transaction.install()
+
+    def watch_with(self, transaction: Transaction) -> None:
+        """Another transaction from here on."""
+        self.transaction.remove()
+        self.transaction = transaction
+        transaction.install()
 
     def attempt(self) -> None:
         """A step up to its end or its barrier at the end of the block."""
@@ -333,6 +340,38 @@ def test_the_barrier_stays_at_the_end_if_more_follows(run: Any, body: Body) -> N
     for _ in range(6):
         script.step()
     assert set(script.barriers) == {"end"}
+
+
+def test_the_barrier_stays_at_the_end_while_a_name_that_decides_steps_is_empty(run: Any) -> None:
+    class Carried:
+        is_incomplete = True
+
+        def look(self) -> int:
+            return 0
+
+    script, carried = run(plain), Carried()
+    script.watch_with(Transaction(script.state, script, carried))
+    for number in range(8):
+        carried.is_incomplete = number < 4
+        script.step()
+    assert script.barriers == ["end"] * 6 + ["0", "0"]
+
+
+def test_the_barrier_stays_at_the_end_if_streams_that_run_on_are_drawn_from_after_the_write(run: Any) -> None:
+    class Streams:
+        def look(self) -> int:
+            return rng.number()
+
+    def draws(script: Script) -> None:
+        plain(script)
+        torch.rand(3)
+
+    for body, place in ((plain, "0"), (draws, "end")):
+        script = run(body)
+        script.watch_with(Transaction(script.state, script, streams=Streams()))
+        for _ in range(6):
+            script.step()
+        assert script.barriers == ["end", "end", *[place] * 4]
 
 
 def test_a_collective_after_an_early_barrier_is_a_surprise_once(run: Any) -> None:

@@ -48,9 +48,9 @@ class Sampler:
             ):
                 for process in self._workers.live():
                     self._traces.report(process)
-            has_silent = any(process.is_silent for process in self._workers.live())
+            has_others = any(not process.is_child for process in self._workers.live())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._schedule.seconds_to_next_look(now, has_silent=has_silent)):
+                async with asyncio.timeout(self._schedule.seconds_to_next_look(now, has_others=has_others)):
                     await self._child_changed.wait()
 
 

@@ -45,9 +45,13 @@ class SamplingSchedule:
         self._traced = now
         return True
 
-    def seconds_to_next_look(self, now: float, *, has_silent: bool) -> float:
-        """Return when to look again. A stop of a process that a predecessor started raises no signal here."""
-        if self._stopped or has_silent:
+    def seconds_to_next_look(self, now: float, *, has_others: bool) -> float:
+        """Return when to look again.
+
+        `has_others`: processes that are no children of this agent (a predecessor started them, or they were forked of
+        the template process), whose stops raise no signal here.
+        """
+        if self._stopped or has_others:
             return LOOK_SECONDS
         due = self._sent + self._pause
         return due - now if now < due else SAMPLE_SECONDS

@@ -109,9 +109,9 @@ class Process:
         self._killed_because = ""
 
     @property
-    def is_silent(self) -> bool:
-        """True if it is not a child of this agent: then no signal tells this agent that it was stopped."""
-        return not isinstance(self._child, OwnChild)
+    def is_child(self) -> bool:
+        """True if this agent is its parent: then a signal tells the agent that it was stopped."""
+        return isinstance(self._child, OwnChild)
 
     def kill(self, why: str) -> None:
         """SIGKILL, which also ends a stopped process: it must not run on for a moment. `why` is evidence."""

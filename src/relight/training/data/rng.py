@@ -46,21 +46,16 @@ def put_back(state: dict[str, Any]) -> None:
 
 
 def number() -> int:
-    """Return a number that stands for the state of the global generators."""
+    """Return a number that stands for the state of the global generators, in this process alone."""
     of_device = accelerator().random_state()
     numpy = sys.modules.get("numpy")
-    parts = (
-        repr(random.getstate()).encode(),
-        torch.get_rng_state().numpy().tobytes(),
-        b"" if of_device is None else of_device.cpu().numpy().tobytes(),
-        b"" if numpy is None else repr(_numpy_state(numpy)).encode(),
-    )
-    return xxhash.xxh3_64_intdigest(b"/".join(parts))
-
-
-def _numpy_state(numpy: Any) -> tuple[Any, ...]:
-    name, keys, *rest = numpy.random.get_state()
-    return name, keys.tobytes(), *rest
+    parts: list[Any] = [random.getstate(), torch.get_rng_state().numpy().tobytes()]
+    if of_device is not None:
+        parts.append(of_device.cpu().numpy().tobytes())
+    if numpy is not None:
+        name, keys, *rest = numpy.random.get_state()
+        parts += [name, keys.tobytes(), *rest]
+    return hash(tuple(parts))
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ class Streams(Protocol):
 
 
 class Needs:
-    """Collectives that the step under way needs of other ranks."""
+    """Needs of other ranks in the step under way: collectives, and changes of state that only this rank has."""
 
     def __init__(
         self, state: "TrackedState", collectives: LaunchCount, carried: CarriedState, streams: Streams | None

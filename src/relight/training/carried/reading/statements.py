@@ -11,7 +11,7 @@ from relight.training.carried.reading.syntax import MOST_MEMBERS, known, union
 if TYPE_CHECKING:
     from relight.training.carried.reading.reading import Reading
 
-_DEEPEST_LOOPS = 2  # in which members are told from each other
+_DEEPEST_LOOPS = 2  # in which members of a container are distinguished
 
 
 class Statements:
@@ -149,7 +149,7 @@ class Statements:
         self.body(node.orelse)
 
     def _turns(self, over: ast.expr, ref: Ref) -> list[list[Ref]]:
-        """The referents of a loop's targets, in turns that differ: one for each member, if these are told apart."""
+        """The referents of a loop's targets, in turns that differ: one for each member that is distinguished."""
         if isinstance(over, (ast.Tuple, ast.List)) and 0 < len(over.elts) <= MOST_MEMBERS:
             return [[self._reading.refer(one)] for one in over.elts]
         bases = [ref]

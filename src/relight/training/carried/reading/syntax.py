@@ -30,7 +30,7 @@ VIEWS = frozenset(  # methods of tensors and arrays whose result shares their me
 )
 SAME = frozenset({"list", "tuple", "iter", "reversed", "sorted"})  # of the same members
 NO_NAME = ast.Name("", ast.Load())
-MOST_MEMBERS = 8  # of a container whose members are told from each other
+MOST_MEMBERS = 8  # of a container whose members are distinguished
 OF_MODULES = frozenset("parameters named_parameters buffers named_buffers state_dict modules children".split())
 
 
