@@ -16,19 +16,27 @@ INTERRUPTED = 128 + signal.SIGINT
 
 def main() -> int:
     """Run the command line; return the exit status."""
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # not if the signal is ignored, as in a shell's background
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    from relight.cli import main as run
-
-    signal.signal(signal.SIGINT, handler)
     try:
+        heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored in a shell's background
+        if heard:
+            signal.signal(signal.SIGINT, _leave_at_once)
+        from relight.cli import main as run
+
+        # In this block, since `signal.signal` is partly Python and can be interrupted.
+        if heard:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         status = run()
+        if heard:
+            signal.signal(signal.SIGINT, _leave_at_once)
     except KeyboardInterrupt:
         status = INTERRUPTED
     if status == INTERRUPTED:
         _leave()
     return status
+
+
+def _leave_at_once(*_: object) -> NoReturn:
+    os._exit(INTERRUPTED)
 
 
 def _leave() -> NoReturn:

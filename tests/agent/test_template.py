@@ -159,7 +159,7 @@ def test_a_template_process_that_was_killed_forks_nothing(here: Path) -> None:
         assert asyncio.run(template.ready()) == ""
         before = os.listdir("/proc/self/fd")
         os.kill(template.pid, signal.SIGKILL)
-        with contextlib.closing(Pages.create()) as pages, pytest.raises(OSError):
+        with contextlib.closing(Pages.create()) as pages, pytest.raises(OSError, match="has ended"):
             spawn(how, "w1", 1, 1, pages, template=template)
         assert os.listdir("/proc/self/fd") == before
     finally:

@@ -80,3 +80,56 @@ def test_while_a_text_is_executed(tmp_path: Path, module: str) -> None:
         check=False,
     )
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+# A program that forks for each line that `main` executes (from the second on: the first is `try`), and sends itself the
+# signal before that line; prints the forks that did not end with 130, and the number of lines.
+AT_EACH_LINE = """
+import itertools, os, signal, sys
+import relight.__main__, relight.cli
+
+FILES = {relight.__main__.__file__, signal.__file__}
+
+def trace(frame, event, arg):
+    if frame.f_code.co_filename not in FILES:
+        return None
+    if event == "line":
+        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        if len(lines) == number:
+            os.kill(os.getpid(), signal.SIGINT)
+    return trace
+
+for number in itertools.count(2):
+    child = os.fork()
+    if not child:
+        lines = []
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.settrace(trace)
+        try:
+            relight.__main__.main()
+        finally:
+            sys.settrace(None)
+            if len(lines) < number:
+                os._exit(7)
+        os._exit(8)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == 7:
+        break
+    if status != 130:
+        print(number, status)
+print("lines", number)
+"""
+
+
+def test_before_each_line_of_main(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", AT_EACH_LINE, "status", str(tmp_path / "none")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    *failures, lines = result.stdout.splitlines()
+    assert failures == []
+    assert int(lines.split()[1]) > 10, result.stderr

@@ -74,9 +74,7 @@ class Template:
         """
         go, started = os.pipe2(os.O_CLOEXEC)
         try:
-            self._order(Fork(os.getcwd(), dict(environment), passed), (go, *output, *passed))
-            message = self._socket.recv(MOST_BYTES)
-            answer = _DECODER.decode(message) if message else None
+            answer = self._ask(Fork(os.getcwd(), dict(environment), passed), (go, *output, *passed))
             if not isinstance(answer, Forked):
                 raise ConnectionError("the template process has ended")
             os.write(started, GO)
@@ -96,6 +94,15 @@ class Template:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    def _ask(self, order: Order, descriptors: tuple[int, ...]) -> Answer | None:
+        """Return the answer; None if the template process has ended."""
+        try:
+            self._order(order, descriptors)
+            message = self._socket.recv(MOST_BYTES)
+        except (BrokenPipeError, ConnectionResetError):
+            return None
+        return _DECODER.decode(message) if message else None
 
     def _order(self, order: Order, descriptors: tuple[int, ...] = ()) -> None:
         socket.send_fds(self._socket, [msgspec.json.encode(order)], descriptors)
