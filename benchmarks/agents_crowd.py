@@ -15,8 +15,9 @@ import msgspec
 
 from relight.agent.connection.session import CONFIRM_SECONDS
 from relight.agent.decisions.sampling import TRACE_SECONDS
-from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
-from relight.core.events import (
+from relight.core.detection.pace import SAMPLE_SECONDS
+from relight.core.protocol.commands import Assign, Begin, Kill, Release, Restore, Resume, Spawn, Stop
+from relight.core.protocol.events import (
     ProcessDying,
     ProcessExited,
     ProcessStarted,
@@ -27,9 +28,8 @@ from relight.core.events import (
     Stopped,
     TrainingEntered,
 )
-from relight.core.gathering import Gathering, subject
-from relight.core.pace import SAMPLE_SECONDS
-from relight.core.position import Phase, Position
+from relight.core.protocol.gathering import Gathering, subject
+from relight.core.protocol.position import Phase, Position
 from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder, split_payloads
 from relight.wire.handshake import ConnectingSide
 from relight.wire.messages import (

@@ -35,11 +35,11 @@ from benchmarks.documents import (
 )
 from benchmarks.figures import markdown_table, milliseconds
 from benchmarks.recovery.peers import REPOSITORY
-from relight.core.commands import Command, Restore, Resume, Stop
-from relight.core.events import Event, ProcessExited, Restored, RestoreProgress, Stopped
-from relight.core.gathering import HOLD_SECONDS, Gathering, subject
-from relight.core.members import Process
-from relight.core.position import Phase, Position
+from relight.core.membership.members import Process
+from relight.core.protocol.commands import Command, Restore, Resume, Stop
+from relight.core.protocol.events import Event, ProcessExited, Restored, RestoreProgress, Stopped
+from relight.core.protocol.gathering import HOLD_SECONDS, Gathering, subject
+from relight.core.protocol.position import Phase, Position
 
 SIZES = (8, 64, 512, 4096, 16_384, 32_768, 100_000)
 FIGURE = REPOSITORY / "docs" / "figures" / "recovery-at-scale.svg"

@@ -35,7 +35,7 @@ from benchmarks.documents import (
 from benchmarks.figures import markdown_table, mebibytes, median_interval, percentile
 from benchmarks.jobs import RelightJob, wait_until
 from benchmarks.recovery.peers import trial_directory
-from relight.core.position import Phase
+from relight.core.protocol.position import Phase
 from relight.timeline.trace import TraceReader
 from tests.dashboard.made_up import MadeUpJob
 from tests.dashboard.served import Served

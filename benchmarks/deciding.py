@@ -28,9 +28,9 @@ from benchmarks.documents import (
     write_document,
 )
 from benchmarks.figures import markdown_table
-from relight.core.commands import Command, Restore, Resume, Spawn, Stop
 from relight.core.controller import Controller, ControllerSettings
-from relight.core.events import (
+from relight.core.protocol.commands import Command, Restore, Resume, Spawn, Stop
+from relight.core.protocol.events import (
     AgentJoined,
     Event,
     ProcessExited,
@@ -41,7 +41,7 @@ from relight.core.events import (
     Stopped,
     TrainingEntered,
 )
-from relight.core.position import Phase, Position
+from relight.core.protocol.position import Phase, Position
 
 SIZES = (8, 64, 512, 4096, 10_000, 32_768, 100_000)
 RANKS_PER_AGENT = 8

@@ -36,7 +36,7 @@ from benchmarks.documents import (
 from benchmarks.figures import markdown_table, milliseconds, percentile, spread, spread_cell
 from benchmarks.jobs import Journal, RelightJob
 from benchmarks.recovery.peers import JobFailed, trial_directory
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
 
 WORLD_SIZE = 4
 FAULTS = 12  # of each kind under each load

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.recovery.peers import POLL_S, JobFailed, end_processes, launch, tail
-from relight.core.report import JobReport, decode_report
+from relight.core.account.report import JobReport, decode_report
 
 START_DEADLINE_S = 180.0
 GRACE_S = 15.0  # for a job that was asked to end

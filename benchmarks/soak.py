@@ -50,8 +50,8 @@ from benchmarks.recovery.peers import JobFailed, tail
 from benchmarks.soak_faults import WINDOW_STEPS, Item, draw_items, draw_recovery_faults, name_of
 from benchmarks.soak_job import SharedBarrier
 from relight.chaos.plan import describe_fault
-from relight.core.fault import Fault
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
+from relight.core.protocol.fault import Fault
 from relight.server.records.journal import read_journal
 from relight.sim.judge.journal import check_journal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from relight.core.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Point
+from relight.core.protocol.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Point
 
 WINDOW_STEPS = 16  # the job takes so many steps from one fault to the next
 PLACE_IN_WINDOW = 6  # where in its window a planned fault strikes

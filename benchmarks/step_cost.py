@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.recovery.workload import Shape, build_model, build_optimizer, loss_of
-from relight.core.position import Phase
+from relight.core.protocol.position import Phase
 from relight.core.worker import events as happened
 from relight.core.worker import step as decide
 from relight.core.worker.states import State

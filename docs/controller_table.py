@@ -11,8 +11,8 @@ import textwrap
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 
-from relight.core import commands
 from relight.core.controller import Controller, ControllerSettings, Stage
+from relight.core.protocol import commands
 from relight.sim.search.copies import parts_of
 
 COMMANDS = tuple(kind.__name__ for kind in typing.get_args(commands.Command))

@@ -39,7 +39,7 @@ def render() -> str:
 
 def find_modules() -> list[ModuleType]:
     """The modules of the core that define messages; those of the controller first."""
-    paths = sorted(CORE.rglob("*.py"), key=lambda path: (len(path.parts), path.stem != "events", path))
+    paths = sorted(CORE.rglob("*.py"), key=lambda path: (path.parent.name != "protocol", path.stem != "events", path))
     return [
         importlib.import_module(".".join(("relight", "core", *path.relative_to(CORE).with_suffix("").parts)))
         for path in paths
@@ -71,9 +71,9 @@ def render_module(module: ModuleType) -> str:
 
 
 def title_of(module: ModuleType) -> str:
-    """`core.events` is the controller's; `core.worker.actions` belongs to the worker."""
-    *folders, kind = module.__name__.removeprefix("relight.core.").split(".")
-    return f"{kind.capitalize()} of the {folders[-1] if folders else 'controller'}"
+    """`core.protocol.events` are the controller's; `core.worker.actions` belong to the worker."""
+    *_, folder, kind = module.__name__.split(".")
+    return f"{kind.capitalize()} of the {'controller' if folder == 'protocol' else folder}"
 
 
 def fields_of(message: type) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
     python docs/protocol_page.py [--check]
 
 - stages, events and orders: by `controller_table.py`, from the syntax trees of `core/controller.py` and `core/stages`;
-- decisions: `core/decision.py` is run over all that three ranks can report;
+- decisions: `core/recovery/decision.py` is run over all that three ranks can report;
 - the worker's table: by `worker_table.py`, from `core/worker`;
 - invariants, planted bugs: `sim/judge/invariants.py`, `sim/planted/mutations.py`, tests/sim/regressions.
 """
@@ -21,9 +21,9 @@ import controller_table
 import worker_table
 from made_page import write_or_check
 
-from relight.core import events
 from relight.core.controller import Stage
-from relight.core.decision import Decision, Halt, decide
+from relight.core.protocol import events
+from relight.core.recovery.decision import Decision, Halt, decide
 from relight.sim.judge.invariants import INVARIANTS
 from relight.sim.planted.mutations import MUTATIONS, Mutation
 from relight.sim.search.golden import read_golden
@@ -38,7 +38,7 @@ TEXT = """\
 
 After this page you can predict the decision of every recovery, and know the invariants on which bit-identity rests.
 
-Terms are those of the [glossary](GLOSSARY.md). The rule is `decide` in `src/relight/core/decision.py`; the
+Terms are those of the [glossary](GLOSSARY.md). The rule is `decide` in `src/relight/core/recovery/decision.py`; the
 [simulator](SIMULATOR.md) drives it, and the controller around it, through random schedules and through every order of
 events of small jobs. The tables of this page are generated from the code.
 
@@ -141,8 +141,9 @@ is given back (**ReleaseHost**) when no process of it lives, so no recovery wait
    `base + 1` beside one that is unprepared is impossible; the job halts and says so. Of ranks whose page is gone with
    their host, or with all of its processes: if the private state of every intact member follows from rank and step
    alone, so does theirs, for any version; if not, the job halts ([decision
-   4](decisions/0004-private-state-beside-the-page.md)). Where the state is divided over ranks (`core/shards.py`) the
-   rule is the same: it asks every intact survivor, of whatever part, so there is one target for all. Each part must
+   4](decisions/0004-private-state-beside-the-page.md)). Where the state is divided over ranks
+   (`core/recovery/shards.py`) the rule is the same: it asks every intact survivor, of whatever part, so there is one
+   target for all. Each part must
    have an intact holder; if one has none, the job goes down ([below](#below-replicas)), or halts and names it.
 4. **Restore**: prepared members finish the step locally, or go back, as was decided. Copies go only into blank or
    torn ranks, are verified piece by piece, and do not count until the last digest matched. Of a divided state, only
@@ -175,11 +176,11 @@ No version that any rank had finished is ever undone while each part of the stat
 ## Below replicas
 
 If some part has no intact holder, or no process holds some rank's private state, the controller checks whether a
-fallback tier has all of it (`core/fallback.py`): snapshots in host memory, of which each rank reports those that it
-holds complete, its own and its ward's. The newest version of which every rank's snapshot is in some memory is the
-target, *all* ranks go back to it, and the Restore says from which tier, how many versions are undone, and why. If
-there is none, the newest checkpoint that every rank can see. That is the exception to I7; the judge of journals
-demands that there was no intact holder and no newer version.
+fallback tier has all of it (`core/recovery/fallback.py`): snapshots in host memory, of which each rank reports those
+that it holds complete, its own and its ward's. The newest version of which every rank's snapshot is in some memory is
+the target, *all* ranks go back to it, and the Restore says from which tier, how many versions are undone, and why. If
+there is none, the newest checkpoint that every rank can see. That is the exception to I7; the judge of journals demands
+that there was no intact holder and no newer version.
 
 The job goes down in the same way if replicas of one version hold different bits, and no majority shows which is
 right. A bit may have changed at any time since they were last seen to agree: in a comparison before a barrier, in the
@@ -197,9 +198,9 @@ complete by the ranks' reports, so a rank that had not heard of it yet does not 
 ## What ends a job
 
 The same exception twice at the same step (a bug: its traceback is shown once), the same hang twice, too many of the
-script's own failures at one step, no intact replica left, ranks that contradict each other. Each says why. Deaths
-from outside and restores that break never end a job while an intact replica lives: after three in a row without a
-step in between, the next start, or the next Restore, waits 1 s, then 2, 4, ... at most 60 s (`core/backoff.py`; a
+script's own failures at one step, no intact replica left, ranks that contradict each other. Each says why. Deaths from
+outside and restores that break never end a job while an intact replica lives: after three in a row without a step in
+between, the next start, or the next Restore, waits 1 s, then 2, 4, ... at most 60 s (`core/membership/backoff.py`; a
 limit: `--max-failed-attempts`). The pause is a deadline like any other, so a journal repeats it.
 
 If checkpoints are kept, and each part of the state may still be held, a last one comes first (stage *saving*):

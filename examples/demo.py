@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from relight.chaos.plan import describe_fault
-from relight.core.fault import Action, Fault, Point
-from relight.core.report import FailureReport, JobReport, decode_report
+from relight.core.account.report import FailureReport, JobReport, decode_report
+from relight.core.protocol.fault import Action, Fault, Point
 from relight.timeline.terminal import duration
 
 SCRIPT = Path(os.path.relpath(Path(__file__).resolve().parent / "gpt" / "train.py"))

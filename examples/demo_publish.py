@@ -31,7 +31,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from relight.core.report import JobReport, decode_report
+from relight.core.account.report import JobReport, decode_report
 from relight.parent import end_with_parent
 
 HERE = Path(os.path.relpath(Path(__file__).resolve().parent))

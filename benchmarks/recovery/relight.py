@@ -24,7 +24,7 @@ from benchmarks.recovery.peers import (
     run_trial,
     trial_directory,
 )
-from relight.core.report import JobReport, RecoveryReport
+from relight.core.account.report import JobReport, RecoveryReport
 
 # Later than for torchft, whose groups all start at once: a standby starts beside the workers and warms up after them.
 FAULT_STEPS = range(TORCHFT_FAULT_STEPS.start + 4, TORCHFT_FAULT_STEPS.stop + 4)

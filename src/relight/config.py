@@ -22,7 +22,7 @@ from relight.agent.connection.join import address_towards, resolve
 from relight.chaos.plan import check_fault, parse_fault
 from relight.cluster.place import DEFAULT_PORT, complete_flags
 from relight.cluster.scontrol import expand_list
-from relight.core.fault import Plan
+from relight.core.protocol.fault import Plan
 from relight.dashboard.web.address import split_address
 from relight.device.visible import count_devices
 from relight.errors import UsageError

@@ -21,8 +21,8 @@ import psutil
 from relight.agent.processes.adoption import open_pages
 from relight.agent.processes.page import Page
 from relight.agent.processes.probes import environment
-from relight.core.commands import Kill, Spawn
-from relight.core.events import ProcessExited, ProcessStarted
+from relight.core.protocol.commands import Kill, Spawn
+from relight.core.protocol.events import ProcessExited, ProcessStarted
 from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder
 from relight.wire.handshake import CONTROLLER, ListeningSide
 from relight.wire.messages import AgentUp, Hello, Samples, StopAgent, ToWorkers, Welcome

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.commands import Assign, Spawn
-from relight.core.events import ProcessExited, ProcessStarted, WorkerNotice
-from relight.core.position import Phase
+from relight.core.protocol.commands import Assign, Spawn
+from relight.core.protocol.events import ProcessExited, ProcessStarted, WorkerNotice
+from relight.core.protocol.position import Phase
 from relight.wire.framing import decode, make_decoder
 from relight.wire.messages import (
     CopyPrivate,

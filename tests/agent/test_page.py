@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from relight.agent.processes.page import MAX_PRIVATE_BYTES, Page, Pages
-from relight.core.position import (
+from relight.core.protocol.position import (
     BATCH_MARK,
     LIFE_LOCK_OFFSET,
     MAPPING_BYTES,

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from relight.core.events import ProcessExited, ProcessStarted
+from relight.core.protocol.events import ProcessExited, ProcessStarted
 from relight.wire.framing import encode_frame
 from relight.wire.messages import PROTOCOL_VERSION, Challenge, FromWorker, Received, Welcome
 from relight.wire.streams import receive_payload

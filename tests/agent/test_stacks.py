@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from relight.agent.processes.stacks import MAX_FILE_BYTES, NoStack, take_stack
-from relight.core.stack import describe_place, main_frames
+from relight.core.detection.stack import describe_place, main_frames
 from relight.wire.stacks import ALL_STACKS, MAIN_STACK, stack_path
 
 PATIENCE_SECONDS = 30.0

@@ -10,9 +10,16 @@ import sys
 import time
 
 from relight.agent.processes.page import Page
-from relight.core.events import WorkerNotice
-from relight.core.position import MAPPING_BYTES, TRACE_INDEX_OFFSET, TRACE_OFFSET, TRACE_RECORD, Phase, Position
-from relight.core.position import encode_page as encode
+from relight.core.protocol.events import WorkerNotice
+from relight.core.protocol.position import (
+    MAPPING_BYTES,
+    TRACE_INDEX_OFFSET,
+    TRACE_OFFSET,
+    TRACE_RECORD,
+    Phase,
+    Position,
+)
+from relight.core.protocol.position import encode_page as encode
 from relight.wire.framing import decode, encode_frame, make_decoder
 from relight.wire.messages import StoreAdd, StoreReply, WorkerDown, WorkerHello
 from relight.wire.streams import receive_payload

@@ -19,7 +19,7 @@ from relight.chaos.plan import (
     planned_in_step,
     random_fault,
 )
-from relight.core.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Plan, Point
+from relight.core.protocol.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Plan, Point
 from relight.errors import UsageError
 
 actions = st.sampled_from(Action)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core.commands import Audience, Stop
+from relight.core.protocol.commands import Audience, Stop
 from relight.sim.model.schedule import random_schedule
 from relight.sim.world.timed import SimulatedJob
 from relight.wire.settings import JobSettings

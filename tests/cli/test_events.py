@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from relight.core.events import ShutdownRequested
+from relight.core.protocol.events import ShutdownRequested
 from relight.watch.run import SILENT_SECONDS
 from tests.cli.command import Command
 from tests.cli.conftest import Relight

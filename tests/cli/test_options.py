@@ -9,7 +9,7 @@ import pytest
 
 from relight.cli import make_parser
 from relight.core.controller import ControllerSettings
-from relight.core.detector import DetectorSettings
+from relight.core.detection.detector import DetectorSettings
 from relight.errors import UsageError
 from relight.wire.option import Option, SettingOption, options_of
 from relight.wire.settings import JobSettings

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core.events import ShutdownRequested
+from relight.core.protocol.events import ShutdownRequested
 from relight.watch.run import SILENT_SECONDS
 from relight.watch.status import Status
 from tests.cli.command import Command

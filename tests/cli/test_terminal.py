@@ -12,7 +12,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.position import Phase, Position
+from relight.core.protocol.position import Phase, Position
 from relight.terminal import fit_line, printable, progress_line
 from relight.wire.messages import RankStatus, StatusUpdate
 from relight.wire.status import PublishStatus, RestoreStatus

@@ -6,8 +6,11 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from relight.core import events as ev
-from relight.core.commands import (
+from relight.core.controller import HEARING_SECONDS, Controller, ControllerSettings, Stage
+from relight.core.job.failing import COLLECTIVE_GRACE_SECONDS
+from relight.core.job.reserve import STANDBY_PATIENCE_SECONDS
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import (
     Assign,
     Audience,
     Begin,
@@ -22,12 +25,9 @@ from relight.core.commands import (
     Stop,
     WindDown,
 )
-from relight.core.controller import HEARING_SECONDS, Controller, ControllerSettings, Stage
-from relight.core.position import Phase, Position
+from relight.core.protocol.position import Phase, Position
 from relight.core.stages.deciding import MAX_SOURCES_PER_TARGET
-from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS
 from relight.core.stages.processes import STANDBY_PROVEN_SECONDS
-from relight.core.stages.reserve import STANDBY_PATIENCE_SECONDS
 
 Order = TypeVar("Order")
 RESTORE_TIMEOUT_SECONDS = 50.0

@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
-from relight.core import events as ev
-from relight.core.commands import Command, EndJob
+from relight.core.account.job_stats import KEPT_IN_ACCOUNT, KEPT_NOTICES
 from relight.core.controller import Controller
-from relight.core.job_stats import KEPT_IN_ACCOUNT, KEPT_NOTICES
-from relight.core.position import Phase, Position
-from relight.core.recent import KEPT, Recent
+from relight.core.membership.recent import KEPT, Recent
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Command, EndJob
+from relight.core.protocol.position import Phase, Position
 from relight.core.replay import Record, replay
 from relight.sim.world.timed import JournalEntry
 from tests.core.test_controller import Desk

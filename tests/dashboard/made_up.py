@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from relight.core.controller import Controller, ControllerSettings
-from relight.core.events import (
+from relight.core.protocol.events import (
     AgentJoined,
     Event,
     ProcessExited,
@@ -23,7 +23,7 @@ from relight.core.events import (
     Stopped,
     TrainingEntered,
 )
-from relight.core.position import Phase, Position
+from relight.core.protocol.position import Phase, Position
 from relight.server.records.journal import JournalHeader, JournalLine
 from relight.timeline.spans import Chunk, Record
 from relight.wire.settings import JobSettings

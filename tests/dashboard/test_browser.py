@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.events import ProcessSuspected
-from relight.core.position import Phase, Position
+from relight.core.protocol.events import ProcessSuspected
+from relight.core.protocol.position import Phase, Position
 from relight.wire.status import EngineVersion, Gpu, GpuStatus, PublishStatus, RestoreStatus
 from tests.dashboard.conftest import Serve
 from tests.dashboard.made_up import MadeUpJob

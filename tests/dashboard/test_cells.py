@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relight.core.position import Phase
+from relight.core.protocol.position import Phase
 from relight.dashboard.model.cells import NOTHING, Level
 from relight.dashboard.model.row import TILE_CELLS, Row
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relight.core.events import ProcessSuspected
-from relight.core.position import Phase, Position
+from relight.core.protocol.events import ProcessSuspected
+from relight.core.protocol.position import Phase, Position
 from relight.dashboard import follow
 from relight.dashboard.follow import Follower
 from relight.dashboard.model.job import Job

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from relight.core.report import JobReport, decode_report
+from relight.core.account.report import JobReport, decode_report
 from relight.watch.events import (
     ControllerRestarted,
     Event,

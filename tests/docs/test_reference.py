@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import relight
-from relight.core.fault import Action, Point
+from relight.core.protocol.fault import Action, Point
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -4,8 +4,8 @@ import msgspec
 
 from examples.demo import ACTIONS, PHASES, POINTS, find_failure, find_problems, make_plan
 from relight.chaos.plan import describe_fault
-from relight.core.fault import Action, Fault, Point
-from relight.core.report import FailureReport, JobReport, RecoveryReport
+from relight.core.account.report import FailureReport, JobReport, RecoveryReport
+from relight.core.protocol.fault import Action, Fault, Point
 
 KILL = Fault(action=Action.KILL, point=Point.BACKWARD, rank=1, step=3)
 KILL_SOURCE = Fault(action=Action.KILL, point=Point.RESTORE_SEND, recovery=1)

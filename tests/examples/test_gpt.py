@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.report import JobReport, decode_report
+from relight.core.account.report import JobReport, decode_report
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "gpt" / "train.py"
 MODEL = "--layers 1 --width 32 --heads 2 --context 32".split()

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from relight.core.report import JobReport, decode_report
+from relight.core.account.report import JobReport, decode_report
 from tests.examples.test_gpt import DEADLINE_SECONDS, run_until
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "hsdp" / "train.py"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.report import JobReport, decode_report
+from relight.core.account.report import JobReport, decode_report
 from tests.examples.test_gpt import DEADLINE_SECONDS, run_until
 
 PORTS = Path(__file__).parents[2] / "examples" / "ports"

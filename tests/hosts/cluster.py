@@ -23,7 +23,7 @@ from types import TracebackType
 import psutil
 
 from benchmarks.namespaces import Network
-from relight.core.report import JobReport, decode_report
+from relight.core.account.report import JobReport, decode_report
 from tests.certificates import Authority, flags
 from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Outcome, Training, plain_environment
 

@@ -18,7 +18,7 @@ from types import TracebackType
 
 import psutil
 
-from relight.core.report import JobReport, decode_report
+from relight.core.account.report import JobReport, decode_report
 from tests.hosts.proxy import Proxy
 from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Outcome, Training, plain_environment
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import missing
-from relight.core.report import decode_report
+from relight.core.account.report import decode_report
 from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Bench, Training, plain_environment
 
 REASON = missing()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
 from tests.idioms.library import path_of, ranks_of
 from tests.idioms.verdict import Ending, digests_in
 from tests.survival.harness import HANG_SECONDS, PATIENCE, ROOT, Job, Training, plain_environment, send

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from relight.chaos.plan import check_fault, describe_fault, parse_fault
-from relight.core.fault import Action
-from relight.core.report import JobReport, RecoveryReport
+from relight.core.account.report import JobReport, RecoveryReport
+from relight.core.protocol.fault import Action
 from relight.prove.compare import Change, Difference, collect, compared, first_difference, first_divergence
 from relight.prove.faults import POINTS, plan_rounds
 from relight.prove.names import uses_of

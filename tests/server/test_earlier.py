@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.commands import EndJob
+from relight.core.protocol.commands import EndJob
 from relight.errors import UsageError
 from relight.server.records.earlier import keep_aside
 from relight.server.records.journal import SILENT_SECONDS, Journal

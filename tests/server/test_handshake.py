@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from relight.core.commands import Spawn
+from relight.core.protocol.commands import Spawn
 from relight.server.network.admission import HANDSHAKE_SECONDS, MAX_HELLO_BYTES, MAX_STRANGERS
 from relight.wire.messages import (
     PROTOCOL_VERSION,

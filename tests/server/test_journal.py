@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relight.core.commands import Audience, Notice, Stop
-from relight.core.events import ProcessExited, ProcessStarted
-from relight.core.position import Position
+from relight.core.protocol.commands import Audience, Notice, Stop
+from relight.core.protocol.events import ProcessExited, ProcessStarted
+from relight.core.protocol.position import Position
 from relight.server.records.journal import RESERVE_NAME, Journal, JournalInUse, JournalLine, read_journal
 from relight.server.records.reserve import Reserve
 from relight.server.records.trace import TraceFile

@@ -7,8 +7,10 @@ import sys
 import msgspec
 import pytest
 
-from relight.core.commands import Assign, Begin, EndJob, Kill, Release, Restore, Resume, Spawn, Stop
-from relight.core.events import (
+from relight.core.account.job_stats import KEPT_IN_ACCOUNT
+from relight.core.account.report import decode_report
+from relight.core.protocol.commands import Assign, Begin, EndJob, Kill, Release, Restore, Resume, Spawn, Stop
+from relight.core.protocol.events import (
     ControllerRestarted,
     ProcessExited,
     ProcessStarted,
@@ -17,9 +19,7 @@ from relight.core.events import (
     TrainingDone,
     TrainingEntered,
 )
-from relight.core.job_stats import KEPT_IN_ACCOUNT
-from relight.core.position import Position
-from relight.core.report import decode_report
+from relight.core.protocol.position import Position
 from relight.wire.messages import (
     JobEnded,
     NoticeUpdate,

@@ -10,9 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relight.core.commands import Assign, Command, Kill, Notice, Spawn
+from relight.core.account.report import decode_report
 from relight.core.controller import Controller, ControllerSettings
-from relight.core.events import (
+from relight.core.detection.sampling import Sample
+from relight.core.protocol.commands import Assign, Command, Kill, Notice, Spawn
+from relight.core.protocol.events import (
     AgentJoined,
     AgentLost,
     ProcessExited,
@@ -22,9 +24,7 @@ from relight.core.events import (
     StandbyReady,
     WorkerNotice,
 )
-from relight.core.position import Phase, Position
-from relight.core.report import decode_report
-from relight.core.sampling import Sample
+from relight.core.protocol.position import Phase, Position
 from relight.server.records.journal import read_journal
 from relight.server.records.trace import read_statuses
 from relight.wire.framing import encode_payload

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.commands import Audience, Notice, Stop
+from relight.core.protocol.commands import Audience, Notice, Stop
 from relight.server.records.journal import Journal
 from relight.wire.settings import JobSettings
 

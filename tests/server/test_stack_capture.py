@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from relight.core.events import CommunicationStalled, ProcessSuspected
-from relight.core.position import Position
+from relight.core.protocol.events import CommunicationStalled, ProcessSuspected
+from relight.core.protocol.position import Position
 from relight.server.sessions import stack_capture
 from relight.server.sessions.stack_capture import StackCaptures, Suspicion
 from relight.wire.messages import StackTaken

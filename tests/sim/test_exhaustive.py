@@ -6,7 +6,7 @@ import re
 import msgspec
 import pytest
 
-from relight.core.attempt import RecoveryAttempt
+from relight.core.recovery.attempt import RecoveryAttempt
 from relight.sim.model.contents import Violation
 from relight.sim.model.shapes import ONE_WRITE, Pattern
 from relight.sim.model.worker import SimulatedWorker

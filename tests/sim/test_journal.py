@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from relight.core import events as ev
-from relight.core.commands import Assign, Command, EndJob, Restore, Resume, Stop
-from relight.core.fault import Action
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Assign, Command, EndJob, Restore, Resume, Stop
+from relight.core.protocol.fault import Action
 from relight.sim.judge.journal import check_journal
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import ProcessFault, Schedule, random_schedule

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from relight.core.commands import FallbackTier, Restore, Save
-from relight.core.events import AgentJoined, AgentLost
-from relight.core.fault import Action
+from relight.core.protocol.commands import FallbackTier, Restore, Save
+from relight.core.protocol.events import AgentJoined, AgentLost
+from relight.core.protocol.fault import Action
 from relight.sim.model.contents import Violation
 from relight.sim.model.points import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
 from relight.sim.model.schedule import (

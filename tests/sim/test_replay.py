@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relight.core.commands import Command
 from relight.core.controller import Controller, ControllerSettings
+from relight.core.protocol.commands import Command
 from relight.server.records.journal import JournalLine, read_journal
 from relight.sim.model.schedule import random_schedule
 from relight.sim.world.timed import JournalEntry, SimulatedJob

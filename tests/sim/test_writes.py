@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from relight.core.commands import Restore
-from relight.core.events import RestoreFailed, Stopped
-from relight.core.fault import Action
+from relight.core.protocol.commands import Restore
+from relight.core.protocol.events import RestoreFailed, Stopped
+from relight.core.protocol.fault import Action
 from relight.sim.model.contents import Violation, reference
 from relight.sim.model.points import RECOVERY_POINTS, SHAPE_POINTS
 from relight.sim.model.schedule import ProcessFault, Schedule, schedule_of

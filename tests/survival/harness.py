@@ -23,7 +23,7 @@ from types import TracebackType
 
 import psutil
 
-from relight.core.report import JobReport, decode_report
+from relight.core.account.report import JobReport, decode_report
 from relight.wire.template import ROOM_BYTES, ROOM_VARIABLE, SHARED_VARIABLE
 
 # All patience is a multiple of this: raise it where processors are slow or shared.

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from relight.chaos.plan import parse_fault
-from relight.core.fault import Action, Fault, Point
-from relight.core.report import FailureReport, RecoveryReport
-from relight.core.verdict import NOT_KNOWN, YES
+from relight.core.account.report import FailureReport, RecoveryReport
+from relight.core.account.verdict import NOT_KNOWN, YES
+from relight.core.protocol.fault import Action, Fault, Point
 from relight.server.records.journal import read_journal
 from relight.sim.judge.journal import check_journal
 from tests.survival.harness import Outcome

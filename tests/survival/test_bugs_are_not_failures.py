@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.verdict import YES
+from relight.core.account.verdict import YES
 from tests.survival.harness import PATIENCE, PROGRAMS, Bench, Outcome, Training, plain_environment
 from tests.survival.judge import check_faults, check_survived
 

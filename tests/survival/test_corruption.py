@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.verdict import NOT_KNOWN
+from relight.core.account.verdict import NOT_KNOWN
 from relight.training.checkpoint.files import published
 from tests.survival.harness import Bench, Outcome, Training
 from tests.survival.judge import check_protocol, check_survived

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relight.core.verdict import NOT_KNOWN
+from relight.core.account.verdict import NOT_KNOWN
 from tests.survival.harness import Bench, Training
 from tests.survival.judge import check_protocol, check_survived
 

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from relight.chaos.plan import describe_fault
-from relight.core.coverage import Coverage
-from relight.core.fault import Action, Fault, Point
+from relight.core.protocol.fault import Action, Fault, Point
+from relight.core.recovery.coverage import Coverage
 from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, ROOT, Bench, Training, plain_environment, send
 from tests.survival.judge import check_faults, check_protocol, check_survived, traceback_of
 from tests.survival.test_combinations import members, trains

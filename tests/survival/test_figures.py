@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from relight.core.report import JobReport, RecoveryReport
+from relight.core.account.report import JobReport, RecoveryReport
 from relight.timeline.export import write_timeline
 from relight.timeline.load import read_history
 from relight.timeline.spans import Activity, History, Row, Span

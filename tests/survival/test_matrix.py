@@ -9,7 +9,7 @@ import itertools
 import pytest
 
 from relight.chaos.plan import describe_fault
-from relight.core.fault import Action, Fault, Point
+from relight.core.protocol.fault import Action, Fault, Point
 from tests.survival.harness import Bench, Training
 from tests.survival.judge import check_faults, check_survived
 

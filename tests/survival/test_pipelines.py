@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from relight.chaos.plan import describe_fault
-from relight.core.fault import Action, Fault, Point
+from relight.core.protocol.fault import Action, Fault, Point
 from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, ROOT, Bench, Training, plain_environment, send
 from tests.survival.judge import check_faults, check_protocol, check_survived, traceback_of
 from tests.survival.test_combinations import members, trains

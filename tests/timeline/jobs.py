@@ -4,14 +4,14 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core.position import Phase
-from relight.core.report import (
+from relight.core.account.report import (
     FailureReport,
     JobReport,
     RecoveryReport,
     RecoveryStages,
     encode_report,
 )
+from relight.core.protocol.position import Phase
 from relight.timeline.spans import Chunk, History, Record, Selection, SpanCollector
 
 MS = 1_000_000

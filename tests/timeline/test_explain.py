@@ -5,7 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from relight.core.report import DoubtReport, FailureReport, JobReport, RecoveryReport, RecoveryStages, StorageWait
+from relight.core.account.report import (
+    DoubtReport,
+    FailureReport,
+    JobReport,
+    RecoveryReport,
+    RecoveryStages,
+    StorageWait,
+)
 from relight.timeline.explain import explain
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
 from relight.errors import UsageError
 from relight.timeline.otel import export, make_spans, send, stages_of
 from tests.timeline.jobs import WALL, hung, rolled_back, taken_over

@@ -1,6 +1,6 @@
 """What several publishing processes said about themselves, in one value."""
 
-from relight.core.report import PublishReport
+from relight.core.account.report import PublishReport
 from relight.timeline.publications import Publications
 from relight.wire.status import EngineVersion, PublishStatus
 

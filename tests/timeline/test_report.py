@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from relight.core.report import DoubtReport, JobReport, PublishReport, decode_report, encode_report
+from relight.core.account.report import DoubtReport, JobReport, PublishReport, decode_report, encode_report
 from relight.timeline.report import describe_recovery, describe_writes, render_report
 from tests.timeline import jobs
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
 from relight.timeline.show import print_report, print_timeline
 from relight.timeline.trace import TraceReader, first_stamp_ns, latest_finished_step
 from tests.timeline import jobs

@@ -4,8 +4,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.position import Phase
-from relight.core.report import FailureReport, JobReport
+from relight.core.account.report import FailureReport, JobReport
+from relight.core.protocol.position import Phase
 from relight.timeline.spans import Activity, Chunk, History, Selection, Span, SpanCollector
 from tests.timeline import jobs
 from tests.timeline.jobs import MS, WALL, Worker

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
 from relight.errors import UsageError
 from relight.timeline.export import write_timeline
 from relight.timeline.spans import Activity, Chunk, Row, Span, Strike

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from relight.core.position import Phase
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
+from relight.core.protocol.position import Phase
 from relight.timeline.spans import Activity, Chunk, Row, Span, Strike
 from relight.timeline.terminal import ASCII, Glyphs, draw, duration, legend
 from relight.timeline.windows import Band, Window, recovery_window, step_window

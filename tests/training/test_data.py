@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from relight.core.position import BATCH_MARK, INHERITED_MARK_OFFSET
+from relight.core.protocol.position import BATCH_MARK, INHERITED_MARK_OFFSET
 from relight.errors import UsageError
 from relight.training.connection.page import PositionPage
 from relight.training.data.batches import Batches

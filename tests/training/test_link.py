@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.commands import Audience, Stop
-from relight.core.events import WorkerNotice
+from relight.core.protocol.commands import Audience, Stop
+from relight.core.protocol.events import WorkerNotice
 from relight.training.connection.link import AgentLink
 from relight.wire.framing import decode, encode_frame, make_decoder
 from relight.wire.messages import WorkerHello

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from relight.core.commands import Assign, Audience, Stop
+from relight.core.protocol.commands import Assign, Audience, Stop
 from relight.core.worker.events import Ordered
 from relight.core.worker.worker import Worker
 from relight.training.process.orders import Orders

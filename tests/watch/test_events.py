@@ -9,8 +9,8 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from relight.core.events import ShutdownRequested
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
+from relight.core.protocol.events import ShutdownRequested
 from relight.server.records.trace import StatusFile
 from relight.sim.model.schedule import random_schedule
 from relight.sim.world.timed import SimulatedJob

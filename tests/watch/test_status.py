@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from relight.core.events import BitsDoubted, ProcessSuspected, ShutdownRequested
-from relight.core.position import Position
+from relight.core.protocol.events import BitsDoubted, ProcessSuspected, ShutdownRequested
+from relight.core.protocol.position import Position
 from relight.errors import UsageError
 from relight.watch.run import SILENT_SECONDS, Run, State, find_run
 from relight.watch.status import Status

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from relight.core.events import (
+from relight.core.protocol.events import (
     CollectiveFailed,
     ProcessDying,
     ProcessExited,
@@ -33,7 +33,7 @@ from relight.core.events import (
     WorkerNotice,
     WorkerReleased,
 )
-from relight.core.position import Phase, Position
+from relight.core.protocol.position import Phase, Position
 from relight.core.replay import replay
 from relight.server.network.connection import Connection
 from relight.server.network.observers import Observers

@@ -4,7 +4,7 @@ import random
 
 import msgspec
 
-from relight.core.commands import Kill
+from relight.core.protocol.commands import Kill
 from relight.wire.framing import decode, make_decoder
 from relight.wire.outbox import Outbox
 

@@ -20,9 +20,9 @@ from relight.agent.processes.process_table import ProcessTable, Record
 from relight.agent.processes.stacks import capture_stack
 from relight.agent.processes.starter import Starter
 from relight.agent.traces import TraceReporter
-from relight.core.commands import Spawn
-from relight.core.events import ProcessExited
-from relight.core.gathering import HOLD_SECONDS
+from relight.core.protocol.commands import Spawn
+from relight.core.protocol.events import ProcessExited
+from relight.core.protocol.gathering import HOLD_SECONDS
 from relight.errors import ProtocolError
 from relight.wire.framing import encode_frame
 from relight.wire.messages import (

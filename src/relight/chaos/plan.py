@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Iterable
 
-from relight.core.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Plan, Point
+from relight.core.protocol.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Plan, Point
 from relight.errors import UsageError
 
 STANDBY_POINTS = frozenset({Point.WARMUP, Point.IDLE})

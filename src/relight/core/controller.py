@@ -15,27 +15,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
-from relight.core import events as ev
-from relight.core import waiting
-from relight.core.commands import Audience, Command, EndJob, Save, StandingOrder
-from relight.core.coverage import Coverage
-from relight.core.fault import Fault
-from relight.core.job_stats import JobStats
-from relight.core.members import Members
-from relight.core.report import JobReport
+from relight.core.account.job_stats import JobStats
+from relight.core.account.report import JobReport
+from relight.core.job import waiting
+from relight.core.job.attempts import Attempts
+from relight.core.job.draining import Draining
+from relight.core.job.failing import Failing
+from relight.core.job.job import ControllerSettings, Job, Stage
+from relight.core.job.reserve import Reserve
+from relight.core.job.saving import Saving
+from relight.core.job.shutdown import Shutdown
+from relight.core.membership.members import Members
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Audience, Command, EndJob, Save, StandingOrder
+from relight.core.protocol.fault import Fault
+from relight.core.recovery.coverage import Coverage
 from relight.core.stages.agents import Agents
-from relight.core.stages.attempts import Attempts
 from relight.core.stages.deciding import Deciding
-from relight.core.stages.draining import Draining
-from relight.core.stages.failing import Failing
 from relight.core.stages.finishing import Finishing
-from relight.core.stages.job import ControllerSettings, Job, Stage
 from relight.core.stages.processes import Processes
 from relight.core.stages.repeating import Repeating
-from relight.core.stages.reserve import Reserve
 from relight.core.stages.restoring import Restoring
-from relight.core.stages.saving import Saving
-from relight.core.stages.shutdown import Shutdown
 from relight.core.stages.starting import Starting
 from relight.core.stages.stopping import Stopping
 from relight.core.stages.training import Training

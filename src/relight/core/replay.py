@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from relight.core.controller import Controller, ControllerSettings
-from relight.core.events import Event
+from relight.core.protocol.events import Event
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from relight.core.backoff import pause_seconds
+from relight.core.membership.backoff import pause_seconds
 
 MAX_OWN_ENDS = 10  # within a minute, without a kill: a defect in relight
 MAX_SHORT_LIVES = 5  # in a row, from the first start on: it cannot run here

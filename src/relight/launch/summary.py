@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core import verdict
-from relight.core.report import JobReport, decode_report
+from relight.core.account import verdict
+from relight.core.account.report import JobReport, decode_report
 from relight.terminal import Screen
 from relight.wire.messages import JobEnded
 from relight.wire.settings import JobSettings

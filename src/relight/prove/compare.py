@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from relight.core.report import JobReport, RecoveryReport
+from relight.core.account.report import JobReport, RecoveryReport
 from relight.wire.evidence import Operation, StepEvidence
 
 Attempt = Mapping[tuple[int, int], StepEvidence]  # by step and rank: what counts in the end

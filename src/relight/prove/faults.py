@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from itertools import cycle
 
-from relight.core.fault import Action, Fault, Point
+from relight.core.protocol.fault import Action, Fault, Point
 
 # Every kind of place in a step; what a recovery has to do differs from one to the next.
 POINTS = (

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from relight.chaos.plan import describe_fault
-from relight.core.fault import Fault
+from relight.core.protocol.fault import Fault
 from relight.prove.compare import Change, Difference, RankDifference
 from relight.prove.names import Uses
 

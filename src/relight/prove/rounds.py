@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import msgspec
 
-from relight.core.events import FaultStruck
-from relight.core.fault import Fault, Plan
-from relight.core.report import JobReport, decode_report
-from relight.core.verdict import describe_doubts
+from relight.core.account.report import JobReport, decode_report
+from relight.core.account.verdict import describe_doubts
+from relight.core.protocol.events import FaultStruck
+from relight.core.protocol.fault import Fault, Plan
 from relight.prove.compare import Attempt, Difference, collect, compared, first_difference, first_divergence
 from relight.prove.names import Uses, uses_of
 from relight.prove.result import Proof, RoundResult, count, describe_faults, verdict_of

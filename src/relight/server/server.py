@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 
 from relight.core.controller import Controller, ControllerSettings
-from relight.core.events import ControllerRestarted
+from relight.core.protocol.events import ControllerRestarted
 from relight.errors import ProtocolError
 from relight.server.job.clock import JobClock
 from relight.server.job.driver import Driver

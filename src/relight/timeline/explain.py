@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from relight.core import verdict
-from relight.core.report import FailureReport, JobReport, RecoveryReport
-from relight.core.stack import main_frames
+from relight.core.account import verdict
+from relight.core.account.report import FailureReport, JobReport, RecoveryReport
+from relight.core.detection.stack import main_frames
 from relight.timeline.report import describe_writes, plain
 from relight.timeline.terminal import duration
 

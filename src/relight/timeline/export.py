@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
 from relight.errors import UsageError
 from relight.timeline.load import load_report, no_trace, read_history
 from relight.timeline.perfetto import Slice, encode_trace

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core.report import JobReport, decode_report
+from relight.core.account.report import JobReport, decode_report
 from relight.timeline.spans import History, Selection, SpanCollector
 from relight.timeline.trace import TraceReader
 

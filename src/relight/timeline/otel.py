@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from relight.core.report import FailureReport, JobReport, RecoveryReport
+from relight.core.account.report import FailureReport, JobReport, RecoveryReport
 from relight.errors import UsageError
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The publications of a job, from the statuses of its publishing processes. Pure."""
 
-from relight.core.report import PublishReport
+from relight.core.account.report import PublishReport
 from relight.wire.status import PublishStatus
 
 

@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from relight.core import verdict
-from relight.core.report import FailureReport, JobReport, PublishReport, RecoveryReport, RecoveryStages
+from relight.core.account import verdict
+from relight.core.account.report import FailureReport, JobReport, PublishReport, RecoveryReport, RecoveryStages
 from relight.timeline.terminal import duration
 
 _STAGES = tuple(name.removesuffix("_seconds") for name in RecoveryStages.__struct_fields__)

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
 from relight.timeline.load import load_report, no_trace, read_history
 from relight.timeline.report import describe_recovery, render_report
 from relight.timeline.terminal import ASCII, UNICODE, draw, legend

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from relight.core.position import Phase
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
+from relight.core.protocol.position import Phase
 
 Record = tuple[int, int, int, int, int]  # stamp_ns, generation, step, phase, version
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core.position import Phase
+from relight.core.protocol.position import Phase
 from relight.timeline.spans import Chunk
 
 NAMES = ("trace.1.jsonl", "trace.jsonl")  # the older part first

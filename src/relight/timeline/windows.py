@@ -2,7 +2,7 @@
 
 import msgspec
 
-from relight.core.report import JobReport, RecoveryReport
+from relight.core.account.report import JobReport, RecoveryReport
 from relight.timeline.spans import IN_STEP, Activity, History, Row, Selection, Span, Strike
 
 

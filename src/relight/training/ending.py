@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from relight.core.events import WorkerFailed, WorkerReleased
+from relight.core.protocol.events import WorkerFailed, WorkerReleased
 from relight.core.worker.events import ScriptFailed
 from relight.core.worker.states import State
 from relight.errors import RelightError, UsageError

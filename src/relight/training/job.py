@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from relight.core.position import Phase
+from relight.core.protocol.position import Phase
 from relight.device.placement import place
 from relight.device.visible import count_devices
 from relight.errors import UsageError

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from relight.chaos.plan import describe_fault
-from relight.core import events as ev
-from relight.core.commands import Begin, EndJob, Notice, Restore, Resume, Stop
+from relight.core.account.report import ENDED, FailureReport, RecoveryReport
 from relight.core.controller import Controller, ControllerSettings
-from relight.core.report import ENDED, FailureReport, RecoveryReport
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Begin, EndJob, Notice, Restore, Resume, Stop
 from relight.server.records.journal import JournalHeader, JournalLine, decode_line
 from relight.watch.events import (
     BitsDoubted,

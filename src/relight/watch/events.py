@@ -6,7 +6,7 @@ kind of event may be added within a version of the format; nothing is taken away
 
 import msgspec
 
-from relight.core.report import RecoveryStages
+from relight.core.account.report import RecoveryStages
 
 FORMAT_VERSION = 1
 

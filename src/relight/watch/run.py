@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
 from relight.dashboard.model.job import Job
 from relight.dashboard.sources.tail import Tail
 from relight.errors import UsageError

@@ -5,8 +5,8 @@ from statistics import median
 
 import msgspec
 
-from relight.core.report import DoubtReport, FailureReport, RecoveryReport
-from relight.core.verdict import describe_bits
+from relight.core.account.report import DoubtReport, FailureReport, RecoveryReport
+from relight.core.account.verdict import describe_bits
 from relight.dashboard.model import view
 from relight.dashboard.model.job import Job
 from relight.dashboard.model.stragglers import find_stragglers

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relight.core.controller import Stage
-from relight.core.decision import describe_target
+from relight.core.recovery.decision import describe_target
 from relight.timeline.report import plain
 from relight.timeline.terminal import duration
 from relight.transfer.plan.manifest import describe_bytes

@@ -6,8 +6,9 @@ that proves knowledge of the job's token. The agent relays workers' messages and
 
 import msgspec
 
-from relight.core.commands import Assign, Begin, Kill, Release, Restore, Resume, Save, Spawn, Stop, WindDown
-from relight.core.events import (
+from relight.core.detection.sampling import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
+from relight.core.protocol.commands import Assign, Begin, Kill, Release, Restore, Resume, Save, Spawn, Stop, WindDown
+from relight.core.protocol.events import (
     BitsDoubted,
     CollectiveFailed,
     FaultStruck,
@@ -27,8 +28,7 @@ from relight.core.events import (
     WorkerNotice,
     WorkerReleased,
 )
-from relight.core.position import Position
-from relight.core.sampling import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
+from relight.core.protocol.position import Position
 from relight.wire.status import GpuStatus, PublishStatus, RestoreStatus
 
 PROTOCOL_VERSION = 5

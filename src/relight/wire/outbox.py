@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from relight.core.commands import Kill, Spawn
-from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
+from relight.core.protocol.commands import Kill, Spawn
+from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted
 from relight.wire.framing import encode_frame
 from relight.wire.messages import (
     CopyPrivate,

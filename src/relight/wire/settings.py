@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from relight.core.fault import Plan
+from relight.core.protocol.fault import Plan
 from relight.wire.option import Option
 
 # Groups of flags, as --help lists them.

@@ -6,7 +6,7 @@ changed, at most twice a second (GPUs: every five seconds); a reader that missed
 
 import msgspec
 
-from relight.core.numbers import Seconds, Whole
+from relight.core.protocol.numbers import Seconds, Whole
 
 
 class _Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -29,9 +29,9 @@ from relight.agent.decisions.host import (
     Terminate,
     Warn,
 )
-from relight.core.commands import Assign, Kill, Spawn
-from relight.core.events import ProcessDying, ProcessExited, ProcessStarted, StepResumed, TrainingDone
-from relight.core.position import Position
+from relight.core.protocol.commands import Assign, Kill, Spawn
+from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted, StepResumed, TrainingDone
+from relight.core.protocol.position import Position
 from relight.wire.framing import encode_payload
 from relight.wire.messages import ForgetProcess, FromWorker, FromWorkers, PrivateState, TakePrivate, ToWorkers
 

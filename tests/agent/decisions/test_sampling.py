@@ -1,7 +1,7 @@
 """When an agent reports what its processes do."""
 
 from relight.agent.decisions.sampling import LOOK_SECONDS, TRACE_SECONDS, SamplingSchedule
-from relight.core.pace import SAMPLE_SECONDS
+from relight.core.detection.pace import SAMPLE_SECONDS
 from relight.wire.messages import Pace
 
 

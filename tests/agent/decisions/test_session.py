@@ -3,8 +3,8 @@
 import pytest
 
 from relight.agent.decisions.session import Session
-from relight.core.events import ProcessExited, ProcessStarted
-from relight.core.position import Position
+from relight.core.protocol.events import ProcessExited, ProcessStarted
+from relight.core.protocol.position import Position
 from relight.wire.framing import encode_frame
 from relight.wire.messages import ForgetProcess, Pace, Received, Welcome
 

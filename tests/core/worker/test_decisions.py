@@ -2,7 +2,7 @@
 
 import pytest
 
-from relight.core.commands import (
+from relight.core.protocol.commands import (
     Assign,
     Audience,
     Begin,

@@ -1,7 +1,7 @@
 """The processes of one host, as their agent sees them: `handle(event) -> actions`.
 
 Events are orders of the controller, and what the host's processes do. Actions are what the agent has to do, in this
-order. Reports that every rank of the host sends once are gathered into one message (core/gathering.py).
+order. Reports that every rank of the host sends once are gathered into one message (core/protocol/gathering.py).
 """
 
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from typing import assert_never
 
 import msgspec
 
-from relight.core.commands import Assign, Kill, Spawn
-from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
-from relight.core.gathering import Gathering, subject
-from relight.core.position import Position
+from relight.core.protocol.commands import Assign, Kill, Spawn
+from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted
+from relight.core.protocol.gathering import Gathering, subject
+from relight.core.protocol.position import Position
 from relight.errors import ProtocolError
 from relight.wire.framing import decode, make_decoder
 from relight.wire.messages import (

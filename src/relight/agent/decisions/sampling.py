@@ -1,6 +1,6 @@
 """Decides when an agent looks at its processes, and when it reports them."""
 
-from relight.core.pace import SAMPLE_SECONDS
+from relight.core.detection.pace import SAMPLE_SECONDS
 from relight.wire.messages import Pace
 
 LOOK_SECONDS = 0.1  # between two looks at a process that was stopped, or whose stop no signal would announce

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from relight.core.events import ProcessExited
+from relight.core.protocol.events import ProcessExited
 from relight.wire.framing import encode_frame
 from relight.wire.messages import PROTOCOL_VERSION, Hello, Received, Welcome
 from relight.wire.outbox import COUNTED, Outbox

@@ -8,7 +8,7 @@ from relight.agent.processes.link import MAX_RELAYED_BYTES
 from relight.agent.processes.page import Page, Pages
 from relight.agent.processes.process import Process
 from relight.agent.processes.process_table import Record
-from relight.core.position import Position
+from relight.core.protocol.position import Position
 from relight.wire.messages import CopyPrivate, PrivateState, TakePrivate
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import xxhash
 
-from relight.core.position import (
+from relight.core.protocol.position import (
     BATCH_MARK,
     BATCH_MARK_OFFSET,
     INHERITED_MARK_OFFSET,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from relight.agent.processes.host_pages import HostPages
 from relight.agent.processes.process import Launch, Process, spawn, template_environment
 from relight.agent.processes.template import Template
-from relight.core.commands import Spawn
+from relight.core.protocol.commands import Spawn
 
 
 class Starter:

@@ -1,1 +1,1 @@
-"""The controller's decisions, by stage of the job; core/controller.py puts them together."""
+"""Decides for the controller, a module for each stage of the job; core/controller.py puts them together."""

@@ -2,16 +2,16 @@
 
 import msgspec
 
-from relight.core import events as ev
-from relight.core.commands import Command, Notice, RefuseDrain, ReleaseHost
-from relight.core.stages.draining import Draining
-from relight.core.stages.failing import Failing
+from relight.core.job.draining import Draining
+from relight.core.job.failing import Failing
+from relight.core.job.job import Job, Stage
+from relight.core.job.reserve import Reserve
+from relight.core.job.shutdown import Shutdown
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Command, Notice, RefuseDrain, ReleaseHost
 from relight.core.stages.finishing import Finishing
-from relight.core.stages.job import Job, Stage
 from relight.core.stages.repeating import Repeating
-from relight.core.stages.reserve import Reserve
 from relight.core.stages.restoring import Restoring
-from relight.core.stages.shutdown import Shutdown
 from relight.core.stages.starting import Starting
 from relight.core.stages.stopping import Stopping
 

@@ -4,10 +4,14 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from relight.core import events as ev
-from relight.core.commands import Audience, Command, FallbackTier, Notice, Restore, Source
-from relight.core.decision import Decision, Halt, decide, derived_ranks, describe_target
-from relight.core.fallback import (
+from relight.core.job.job import Job, Stage
+from relight.core.membership.members import Process
+from relight.core.membership.recent import Recent
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Audience, Command, FallbackTier, Notice, Restore, Source
+from relight.core.protocol.position import Phase
+from relight.core.recovery.decision import Decision, Halt, decide, derived_ranks, describe_target
+from relight.core.recovery.fallback import (
     FallbackPlan,
     has_gone_back,
     newest_snapshots,
@@ -15,11 +19,7 @@ from relight.core.fallback import (
     plan_fallback,
     worth_keeping,
 )
-from relight.core.members import Process
-from relight.core.position import Phase
-from relight.core.recent import Recent
-from relight.core.shards import require_every_part
-from relight.core.stages.job import Job, Stage
+from relight.core.recovery.shards import require_every_part
 
 # A replacement copies from a few replicas at once; an order that named ten thousand would be a megabyte for each agent.
 MAX_SOURCES_PER_TARGET = 16

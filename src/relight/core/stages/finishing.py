@@ -1,13 +1,13 @@
 """FINISHING: training is done, and the scripts run to their ends."""
 
-from relight.core import events as ev
-from relight.core.commands import Audience, Command, Kill, Release
-from relight.core.members import Process
-from relight.core.stages.draining import Draining
-from relight.core.stages.failing import Failing
-from relight.core.stages.job import Job, Stage
-from relight.core.stages.reserve import Reserve
-from relight.core.stages.shutdown import Shutdown
+from relight.core.job.draining import Draining
+from relight.core.job.failing import Failing
+from relight.core.job.job import Job, Stage
+from relight.core.job.reserve import Reserve
+from relight.core.job.shutdown import Shutdown
+from relight.core.membership.members import Process
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Audience, Command, Kill, Release
 
 
 class Finishing:

@@ -2,16 +2,16 @@
 
 import msgspec
 
-from relight.core import events as ev
-from relight.core.commands import Command, Kill, Notice
-from relight.core.members import Process
-from relight.core.report import ENDED
-from relight.core.stages.attempts import Attempts
-from relight.core.stages.failing import Failing
+from relight.core.account.report import ENDED
+from relight.core.job.attempts import Attempts
+from relight.core.job.failing import Failing
+from relight.core.job.job import Job, Stage
+from relight.core.job.reserve import MAX_EQUAL_ERRORS, Reserve
+from relight.core.job.saving import Saving
+from relight.core.membership.members import Process
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Command, Kill, Notice
 from relight.core.stages.finishing import Finishing
-from relight.core.stages.job import Job, Stage
-from relight.core.stages.reserve import MAX_EQUAL_ERRORS, Reserve
-from relight.core.stages.saving import Saving
 from relight.core.stages.starting import Starting
 from relight.core.stages.stopping import Stopping
 

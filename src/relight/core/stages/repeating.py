@@ -1,12 +1,23 @@
 """Orders given again: to an agent that was restarted, and by a controller that was."""
 
-from relight.core.commands import Assign, Audience, Begin, Command, Kill, Notice, Release, Resume, Spawn, StandingOrder
-from relight.core.stages.draining import Draining
-from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS
-from relight.core.stages.job import Job, Stage
-from relight.core.stages.reserve import Reserve
-from relight.core.stages.saving import Saving
-from relight.core.stages.shutdown import Shutdown
+from relight.core.job.draining import Draining
+from relight.core.job.failing import COLLECTIVE_GRACE_SECONDS
+from relight.core.job.job import Job, Stage
+from relight.core.job.reserve import Reserve
+from relight.core.job.saving import Saving
+from relight.core.job.shutdown import Shutdown
+from relight.core.protocol.commands import (
+    Assign,
+    Audience,
+    Begin,
+    Command,
+    Kill,
+    Notice,
+    Release,
+    Resume,
+    Spawn,
+    StandingOrder,
+)
 from relight.core.stages.starting import Starting
 
 

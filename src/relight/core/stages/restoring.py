@@ -1,17 +1,17 @@
 """RESTORING: every member reaches the target version; their states must agree before training resumes."""
 
-from relight.core import events as ev
-from relight.core.commands import Audience, Command, Notice, Resume
-from relight.core.decision import Decision
-from relight.core.fallback import Fallback
-from relight.core.shards import Shards
-from relight.core.stages.attempts import Attempts
-from relight.core.stages.draining import Draining
-from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, Failing
-from relight.core.stages.job import Job, Stage
-from relight.core.stages.reserve import Reserve
-from relight.core.stages.saving import Saving
-from relight.core.stages.shutdown import Shutdown
+from relight.core.job.attempts import Attempts
+from relight.core.job.draining import Draining
+from relight.core.job.failing import COLLECTIVE_GRACE_SECONDS, Failing
+from relight.core.job.job import Job, Stage
+from relight.core.job.reserve import Reserve
+from relight.core.job.saving import Saving
+from relight.core.job.shutdown import Shutdown
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Audience, Command, Notice, Resume
+from relight.core.recovery.decision import Decision
+from relight.core.recovery.fallback import Fallback
+from relight.core.recovery.shards import Shards
 
 
 class Restoring:

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from relight.core import events as ev
-from relight.core.commands import Assign, Audience, Begin, Command, Kill, Notice
-from relight.core.coverage import coverage, describe
-from relight.core.members import Process
-from relight.core.shards import Shards, content_mismatch
-from relight.core.stages.job import Job, Stage
-from relight.core.stages.reserve import Reserve
+from relight.core.job.job import Job, Stage
+from relight.core.job.reserve import Reserve
+from relight.core.membership.members import Process
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Assign, Audience, Begin, Command, Kill, Notice
+from relight.core.recovery.coverage import coverage, describe
+from relight.core.recovery.shards import Shards, content_mismatch
 
 MAX_NAMED = 64  # ranks in one line for people
 MAX_STARTUP_RESTARTS = 3

@@ -1,13 +1,13 @@
 """STOPPING: every member stands still and reports, every rank has a process, the failed are dead: then decide."""
 
-from relight.core import events as ev
-from relight.core.commands import Command
-from relight.core.stages.attempts import Attempts
+from relight.core.job.attempts import Attempts
+from relight.core.job.failing import Failing
+from relight.core.job.job import Job, Stage
+from relight.core.job.reserve import Reserve
+from relight.core.job.saving import Saving
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Command
 from relight.core.stages.deciding import Deciding
-from relight.core.stages.failing import Failing
-from relight.core.stages.job import Job, Stage
-from relight.core.stages.reserve import Reserve
-from relight.core.stages.saving import Saving
 
 
 class Stopping:

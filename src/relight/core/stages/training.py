@@ -1,10 +1,10 @@
 """TRAINING: failures of no process, or of a process that is not known yet."""
 
-from relight.core import events as ev
-from relight.core.commands import Command, Kill, Notice
-from relight.core.corruption import describe_difference, outvoted
-from relight.core.stages.failing import COLLECTIVE_GRACE_SECONDS, Failing
-from relight.core.stages.job import Job, Stage
+from relight.core.job.failing import COLLECTIVE_GRACE_SECONDS, Failing
+from relight.core.job.job import Job, Stage
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Command, Kill, Notice
+from relight.core.recovery.corruption import describe_difference, outvoted
 from relight.core.stages.restoring import Restoring
 
 MAX_BROKEN_COLLECTIVES = 5  # in one step, while every process lives

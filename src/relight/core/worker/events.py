@@ -1,8 +1,8 @@
-"""Events of a worker: facts that its drivers hand in. The controller's orders (core/commands.py) are events as well."""
+"""Events of a worker: facts that its drivers hand in. The orders of protocol/commands.py are events as well."""
 
 import msgspec
 
-from relight.core.commands import WorkerCommand
+from relight.core.protocol.commands import WorkerCommand
 
 
 class _Event(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from relight.core.commands import Assign, Begin, Release, Restore, Resume, Save, Stop, WindDown
+from relight.core.protocol.commands import Assign, Begin, Release, Restore, Resume, Save, Stop, WindDown
 from relight.core.worker.actions import Actions, CloseGeneration
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ A prepared rank that is to go forward finishes its step between PARKED and ORDER
 
 from typing import TYPE_CHECKING
 
-from relight.core.commands import FallbackTier, Restore, Resume, Save
+from relight.core.protocol.commands import FallbackTier, Restore, Resume, Save
 from relight.core.worker import actions as act
 from relight.core.worker import events as ev
 from relight.core.worker.states import State

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from relight.core.commands import Assign, Begin
-from relight.core.commands import Release as ReleaseOrder
+from relight.core.protocol.commands import Assign, Begin
+from relight.core.protocol.commands import Release as ReleaseOrder
 from relight.core.worker import actions as act
 from relight.core.worker import events as ev
 from relight.core.worker.recovery import WRITE, leave_step, pass_barrier, recover

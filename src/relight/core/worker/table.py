@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from relight.core import commands
+from relight.core.protocol import commands
 from relight.core.worker import events as ev
 from relight.core.worker import orders, recovery, step
 from relight.core.worker.actions import Actions

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-from relight.core.commands import Assign, Begin, Release, Restore, Resume, Save
+from relight.core.protocol.commands import Assign, Begin, Release, Restore, Resume, Save
 from relight.core.worker.actions import Actions
 from relight.core.worker.events import Event
 from relight.core.worker.states import State

@@ -1,4 +1,4 @@
-// Phases by their number on the position page (core/position.py), with the names and colours of `relight timeline`.
+// Phases by their number on the position page (core/protocol/position.py), with the names and colours of `relight timeline`.
 
 export const PHASES = [
   { name: "STARTING", words: "starting", letter: "s", colour: "--starting" },

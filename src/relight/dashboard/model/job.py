@@ -9,12 +9,12 @@ from collections import deque
 
 import msgspec
 
-from relight.core.commands import EndJob, Notice
+from relight.core.account.report import FailureReport, JobReport, RecoveryReport
 from relight.core.controller import Controller, ControllerSettings, Stage
-from relight.core.coverage import Coverage
-from relight.core.events import ProcessStarted, StandbyReady
-from relight.core.members import Process
-from relight.core.report import FailureReport, JobReport, RecoveryReport
+from relight.core.membership.members import Process
+from relight.core.protocol.commands import EndJob, Notice
+from relight.core.protocol.events import ProcessStarted, StandbyReady
+from relight.core.recovery.coverage import Coverage
 from relight.dashboard.model.phases import Phases
 from relight.dashboard.model.row import Joined, Row
 from relight.server.records.journal import JournalHeader, JournalLine, decode_line

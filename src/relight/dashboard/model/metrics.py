@@ -8,8 +8,8 @@ have committed a step. There are no labels for steps, processes or pids, which w
 from collections import Counter
 from collections.abc import Mapping
 
+from relight.core.account.report import ENDED, PublishReport, RecoveryReport, RecoveryStages
 from relight.core.controller import Stage
-from relight.core.report import ENDED, PublishReport, RecoveryReport, RecoveryStages
 from relight.dashboard.model.exposition import Exposition
 from relight.dashboard.model.job import Job
 

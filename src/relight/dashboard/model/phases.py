@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from relight.core.position import Phase
+from relight.core.protocol.position import Phase
 from relight.dashboard.model.row import Row
 from relight.timeline.spans import Chunk
 

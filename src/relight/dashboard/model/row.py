@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 
-from relight.core.position import Phase
+from relight.core.protocol.position import Phase
 from relight.dashboard.model.cells import NOTHING, SHIFTS, Level, halve
 
 TILE_CELLS = 256

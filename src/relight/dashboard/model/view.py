@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from relight.core.position import Phase
-from relight.core.report import FailureReport, RecoveryReport
-from relight.core.verdict import describe_doubts
+from relight.core.account.report import FailureReport, RecoveryReport
+from relight.core.account.verdict import describe_doubts
+from relight.core.protocol.position import Phase
 from relight.dashboard.model.job import Job
 from relight.dashboard.model.row import Row
 from relight.dashboard.model.stragglers import find_stragglers

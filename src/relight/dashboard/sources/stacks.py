@@ -8,7 +8,7 @@ from pathlib import Path
 
 from relight.agent.processes.probes import environment
 from relight.agent.processes.stacks import NoStack, take_stack
-from relight.core.members import Process
+from relight.core.membership.members import Process
 from relight.wire.stacks import MAIN_STACK
 
 

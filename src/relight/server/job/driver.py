@@ -4,8 +4,8 @@ import asyncio
 import traceback
 from collections.abc import Callable, Sequence
 
-from relight.core.commands import Command, EndJob
-from relight.core.events import Event
+from relight.core.protocol.commands import Command, EndJob
+from relight.core.protocol.events import Event
 from relight.server.job.faults import ControllerFault
 from relight.server.job.job import Job
 from relight.server.job.job_end import JobEnd

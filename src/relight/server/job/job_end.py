@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from relight.core.commands import EndJob
+from relight.core.protocol.commands import EndJob
 from relight.server.job.job import Job
 from relight.server.job.report_files import ReportFiles
 from relight.server.network.connection import Connection

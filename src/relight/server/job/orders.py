@@ -1,6 +1,6 @@
 """Carries out the core's commands: each becomes messages to agents, a change of the store, or a line for people."""
 
-from relight.core.commands import (
+from relight.core.protocol.commands import (
     Assign,
     Begin,
     Command,

@@ -1,6 +1,6 @@
 """Moves rank-private state of dead processes to a replacement, or to the writer of a checkpoint."""
 
-from relight.core.commands import FallbackTier, Restore, Save
+from relight.core.protocol.commands import FallbackTier, Restore, Save
 from relight.server.job.job import Job
 from relight.wire.messages import PrivateState, StoreSet, private_key
 

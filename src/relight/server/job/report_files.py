@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from relight.chaos.plan import describe_fault
+from relight.core.account.report import JobReport, encode_report
 from relight.core.controller import Controller
 from relight.core.replay import replay
-from relight.core.report import JobReport, encode_report
 from relight.server.job.job import Job
 from relight.server.records.journal import records
 

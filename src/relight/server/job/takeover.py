@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from relight.core.commands import EndJob
 from relight.core.controller import Controller, ControllerSettings
+from relight.core.protocol.commands import EndJob
 from relight.core.replay import replay
 from relight.server.job.clock import JobClock
 from relight.server.records.journal import Journal, JournalLine, records

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from relight.core.commands import Kill, ReleaseHost, Spawn, WorkerCommand
-from relight.core.members import Process
+from relight.core.membership.members import Process
+from relight.core.protocol.commands import Kill, ReleaseHost, Spawn, WorkerCommand
 from relight.server.network.connection import Connection
 from relight.wire.framing import encode_frame, encode_payload
 from relight.wire.messages import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core.commands import EndJob
+from relight.core.protocol.commands import EndJob
 from relight.errors import UsageError
 from relight.server.records.journal import JOURNAL, RESERVE_NAME, SILENT_SECONDS, decode_line, read_header
 

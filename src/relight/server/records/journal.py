@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from relight.core.commands import Assign, Begin, Command, Stop
-from relight.core.events import Event
+from relight.core.account.report import StorageWait
+from relight.core.protocol.commands import Assign, Begin, Command, Stop
+from relight.core.protocol.events import Event
 from relight.core.replay import Record
-from relight.core.report import StorageWait
 from relight.server.records.reserve import Reserve
 from relight.wire.settings import JobSettings
 

@@ -5,7 +5,7 @@ from collections import deque
 from itertools import islice
 
 from relight.core.controller import Controller, Stage
-from relight.core.position import Position, usual_step_ns
+from relight.core.protocol.position import Position, usual_step_ns
 from relight.wire.messages import RankStatus, Sample, StatusUpdate
 from relight.wire.status import PublishStatus, RestoreStatus
 

@@ -3,9 +3,9 @@
 import asyncio
 import time
 
-from relight.core.events import AgentJoined, ProcessExited
-from relight.core.pace import SAMPLE_SECONDS, TRACED_RANKS, sample_seconds
-from relight.core.position import Position
+from relight.core.detection.pace import SAMPLE_SECONDS, TRACED_RANKS, sample_seconds
+from relight.core.protocol.events import AgentJoined, ProcessExited
+from relight.core.protocol.position import Position
 from relight.server.job.driver import Driver
 from relight.server.job.job import Job
 from relight.server.job.job_end import JobEnd

@@ -1,8 +1,8 @@
 """Judges samples: suspects hung and frozen processes, and names slow ranks."""
 
-from relight.core.detector import Detector, DetectorSettings
-from relight.core.events import CommunicationStalled, Event, ProcessSuspected
-from relight.core.stragglers import Stragglers
+from relight.core.detection.detector import Detector, DetectorSettings
+from relight.core.detection.stragglers import Stragglers
+from relight.core.protocol.events import CommunicationStalled, Event, ProcessSuspected
 from relight.server.job.driver import Driver
 from relight.server.job.job import Job
 from relight.server.sessions.stack_capture import StackCaptures

@@ -1,6 +1,6 @@
 """Serves connections of observers: `relight run`, and hosts that join."""
 
-from relight.core.events import HostDraining
+from relight.core.protocol.events import HostDraining
 from relight.server.job.driver import Driver
 from relight.server.job.job_end import JobEnd
 from relight.server.network.admission import Admission, Peer

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from relight.core.events import AgentLost
+from relight.core.protocol.events import AgentLost
 from relight.server.job.driver import Driver
 from relight.server.job.job import Job
 from relight.server.network.agents import Agent

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from relight.core.events import ProcessDying, ProcessExited, ProcessStarted
-from relight.core.position import Position
+from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted
+from relight.core.protocol.position import Position
 from relight.errors import ProtocolError
 from relight.server.job.driver import Driver
 from relight.server.job.job import Job

@@ -1,6 +1,6 @@
 """Requests to end the job: by a signal, or by `relight run` through its observer connection."""
 
-from relight.core.events import ShutdownRequested
+from relight.core.protocol.events import ShutdownRequested
 from relight.server.job.driver import Driver
 from relight.server.job.job import Job
 from relight.server.job.job_end import JobEnd

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from relight.core.events import CommunicationStalled, ProcessSuspected
-from relight.core.stack import describe_place
+from relight.core.detection.stack import describe_place
+from relight.core.protocol.events import CommunicationStalled, ProcessSuspected
 from relight.wire.messages import StackTaken
 
 PATIENCE_SECONDS = 3.0  # an agent waits two for its worker

@@ -9,10 +9,22 @@ a real one, is in journal.py.
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import product
 
-from relight.core.commands import Assign, Begin, Command, EndJob, Kill, ReleaseHost, Restore, Resume, Save, Spawn, Stop
-from relight.core.events import AgentLost, Restored
-from relight.core.fault import Action
-from relight.core.report import JobReport
+from relight.core.account.report import JobReport
+from relight.core.protocol.commands import (
+    Assign,
+    Begin,
+    Command,
+    EndJob,
+    Kill,
+    ReleaseHost,
+    Restore,
+    Resume,
+    Save,
+    Spawn,
+    Stop,
+)
+from relight.core.protocol.events import AgentLost, Restored
+from relight.core.protocol.fault import Action
 from relight.sim.judge.ends import check_end
 from relight.sim.judge.placement import Placement
 from relight.sim.judge.restores import check_restore

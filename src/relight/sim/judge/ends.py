@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from relight.core.commands import EndJob
-from relight.core.events import Stopped, TrainingDone
-from relight.core.fault import Action
-from relight.core.report import JobReport
-from relight.core.shards import Shards
+from relight.core.account.report import JobReport
+from relight.core.protocol.commands import EndJob
+from relight.core.protocol.events import Stopped, TrainingDone
+from relight.core.protocol.fault import Action
+from relight.core.recovery.shards import Shards
 from relight.sim.judge.restores import complete_snapshots
 from relight.sim.model.contents import Violation, digest_of, part_key
 from relight.sim.model.worker import SimulatedWorker

@@ -8,8 +8,8 @@ a worker did between two reports; in a simulation checker.py sees that, in a tes
 from collections.abc import Iterable
 from typing import Protocol
 
-from relight.core import events as ev
-from relight.core.commands import (
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import (
     Assign,
     Begin,
     Command,
@@ -26,7 +26,7 @@ from relight.core.commands import (
     Spawn,
     Stop,
 )
-from relight.core.position import Position
+from relight.core.protocol.position import Position
 from relight.sim.judge.placement import Placement
 
 # What a worker says about one generation.

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from relight.core.commands import ReleaseHost, Spawn
-from relight.core.events import AgentJoined, AgentLost, Event
+from relight.core.protocol.commands import ReleaseHost, Spawn
+from relight.core.protocol.events import AgentJoined, AgentLost, Event
 
 
 class Placement:

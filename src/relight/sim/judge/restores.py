@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from relight.core.commands import FallbackTier, Restore
-from relight.core.events import Stopped
+from relight.core.protocol.commands import FallbackTier, Restore
+from relight.core.protocol.events import Stopped
 from relight.sim.model.contents import Violation, part_key
 from relight.sim.model.worker import SimulatedWorker
 

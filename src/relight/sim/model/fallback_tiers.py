@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from relight.core.events import Snapshot
+from relight.core.protocol.events import Snapshot
 from relight.core.worker.snapshots import Due, Slot, SnapshotSlots, find
 from relight.sim.model.contents import State
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 
-from relight.core.position import Phase, Position
+from relight.core.protocol.position import Phase, Position
 
 
 class Page:

@@ -6,9 +6,9 @@ The threads of a restore server and of a process group are modelled too: network
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from relight.core import events as ev
-from relight.core.commands import FallbackTier, Resume, Save
-from relight.core.position import Phase
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import FallbackTier, Resume, Save
+from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State as Stand

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from relight.core.fault import Action
+from relight.core.protocol.fault import Action
 from relight.sim.model.points import OTHER_POINTS, RECOVERY_POINTS, SHAPE_POINTS, STEP_POINTS
 from relight.sim.model.shapes import SHAPES
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from relight.core import events as ev
-from relight.core.position import Phase
+from relight.core.protocol import events as ev
+from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State as Stand

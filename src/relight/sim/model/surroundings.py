@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from relight.core import events as ev
-from relight.core.commands import Restore, Save
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Restore, Save
 from relight.sim.model.shapes import Pattern
 
 if TYPE_CHECKING:

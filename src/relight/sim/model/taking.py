@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from relight.core.commands import FallbackTier, Restore
+from relight.core.protocol.commands import FallbackTier, Restore
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.sim.model.contents import derived_private, part_key

@@ -11,9 +11,9 @@ is what lets the same model run in virtual time (timed.py) and under a search of
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Self
 
-from relight.core import events as ev
-from relight.core.commands import WorkerCommand
-from relight.core.position import Phase
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import WorkerCommand
+from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker.events import CollectiveBroke, Event, Interrupted, StepWanted
 from relight.core.worker.worker import Worker

@@ -7,8 +7,8 @@ what they write; the one after it is finished by each rank alone. See sim/model/
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from relight.core import events as ev
-from relight.core.position import Phase
+from relight.core.protocol import events as ev
+from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State as Stand

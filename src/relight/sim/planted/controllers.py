@@ -7,20 +7,20 @@ from typing import Any
 
 import msgspec
 
-from relight.core import events as ev
-from relight.core.commands import Command, Kill, Restore, Save, Source
 from relight.core.controller import HEARING_SECONDS, PRODUCTION, Controller, ControllerSettings, Stage
-from relight.core.decision import Decision, Halt, decide
-from relight.core.members import Process
-from relight.core.position import Phase
+from relight.core.job.draining import Draining
+from relight.core.job.failing import Failing
+from relight.core.job.saving import Saving
+from relight.core.membership.members import Process
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Command, Kill, Restore, Save, Source
+from relight.core.protocol.position import Phase
+from relight.core.recovery.decision import Decision, Halt, decide
 from relight.core.stages.agents import Agents
-from relight.core.stages.draining import Draining
-from relight.core.stages.failing import Failing
 from relight.core.stages.finishing import Finishing
 from relight.core.stages.processes import Processes
 from relight.core.stages.repeating import Repeating
 from relight.core.stages.restoring import Restoring
-from relight.core.stages.saving import Saving
 from relight.core.stages.stopping import Stopping
 from relight.core.stages.training import Training
 from relight.sim.planted.rules import (

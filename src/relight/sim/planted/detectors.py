@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from relight.core import events as ev
-from relight.core.detector import STALE_SECONDS, Detector, DetectorSettings
-from relight.core.position import IN_STEP, Phase
+from relight.core.detection.detector import STALE_SECONDS, Detector, DetectorSettings
+from relight.core.protocol import events as ev
+from relight.core.protocol.position import IN_STEP, Phase
 
 
 class BlamesWhoStopsLater(Detector):

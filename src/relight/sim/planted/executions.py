@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from relight.core.events import Event, Saved
+from relight.core.protocol.events import Event, Saved
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.snapshots import SnapshotSlots

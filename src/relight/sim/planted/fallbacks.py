@@ -4,15 +4,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from relight.core import events as ev
-from relight.core.buddies import choose_buddies
-from relight.core.commands import Command, Kill
 from relight.core.controller import Stage
-from relight.core.fallback import newest_snapshots
-from relight.core.members import Process
+from relight.core.job.failing import Failing
+from relight.core.job.job import Job
+from relight.core.membership.members import Process
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Command, Kill
+from relight.core.recovery.buddies import choose_buddies
+from relight.core.recovery.fallback import newest_snapshots
 from relight.core.stages.deciding import Deciding
-from relight.core.stages.failing import Failing
-from relight.core.stages.job import Job
 from relight.core.stages.processes import Processes
 from relight.core.stages.restoring import Restoring
 from relight.core.stages.training import Training
@@ -194,7 +194,7 @@ class TakesOneRankForAMajority(Failing):
         now: float,
         tensors: Sequence[str] = (),
     ) -> list[Command]:
-        with replaced("outvoted", outvoted_by_one, "failing"):
+        with replaced("outvoted", outvoted_by_one, "job.failing"):
             return super().on_corruption(digests, voters, version, noticed_ns, now, tensors)
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from relight.core.decision import decide
-from relight.core.detector import Detector
-from relight.core.fault import Action
-from relight.core.gathering import HOLD_SECONDS
+from relight.core.detection.detector import Detector
+from relight.core.protocol.fault import Action
+from relight.core.protocol.gathering import HOLD_SECONDS
+from relight.core.recovery.decision import decide
 from relight.core.worker.worker import Worker
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import Schedule, random_schedule

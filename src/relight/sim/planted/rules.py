@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
-from relight.core import events as ev
-from relight.core.corruption import outvoted
-from relight.core.decision import Decision, Halt, decide
+from relight.core.protocol import events as ev
+from relight.core.recovery.corruption import outvoted
+from relight.core.recovery.decision import Decision, Halt, decide
 
 Private = Mapping[int, Collection[int]]
 Rule = Callable[[Sequence[ev.Stopped], Private, int], Decision | Halt]
@@ -89,15 +89,15 @@ def one_source_and_the_rest_copies(reports: Sequence[ev.Stopped], private: Priva
 
 
 @contextmanager
-def replaced(name: str, by: Callable[..., object], stage: str = "deciding") -> Iterator[None]:
-    """Another function of that name, in the module of a stage: as a rule, where the controller decides."""
-    module = importlib.import_module(f"relight.core.stages.{stage}")
-    before = vars(module)[name]
-    vars(module)[name] = by
+def replaced(name: str, by: Callable[..., object], module: str = "stages.deciding") -> Iterator[None]:
+    """Another function of that name, in a module of the core: as a rule, where the controller decides."""
+    names = vars(importlib.import_module(f"relight.core.{module}"))
+    before = names[name]
+    names[name] = by
     try:
         yield
     finally:
-        vars(module)[name] = before
+        names[name] = before
 
 
 def outvoted_by_one(digests: Mapping[int, int | str], voters: Collection[int]) -> tuple[int, ...] | None:

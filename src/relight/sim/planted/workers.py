@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from relight.core import commands
+from relight.core.protocol import commands
 from relight.core.worker import actions as act
 from relight.core.worker import events as ev
 from relight.core.worker import recovery, step

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from relight.core import events as ev
-from relight.core.commands import Restore, Stop
-from relight.core.position import Phase
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Restore, Stop
+from relight.core.protocol.position import Phase
 from relight.sim.model.network import Group
 from relight.sim.model.worker import SimulatedWorker
 from relight.sim.world.world import Action

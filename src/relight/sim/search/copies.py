@@ -9,15 +9,15 @@ from copy import copy
 from dataclasses import fields
 from typing import Any
 
-from relight.core.attempt import RecoveryAttempt
-from relight.core.backoff import Backoff
+from relight.core.account.failure_log import FailureLog
+from relight.core.account.job_stats import JobStats
+from relight.core.account.recovery_log import Recovery, RecoveryLog
 from relight.core.controller import PRODUCTION, Controller
-from relight.core.failure_log import FailureLog
-from relight.core.job_stats import JobStats
-from relight.core.members import Members
-from relight.core.position import Position
-from relight.core.recovery_log import Recovery, RecoveryLog
-from relight.core.stages.breaker import Breaker
+from relight.core.job.breaker import Breaker
+from relight.core.membership.backoff import Backoff
+from relight.core.membership.members import Members
+from relight.core.protocol.position import Position
+from relight.core.recovery.attempt import RecoveryAttempt
 
 # What is written down for people does not change decisions, nor do counts of failures that are far below their limits.
 _ACCOUNTS = frozenset(

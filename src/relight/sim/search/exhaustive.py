@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from relight.core.fault import Action as Fault
+from relight.core.protocol.fault import Action as Fault
 from relight.sim.model.contents import Violation
 from relight.sim.model.shapes import ONE_WRITE, Pattern, pattern_of
 from relight.sim.planted.mutations import find_mutation

@@ -16,7 +16,17 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core.commands import Assign, Command, EndJob, Kill, Notice, RefuseDrain, ReleaseHost, Restore, Spawn
+from relight.core.protocol.commands import (
+    Assign,
+    Command,
+    EndJob,
+    Kill,
+    Notice,
+    RefuseDrain,
+    ReleaseHost,
+    Restore,
+    Spawn,
+)
 from relight.sim.model.schedule import Schedule, decode_schedule, encode_schedule
 from relight.sim.planted.mutations import find_mutation
 from relight.sim.world.timed import SimulatedJob, run_schedule

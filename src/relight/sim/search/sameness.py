@@ -23,10 +23,10 @@ from collections.abc import Hashable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from relight.core.commands import Assign, Begin, Release, Restore, Resume
 from relight.core.controller import Controller, Stage
-from relight.core.members import Process
-from relight.core.position import Position
+from relight.core.membership.members import Process
+from relight.core.protocol.commands import Assign, Begin, Release, Restore, Resume
+from relight.core.protocol.position import Position
 from relight.sim.model.contents import reference
 from relight.sim.model.network import Copying, Group
 from relight.sim.model.page import Page

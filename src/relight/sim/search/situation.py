@@ -15,10 +15,10 @@ the write. Without, indistinguishable orders of events are followed once, so tha
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from relight.core import events as ev
-from relight.core.commands import Restore
 from relight.core.controller import ControllerSettings, Stage
-from relight.core.fault import Action as Fault
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Restore
+from relight.core.protocol.fault import Action as Fault
 from relight.sim.model.contents import Violation
 from relight.sim.model.shapes import ONE_WRITE, Pattern
 from relight.sim.model.worker import SimulatedWorker

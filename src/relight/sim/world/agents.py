@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from relight.core import events as ev
-from relight.core.commands import Spawn
-from relight.core.position import Position
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Spawn
+from relight.core.protocol.position import Position
 from relight.sim.model.worker import SimulatedWorker
 from relight.sim.world import node
 from relight.sim.world.faults import be_silent

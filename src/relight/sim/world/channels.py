@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from relight.core import events as ev
-from relight.core.gathering import Gathering, subject
+from relight.core.protocol import events as ev
+from relight.core.protocol.gathering import Gathering, subject
 from relight.sim.model.worker import SimulatedWorker
 from relight.sim.world import node
 from relight.sim.world.hosts import FOR_EVER
@@ -27,7 +27,7 @@ class Channels:
 
     # --- from an agent --------------------------------------------------------------------------------------------
     def gather(self, worker: SimulatedWorker, event: ev.Event) -> None:
-        """Send a report with those of the other ranks of its host, as core/gathering.py decides."""
+        """Send a report with those of the other ranks of its host, as core/protocol/gathering.py decides."""
         job = self._job
         host = job.host_of[worker.name]
         gathering = self._gatherings.setdefault(host, Gathering())

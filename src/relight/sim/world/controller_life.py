@@ -5,8 +5,8 @@ Modelled, not production: server.py, takeover.py, and `attach` of server/network
 
 from typing import TYPE_CHECKING
 
-from relight.core import events as ev
-from relight.core.commands import Spawn
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Spawn
 from relight.core.replay import Record, replay
 from relight.sim.model.schedule import NetworkFault
 

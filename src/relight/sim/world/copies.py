@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from relight.core.commands import Restore
+from relight.core.protocol.commands import Restore
 from relight.sim.model.contents import Violation, part_key
 from relight.sim.model.network import Copying
 from relight.sim.model.worker import SimulatedWorker

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from relight.core.fault import Action as Fault
-from relight.core.position import IN_STEP, Phase
+from relight.core.protocol.fault import Action as Fault
+from relight.core.protocol.position import IN_STEP, Phase
 from relight.sim.model.schedule import NetworkFault, ProcessFault
 from relight.sim.model.worker import SimulatedWorker
 from relight.sim.world.hosts import Host

@@ -8,8 +8,8 @@ The controller runs on the first host, which therefore is never lost.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from relight.core import events as ev
-from relight.core.fault import Action as Fault
+from relight.core.protocol import events as ev
+from relight.core.protocol.fault import Action as Fault
 from relight.sim.model.schedule import NetworkFault
 from relight.sim.model.worker import SimulatedWorker
 

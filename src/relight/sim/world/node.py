@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from relight.core import events as ev
-from relight.core.commands import Kill, Spawn, WorkerCommand
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Kill, Spawn, WorkerCommand
 
 if TYPE_CHECKING:
     from relight.sim.world.world import World

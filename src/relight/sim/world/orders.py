@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from relight.core.commands import (
+from relight.core.protocol.commands import (
     Assign,
     Begin,
     Command,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from relight.core.commands import Save
+from relight.core.protocol.commands import Save
 from relight.sim.model.contents import derived_private
 from relight.sim.model.fallback_tiers import Saved
 from relight.sim.model.worker import SimulatedWorker

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from relight.core import events as ev
-from relight.core.commands import Command, EndJob
 from relight.core.controller import Controller, ControllerSettings
-from relight.core.detector import Detector
-from relight.core.gathering import HOLD_SECONDS
+from relight.core.detection.detector import Detector
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Command, EndJob
+from relight.core.protocol.gathering import HOLD_SECONDS
 from relight.sim.model.contents import Violation
 from relight.sim.model.network import Group
 from relight.sim.model.points import PAUSES

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from relight.core.detector import Detector, DetectorSettings
-from relight.core.sampling import Sample
+from relight.core.detection.detector import Detector, DetectorSettings
+from relight.core.detection.sampling import Sample
 from relight.sim.model.schedule import SAMPLE_SECONDS
 from relight.sim.world.hosts import Host
 

@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from relight.core import events as ev
-from relight.core.commands import Command, EndJob, Restore, Save
 from relight.core.controller import Controller, ControllerSettings
+from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Command, EndJob, Restore, Save
 from relight.sim.judge.checker import Checker
 from relight.sim.model.fallback_tiers import Disk, FallbackTiers, Saved
 from relight.sim.model.network import Group, Rendezvous

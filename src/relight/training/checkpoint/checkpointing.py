@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from relight.core.commands import Save
+from relight.core.protocol.commands import Save
 from relight.errors import CheckpointError, RestoreError, UsageError
 from relight.training.checkpoint import files
 from relight.training.checkpoint.reader import CheckpointReader

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from relight.core.events import Snapshot
+from relight.core.protocol.events import Snapshot
 from relight.core.worker.snapshots import Due, SnapshotSlots
 from relight.errors import RelightError, StepInterrupted, UsageError
 from relight.training.checkpoint.snapshot_slots import PRIVATE_PATH, MemorySlot

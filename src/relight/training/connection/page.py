@@ -8,7 +8,7 @@ from typing import Any
 
 import xxhash
 
-from relight.core.position import (
+from relight.core.protocol.position import (
     BATCH_MARK,
     BATCH_MARK_OFFSET,
     INHERITED_MARK_OFFSET,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from relight.chaos.plan import planned_for_standby, planned_in_recovery, planned_in_step
-from relight.core.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Plan, Point
+from relight.core.protocol.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Plan, Point
 from relight.training.connection.page import PositionPage
 
 SLOW_SECONDS = 0.2  # in each step

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from relight.core.events import Snapshot
-from relight.core.fault import Action
+from relight.core.protocol.events import Snapshot
+from relight.core.protocol.fault import Action
 
 
 class Holdings(Protocol):

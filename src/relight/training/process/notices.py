@@ -1,6 +1,6 @@
 """Reports of this process to people: notices, and doubts about the bits."""
 
-from relight.core.events import BitsDoubted, WorkerNotice
+from relight.core.protocol.events import BitsDoubted, WorkerNotice
 from relight.core.worker.worker import Worker
 from relight.training.connection.link import AgentLink
 from relight.training.process.faults import Faults

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
-from relight.core.position import Phase
+from relight.core.protocol.position import Phase
 from relight.errors import StepInterrupted
 from relight.training.connection.page import PositionPage
 from relight.training.process.groups import ProcessGroups

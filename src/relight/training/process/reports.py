@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from relight.core.events import CollectiveFailed, RestoreFailed, StateDiffers, Stopped
-from relight.core.fault import Point
-from relight.core.position import Phase
+from relight.core.protocol.events import CollectiveFailed, RestoreFailed, StateDiffers, Stopped
+from relight.core.protocol.fault import Point
+from relight.core.protocol.position import Phase
 from relight.core.worker.events import CollectiveBroke
 from relight.core.worker.worker import Worker
 from relight.training.connection.link import AgentLink

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from relight.core.fault import Point
+from relight.core.protocol.fault import Point
 from relight.core.worker.worker import Worker
 from relight.training.connection.link import AgentLink
 from relight.training.process.faults import Faults

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from relight.core.events import FaultStruck, StandbyReady
-from relight.core.fault import Action, Fault, Point
-from relight.core.position import Phase
+from relight.core.protocol.events import FaultStruck, StandbyReady
+from relight.core.protocol.fault import Action, Fault, Point
+from relight.core.protocol.position import Phase
 from relight.core.worker.actions import Actions
 from relight.core.worker.events import Event, Ordered, StandbyWarm
 from relight.device.choose import accelerator

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from relight.core.fault import Action
+from relight.core.protocol.fault import Action
 from relight.training.state.corruption import flip_bit
 from relight.training.state.division import Division
 from relight.training.state.handed import Identities, sort_by_kind

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Mapping
 
-from relight.core.fault import Point
-from relight.core.position import Phase
+from relight.core.protocol.fault import Point
+from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State

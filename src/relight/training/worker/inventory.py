@@ -7,8 +7,8 @@ from typing import Any
 import xxhash
 from torch.optim.lr_scheduler import LRScheduler
 
-from relight.core.events import Snapshot
-from relight.core.fault import Action
+from relight.core.protocol.events import Snapshot
+from relight.core.protocol.fault import Action
 from relight.training.carried.carried import Carried
 from relight.training.checkpoint.checkpointing import Checkpointing
 from relight.training.checkpoint.reader import CheckpointReader

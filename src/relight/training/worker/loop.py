@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from relight.core.events import StepResumed
-from relight.core.fault import Point
-from relight.core.position import Phase
+from relight.core.protocol.events import StepResumed
+from relight.core.protocol.fault import Point
+from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State

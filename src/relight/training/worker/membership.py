@@ -1,8 +1,8 @@
 """A process among the others of its job: it enters training, waits in reserve for a rank, and leaves with the rest."""
 
-from relight.core.events import TrainingDone, TrainingEntered
-from relight.core.fault import Point
-from relight.core.position import Phase
+from relight.core.protocol.events import TrainingDone, TrainingEntered
+from relight.core.protocol.fault import Point
+from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State

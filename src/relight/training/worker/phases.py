@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.core.fault import Point
-from relight.core.position import Phase
+from relight.core.protocol.fault import Point
+from relight.core.protocol.position import Phase
 from relight.errors import StepInterrupted
 from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime

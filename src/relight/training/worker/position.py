@@ -1,6 +1,6 @@
 """The position of a rank between two steps, for people and for planned faults."""
 
-from relight.core.position import Phase
+from relight.core.protocol.position import Phase
 from relight.training.process.runtime import Runtime
 
 

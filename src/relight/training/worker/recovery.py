@@ -6,10 +6,10 @@ The order is that of docs/PROTOCOL.md: Stop (done by the runtime), then Clean, R
 import time
 from collections.abc import Callable, Mapping
 
-from relight.core.commands import Restore, Resume, Save
-from relight.core.events import Restored, RestoreProgress, Saved
-from relight.core.fault import Point
-from relight.core.position import Phase
+from relight.core.protocol.commands import Restore, Resume, Save
+from relight.core.protocol.events import Restored, RestoreProgress, Saved
+from relight.core.protocol.fault import Point
+from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State

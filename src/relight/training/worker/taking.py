@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from relight.core.commands import FallbackTier, Restore
+from relight.core.protocol.commands import FallbackTier, Restore
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.errors import RestoreError

@@ -1,0 +1,1 @@
+"""Keeps the account of a job for its report: failures, recoveries, doubts, verdict. Takes no decisions."""

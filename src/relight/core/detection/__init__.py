@@ -1,0 +1,1 @@
+"""Judges from agents' samples which process has stopped, and which rank is slow."""

@@ -1,0 +1,1 @@
+"""Keeps the processes of a job: their ranks, hosts and standbys, and when the next one is started."""

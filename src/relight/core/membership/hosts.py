@@ -1,0 +1,113 @@
+"""Where processes are placed: the hosts that are here, each a failure domain of its own. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from relight.core.membership.members import Process
+from relight.core.membership.recent import Recent
+
+MAX_LOSSES = 2  # of one host: then it is used only where no other one has room
+
+
+class Hosts:
+    """The job's hosts by the names of their agents, with what each has room for."""
+
+    def __init__(self) -> None:
+        self._slots: dict[str, int] = {}
+        self._lives: dict[str, str] = {}
+        self._spares: set[str] = set()
+        self._losses: Recent[str] = Recent()
+        self._released: Recent[str] = Recent()  # lives of agents that were given back
+        self.draining: dict[str, str] = {}  # hosts that are to be left, and why
+
+    def __contains__(self, agent: str) -> bool:
+        return agent in self._slots
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def add(self, agent: str, slots: int, life: str = "", *, spare: bool = False) -> None:
+        self._slots[agent] = slots
+        self._lives[agent] = life
+        if spare:
+            self._spares.add(agent)
+        else:
+            self._spares.discard(agent)
+
+    @property
+    def spares(self) -> int:
+        """The number of hosts that offer room only for standbys and replacements."""
+        return len(self._spares)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The hosts that the job may start on, in order."""
+        return tuple(name for name in self.in_order() if name not in self._spares)
+
+    def life(self, agent: str) -> str:
+        """Which run of this agent was here last; empty: it is not known."""
+        return self._lives.get(agent, "")
+
+    def remove(self, agent: str) -> None:
+        self._slots.pop(agent, None)
+        self._lives.pop(agent, None)
+        self._spares.discard(agent)
+        self.draining.pop(agent, None)
+
+    def release(self, agent: str) -> None:
+        """Give a host back. Its agent may connect once more before it hears so."""
+        self._released.add(f"{agent} {self.life(agent)}")
+        self.remove(agent)
+
+    def was_released(self, agent: str, life: str) -> bool:
+        """Whether this run of an agent was given back. Another run of it is welcome."""
+        return self._released[f"{agent} {life}"] > 0
+
+    def note_loss(self, agent: str) -> None:
+        """Count that this host was lost while the job was on its way."""
+        self._losses.add(agent)
+
+    def is_unreliable(self, agent: str) -> bool:
+        """Whether this host was lost so often that another one is better."""
+        return self._losses[agent] >= MAX_LOSSES
+
+    def in_order(self) -> tuple[str, ...]:
+        """Names in the order of the numbers at their ends: node-2 comes before node-10."""
+        return tuple(sorted(self._slots, key=_by_number))
+
+    def initial(self, world_size: int, nodes: int) -> tuple[tuple[str, int], ...]:
+        """Host and slot of each initial rank: neighbouring ranks share a node, as with torchrun. Spares get none."""
+        per_host = world_size // nodes
+        hosts = self.nodes[:nodes]
+        return tuple((hosts[rank // per_host], rank % per_host) for rank in range(world_size))
+
+    def free_slots(self, processes: Iterable[Process], *, without: str) -> int:
+        """The number of slots that no process has, on hosts that are to stay."""
+        used = Counter(process.agent for process in processes if process.alive and not process.failed)
+        left = {without, *self.draining}
+        return sum(max(0, slots - used[name]) for name, slots in self._slots.items() if name not in left)
+
+    def place(self, processes: Iterable[Process]) -> tuple[str, int]:
+        """Host and slot for one more process: one with a free slot, so that two ranks need not share a device.
+
+        Among those, one that was not lost again and again; then where the fewest standbys are, so that no single loss
+        takes them all; then the one with the most room.
+        """
+        living = [process for process in processes if process.alive and not process.failed]
+        standbys = Counter(process.agent for process in living if process.rank is None)
+        used = Counter(process.agent for process in living)
+
+        def preference(name: str) -> tuple[bool, bool, int, int]:
+            taken, room = used[name], self._slots[name]
+            return taken >= room, self.is_unreliable(name), standbys[name], taken - room
+
+        hosts = [name for name in self.in_order() if name not in self.draining]
+        host = min(hosts or self.in_order(), key=preference)
+        taken = {process.slot for process in living if process.agent == host}
+        return host, next(slot for slot in range(len(taken) + 1) if slot not in taken)
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    stem = name.rstrip("0123456789")
+    number = name[len(stem) :]
+    return stem, int(number) if number else -1
