@@ -44,7 +44,7 @@ from benchmarks.documents import (
 from benchmarks.figures import markdown_table, mebibytes, milliseconds
 from benchmarks.recovery.peers import REPOSITORY, JobFailed
 from relight.launch.commands import make_private_dir
-from relight.wire.address import read_address
+from relight.wire.connection.address import read_address
 from relight.wire.settings import JobSettings
 
 SIZES = ((10, 1), (100, 1), (1000, 1), (10_000, 1), (1000, 8))  # agents, ranks of each

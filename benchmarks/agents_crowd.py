@@ -30,8 +30,9 @@ from relight.core.protocol.events import (
 )
 from relight.core.protocol.gathering import Gathering, subject
 from relight.core.protocol.position import Phase, Position
-from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder, split_payloads
-from relight.wire.handshake import ConnectingSide
+from relight.wire.connection.framing import decode, encode_frame, encode_payload, make_decoder, split_payloads
+from relight.wire.connection.handshake import ConnectingSide
+from relight.wire.connection.outbox import COUNTED
 from relight.wire.messages import (
     PROTOCOL_VERSION,
     AgentDown,
@@ -52,7 +53,6 @@ from relight.wire.messages import (
     Welcome,
     WorkerDown,
 )
-from relight.wire.outbox import COUNTED
 
 STEP_SECONDS = 0.5  # of the job that is pretended: each of its phases is in the samples and in the trace
 RECORDS_PER_STEP = 5

@@ -34,7 +34,7 @@ from benchmarks.documents import (
 from benchmarks.figures import markdown_table, spread, spread_cell
 from benchmarks.jobs import Journal, RelightJob
 from benchmarks.recovery.peers import JobFailed, trial_directory
-from relight.wire.address import find_address
+from relight.wire.connection.address import find_address
 
 WORLD_SIZE = 3
 STEPS = 700

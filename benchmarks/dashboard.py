@@ -36,7 +36,7 @@ from benchmarks.figures import markdown_table, mebibytes, median_interval, perce
 from benchmarks.jobs import RelightJob, wait_until
 from benchmarks.recovery.peers import trial_directory
 from relight.core.protocol.position import Phase
-from relight.timeline.trace import TraceReader
+from relight.timeline.model.trace import TraceReader
 from tests.dashboard.made_up import MadeUpJob
 from tests.dashboard.served import Served
 from tests.dashboard.webdriver import MISSING, Browser, is_there

@@ -21,10 +21,10 @@ from collections.abc import Callable
 import msgspec
 
 from relight.errors import ProtocolError
-from relight.wire.framing import decode, encode_frame, make_decoder
-from relight.wire.handshake import ConnectingSide, read_token
+from relight.wire.connection.framing import decode, encode_frame, make_decoder
+from relight.wire.connection.handshake import ConnectingSide, read_token
+from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Samples, WorkerHello
-from relight.wire.streams import receive_payload
 
 TALKERS = 6
 HOLDERS = 80  # more than the controller lets wait: whoever holds a place loses it to the next, and comes again

@@ -48,7 +48,7 @@ from benchmarks.recovery.peers import REPOSITORY, JobFailed, trial_directory
 from benchmarks.tiny_ddp import PROGRESS
 from relight.launch.commands import make_private_dir
 from relight.server.records.trace import MAX_TRACE_BYTES
-from relight.wire.address import read_address
+from relight.wire.connection.address import read_address
 from relight.wire.settings import JobSettings
 
 STEPS = 10_000

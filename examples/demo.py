@@ -24,7 +24,7 @@ from rich.table import Table
 from relight.chaos.plan import describe_fault
 from relight.core.account.report import FailureReport, JobReport, decode_report
 from relight.core.protocol.fault import Action, Fault, Point
-from relight.timeline.terminal import duration
+from relight.timeline.draw.terminal import duration
 
 SCRIPT = Path(os.path.relpath(Path(__file__).resolve().parent / "gpt" / "train.py"))
 WORKERS = 4

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.wire.tls import TlsFiles
+from relight.wire.connection.tls import TlsFiles
 
 trustme = pytest.importorskip("trustme", reason="trustme is not installed (make setup does)")
 LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)

@@ -14,7 +14,7 @@ _HOMES = {
     "Training": "relight.training.training",
     "Step": "relight.training.step",
     "Publisher": "relight.transfer.publish.publisher",
-    "Receiver": "relight.transfer.publish.receiver",
+    "Receiver": "relight.transfer.engine.receiver",
     "TensorSource": "relight.transfer.tensors.weights",
     "digest_weights": "relight.transfer.tensors.weights",
     "weights_of": "relight.transfer.tensors.weights",

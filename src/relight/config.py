@@ -29,9 +29,9 @@ from relight.errors import UsageError
 from relight.flags import read_setting, read_settings
 from relight.server.records.claim import Claim, remove_unused
 from relight.server.records.earlier import keep_aside
-from relight.wire.loopback import IPV4, find_loopback, hand_down
+from relight.wire.connection.loopback import IPV4, find_loopback, hand_down
+from relight.wire.connection.tls import FLAGS, VARIABLES, Tls, TlsFiles, prove_certificate
 from relight.wire.settings import JobSettings, host_address
-from relight.wire.tls import FLAGS, VARIABLES, Tls, TlsFiles, prove_certificate
 
 MAX_WORKERS_PER_CORE = 16
 LOOPBACK = IPV4

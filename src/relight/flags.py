@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from relight.wire.connection.tls import FLAGS, VARIABLES
 from relight.wire.option import SettingOption, options_of
 from relight.wire.settings import BUDDIES, DETECTION, GIVING_UP, JOB, LAUNCH, STRAGGLERS, VERIFICATION, JobSettings
-from relight.wire.tls import FLAGS, VARIABLES
 
 _OPTIONS = tuple(options_of(JobSettings))
 ADDRESS_HELP = (

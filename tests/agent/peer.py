@@ -23,11 +23,11 @@ from relight.agent.processes.page import Page
 from relight.agent.processes.probes import environment
 from relight.core.protocol.commands import Kill, Spawn
 from relight.core.protocol.events import ProcessExited, ProcessStarted
-from relight.wire.framing import decode, encode_frame, encode_payload, make_decoder
-from relight.wire.handshake import CONTROLLER, ListeningSide
+from relight.wire.connection.framing import decode, encode_frame, encode_payload, make_decoder
+from relight.wire.connection.handshake import CONTROLLER, ListeningSide
+from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import AgentUp, Hello, Samples, StopAgent, ToWorkers, Welcome
 from relight.wire.settings import JobSettings
-from relight.wire.streams import receive_payload
 
 DEADLINE_SECONDS = 30.0
 CONTROLLER_TIMEOUT_SECONDS = 2.0

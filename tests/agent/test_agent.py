@@ -13,7 +13,7 @@ import pytest
 from relight.core.protocol.commands import Assign, Spawn
 from relight.core.protocol.events import ProcessExited, ProcessStarted, WorkerNotice
 from relight.core.protocol.position import Phase
-from relight.wire.framing import decode, make_decoder
+from relight.wire.connection.framing import decode, make_decoder
 from relight.wire.messages import (
     CopyPrivate,
     ForgetProcess,

@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from relight.core.protocol.events import ProcessExited, ProcessStarted
-from relight.wire.framing import encode_frame
+from relight.wire.connection.framing import encode_frame
+from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import PROTOCOL_VERSION, Challenge, FromWorker, Received, Welcome
-from relight.wire.streams import receive_payload
 from tests.agent.peer import Connection, Job, stop_agent, wait_until
 from tests.agent.test_agent import ask
 

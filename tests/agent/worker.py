@@ -20,9 +20,9 @@ from relight.core.protocol.position import (
     Position,
 )
 from relight.core.protocol.position import encode_page as encode
-from relight.wire.framing import decode, encode_frame, make_decoder
+from relight.wire.connection.framing import decode, encode_frame, make_decoder
+from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import StoreAdd, StoreReply, WorkerDown, WorkerHello
-from relight.wire.streams import receive_payload
 
 RECONNECT_SECONDS = 20.0
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from relight.timeline.terminal import ASCII, UNICODE
-from relight.timeline.weights import Doing, Figure, Use, draw_update
+from relight.timeline.draw.terminal import ASCII, UNICODE
+from relight.timeline.draw.weights import Doing, Figure, Use, draw_update
 from relight.transfer.plan.result import Published, Stage, UpdateProgress
 from relight.transfer.plan.timings import measure, plan_again
 from relight.weights import screen as weights_screen

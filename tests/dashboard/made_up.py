@@ -25,7 +25,7 @@ from relight.core.protocol.events import (
 )
 from relight.core.protocol.position import Phase, Position
 from relight.server.records.journal import JournalHeader, JournalLine
-from relight.timeline.spans import Chunk, Record
+from relight.timeline.model.spans import Chunk, Record
 from relight.wire.settings import JobSettings
 from relight.wire.status import Status, StatusLine, encode_line
 

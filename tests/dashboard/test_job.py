@@ -12,7 +12,7 @@ from relight.dashboard import follow
 from relight.dashboard.follow import Follower
 from relight.dashboard.model.job import Job
 from relight.dashboard.model.view import ranks, topics
-from relight.timeline.spans import Chunk
+from relight.timeline.model.spans import Chunk
 from relight.wire.status import EngineVersion, Gpu, GpuStatus, PublishStatus, RestoreStatus
 from tests.dashboard.made_up import BEGUN_SECONDS, MadeUpJob
 

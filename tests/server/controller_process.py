@@ -17,8 +17,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from relight.server.records.journal import JournalLine, read_journal
-from relight.wire.framing import encode_frame, encode_payload
-from relight.wire.handshake import ConnectingSide
+from relight.wire.connection.framing import encode_frame, encode_payload
+from relight.wire.connection.handshake import ConnectingSide
+from relight.wire.connection.outbox import COUNTED
+from relight.wire.connection.streams import receive_payload
+from relight.wire.connection.tls import VARIABLES, TlsFiles
 from relight.wire.messages import (
     PROTOCOL_VERSION,
     AgentDown,
@@ -31,10 +34,7 @@ from relight.wire.messages import (
     Welcome,
     WorkerDown,
 )
-from relight.wire.outbox import COUNTED
 from relight.wire.settings import JobSettings
-from relight.wire.streams import receive_payload
-from relight.wire.tls import VARIABLES, TlsFiles
 
 DEADLINE_SECONDS = 20.0
 _decoder = msgspec.msgpack.Decoder(AgentDown | ObserverDown)

@@ -27,7 +27,7 @@ from relight.core.protocol.events import (
 from relight.core.protocol.position import Phase, Position
 from relight.server.records.journal import read_journal
 from relight.server.records.trace import read_statuses
-from relight.wire.framing import encode_payload
+from relight.wire.connection.framing import encode_payload
 from relight.wire.messages import (
     ForgetProcess,
     FromWorker,

@@ -12,9 +12,9 @@ import pytest
 
 from relight.agent.connection.controller_connection import ControllerConnection
 from relight.errors import ProtocolError
-from relight.wire.framing import make_decoder
+from relight.wire.connection.framing import make_decoder
+from relight.wire.connection.tls import Tls, TlsFiles
 from relight.wire.messages import PROTOCOL_VERSION, Hello, NoticeUpdate, ObserverDown, StartTls, StatusUpdate, Welcome
-from relight.wire.tls import Tls, TlsFiles
 from tests.certificates import Authority
 from tests.server.controller_process import ControllerProcess, Peer
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from relight.core.account.report import JobReport, RecoveryReport
 from relight.timeline.export import write_timeline
-from relight.timeline.load import read_history
-from relight.timeline.spans import Activity, History, Row, Span
-from relight.timeline.trace import TraceReader
-from relight.timeline.windows import Window, find_band, recovery_window, step_window
+from relight.timeline.model.load import read_history
+from relight.timeline.model.spans import Activity, History, Row, Span
+from relight.timeline.model.trace import TraceReader
+from relight.timeline.model.windows import Window, find_band, recovery_window, step_window
 from tests.survival.harness import Bench, Training
 
 TRAINING = Training(steps=40, arguments=("--pause", "0.02"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import relight
-from relight.transfer.publish.publish_bridge import PublishBridge
-from relight.transfer.publish.relay import Relay
+from relight.transfer.relay.publish_bridge import PublishBridge
+from relight.transfer.relay.relay import Relay
 from relight.watch.feed import write_events
 from tests.programs.train import Net
 from tests.survival.harness import DEADLINE_SECONDS, Bench, Training

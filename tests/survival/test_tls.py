@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from relight.wire.address import read_address
-from relight.wire.framing import decode, make_decoder
+from relight.wire.connection.address import read_address
+from relight.wire.connection.framing import decode, make_decoder
+from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import StartTls
-from relight.wire.streams import receive_payload
 from tests.certificates import Authority, flags
 from tests.survival.harness import Bench, Job, Training, send
 from tests.survival.judge import check_survived

@@ -12,7 +12,7 @@ from relight.core.account.report import (
     encode_report,
 )
 from relight.core.protocol.position import Phase
-from relight.timeline.spans import Chunk, History, Record, Selection, SpanCollector
+from relight.timeline.model.spans import Chunk, History, Record, Selection, SpanCollector
 
 MS = 1_000_000
 WALL = 1_750_000_000  # Unix seconds at the job's start

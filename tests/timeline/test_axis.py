@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.timeline.axis import plan_axis, share_columns
+from relight.timeline.model.axis import plan_axis, share_columns
 
 
 def test_time_is_to_scale_if_nothing_dominates() -> None:

@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.timeline.perfetto import Slice, encode_trace
+from relight.timeline.draw.perfetto import Slice, encode_trace
 
 
 def events_of(trace: bytes) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relight.errors import UsageError
-from relight.timeline import png
+from relight.timeline.draw import png
 from relight.timeline.export import write_timeline
 from tests.timeline.jobs import rolled_back, write_run
 

@@ -1,7 +1,7 @@
 """What several publishing processes said about themselves, in one value."""
 
 from relight.core.account.report import PublishReport
-from relight.timeline.publications import Publications
+from relight.timeline.model.publications import Publications
 from relight.wire.status import EngineVersion, PublishStatus
 
 

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from relight.core.account.report import JobReport
+from relight.timeline.model.trace import TraceReader, first_stamp_ns, latest_finished_step
 from relight.timeline.show import print_report, print_timeline
-from relight.timeline.trace import TraceReader, first_stamp_ns, latest_finished_step
 from tests.timeline import jobs
 from tests.timeline.jobs import WALL, Worker
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from relight.core.account.report import FailureReport, JobReport
 from relight.core.protocol.position import Phase
-from relight.timeline.spans import Activity, Chunk, History, Selection, Span, SpanCollector
+from relight.timeline.model.spans import Activity, Chunk, History, Selection, Span, SpanCollector
 from tests.timeline import jobs
 from tests.timeline.jobs import MS, WALL, Worker
 

@@ -11,10 +11,10 @@ import pytest
 
 from relight.core.account.report import JobReport
 from relight.errors import UsageError
+from relight.timeline.draw.svg import MAX_ROWS, WIDTH, draw_svg, legend_svg
 from relight.timeline.export import write_timeline
-from relight.timeline.spans import Activity, Chunk, Row, Span, Strike
-from relight.timeline.svg import MAX_ROWS, WIDTH, draw_svg, legend_svg
-from relight.timeline.windows import Band, Window, recovery_window, step_window
+from relight.timeline.model.spans import Activity, Chunk, Row, Span, Strike
+from relight.timeline.model.windows import Band, Window, recovery_window, step_window
 from tests.timeline import jobs
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from relight.core.account.report import JobReport
 from relight.core.protocol.position import Phase
-from relight.timeline.spans import Activity, Chunk, Row, Span, Strike
-from relight.timeline.terminal import ASCII, Glyphs, draw, duration, legend
-from relight.timeline.windows import Band, Window, recovery_window, step_window
+from relight.timeline.draw.terminal import ASCII, Glyphs, draw, duration, legend
+from relight.timeline.model.spans import Activity, Chunk, Row, Span, Strike
+from relight.timeline.model.windows import Band, Window, recovery_window, step_window
 from tests.timeline import jobs
 from tests.timeline.jobs import MS, Worker
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from relight.timeline.terminal import ASCII, UNICODE, Glyphs
-from relight.timeline.weights import MAX_DEVICES, Doing, Figure, Use, draw_update, legend_of_update
+from relight.timeline.draw.terminal import ASCII, UNICODE, Glyphs
+from relight.timeline.draw.weights import MAX_DEVICES, Doing, Figure, Use, draw_update, legend_of_update
 from relight.transfer.plan.cost import Costs, simulate
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.plan.schedule import Form, make_schedule

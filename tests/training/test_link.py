@@ -11,9 +11,9 @@ import pytest
 from relight.core.protocol.commands import Audience, Stop
 from relight.core.protocol.events import WorkerNotice
 from relight.training.connection.link import AgentLink
-from relight.wire.framing import decode, encode_frame, make_decoder
+from relight.wire.connection.framing import decode, encode_frame, make_decoder
+from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import WorkerHello
-from relight.wire.streams import receive_payload
 
 DEADLINE_SECONDS = 20.0
 LONG = WorkerNotice(process="w0", rank=0, text="x" * 2**21)  # more than a socket holds that nobody reads

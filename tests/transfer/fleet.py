@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from relight.errors import StaleWeightsError, TransferError
+from relight.transfer.engine import receiver as receiver_module
+from relight.transfer.engine.receiver import Receiver, make_target
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.plan.result import Published
-from relight.transfer.publish import receiver as receiver_module
 from relight.transfer.publish.publisher import Publisher
-from relight.transfer.publish.receiver import Receiver, make_target
 from relight.transfer.tensors.targets import Pairs, Target
 from relight.transfer.tensors.weights import TensorSource, digest_weights, weights_of
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from relight.errors import PlaceTakenError, ProtocolError, TransferError, UsageError
+from relight.transfer.engine.receiver import Receiver
 from relight.transfer.io.channel import MAX_MESSAGE_BYTES, Channel, connect, listen, socket_path
 from relight.transfer.io.messages import (
     PROTOCOL_VERSION,
@@ -34,9 +35,8 @@ from relight.transfer.io.messages import (
 )
 from relight.transfer.publish import members
 from relight.transfer.publish.publisher import Publisher
-from relight.transfer.publish.receiver import Receiver
 from relight.transfer.tensors.weights import TensorSource
-from relight.wire.framing import encode_frame
+from relight.wire.connection.framing import encode_frame
 
 PATIENCE_SECONDS = 20.0
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from relight.errors import TransferError
+from relight.transfer.engine.receiver import Receiver
 from relight.transfer.plan.result import Published
 from relight.transfer.publish.handle import Handle
-from relight.transfer.publish.publish_bridge import PublishBridge
 from relight.transfer.publish.publisher import Publisher
-from relight.transfer.publish.receiver import Receiver
-from relight.transfer.publish.relay import Relay
+from relight.transfer.relay.publish_bridge import PublishBridge
+from relight.transfer.relay.relay import Relay
 from relight.transfer.tensors.weights import TensorSource, digest_weights
 from tests.transfer.fleet import (
     BUCKETS,

@@ -10,10 +10,10 @@ import pytest
 import relight
 from relight.errors import TransferError
 from relight.transfer.plan.result import SELF
-from relight.transfer.publish.remote_source import RemoteSourceLink, SourceBridge
 from relight.transfer.publish.source import FixedVersion
+from relight.transfer.relay.remote_source import RemoteSourceLink, SourceBridge
 from relight.transfer.tensors.weights import PartSource
-from relight.wire.tls import Tls
+from relight.wire.connection.tls import Tls
 from tests.certificates import Authority
 from tests.transfer.fleet import until
 from tests.transfer.hosts import Line

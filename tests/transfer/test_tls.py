@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from relight.errors import ProtocolError, RestoreError
+from relight.transfer.engine.receiver import Receiver
 from relight.transfer.io.tcp import HANDSHAKE_SECONDS, TcpChannel
-from relight.transfer.publish.publish_bridge import PublishBridge
 from relight.transfer.publish.publisher import Publisher
-from relight.transfer.publish.receiver import Receiver
-from relight.transfer.publish.relay import Relay
+from relight.transfer.relay.publish_bridge import PublishBridge
+from relight.transfer.relay.relay import Relay
 from relight.transfer.restore.client import RestoreClient
 from relight.transfer.restore.offer import BucketReady
 from relight.transfer.restore.server import RestoreServer
 from relight.transfer.tensors.weights import TensorSource
-from relight.wire.tls import Tls
+from relight.wire.connection.tls import Tls
 from tests.certificates import Authority
 from tests.transfer.hosts import DEADLINE_SECONDS, TOKEN, blank, elsewhere, make_state, nothing, offer
 

@@ -16,7 +16,7 @@ with atheris.instrument_imports(include=["relight"]):
     from tests.wire.session import MESSAGES, Judge, frames, seeds
 
 from relight.errors import ProtocolError
-from relight.wire.framing import split_payloads
+from relight.wire.connection.framing import split_payloads
 from tests.wire.bending import bend
 
 CORPUS = Path(__file__).parent / "corpus"

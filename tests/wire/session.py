@@ -39,8 +39,8 @@ from relight.server.network.connection import Connection
 from relight.server.network.observers import Observers
 from relight.server.records.journal import Journal, read_journal, records
 from relight.server.server import Server
-from relight.wire.framing import encode_frame, encode_payload, make_decoder, split_payloads
-from relight.wire.handshake import ConnectingSide
+from relight.wire.connection.framing import encode_frame, encode_payload, make_decoder, split_payloads
+from relight.wire.connection.handshake import ConnectingSide
 from relight.wire.messages import (
     PROTOCOL_VERSION,
     Challenge,

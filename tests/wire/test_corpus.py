@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.wire.framing import encode_frame
+from relight.wire.connection.framing import encode_frame
 from tests.wire.bending import bend
 from tests.wire.session import MESSAGES, TRAINING, Judge, seeds
 

@@ -5,8 +5,8 @@ import random
 import msgspec
 
 from relight.core.protocol.commands import Kill
-from relight.wire.framing import decode, make_decoder
-from relight.wire.outbox import Outbox
+from relight.wire.connection.framing import decode, make_decoder
+from relight.wire.connection.outbox import Outbox
 
 _decoder = make_decoder(Kill)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relight.errors import UsageError
-from relight.wire.tls import Tls, TlsFiles, prove_certificate, rehearse
+from relight.wire.connection.tls import Tls, TlsFiles, prove_certificate, rehearse
 from tests.certificates import Authority
 
 

@@ -13,10 +13,10 @@ from relight.agent.agent import Agent
 from relight.agent.processes.process import WORKER_COMMAND, Launch
 from relight.errors import ProtocolError, UsageError
 from relight.parent import end_with_parent, tidy_up_for
-from relight.wire.address import read_address
-from relight.wire.handshake import NAME, read_token
+from relight.wire.connection.address import read_address
+from relight.wire.connection.handshake import NAME, read_token
+from relight.wire.connection.tls import Tls
 from relight.wire.settings import read_settings
-from relight.wire.tls import Tls
 
 _EPILOG = """\
 The private directory is the job's: settings.json says what to run, token proves to the controller that this agent

@@ -17,8 +17,8 @@ from relight.agent.processes.process_table import ProcessTable
 from relight.agent.sampler import Sampler
 from relight.agent.traces import TraceReporter
 from relight.agent.workers import Workers
+from relight.wire.connection.tls import Tls
 from relight.wire.messages import Pace
-from relight.wire.tls import Tls
 
 FLUSH_SECONDS = 2.0
 CONTROLLER_LOST = 3  # exit status

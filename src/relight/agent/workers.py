@@ -24,7 +24,7 @@ from relight.core.protocol.commands import Spawn
 from relight.core.protocol.events import ProcessExited
 from relight.core.protocol.gathering import HOLD_SECONDS
 from relight.errors import ProtocolError
-from relight.wire.framing import encode_frame
+from relight.wire.connection.framing import encode_frame
 from relight.wire.messages import (
     CopyPrivate,
     PrivateState,

@@ -18,7 +18,7 @@ from relight.dashboard.model.phases import Phases
 from relight.dashboard.model.view import is_silent, ranks, topics
 from relight.dashboard.sources.memory import Memory
 from relight.dashboard.sources.tail import Tail
-from relight.timeline.spans import Chunk
+from relight.timeline.model.spans import Chunk
 from relight.wire.status import decode_line
 
 SLICE_SECONDS = 0.01

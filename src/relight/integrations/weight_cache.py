@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from relight.errors import TransferError
-from relight.transfer.publish.receiver import Receiver
+from relight.transfer.engine.receiver import Receiver
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 

@@ -11,7 +11,7 @@ from relight.launch.progress import JobProgress, first_of
 from relight.launch.restart_policy import RestartPolicy
 from relight.launch.supervisor import Supervisor
 from relight.terminal import Screen
-from relight.wire.address import Address
+from relight.wire.connection.address import Address
 from relight.wire.settings import JobSettings
 
 GRACE_SECONDS = 2.0  # for the news of the job's end, which an agent may have heard first

@@ -20,10 +20,10 @@ from relight.server.records.claim import remove_unused
 from relight.server.records.journal import read_header
 from relight.terminal import Screen
 from relight.transfer.io.channel import SOCKET_NAME
-from relight.wire.address import Address
-from relight.wire.loopback import is_default
+from relight.wire.connection.address import Address
+from relight.wire.connection.loopback import is_default
+from relight.wire.connection.tls import Tls, leave_to_children
 from relight.wire.settings import FIRST_NODE, HOST_ADDRESS, JobSettings, encode_settings
-from relight.wire.tls import Tls, leave_to_children
 
 JOIN_SECONDS = 300.0  # for a controller on another host to be there
 MAX_TEMPORARY_BYTES = 60  # the agent's socket lies below it, and a socket's path has 107 bytes at most

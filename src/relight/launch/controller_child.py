@@ -13,7 +13,7 @@ from relight.launch.progress import JobProgress, first_of
 from relight.launch.restart_policy import RestartPolicy
 from relight.launch.supervisor import Supervisor
 from relight.terminal import Screen
-from relight.wire.address import Address, find_address
+from relight.wire.connection.address import Address, find_address
 from relight.wire.settings import SUPERSEDED, JobSettings
 
 START_SECONDS = 30.0

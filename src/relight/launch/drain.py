@@ -6,10 +6,10 @@ from pathlib import Path
 
 from relight.agent.connection.controller_connection import ControllerConnection
 from relight.errors import ProtocolError, UsageError
-from relight.wire.address import read_address
-from relight.wire.framing import encode_frame, make_decoder
+from relight.wire.connection.address import read_address
+from relight.wire.connection.framing import encode_frame, make_decoder
+from relight.wire.connection.tls import Tls
 from relight.wire.messages import PROTOCOL_VERSION, DrainAnswer, DrainHost, Hello, JobEnded, NoticeUpdate, ObserverDown
-from relight.wire.tls import Tls
 
 WAIT_SECONDS = 1800.0  # for standbys on other hosts to be warm, and for a step
 

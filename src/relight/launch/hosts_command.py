@@ -7,7 +7,7 @@ from typing import Any
 
 from relight.errors import UsageError
 from relight.flags import add_tls, add_token_file
-from relight.wire.handshake import NAME
+from relight.wire.connection.handshake import NAME
 
 
 def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
@@ -91,7 +91,7 @@ def _controller(arguments: argparse.Namespace) -> int:
 def _drain(arguments: argparse.Namespace) -> int:
     from relight.config import find_tls, read_shared_token
     from relight.launch.drain import drain
-    from relight.wire.address import read_address
+    from relight.wire.connection.address import read_address
 
     token = read_shared_token(arguments.token_file)
     address = read_address(arguments.run_dir)

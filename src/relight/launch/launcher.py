@@ -18,10 +18,10 @@ from relight.launch.dashboard_child import DashboardChild
 from relight.launch.observer import Observer
 from relight.launch.progress import JobProgress, first_of
 from relight.terminal import Screen
-from relight.wire.address import Address, read_address
+from relight.wire.connection.address import Address, read_address
+from relight.wire.connection.tls import Tls
 from relight.wire.messages import DrainHost, JobEnded
 from relight.wire.settings import JobSettings
-from relight.wire.tls import Tls
 
 END_SECONDS = 15.0  # for controller and agent, once the job has ended
 INTERRUPT_SECONDS = 5.0  # from Ctrl-C to SIGTERM

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from relight.agent.connection.controller_connection import ControllerConnection
 from relight.errors import ProtocolError
 from relight.terminal import Screen
-from relight.wire.framing import encode_frame, make_decoder
+from relight.wire.connection.framing import encode_frame, make_decoder
+from relight.wire.connection.tls import Tls
 from relight.wire.messages import (
     PROTOCOL_VERSION,
     DrainAnswer,
@@ -19,7 +20,6 @@ from relight.wire.messages import (
     StatusUpdate,
     StopAgent,
 )
-from relight.wire.tls import Tls
 
 REOBSERVE_SECONDS = 0.2
 

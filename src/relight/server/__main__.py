@@ -18,10 +18,10 @@ from relight.server.network.observers import Observers
 from relight.server.records.journal import Journal, JournalInUse
 from relight.server.server import Server
 from relight.server.sessions.shutdown import LAUNCHER_GONE
-from relight.wire.address import announce, find_address
-from relight.wire.handshake import read_token
+from relight.wire.connection.address import announce, find_address
+from relight.wire.connection.handshake import read_token
+from relight.wire.connection.tls import Tls
 from relight.wire.settings import SUPERSEDED, JobSettings, read_settings
-from relight.wire.tls import Tls
 
 
 def main() -> int:

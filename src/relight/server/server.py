@@ -33,10 +33,10 @@ from relight.server.sessions.observer_sessions import ObserverSessions
 from relight.server.sessions.presence import Presence
 from relight.server.sessions.router import AgentRouter, WorkerRouter
 from relight.server.sessions.shutdown import Shutdown
-from relight.timeline.publications import Publications
+from relight.timeline.model.publications import Publications
+from relight.wire.connection.tls import Tls
 from relight.wire.settings import JobSettings, part_of
 from relight.wire.status import PublishStatus
-from relight.wire.tls import Tls
 
 STATUS_SECONDS = 0.5
 LIFE_SECONDS = 5.0  # between two signs of life to people who see only the files

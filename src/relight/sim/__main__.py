@@ -18,7 +18,7 @@ from relight.sim.search.golden import Golden, format_golden, read_golden, rewrit
 from relight.sim.search.shrink import shrink
 from relight.sim.search.swarm import Found, search
 from relight.sim.world.timed import PRODUCTION, SimulatedJob
-from relight.timeline.terminal import duration
+from relight.timeline.draw.terminal import duration
 
 EPILOG = """\
 examples:

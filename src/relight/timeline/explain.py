@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from relight.core.account import verdict
 from relight.core.account.report import FailureReport, JobReport, RecoveryReport
 from relight.core.detection.stack import main_frames
+from relight.timeline.draw.terminal import duration
 from relight.timeline.report import describe_writes, plain
-from relight.timeline.terminal import duration
 
 # A stage is worth a sentence if it took this share of a recovery, and this long.
 _SHARE = 0.3

@@ -6,15 +6,14 @@ from pathlib import Path
 
 from relight.core.account.report import JobReport
 from relight.errors import UsageError
-from relight.timeline.load import load_report, no_trace, read_history
-from relight.timeline.perfetto import Slice, encode_trace
-from relight.timeline.png import to_png
-from relight.timeline.report import describe_recovery
-from relight.timeline.spans import Activity, History
-from relight.timeline.svg import NAMES, draw_svg, legend_svg
-from relight.timeline.terminal import duration
-from relight.timeline.trace import TraceReader, first_stamp_ns, latest_finished_step
-from relight.timeline.windows import (
+from relight.timeline.draw.perfetto import Slice, encode_trace
+from relight.timeline.draw.png import to_png
+from relight.timeline.draw.svg import NAMES, draw_svg, legend_svg
+from relight.timeline.draw.terminal import duration
+from relight.timeline.model.load import load_report, no_trace, read_history
+from relight.timeline.model.spans import Activity, History
+from relight.timeline.model.trace import TraceReader, first_stamp_ns, latest_finished_step
+from relight.timeline.model.windows import (
     Window,
     find_band,
     recovery_selection,
@@ -22,6 +21,7 @@ from relight.timeline.windows import (
     step_selection,
     step_window,
 )
+from relight.timeline.report import describe_recovery
 
 _PAGE_STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --paper: #ffffff; --rule: #cccccc; --soft: #f3f3f3 }

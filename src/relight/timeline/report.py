@@ -10,7 +10,7 @@ from rich.text import Text
 
 from relight.core.account import verdict
 from relight.core.account.report import FailureReport, JobReport, PublishReport, RecoveryReport, RecoveryStages
-from relight.timeline.terminal import duration
+from relight.timeline.draw.terminal import duration
 
 _STAGES = tuple(name.removesuffix("_seconds") for name in RecoveryStages.__struct_fields__)
 

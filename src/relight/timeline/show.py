@@ -6,17 +6,17 @@ from rich.console import Console
 from rich.text import Text
 
 from relight.core.account.report import JobReport
-from relight.timeline.load import load_report, no_trace, read_history
-from relight.timeline.report import describe_recovery, render_report
-from relight.timeline.terminal import ASCII, UNICODE, draw, legend
-from relight.timeline.trace import TraceReader, first_stamp_ns, latest_finished_step
-from relight.timeline.windows import (
+from relight.timeline.draw.terminal import ASCII, UNICODE, draw, legend
+from relight.timeline.model.load import load_report, no_trace, read_history
+from relight.timeline.model.trace import TraceReader, first_stamp_ns, latest_finished_step
+from relight.timeline.model.windows import (
     Window,
     recovery_selection,
     recovery_window,
     step_selection,
     step_window,
 )
+from relight.timeline.report import describe_recovery, render_report
 
 
 def print_report(run_dir: Path, console: Console) -> bool:

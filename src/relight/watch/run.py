@@ -17,8 +17,8 @@ from relight.dashboard.model.job import Job
 from relight.dashboard.sources.tail import Tail
 from relight.errors import UsageError
 from relight.server.records import journal
-from relight.timeline.load import load_report
-from relight.timeline.spans import Chunk
+from relight.timeline.model.load import load_report
+from relight.timeline.model.spans import Chunk
 from relight.wire.status import decode_line
 
 RUNS = Path("runs")

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from relight.core.controller import Stage
 from relight.core.recovery.decision import describe_target
+from relight.timeline.draw.terminal import duration
 from relight.timeline.report import plain
-from relight.timeline.terminal import duration
 from relight.transfer.plan.manifest import describe_bytes
 from relight.transfer.plan.progress import describe_publishing, describe_restores
 from relight.watch.run import State

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from relight.timeline.terminal import ASCII, UNICODE
-from relight.timeline.weights import MAX_DEVICES, Doing, Figure, Use, draw_update, legend_of_update
+from relight.timeline.draw.terminal import ASCII, UNICODE
+from relight.timeline.draw.weights import MAX_DEVICES, Doing, Figure, Use, draw_update, legend_of_update
 from relight.transfer.plan.cost import Span
 from relight.transfer.plan.result import Published, Stage
 from relight.transfer.plan.schedule import IPC_BUFFERS, Kind, Schedule

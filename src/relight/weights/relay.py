@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from relight.errors import TransferError, UsageError
-from relight.wire.tls import Tls, TlsFiles, prove_certificate
+from relight.wire.connection.tls import Tls, TlsFiles, prove_certificate
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MIN_TOKEN_BYTES = 16
@@ -84,7 +84,7 @@ def _add(
 
 
 def _gate(arguments: argparse.Namespace) -> int:
-    from relight.transfer.publish.publish_bridge import PublishBridge
+    from relight.transfer.relay.publish_bridge import PublishBridge
 
     host, port = _resolve(arguments.endpoint)
     if not arguments.token_file.exists():
@@ -101,7 +101,7 @@ def _gate(arguments: argparse.Namespace) -> int:
 
 
 def _relay(arguments: argparse.Namespace) -> int:
-    from relight.transfer.publish.relay import Relay
+    from relight.transfer.relay.relay import Relay
 
     host, port = _resolve(arguments.endpoint)
     token = _read_token(arguments.token_file)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from relight.timeline.terminal import duration
+from relight.timeline.draw.terminal import duration
 from relight.transfer.plan.manifest import describe_bytes
 from relight.transfer.plan.result import UpdateProgress
 from relight.weights.summary import printable, rate

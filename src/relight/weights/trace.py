@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from relight.timeline.perfetto import Slice, encode_trace
+from relight.timeline.draw.perfetto import Slice, encode_trace
 from relight.transfer.plan.cost import Span
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.plan.result import Published, Stage

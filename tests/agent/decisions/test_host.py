@@ -32,7 +32,7 @@ from relight.agent.decisions.host import (
 from relight.core.protocol.commands import Assign, Kill, Spawn
 from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted, StepResumed, TrainingDone
 from relight.core.protocol.position import Position
-from relight.wire.framing import encode_payload
+from relight.wire.connection.framing import encode_payload
 from relight.wire.messages import ForgetProcess, FromWorker, FromWorkers, PrivateState, TakePrivate, ToWorkers
 
 

@@ -5,7 +5,7 @@ import pytest
 from relight.agent.decisions.session import Session
 from relight.core.protocol.events import ProcessExited, ProcessStarted
 from relight.core.protocol.position import Position
-from relight.wire.framing import encode_frame
+from relight.wire.connection.framing import encode_frame
 from relight.wire.messages import ForgetProcess, Pace, Received, Welcome
 
 STARTED = ProcessStarted(process="a", pid=1)

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from relight.errors import ProtocolError
-from relight.wire.framing import decode, encode_frame, make_decoder
-from relight.wire.handshake import CONTROLLER, ConnectingSide, check_version
-from relight.wire.keepalive import CONTROL, end_when_silent
+from relight.wire.connection.framing import decode, encode_frame, make_decoder
+from relight.wire.connection.handshake import CONTROLLER, ConnectingSide, check_version
+from relight.wire.connection.keepalive import CONTROL, end_when_silent
+from relight.wire.connection.streams import read_payload
+from relight.wire.connection.tls import BROKEN_OFF, NO_TLS_HERE, NO_TLS_THERE, Tls, explain, start_tls
 from relight.wire.messages import AgentDown, Challenge, Hello, Refused, StartTls, Welcome
-from relight.wire.streams import read_payload
-from relight.wire.tls import BROKEN_OFF, NO_TLS_HERE, NO_TLS_THERE, Tls, explain, start_tls
 
 HANDSHAKE_SECONDS = 10.0
 CONGESTED_BYTES = 2**20  # beyond this, what will be said again anyway is left unsaid

@@ -7,9 +7,9 @@ import time
 
 from relight.agent.connection.controller_connection import ControllerConnection
 from relight.errors import ProtocolError
+from relight.wire.connection.tls import Tls
 from relight.wire.messages import PROTOCOL_VERSION, Hello
 from relight.wire.settings import JobSettings, decode_settings
-from relight.wire.tls import Tls
 
 _RETRY_SECONDS = 0.2
 

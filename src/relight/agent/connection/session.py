@@ -10,9 +10,9 @@ import msgspec
 from relight.agent.connection.controller_connection import ControllerConnection
 from relight.agent.decisions.session import Session
 from relight.errors import ProtocolError
-from relight.wire.framing import encode_frame
+from relight.wire.connection.framing import encode_frame
+from relight.wire.connection.tls import Tls
 from relight.wire.messages import StopAgent
-from relight.wire.tls import Tls
 
 ADDRESS_SECONDS = 2.0  # between two looks whether the job has a controller elsewhere
 CONFIRM_SECONDS = 0.1  # until an order is confirmed, if no report goes to the controller before

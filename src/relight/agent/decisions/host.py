@@ -15,7 +15,7 @@ from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessSta
 from relight.core.protocol.gathering import Gathering, subject
 from relight.core.protocol.position import Position
 from relight.errors import ProtocolError
-from relight.wire.framing import decode, make_decoder
+from relight.wire.connection.framing import decode, make_decoder
 from relight.wire.messages import (
     CopyPrivate,
     ForgetProcess,

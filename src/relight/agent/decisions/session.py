@@ -3,13 +3,13 @@
 import msgspec
 
 from relight.core.protocol.events import ProcessExited
-from relight.wire.framing import encode_frame
+from relight.wire.connection.framing import encode_frame
+from relight.wire.connection.outbox import COUNTED, Outbox
 from relight.wire.messages import PROTOCOL_VERSION, Hello, Received, Welcome
-from relight.wire.outbox import COUNTED, Outbox
 
 
 class Session:
-    """Counts messages in both directions, so that each arrives once (wire/outbox.py)."""
+    """Counts messages in both directions, so that each arrives once (wire/connection/outbox.py)."""
 
     def __init__(self, name: str, slots: int, life: str, patience_seconds: float, *, spare: bool = False) -> None:
         """`life` names this run of the agent. `patience_seconds`: how long it lives without a controller.

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from relight.errors import ProtocolError
-from relight.wire.framing import decode, make_decoder, split_payloads
+from relight.wire.connection.framing import decode, make_decoder, split_payloads
 from relight.wire.messages import MAX_FRAME_BYTES, WorkerHello, WorkerUp
 
 HELLO_SECONDS = 30.0

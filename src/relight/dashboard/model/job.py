@@ -18,8 +18,8 @@ from relight.core.recovery.coverage import Coverage
 from relight.dashboard.model.phases import Phases
 from relight.dashboard.model.row import Joined, Row
 from relight.server.records.journal import JournalHeader, JournalLine, decode_line
-from relight.timeline.publications import Publications
-from relight.timeline.spans import Chunk
+from relight.timeline.model.publications import Publications
+from relight.timeline.model.spans import Chunk
 from relight.wire.settings import JobSettings, part_of
 from relight.wire.status import Gpu, PublishStatus, RestoreStatus, Status
 

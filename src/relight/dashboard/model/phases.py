@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from relight.core.protocol.position import Phase
 from relight.dashboard.model.row import Row
-from relight.timeline.spans import Chunk
+from relight.timeline.model.spans import Chunk
 
 ROWS_KEPT = 2_000_000  # phase changes remembered exactly, shared by all rows
 ROW_KEPT = (1024, 65536)

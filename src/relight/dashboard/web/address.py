@@ -3,7 +3,7 @@
 import socket
 from urllib.parse import quote
 
-from relight.wire.loopback import IPV4, find_loopback
+from relight.wire.connection.loopback import IPV4, find_loopback
 
 DEFAULT_PORT = 7117
 

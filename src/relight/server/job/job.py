@@ -10,7 +10,7 @@ from relight.server.network.observers import Observers
 from relight.server.network.store import Store
 from relight.server.records.journal import Journal
 from relight.server.records.status import StatusBoard
-from relight.timeline.publications import Publications
+from relight.timeline.model.publications import Publications
 from relight.wire.settings import JobSettings
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from relight.errors import ProtocolError
 from relight.server.network.connection import Connection
-from relight.wire.framing import decode, make_decoder
-from relight.wire.handshake import CONTROLLER, ROLES, ListeningSide
+from relight.wire.connection.framing import decode, make_decoder
+from relight.wire.connection.handshake import CONTROLLER, ROLES, ListeningSide
+from relight.wire.connection.streams import read_payload
+from relight.wire.connection.tls import Tls
 from relight.wire.messages import Hello, Refused, Welcome
 from relight.wire.settings import JobSettings, encode_settings
-from relight.wire.streams import read_payload
-from relight.wire.tls import Tls
 
 HANDSHAKE_SECONDS = 5.0
 MAX_STRANGERS = 512  # connections that have not proved themselves yet

@@ -8,7 +8,8 @@ import msgspec
 from relight.core.membership.members import Process
 from relight.core.protocol.commands import Kill, ReleaseHost, Spawn, WorkerCommand
 from relight.server.network.connection import Connection
-from relight.wire.framing import encode_frame, encode_payload
+from relight.wire.connection.framing import encode_frame, encode_payload
+from relight.wire.connection.outbox import Outbox
 from relight.wire.messages import (
     CopyPrivate,
     ForgetProcess,
@@ -22,7 +23,6 @@ from relight.wire.messages import (
     TakeStack,
     ToWorkers,
 )
-from relight.wire.outbox import Outbox
 from relight.wire.settings import FIRST_NODE
 
 KEPT_UNASKED = 256  # an agent may say the end of a process twice

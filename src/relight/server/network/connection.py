@@ -6,10 +6,10 @@ import contextlib
 import msgspec
 
 from relight.errors import ProtocolError
-from relight.wire.framing import encode_frame
-from relight.wire.keepalive import CONTROL, end_when_silent
+from relight.wire.connection.framing import encode_frame
+from relight.wire.connection.keepalive import CONTROL, end_when_silent
+from relight.wire.connection.tls import Tls, explain, start_tls
 from relight.wire.messages import PROTOCOL_VERSION, StartTls
-from relight.wire.tls import Tls, explain, start_tls
 
 MAX_QUEUED_BYTES = 64 * 2**20  # a peer that does not read this much is cut off
 

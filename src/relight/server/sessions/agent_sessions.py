@@ -15,10 +15,10 @@ from relight.server.network.connection import Connection
 from relight.server.sessions.health import HealthMonitor
 from relight.server.sessions.presence import Presence
 from relight.server.sessions.router import AgentRouter
-from relight.wire.framing import decode, make_decoder
+from relight.wire.connection.framing import decode, make_decoder
+from relight.wire.connection.outbox import COUNTED
+from relight.wire.connection.streams import read_payload
 from relight.wire.messages import AgentUp, Hello, Pace, Refused
-from relight.wire.outbox import COUNTED
-from relight.wire.streams import read_payload
 
 CONFIRM_SECONDS = 0.1  # until a report is confirmed, if no command goes to the agent before
 

@@ -7,9 +7,9 @@ from relight.server.network.admission import Admission, Peer
 from relight.server.network.connection import Connection
 from relight.server.network.observers import Observers
 from relight.server.sessions.shutdown import Shutdown
-from relight.wire.framing import decode, make_decoder
+from relight.wire.connection.framing import decode, make_decoder
+from relight.wire.connection.streams import read_payload
 from relight.wire.messages import DrainHost, ObserverUp, StopAgent
-from relight.wire.streams import read_payload
 
 
 class ObserverSessions:

@@ -14,7 +14,7 @@ from relight.server.network.agents import Agent
 from relight.server.records.trace import StatusFile, TraceFile
 from relight.server.sessions.health import HealthMonitor
 from relight.server.sessions.shutdown import Shutdown
-from relight.wire.framing import decode, make_decoder
+from relight.wire.connection.framing import decode, make_decoder
 from relight.wire.messages import (
     AgentUp,
     FromWorker,

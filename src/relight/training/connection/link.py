@@ -12,9 +12,9 @@ from typing import Protocol
 import msgspec
 
 from relight.errors import ProtocolError
-from relight.wire.framing import decode, encode_frame, make_decoder
+from relight.wire.connection.framing import decode, encode_frame, make_decoder
+from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import WorkerDown, WorkerHello
-from relight.wire.streams import receive_payload
 
 _RETRY_SECONDS = 0.05
 

@@ -9,10 +9,10 @@ from relight.training.process.faults import Faults
 from relight.transfer.restore.client import RestoreClient
 from relight.transfer.restore.server import RestoreServer
 from relight.transfer.restore.shared_fabric import SpareBuffer
-from relight.wire.handshake import read_token
+from relight.wire.connection.handshake import read_token
+from relight.wire.connection.tls import Tls
 from relight.wire.settings import host_address
 from relight.wire.status import RestoreStatus
-from relight.wire.tls import Tls
 
 
 class Restores:

@@ -12,10 +12,10 @@ from pathlib import Path
 from relight.errors import ProtocolError, TransferError
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import Bucket
-from relight.transfer.publish.remote_source import RemoteSourceLink
 from relight.transfer.publish.source import SourceLink
+from relight.transfer.relay.remote_source import RemoteSourceLink
 from relight.transfer.tensors.weights import PartSource
-from relight.wire.tls import Tls
+from relight.wire.connection.tls import Tls
 
 RETRY_SECONDS = 0.1
 

@@ -23,8 +23,8 @@ from relight.training.publish.weights import Rename, Weights
 from relight.training.state.tracked import TrackedState
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.publisher import Publisher
-from relight.transfer.publish.remote_source import SourceBridge
 from relight.transfer.publish.source import Source
+from relight.transfer.relay.remote_source import SourceBridge
 from relight.transfer.tensors.weights import PartSource
 from relight.wire.settings import host_address
 

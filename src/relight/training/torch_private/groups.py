@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import ProcessGroup
 
 from relight.device.choose import accelerator_of
-from relight.wire.loopback import IPV4, handed_down
+from relight.wire.connection.loopback import IPV4, handed_down
 from relight.wire.settings import host_address
 
 # The operations of a process group, by the names of 2.14 and of older versions; those that exist are delegated.

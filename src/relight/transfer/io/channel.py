@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from relight.errors import PlaceTakenError, ProtocolError, TransferError
-from relight.wire.framing import decode, encode_frame, split_payloads
+from relight.wire.connection.framing import decode, encode_frame, split_payloads
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _MAX_DESCRIPTORS = 8

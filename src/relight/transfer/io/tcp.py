@@ -22,11 +22,11 @@ import msgspec
 
 from relight.errors import ProtocolError, TransferError
 from relight.transfer.io.tls import TlsSocket
-from relight.wire.framing import decode, encode_frame, make_decoder
-from relight.wire.handshake import ConnectingSide, ListeningSide
-from relight.wire.keepalive import TRANSFER, end_when_silent
+from relight.wire.connection.framing import decode, encode_frame, make_decoder
+from relight.wire.connection.handshake import ConnectingSide, ListeningSide
+from relight.wire.connection.keepalive import TRANSFER, end_when_silent
+from relight.wire.connection.tls import NO_TLS_HERE, NO_TLS_THERE, Tls, explain
 from relight.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Refused, StartTls, Welcome
-from relight.wire.tls import NO_TLS_HERE, NO_TLS_THERE, Tls, explain
 
 HANDSHAKE_SECONDS = 5.0
 MAX_STRANGERS = 32  # connections that have not proved themselves yet

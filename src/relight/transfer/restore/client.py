@@ -32,7 +32,7 @@ from relight.transfer.restore.offer import Halfway, Header, Request, describe_st
 from relight.transfer.restore.shared_fabric import SharedTarget, SpareBuffer
 from relight.transfer.restore.tcp_fabric import TcpTarget
 from relight.transfer.tensors.weights import TensorWriter
-from relight.wire.tls import Tls
+from relight.wire.connection.tls import Tls
 
 PROGRESS_SECONDS = 0.5  # between two reports of a copy; a shorter one is not reported
 

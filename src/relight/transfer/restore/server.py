@@ -18,7 +18,7 @@ from relight.transfer.restore.fabric import Address, SourceEnd
 from relight.transfer.restore.offer import Halfway, Header, Offer, Request, part_of
 from relight.transfer.restore.shared_fabric import SharedSource
 from relight.transfer.restore.tcp_fabric import SOURCE, TARGET, TcpSource
-from relight.wire.tls import Tls
+from relight.wire.connection.tls import Tls
 
 HELLO_SECONDS = 30.0  # for a target to say which version it wants
 _OFFER_SECONDS = 600.0

@@ -19,7 +19,7 @@ from relight.transfer.plan.plan import Bucket
 from relight.transfer.restore.fabric import ENDED, MISMATCH, other_digest
 from relight.transfer.restore.offer import BucketReady, BufferFree, ToSource, ToTarget
 from relight.transfer.tensors.weights import TensorReader, TensorWriter
-from relight.wire.tls import Tls
+from relight.wire.connection.tls import Tls
 
 CHUNK_BYTES = 2**18  # sent or received, and digested, at a time
 _MAX_VIEWS = 256  # in one system call; the kernel takes 1024

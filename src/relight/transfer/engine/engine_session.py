@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from relight.errors import ProtocolError, TransferError, UsageError
+from relight.transfer.engine.served_weights import ServedWeights
 from relight.transfer.io.buffers import Buffer, close_buffers, open_buffers
 from relight.transfer.io.channel import Channel
 from relight.transfer.io.messages import (
@@ -26,7 +27,6 @@ from relight.transfer.io.messages import (
 from relight.transfer.plan.manifest import differences
 from relight.transfer.plan.plan import Bucket, plan_buckets
 from relight.transfer.plan.schedule import IPC_BUFFERS
-from relight.transfer.publish.served_weights import ServedWeights
 from relight.transfer.tensors.targets import Target
 
 

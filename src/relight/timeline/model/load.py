@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from relight.core.account.report import JobReport, decode_report
-from relight.timeline.spans import History, Selection, SpanCollector
-from relight.timeline.trace import TraceReader
+from relight.timeline.model.spans import History, Selection, SpanCollector
+from relight.timeline.model.trace import TraceReader
 
 
 def load_report(run_dir: Path) -> JobReport | str:

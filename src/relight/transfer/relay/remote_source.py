@@ -32,9 +32,9 @@ from relight.transfer.io.tcp import TcpChannel, begin_connecting, discard, parse
 from relight.transfer.plan.division import ShardSpec
 from relight.transfer.plan.plan import Bucket, plan_buckets
 from relight.transfer.plan.schedule import IPC_BUFFERS
-from relight.transfer.publish.publish_bridge import PublishBridge
 from relight.transfer.publish.source import Source, SourceLease, SourceLink
-from relight.wire.tls import Tls
+from relight.transfer.relay.publish_bridge import PublishBridge
+from relight.wire.connection.tls import Tls
 
 BRIDGE, SOURCE = "source-bridge", "remote-source"
 

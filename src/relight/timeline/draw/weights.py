@@ -12,8 +12,8 @@ import msgspec
 from rich.cells import cell_len
 from rich.text import Text
 
-from relight.timeline.axis import Axis, plan_axis, share_columns
-from relight.timeline.terminal import UNICODE, Glyphs, duration, place_labels
+from relight.timeline.draw.terminal import UNICODE, Glyphs, duration, place_labels
+from relight.timeline.model.axis import Axis, plan_axis, share_columns
 
 MAX_DEVICES = 8
 _LEFT = 10  # columns beside the rows, with names as short as D0

@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 
 from relight.errors import ProtocolError, TransferError, UsageError
+from relight.transfer.engine.engine_session import EngineSession
+from relight.transfer.engine.served_weights import ServedWeights
 from relight.transfer.io.channel import Channel, connect, socket_path
 from relight.transfer.io.messages import FromPublisher
-from relight.transfer.publish.engine_session import EngineSession
-from relight.transfer.publish.served_weights import ServedWeights
 from relight.transfer.tensors.targets import InPlaceCallback, Pairs, StagedCallback, StagedTensors, Target
 from relight.transfer.tensors.weights import digest_weights, own_tensors, weights_of
 

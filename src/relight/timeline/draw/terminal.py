@@ -12,9 +12,9 @@ import msgspec
 from rich.cells import cell_len
 from rich.text import Text
 
-from relight.timeline.axis import Axis, plan_axis, share_columns
-from relight.timeline.spans import Activity, Row, Span, Strike
-from relight.timeline.windows import Band, Window
+from relight.timeline.model.axis import Axis, plan_axis, share_columns
+from relight.timeline.model.spans import Activity, Row, Span, Strike
+from relight.timeline.model.windows import Band, Window
 
 MAX_ROWS = 16
 _LEFT = 10

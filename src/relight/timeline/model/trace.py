@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from relight.core.protocol.position import Phase
-from relight.timeline.spans import Chunk
+from relight.timeline.model.spans import Chunk
 
 NAMES = ("trace.1.jsonl", "trace.jsonl")  # the older part first
 MAX_LINE_BYTES = 8 * 2**20  # twice the largest message: no line of ours is longer

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 
-from relight.timeline.axis import Axis, plan_axis
-from relight.timeline.spans import Activity, Row, Span
-from relight.timeline.terminal import duration
-from relight.timeline.windows import Band, Window
+from relight.timeline.draw.terminal import duration
+from relight.timeline.model.axis import Axis, plan_axis
+from relight.timeline.model.spans import Activity, Row, Span
+from relight.timeline.model.windows import Band, Window
 
 WIDTH = 1100
 MAX_ROWS = 64

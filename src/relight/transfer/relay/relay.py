@@ -40,9 +40,9 @@ from relight.transfer.io.tcp import TcpChannel, begin_connecting, discard, parse
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import Bucket, bucket_bytes_for
 from relight.transfer.publish.handle import Handle
-from relight.transfer.publish.publish_bridge import BRIDGE, RELAY, ForwardedBucket, FromBridge
 from relight.transfer.publish.publisher import Publisher
-from relight.wire.tls import Tls
+from relight.transfer.relay.publish_bridge import BRIDGE, RELAY, ForwardedBucket, FromBridge
+from relight.wire.connection.tls import Tls
 
 RETRY_SECONDS = 0.2
 ENGINE_STALL_SECONDS = 4.0  # less than a publisher's own patience: one engine must not cost all of them the version

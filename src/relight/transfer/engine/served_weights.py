@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from relight.errors import StaleWeightsError
-from relight.transfer.publish.update_lock import UpdateLock
+from relight.transfer.engine.update_lock import UpdateLock
 
 
 class ServedWeights:

@@ -3,7 +3,7 @@
 import msgspec
 
 from relight.core.account.report import JobReport, RecoveryReport
-from relight.timeline.spans import IN_STEP, Activity, History, Row, Selection, Span, Strike
+from relight.timeline.model.spans import IN_STEP, Activity, History, Row, Selection, Span, Strike
 
 
 class Band(msgspec.Struct, frozen=True, kw_only=True):

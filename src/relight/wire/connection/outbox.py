@@ -13,7 +13,7 @@ import msgspec
 
 from relight.core.protocol.commands import Kill, Spawn
 from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted
-from relight.wire.framing import encode_frame
+from relight.wire.connection.framing import encode_frame
 from relight.wire.messages import (
     CopyPrivate,
     ForgetProcess,

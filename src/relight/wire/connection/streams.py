@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from relight.wire.framing import LENGTH, check_length
+from relight.wire.connection.framing import LENGTH, check_length
 from relight.wire.messages import MAX_FRAME_BYTES
 
 

@@ -35,7 +35,7 @@ from relight.transfer.io.messages import (
 )
 from relight.transfer.io.tcp import Strangers, TcpChannel, accept_forever, listen_on
 from relight.transfer.plan.plan import Bucket, plan_buckets
-from relight.wire.tls import Tls
+from relight.wire.connection.tls import Tls
 
 BRIDGE, RELAY = "publish-bridge", "relay"
 REPEAT_SECONDS = 60.0

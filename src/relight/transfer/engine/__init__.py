@@ -1,0 +1,1 @@
+"""Receives updates inside an inference process, and says which version it answers with."""

@@ -1,0 +1,1 @@
+"""Carries updates between hosts: one copy for all engines of a host, and sources on other hosts."""

@@ -1,0 +1,1 @@
+"""Opens, proves and keeps connections: addresses, frames, the handshake, TLS, messages that must arrive once."""
