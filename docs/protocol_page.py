@@ -127,6 +127,26 @@ begins in which every survivor holds the same version, so it goes back to that v
 holds in its generation alone; a failure on the way is an ordinary recovery, after which it is given again. The host
 is given back (**ReleaseHost**) when no process of it lives, so no recovery waits for an end that no agent can report.
 
+## Hosts that are ordered
+
+A job may have a *supplier*, which orders hosts of the cluster. The controller compares numbers after every event, from
+Begin to the last step. Wanted are the nodes and so many spares, or, without that number, as many hosts as were here at
+once, ordered ones not counted.
+
+1. For each host that is missing, and not on order, **OrderHost** asks for one, under a name that was never used in
+   this job. Its agent joins as a spare under that name. So an order that is given again, by the successor of a
+   controller, brings one host: the second agent of a name is refused.
+2. An order is over when it is refused, when its host has not joined in time, when the host is not needed (a lost one
+   came back), when the host was lost or given back, and with the job. **CancelHost** says so to the supplier, but for
+   orders that were refused; an order that may have been placed, by a command that did not end, is cancelled.
+3. A host that joins under the name of an order that is over is sent away (**ReleaseHost**): the cluster may take it
+   back at any moment. A host that comes after the job ended hears that it has.
+4. After a refusal, or an order of which no host came, the next order waits 10 s, then 20 s, 40 s, ... at most 600 s,
+   until one is placed. The supplier's own words are in the notice and in the report.
+5. An ordered host that is too many, and has held no rank for long, is drained.
+6. Nothing waits for an order, and nothing that the supplier does or fails to do ends a job. Ranks are placed on the
+   hosts that are here.
+
 ## After a failure
 
 1. The controller journals a new generation and sends **Stop**. Collectives of the old generation fail at once. A

@@ -38,7 +38,7 @@ OUTSIDE_SECONDS = 40.0
 class Desk:
     """A controller, and the facts that a test lays before it. Ranks start as processes w0, w1, ...; standbys follow."""
 
-    def __init__(self, world_size: int = 2, standbys: int = 0, **settings: float | None) -> None:
+    def __init__(self, world_size: int = 2, standbys: int = 0, **settings: float | str | None) -> None:
         """Among `settings`, `slots` is the room of the first host; it is one for each rank otherwise."""
         base = ControllerSettings(
             world_size=world_size,

@@ -37,7 +37,7 @@ def test_what_would_be_ignored_is_refused(
     [
         ("", "required"),
         ("--seeds 10 --seconds 5", "not allowed with"),
-        ("--seeds 10 --with fallbacks", "there are hosts, fallback, flips, writes"),
+        ("--seeds 10 --with fallbacks", "there are hosts, supply, fallback, flips, writes"),
         ("--seed 1 --mutation no-such", "there is none of that name"),
         (
             "--exhaustive 2 --shapes three",

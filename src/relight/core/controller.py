@@ -25,6 +25,7 @@ from relight.core.job.job import ControllerSettings, Job, Stage
 from relight.core.job.reserve import Reserve
 from relight.core.job.saving import Saving
 from relight.core.job.shutdown import Shutdown
+from relight.core.job.supplying import Supplying
 from relight.core.membership.members import Members
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Audience, Command, EndJob, Save, StandingOrder
@@ -59,6 +60,7 @@ class Kinds:
     stopping: type[Stopping] = Stopping
     shutdown: type[Shutdown] = Shutdown
     draining: type[Draining] = Draining
+    supplying: type[Supplying] = Supplying
     restoring: type[Restoring] = Restoring
     training: type[Training] = Training
     finishing: type[Finishing] = Finishing
@@ -87,6 +89,7 @@ class Controller:
         self.stopping = kinds.stopping(job, self.attempts, self.reserve, self.saving, self.failing, self.deciding)
         self.shutdown = kinds.shutdown(job, self.saving)
         self.draining = kinds.draining(job, self.reserve)
+        self.supplying = kinds.supplying(job, self.draining)
         self.restoring = kinds.restoring(
             *(job, self.attempts, self.reserve, self.saving, self.failing, self.shutdown, self.draining)
         )
@@ -115,7 +118,7 @@ class Controller:
         if self.job.stage is Stage.ENDED:
             return ()
         self.job.note_version(event)
-        return self._given(self._on_event(event, now))
+        return self._given(self._on_event(event, now), now)
 
     def _on_event(self, event: ev.Event, now: float) -> list[Command]:
         """The handler of each event. Every one begins by asking whether the event matters in the job's stage."""
@@ -126,6 +129,12 @@ class Controller:
                 return self.agents.on_lost(event, now)
             case ev.HostDraining():
                 return self.agents.on_draining(event, now)
+            case ev.HostOrdered():
+                return self.supplying.on_ordered(event)
+            case ev.HostRefused():
+                return self.supplying.on_refused(event, now)
+            case ev.HostCancelled():
+                return self.supplying.on_cancelled(event)
             case ev.ProcessStarted():
                 return self.starting.on_started(event)
             case ev.ProcessDying():
@@ -163,7 +172,7 @@ class Controller:
             case ev.WorkerReleased():
                 return self.finishing.on_released(event)
             case ev.ControllerRestarted():
-                return self.repeating.on_controller_restarted(now)
+                return [*self.repeating.on_controller_restarted(now), *self.supplying.repeat()]
             case ev.ShutdownRequested():
                 return self.shutdown.on_shutdown(event, now)
             case ev.WorkerNotice():
@@ -196,11 +205,12 @@ class Controller:
         """When `expire` wants to be called, or None."""
         if self.job.stage is Stage.ENDED:
             return None
-        return min((at for at in (self.job.deadline, self.attempts.next_at) if at is not None), default=None)
+        moments = (self.job.deadline, self.attempts.next_at, self.supplying.next_at())
+        return min((at for at in moments if at is not None), default=None)
 
     def expire(self, now: float) -> tuple[Command, ...]:
         """The deadline has passed: a rank that was waited for has failed too, or the time for a death is over."""
-        job, out = self.job, self._given(self._on_next_attempt(now))
+        job, out = self.job, self._given(self._on_next_attempt(now), now)
         if out or job.deadline is None or now < job.deadline or job.stage is Stage.ENDED:
             return out
         overslept = now - job.deadline > HEARING_SECONDS
@@ -209,7 +219,7 @@ class Controller:
             job.deadline = self._extended = now + HEARING_SECONDS
             return ()
         job.deadline = None
-        return self._given(self._on_deadline(now))
+        return self._given(self._on_deadline(now), now)
 
     def _is_costly(self, now: float) -> bool:
         """Whether the deadline kills a process or ends the job. Then one more second does not matter, and a controller
@@ -225,12 +235,16 @@ class Controller:
             return self.stopping.advance(now)
         return self.reserve.top_up(now) if self.restoring.is_settled else []
 
-    def _given(self, commands: list[Command]) -> tuple[Command, ...]:
-        """Keep the newest order to all: it holds until the next one."""
+    def _given(self, commands: list[Command], now: float) -> tuple[Command, ...]:
+        """Keep the newest order to all: it holds until the next one. Add what is to be done about the supply of hosts.
+
+        At the end of the job, orders for hosts are cancelled first.
+        """
         for command in commands:
             if isinstance(command, StandingOrder):
                 self.repeating.standing_order = command
-        return tuple(commands)
+        supply = self.supplying.advance(now)
+        return (*supply, *commands) if self.job.stage is Stage.ENDED else (*commands, *supply)
 
     # --- for the shell and for people ---------------------------------------------------------------------------
     @property

@@ -113,9 +113,8 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
         dest="kinds",
         default="",
         metavar="A,B",
-        help="only random schedules with hosts (several), fallback (buddy memory, checkpoints), flips (of bits), "
-        "writes (steps with several) "
-        "(default: each in some of them)",
+        help="only random schedules with hosts (several), supply (hosts are ordered), fallback (buddy memory, "
+        "checkpoints), flips (of bits), writes (steps with several) (default: each in some of them)",
     )
     parser.add_argument("--mutation", default="", metavar="NAME", help="plant this bug; alone, hunt it")
     parser.add_argument("--shrink", action="store_true", help="with --seed or --replay: make what fails small")

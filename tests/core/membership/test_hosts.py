@@ -111,9 +111,10 @@ def test_a_finished_job_does_not_wait_for_a_lost_host() -> None:
 def test_a_lost_host_with_standbys_only_costs_standbys() -> None:
     desk = Desk(world_size=2, standbys=1)
     desk.train()
-    assert join(desk, "spare-1") == []  # nothing is missing
-    desk.exits("w2", step=0)
-    assert desk.said[-1] == Spawn(agent="spare-1", process="w3", rank=None, slot=0, why="a standby in reserve")
+    (spawn,) = join(desk, "spare-1")  # the standby moves there, from the host that it shares with the ranks
+    assert (spawn.agent, spawn.process) == ("spare-1", "w3")
+    assert [command.process for command in desk.warm("w3") if isinstance(command, Kill)] == ["w2"]
+    assert not [command for command in desk.exits("w2", step=0) if isinstance(command, Spawn)]
     said = lose(desk, "spare-1")
     assert [c.agent for c in said if isinstance(c, Spawn)] == ["node-0"]
     assert desk.controller.stage is Stage.TRAINING
@@ -248,6 +249,19 @@ def test_a_lost_node_is_replaced_by_the_spare() -> None:
     assert not [command for command in said if isinstance(command, Spawn)]
 
 
+def test_a_standby_that_shares_a_slot_moves_to_a_host_that_joins() -> None:
+    """It stays until the one in its stead is warm: a rank that is lost meanwhile gets it at once."""
+    desk = two_hosts(standbys=2)
+    assert {p.agent for p in desk.controller.members.standbys()} == {"node-0", "node-1"}
+    assert [spawn.agent for spawn in join_spare(desk, "spare-2", slots=1)] == ["spare-2"]  # it has room for one
+    assert not join_spare(desk, "spare-3", slots=0), "a second look moves nothing"
+    desk.exits("w3", step=0)
+    assert [command.process for command in desk.said if isinstance(command, Assign)] == ["w5"]
+    desk.recover(0)
+    desk.warm("w6")
+    assert len(desk.controller.members.standbys()) == 2
+
+
 # --- hosts that are lost again and again ----------------------------------------------------------------------------
 def lose_and_return(desk: Desk, times: int) -> None:
     """A spare, with no process, or with one, is lost and comes back so often."""
@@ -263,9 +277,8 @@ def test_a_host_that_was_lost_twice_is_avoided(times: int, used: str) -> None:
     join_spare(desk, "spare-1", slots=9)
     lose_and_return(desk, times)
     join_spare(desk, "spare-2", slots=2)
-    desk.exits("w2", step=0)
-    (spawn,) = [command for command in desk.said if isinstance(command, Spawn)]
-    assert spawn.agent == used
+    (standby,) = [p for p in desk.controller.members.standbys() if p.instead_of]  # it moves from the first host
+    assert standby.agent == used
     notices = [text for text in desk.controller.report().notices if "lost twice" in text]
     assert len(notices) == int(times >= 2)
 

@@ -13,6 +13,7 @@ import enum
 import msgspec
 
 from relight.core.account.job_stats import KEPT_IN_ACCOUNT, JobStats
+from relight.core.membership.host_orders import HostOrders
 from relight.core.membership.hosts import Hosts
 from relight.core.membership.members import Members, Process
 from relight.core.protocol import events as ev
@@ -50,6 +51,10 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_failures_per_step: int | None = None
     max_failed_attempts: int | None = None
     max_identical_errors: int = 2
+    supplier: str = ""  # what new hosts are ordered with; empty: none are
+    supply_spares: int | None = None  # spare hosts to keep; None: each host that is lost is replaced
+    supply_timeout_seconds: float = 3600.0  # for the host of an order to join
+    supply_idle_seconds: float = 600.0  # that an ordered host is kept without use
 
 
 class Job:
@@ -66,6 +71,7 @@ class Job:
         self.ended: EndJob | None = None
         self.members = Members()
         self.hosts = Hosts()
+        self.orders = HostOrders()
         self.shards = Shards()  # known from the first step on
         self.coverage: Coverage | None = None  # of a divided state: which losses it survives
         self.buddy_every = 0  # steps from snapshot to snapshot, 0: none

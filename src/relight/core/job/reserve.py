@@ -33,10 +33,34 @@ class Reserve:
         job = self._job
         if self.is_useless or not len(job.hosts) or job.stage is Stage.SAVING or job.awaits_spares:
             return []
-        missing = job.wanted_standbys - len(job.members.standbys())
-        if missing <= 0 or self._attempts.is_put_off(now):
+        missing = max(0, job.wanted_standbys - len(self._lasting()))
+        moves = self._crowded()
+        if not (missing or moves) or self._attempts.is_put_off(now):
             return []
-        return [self.spawn(None, self._place(), now, why="a standby in reserve") for _ in range(missing)]
+        out: list[Command] = [self.spawn(None, self._place(), now, why="a standby in reserve") for _ in range(missing)]
+        for crowded in moves[: self._inviting_slots()]:
+            why = f"a standby in reserve, instead of {crowded.name}, which shares a slot on {crowded.agent}"
+            out.append(self.spawn(None, self._place(), now, why=why))
+            next(reversed(job.members.processes.values())).instead_of = crowded.name
+        return out
+
+    def _lasting(self) -> list[Process]:
+        """The standbys, without those that have yet to take the place of another one."""
+        standbys = self._job.members.standbys()
+        names = {standby.name for standby in standbys}
+        return [standby for standby in standbys if standby.instead_of not in names]
+
+    def _crowded(self) -> list[Process]:
+        """The standbys that share a slot, and are to move as soon as there is room. It costs a look at all processes,
+        so it is done only if there may be room."""
+        job = self._job
+        if len(job.hosts) == 1 or not self._inviting_slots():
+            return []
+        moving = {standby.instead_of for standby in job.members.standbys()}
+        return [p for p in job.hosts.crowded(job.members.processes.values()) if p.name not in moving]
+
+    def _inviting_slots(self) -> int:
+        return self._job.hosts.inviting_slots(self._job.members.processes.values())
 
     def on_standby_ready(self, event: ev.StandbyReady, now: float) -> list[Command]:
         """A standby is warm: it takes a vacant rank at once."""
@@ -47,12 +71,23 @@ class Reserve:
         self._slowest_start_seconds = max(self._slowest_start_seconds, now - process.spawned_at)
         if self._job.stage is Stage.STOPPING:
             return self.fill_vacancies(now)
-        return self.surplus() if self._job.stage is Stage.TRAINING else []
+        if self._job.stage is not Stage.TRAINING:
+            return []
+        return [*self._replace_crowded(process), *self.surplus()]
+
+    def _replace_crowded(self, standby: Process) -> list[Command]:
+        """End the standby that shares a slot, now that another one is warm in its stead."""
+        members = self._job.members
+        crowded = next((p for p in members.standbys() if p.name == standby.instead_of), None)
+        if crowded is None:
+            return []
+        members.fail(crowded)
+        return [Kill(process=crowded.name, why="another standby, on a host with room, is warm: it is no longer needed")]
 
     def surplus(self) -> list[Command]:
         """End standbys beyond the number asked for: fresh processes whose rank another one took in the meantime."""
         members, wanted = self._job.members, self._job.wanted_standbys
-        worst_first = sorted(members.standbys(), key=lambda p: (p.ready, -p.spawned_at))
+        worst_first = sorted(self._lasting(), key=lambda p: (p.ready, -p.spawned_at))
         out: list[Command] = []
         for process in worst_first[: max(0, len(worst_first) - wanted)]:
             members.fail(process)

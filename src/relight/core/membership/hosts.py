@@ -15,6 +15,7 @@ class Hosts:
     def __init__(self) -> None:
         self._slots: dict[str, int] = {}
         self._lives: dict[str, str] = {}
+        self._machines: dict[str, str] = {}
         self._spares: set[str] = set()
         self._losses: Recent[str] = Recent()
         self._released: Recent[str] = Recent()  # lives of agents that were given back
@@ -26,9 +27,10 @@ class Hosts:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def add(self, agent: str, slots: int, life: str = "", *, spare: bool = False) -> None:
+    def add(self, agent: str, slots: int, life: str = "", *, spare: bool = False, machine: str = "") -> None:
         self._slots[agent] = slots
         self._lives[agent] = life
+        self._machines[agent] = machine or agent
         if spare:
             self._spares.add(agent)
         else:
@@ -51,6 +53,7 @@ class Hosts:
     def remove(self, agent: str) -> None:
         self._slots.pop(agent, None)
         self._lives.pop(agent, None)
+        self._machines.pop(agent, None)
         self._spares.discard(agent)
         self.draining.pop(agent, None)
 
@@ -63,13 +66,23 @@ class Hosts:
         """Whether this run of an agent was given back. Another run of it is welcome."""
         return self._released[f"{agent} {life}"] > 0
 
-    def note_loss(self, agent: str) -> None:
-        """Count that this host was lost while the job was on its way."""
-        self._losses.add(agent)
+    def machine(self, agent: str) -> str:
+        """Return the name that the cluster has for this host, or its agent's name if that is not known."""
+        return self._machines.get(agent, agent)
+
+    def note_loss(self, machine: str) -> None:
+        """Count that this machine was lost while the job was on its way."""
+        self._losses.add(machine)
 
     def is_unreliable(self, agent: str) -> bool:
-        """Whether this host was lost so often that another one is better."""
-        return self._losses[agent] >= MAX_LOSSES
+        """Whether the machine of this host was lost so often that another one is better."""
+        return self._losses[self.machine(agent)] >= MAX_LOSSES
+
+    @property
+    def unwanted_machines(self) -> tuple[str, ...]:
+        """Machines that another host must not be: those that are here, and those that were lost twice."""
+        failed = {machine for machine, count in self._losses.items() if count >= MAX_LOSSES}
+        return tuple(sorted(failed | set(self._machines.values())))
 
     def in_order(self) -> tuple[str, ...]:
         """Names in the order of the numbers at their ends: node-2 comes before node-10."""
@@ -86,6 +99,23 @@ class Hosts:
         used = Counter(process.agent for process in processes if process.alive and not process.failed)
         left = {without, *self.draining}
         return sum(max(0, slots - used[name]) for name, slots in self._slots.items() if name not in left)
+
+    def inviting_slots(self, processes: Iterable[Process]) -> int:
+        """The number of slots to which a standby may move from a crowded host."""
+        used = Counter(process.agent for process in processes if process.alive and not process.failed)
+        hosts = [name for name in self._slots if name not in self.draining and not self.is_unreliable(name)]
+        return sum(max(0, self._slots[name] - used[name]) for name in hosts)
+
+    def crowded(self, processes: Iterable[Process]) -> list[Process]:
+        """The standbys that share a slot with another process, newest first: they belong on another host."""
+        living = [process for process in processes if process.alive and not process.failed]
+        used = Counter(process.agent for process in living)
+        out: list[Process] = []
+        for process in reversed(living):
+            if process.rank is None and used[process.agent] > self._slots.get(process.agent, 0):
+                used[process.agent] -= 1
+                out.append(process)
+        return out
 
     def place(self, processes: Iterable[Process]) -> tuple[str, int]:
         """Host and slot for one more process: one with a free slot, so that two ranks need not share a device.

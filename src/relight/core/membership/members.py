@@ -32,6 +32,7 @@ class Process:
     may_hold_state: bool = False  # it trained, or was ordered to restore; whether it did, only its report can say
     slow: bool = False  # which was said
     leaving: str = ""  # why it was asked to end after its step
+    instead_of: str = ""  # a standby on a crowded host, which ends once this one is warm
     final_position: Position = field(default_factory=Position)
 
     @property

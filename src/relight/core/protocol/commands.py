@@ -158,6 +158,21 @@ class RefuseDrain(_Command, frozen=True, kw_only=True):
     agent: str
 
 
+class OrderHost(_Command, frozen=True, kw_only=True):
+    """Ask the supplier for one more spare host. Its agent joins under the name of the order."""
+
+    order: str
+    wanted: int  # the number of hosts that the job is to have
+    exclude: tuple[str, ...] = ()  # machines that are of no use: those of the job, and those that failed twice
+
+
+class CancelHost(_Command, frozen=True, kw_only=True):
+    """Tell the supplier that the host of an order is not needed (any more), whether it has come or not."""
+
+    order: str
+    identifier: str = ""  # the cluster's word for the order; empty: not known
+
+
 class EndJob(_Command, frozen=True, kw_only=True):
     """The job is over. `error` is empty if training finished."""
 
@@ -184,6 +199,8 @@ Command = (
     | Release
     | ReleaseHost
     | RefuseDrain
+    | OrderHost
+    | CancelHost
     | EndJob
     | Notice
 )

@@ -22,6 +22,7 @@ class AgentJoined(_Event, frozen=True, kw_only=True):
     slots: Whole
     spare: bool = False  # room for standbys and replacements: never one of the nodes that the job starts on
     life: str = ""  # names this run of the agent: one that is known by another life has no memory of the first one's
+    machine: str = ""  # the name that the cluster has for its host; empty: not known
 
 
 class AgentLost(_Event, frozen=True, kw_only=True):
@@ -39,6 +40,28 @@ class HostDraining(_Event, frozen=True, kw_only=True):
     agent: str
     reason: str
     leaves: bool = False  # it will be gone soon in any case; else it may stay if no other host has room
+
+
+class HostOrdered(_Event, frozen=True, kw_only=True):
+    """The supplier has placed an order for a host; `identifier` is the cluster's word for it."""
+
+    order: str
+    identifier: str = ""
+
+
+class HostRefused(_Event, frozen=True, kw_only=True):
+    """No host comes of an order, for the reason that the supplier gave."""
+
+    order: str
+    reason: str
+    uncertain: bool = False  # it may have been placed all the same, as by a command that did not end in time
+
+
+class HostCancelled(_Event, frozen=True, kw_only=True):
+    """The supplier has cancelled an order, or could not, for the reason `error`."""
+
+    order: str
+    error: str = ""
 
 
 class ProcessStarted(_Event, frozen=True, kw_only=True):
@@ -298,6 +321,9 @@ Event = (
     AgentJoined
     | AgentLost
     | HostDraining
+    | HostOrdered
+    | HostRefused
+    | HostCancelled
     | ProcessStarted
     | ProcessDying
     | ProcessExited

@@ -41,15 +41,17 @@ class Agents:
         """A host joins; the last node that was waited for starts the ranks. A known one hears its orders again."""
         job, nodes = self._job, self._job.settings.nodes
         if event.agent in job.hosts:  # the same agent again, after a restart: its workers live on
-            job.hosts.add(event.agent, event.slots, event.life, spare=event.spare)
+            job.hosts.add(event.agent, event.slots, event.life, spare=event.spare, machine=event.machine)
             self._forget_pages(event.agent)
             return self._repeating.to_agent(now)
         if job.hosts.was_released(event.agent, event.life):
             return [ReleaseHost(agent=event.agent, why="again: its ranks have moved")]
+        if job.orders.is_closed(event.agent):
+            return [ReleaseHost(agent=event.agent, why="the order that it was started for is cancelled")]
         if not len(job.hosts) and not job.members.processes:
             job.job_stats.started(now)
             job.deadline = now + job.settings.startup_timeout_seconds
-        job.hosts.add(event.agent, event.slots, event.life, spare=event.spare)
+        job.hosts.add(event.agent, event.slots, event.life, spare=event.spare, machine=event.machine)
         if job.members.processes:  # a late one: room for what is missing
             notice = self._welcome(event.agent)
             more = self._reserve.top_up(now) if self._restoring.is_settled else []
@@ -66,7 +68,9 @@ class Agents:
         text = f"{agent} joined; {len(job.hosts)} hosts"
         if not job.hosts.is_unreliable(agent):
             return Notice(why=text, level="info")
-        warning = f"{agent} was lost twice in this job, and is used only where no other host has room"
+        machine = job.hosts.machine(agent)
+        named = agent if machine == agent else f"{agent} ({machine})"
+        warning = f"{named} was lost twice in this job, and is used only where no other host has room"
         job.job_stats.notice(warning)  # for the report
         return Notice(why=f"{text}. {warning}", level="warning")
 
@@ -99,6 +103,7 @@ class Agents:
         job = self._job
         if event.agent not in job.hosts:
             return []
+        machine = job.hosts.machine(event.agent)
         job.hosts.remove(event.agent)
         if not len(job.hosts):
             return job.end(
@@ -106,7 +111,7 @@ class Agents:
             )
         if not job.members.processes:
             return [Notice(why=f"{event.agent} left before all hosts had joined", level="warning")]
-        job.hosts.note_loss(event.agent)
+        job.hosts.note_loss(machine)
         lost = [p for p in job.members.processes.values() if p.agent == event.agent and p.alive]
         held = [p for p in lost if p.rank is not None and not p.failed]
         for process in lost:

@@ -23,11 +23,12 @@ from relight.core.protocol.commands import (
     Spawn,
     Stop,
 )
-from relight.core.protocol.events import AgentLost, Restored
+from relight.core.protocol.events import AgentLost, Event, Restored
 from relight.core.protocol.fault import Action
 from relight.sim.judge.ends import check_end
 from relight.sim.judge.placement import Placement
 from relight.sim.judge.restores import check_restore
+from relight.sim.judge.supply import Supply
 from relight.sim.model.contents import State, Violation, part_key, reference
 from relight.sim.model.fallback_tiers import Saved
 from relight.sim.model.shapes import ONE_WRITE, Pattern
@@ -78,6 +79,7 @@ class Checker:
         self.derivable = False  # private state follows from rank and step: it cannot be lost
         self.fenced: set[str] = set()  # processes of hosts that were given up; they may live on
         self.placement = Placement()
+        self.supply = Supply()
         self.host_of: Mapping[str, str] = {}  # of each process
 
     def copy(self, workers: Mapping[str, SimulatedWorker]) -> "Checker":
@@ -110,6 +112,14 @@ class Checker:
         """The controller is about to hear that this host is gone."""
         self.disturbed.add("host lost")
         self.placement.hear(event)
+
+    def decided(self, event: Event | None, commands: Iterable[Command]) -> None:
+        """An event, and all that the controller ordered after it, whether it lives to carry it out or not."""
+        if event is not None:
+            self.supply.hear(event)
+        for command in commands:
+            if fault := self.supply.fault(command):
+                raise Violation(fault)
 
     def follows(self, made: int, *of: int) -> None:
         """One content is computed from others: wrong, if one of these is."""

@@ -18,6 +18,8 @@ INVARIANTS = {
     "I15": "Below replicas: only if they cannot help, to the newest version that all can reach, of one history.",
     "I16": "The ranks of the start are on the job's nodes: a spare holds none until a rank is lost.",
     "I17": "No step is repeated because a host is drained; it is given back once no rank is left on it.",
+    "I18": "No more hosts are ordered than are wanted, and each order has a name of its own.",
+    "I19": "Nothing is started on a host whose order is over, and no order outlives the job.",
     "L1": "A job ends well, or with a reason that its faults excuse.",
     "L2": "Nothing waits for ever.",
     "L3": "Nothing healthy is killed, and nothing is recovered without a cause.",

@@ -12,11 +12,13 @@ from relight.core.protocol import events as ev
 from relight.core.protocol.commands import (
     Assign,
     Begin,
+    CancelHost,
     Command,
     EndJob,
     FallbackTier,
     Kill,
     Notice,
+    OrderHost,
     RefuseDrain,
     Release,
     ReleaseHost,
@@ -28,6 +30,7 @@ from relight.core.protocol.commands import (
 )
 from relight.core.protocol.position import Position
 from relight.sim.judge.placement import Placement
+from relight.sim.judge.supply import Supply
 
 # What a worker says about one generation.
 _DATED = ev.Stopped | ev.Restored | ev.RestoreFailed | ev.CollectiveFailed | ev.TrainingDone
@@ -71,6 +74,7 @@ class _Judge:
         self._holders: dict[int, list[str]] = {}  # of each rank, newest last
         self._agents: dict[str, str] = {}  # of each process
         self._placement = Placement()
+        self._supply = Supply()
         self._dead: set[str] = set()
         self._stopped: dict[str, ev.Stopped] = {}
         self._restored: dict[str, ev.Restored] = {}
@@ -109,6 +113,7 @@ class _Judge:
             self._late = event
             return
         self._placement.hear(event)
+        self._supply.hear(event)
         match event:
             case ev.ProcessDying() | ev.ProcessExited():
                 if event.process not in self._dead:  # else it was read before: nothing was finished there since
@@ -152,6 +157,8 @@ class _Judge:
 
     # --- what it orders -------------------------------------------------------------------------------------------
     def _order(self, command: Command) -> None:
+        if fault := self._supply.fault(command):
+            self._say(fault)
         if self._end is not None and not isinstance(command, Notice):
             self._say(f"I9: {type(command).__name__} after the end of the job")
         if self._late is not None and not isinstance(command, Notice | Spawn):
@@ -189,7 +196,7 @@ class _Judge:
                 self._check_release()
             case EndJob():
                 self._end = command
-            case Kill() | Notice() | ReleaseHost() | RefuseDrain():
+            case Kill() | Notice() | ReleaseHost() | RefuseDrain() | OrderHost() | CancelHost():
                 pass
 
     def _give(self, rank: int, process: str) -> None:

@@ -55,7 +55,7 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 SAMPLE_SECONDS = 0.5  # between two samples of a host
 HOST_KINDS = ("host", "cut", "unheard", "join")
-KINDS = ("hosts", "fallback", "flips", "writes")  # that a search may be narrowed down to
+KINDS = ("hosts", "supply", "fallback", "flips", "writes")  # that a search may be narrowed down to
 NETWORK_KINDS = ("silence", "blackhole", "agent", "asleep", "controller")
 
 
@@ -76,6 +76,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     watched: bool = False  # the detector looks from the beginning, and not only once something hangs
     nodes: int = 1  # hosts that share the ranks
     spares: int = 0  # hosts beside them that are there from the start
+    supplies: bool = False  # hosts are ordered of a cluster
+    supply_spares: int = -1  # so many are kept beside the nodes; -1: lost hosts are replaced
     derivable: bool = False  # private state follows from rank and step, so that it is not lost with a host
     gathers: bool = False  # agents send what every rank says once in one message
     parts: int = 1  # of the state: rank r holds part r % parts
@@ -104,7 +106,8 @@ def schedule_of(seed: int, kinds: Collection[str]) -> Schedule:
     """The random schedule of this seed, of these `KINDS`."""
     return random_schedule(
         seed,
-        hosts="hosts" in kinds or None,
+        hosts="hosts" in kinds or "supply" in kinds or None,
+        supply="supply" in kinds or None,
         fallback="fallback" in kinds,
         flips="flips" in kinds,
         writes="writes" in kinds or None,
@@ -118,6 +121,7 @@ def random_schedule(
     actions: Sequence[Action] = (),
     points: Sequence[str] = (),
     hosts: bool | None = None,
+    supply: bool | None = None,
     fallback: bool = False,
     flips: bool = False,
     writes: bool | None = None,
@@ -130,6 +134,7 @@ def random_schedule(
         actions: of these kinds only, if there are any.
         points: at these only, if there are any.
         hosts: whether there are several; None: every fifth time, where the faults are not told.
+        supply: whether hosts are ordered; None: every third time, where there are several.
         fallback: whether there must be fallback tiers; else every eighth time.
         flips: whether some rank's state must be silently corrupted; else every twelfth time, where faults are not told.
         writes: whether steps may have several writes; None: every fourth time, where the faults are not told.
@@ -139,6 +144,7 @@ def random_schedule(
     if hosts is None:
         hosts = not told and random.Random(f"hosts? {seed}").random() < 0.2
     schedule = _with_hosts(schedule) if hosts else schedule
+    schedule = _with_supply(schedule, told=supply) if hosts else schedule
     draw = random.Random(f"parts? {seed}")
     parts = draw.choice((2, 2, 3)) if draw.random() < 0.2 else 1
     schedule = msgspec.structs.replace(
@@ -278,6 +284,20 @@ def _with_drain(schedule: Schedule, draw: random.Random) -> Schedule:
         standbys=draw.choice((1, 2, 2, 3)),
         spares=draw.choice((0, 1, 1, 2)),
         until=schedule.until + draw.choice((4, 8)),
+    )
+
+
+def _with_supply(schedule: Schedule, *, told: bool | None) -> Schedule:
+    """A cluster that supplies hosts, and a job that lasts long enough for some to come."""
+    draw = random.Random(f"supply {schedule.seed}")
+    is_on = draw.random() < 0.3
+    if not (is_on if told is None else told):
+        return schedule
+    return msgspec.structs.replace(
+        schedule,
+        supplies=True,
+        supply_spares=draw.choice((-1, -1, 0, 1, 2)),
+        until=schedule.until + draw.choice((0, 8, 40)),
     )
 
 

@@ -17,7 +17,7 @@ from relight.core.worker.worker import Worker
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import Schedule, random_schedule
 from relight.sim.model.worker import SimulatedWorker
-from relight.sim.planted import controllers, detectors, executions, fallbacks, rules, workers
+from relight.sim.planted import controllers, detectors, executions, fallbacks, rules, supplies, workers
 from relight.sim.world.timed import Parts, SimulatedJob
 
 
@@ -37,8 +37,8 @@ class Mutation:
     """A variant. Some of the first `within` random schedules must break an invariant; 0: they would be too many, and
     the recorded schedule must do.
 
-    `actions`, `points`, `hosts`, `fallback`, `flips` and `writes` narrow the schedules down, for bugs that need two
-    rare faults at once.
+    `actions`, `points`, `hosts`, `supply`, `fallback`, `flips` and `writes` narrow the schedules down, for bugs that
+    need two rare faults at once.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Mutation:
     actions: tuple[Action, ...] = ()
     points: tuple[str, ...] = ()
     hosts: bool | None = None
+    supply: bool | None = None
     fallback: bool = False
     flips: bool = False
     writes: bool | None = None
@@ -96,7 +97,14 @@ class Mutation:
     def schedule(self, seed: int) -> Schedule:
         """The random schedule of this seed."""
         if not self.points:
-            return random_schedule(seed, hosts=self.hosts, fallback=self.fallback, flips=self.flips, writes=self.writes)
+            return random_schedule(
+                seed,
+                hosts=self.hosts or self.supply,
+                supply=self.supply,
+                fallback=self.fallback,
+                flips=self.flips,
+                writes=self.writes,
+            )
         return random_schedule(
             seed,
             faults=3,
@@ -196,6 +204,12 @@ MUTATIONS = (
     Mutation("starts-on-spares", 200, controller=controllers.StartsOnSpares, hosts=True),
     Mutation("drains-in-the-middle", 200, controller=controllers.DrainsInTheMiddleOfAStep, hosts=True),
     Mutation("given-back-too-soon", 5000, controller=controllers.GivesHostsBackTooSoon, hosts=True),
+    Mutation("orders-again-and-again", 100, controller=supplies.ForgetsWhatIsOnOrder, supply=True),
+    Mutation("forgets-who-came", 100, controller=supplies.ForgetsOrderedHosts, supply=True),
+    Mutation("cancelled-hosts-join", 500, controller=supplies.TakesHostsWhoseOrderIsOver, supply=True),
+    Mutation("orders-outlive-job", 100, controller=supplies.LeavesOrdersAtTheEnd, supply=True),
+    Mutation("refusal-ends-job", 100, controller=supplies.EndsWhenRefused, supply=True),
+    Mutation("order-names-repeat", 500, controller=supplies.UsesNamesAgain, supply=True),
     Mutation("pages-outlive-agents", 1000, controller=controllers.TrustsThePagesOfALostAgent, hosts=True),
     Mutation("last-host-at-the-end", 1000, controller=controllers.WaitsForTheLostAtTheEnd, hosts=True),
     Mutation("placed-on-lost-host", 200, controller=controllers.PlacesOnALostHost, hosts=True),

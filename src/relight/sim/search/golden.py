@@ -18,10 +18,12 @@ import msgspec
 
 from relight.core.protocol.commands import (
     Assign,
+    CancelHost,
     Command,
     EndJob,
     Kill,
     Notice,
+    OrderHost,
     RefuseDrain,
     ReleaseHost,
     Restore,
@@ -108,6 +110,8 @@ def _describe_command(command: Command) -> str:
             return f"EndJob {command.error or 'training finished'}"
         case ReleaseHost() | RefuseDrain():
             return f"{type(command).__name__} {command.agent}"
+        case OrderHost() | CancelHost():
+            return f"{type(command).__name__} {command.order}"
         case Notice():
             return ""
     return f"{type(command).__name__} generation {command.generation}"

@@ -11,6 +11,7 @@ LEFT_OUT = {
         **dict.fromkeys(("buddy_every", "checkpoint_every", "fallback"), "of fallback tiers"),
         **dict.fromkeys(("ended", "job_stats", "tracebacks", "began_at"), "an account for people"),
         "hosts": "of hosts, which do not come and go",
+        "orders": "of ordered hosts, which do not occur",
     },
     "Attempts": {"_announced": "an account for people"},
     "Reserve": {
@@ -23,12 +24,14 @@ LEFT_OUT = {
     "Failing": {"recovery_step": "an account for people"},
     "Deciding": {"_history": "of fallback tiers", "_starts": "far below its limit"},
     "Draining": {"ordered_in": "of hosts that are drained, which does not occur"},
+    "Supplying": dict.fromkeys(("_most", "_refused", "_retry_at"), "of ordered hosts, which do not occur"),
     "Shutdown": {"reason": "of a signal, which does not occur"},
     "Repeating": {"standing_order": "of restarts, which do not occur"},
     "Process": {
         **dict.fromkeys(("agent", "slot"), "there is one host"),
         **dict.fromkeys(("pid", "fresh"), "an account for people"),
         **dict.fromkeys(("slow", "leaving"), "of slow ranks, which do not occur"),
+        "instead_of": "of hosts that join, which does not occur",
         "started": "for the controller's restart, which does not occur",
         "failed_at_step": "counts what failed alike, far below its limit",
     },

@@ -57,6 +57,10 @@ class Hosts:
         """By name."""
         return self._hosts[name]
 
+    def has(self, name: str) -> bool:
+        """Whether a host of this name is or was here."""
+        return name in self._hosts
+
     def of(self, process: str) -> Host:
         """Where a process runs, or is about to be started."""
         return self._hosts[self._job.host_of[process]]

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 from relight.core.protocol.commands import (
     Assign,
     Begin,
+    CancelHost,
     Command,
     EndJob,
     Kill,
     Notice,
+    OrderHost,
     RefuseDrain,
     Release,
     ReleaseHost,
@@ -50,6 +52,8 @@ def carry_out(world: "World", command: Command) -> None:
         case EndJob():
             world.end = command
             world.checker.final(command, world.controller.report())
+        case OrderHost() | CancelHost():
+            world.supply(command)
         case Notice() | ReleaseHost() | RefuseDrain():
             pass
 

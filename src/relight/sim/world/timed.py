@@ -10,7 +10,7 @@ import msgspec
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.detection.detector import Detector
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import Command, EndJob
+from relight.core.protocol.commands import CancelHost, Command, EndJob, OrderHost
 from relight.core.protocol.gathering import HOLD_SECONDS
 from relight.sim.model.contents import Violation
 from relight.sim.model.network import Group
@@ -24,6 +24,7 @@ from relight.sim.world.controller_life import ControllerLife
 from relight.sim.world.faults import Faults
 from relight.sim.world.hosts import Hosts
 from relight.sim.world.links import Links
+from relight.sim.world.supplier import Supplier
 from relight.sim.world.watcher import Watcher
 from relight.sim.world.world import Action, World
 
@@ -51,6 +52,8 @@ _DELAYS = {
     "background": (0.001, 0.2),
 }
 _FETCH_AGAIN_SECONDS = 5.0
+SUPPLY_TIMEOUT_SECONDS = 40.0
+SUPPLY_IDLE_SECONDS = 10.0
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
@@ -83,12 +86,16 @@ class SimulatedJob(World):
             nodes=schedule.nodes,
             spare_nodes=schedule.spares,
             standbys=schedule.standbys,
+            supplier="simulated" if schedule.supplies else "",
+            supply_spares=schedule.supply_spares if schedule.supply_spares >= 0 else None,
+            supply_timeout_seconds=SUPPLY_TIMEOUT_SECONDS,
+            supply_idle_seconds=SUPPLY_IDLE_SECONDS,
         )
         pattern = pattern_of(schedule.shapes, relearns=schedule.relearns)
         super().__init__(self.settings, schedule.until, parts.controller, parts.worker, pattern)
         self.make_controller = parts.controller
         self.schedule = schedule
-        self.several_hosts = schedule.nodes + schedule.spares > 1
+        self.several_hosts = schedule.nodes + schedule.spares > 1 or schedule.supplies
         self.derivable = self.checker.derivable = schedule.derivable
         self.parts = self.checker.parts = schedule.parts
         self.buddy_every, self.checkpoint_every = schedule.buddy_every, schedule.checkpoint_every
@@ -105,6 +112,7 @@ class SimulatedJob(World):
         self.channels = Channels(self, parts.hold_seconds)
         self.links = Links(self)
         self.agents = Agents(self)
+        self.supplier = Supplier(self)
         self.faults = Faults(self)
         self.controller_life = ControllerLife(self)
         self.watcher = Watcher(self, parts.detector)
@@ -123,6 +131,7 @@ class SimulatedJob(World):
             "agent_back": self.agents.come_back,
             "controller_back": self.controller_life.come_back,
             "host": self.hosts.perform,
+            "supplier": self.supplier.perform,
             "sample": self.watcher.sample,
         }
 
@@ -222,10 +231,17 @@ class SimulatedJob(World):
     def obey(self, event: ev.Event | None, commands: Sequence[Command]) -> None:
         """Write to the journal before orders are carried out; the controller may die in between."""
         self.journal.append(JournalEntry(self.now, event, tuple(commands)))
+        self.checker.decided(event, commands)
         death = self.controller_life.take_death()
         super().obey(event, commands if death is None else commands[: death.sent])
         if death is not None and self.end is None:
             self.controller_life.die(death)
+
+    def supply(self, command: OrderHost | CancelHost) -> None:
+        if isinstance(command, OrderHost):
+            self.supplier.order(command)
+        else:
+            self.supplier.cancel(command)
 
     def note(self, what: str, thing: object) -> None:
         self.trace.append((self.now, what, thing))

@@ -20,7 +20,7 @@ from typing import Any
 
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import Command, EndJob, Restore, Save
+from relight.core.protocol.commands import CancelHost, Command, EndJob, OrderHost, Restore, Save
 from relight.sim.judge.checker import Checker
 from relight.sim.model.fallback_tiers import Disk, FallbackTiers, Saved
 from relight.sim.model.network import Group, Rendezvous
@@ -77,6 +77,9 @@ class World:
 
     def note(self, what: str, thing: object) -> None:
         """Show an event to people who look at this run."""
+
+    def supply(self, command: OrderHost | CancelHost) -> None:
+        """Take an order for a host, or its cancellation."""
 
     def lose(self, group: Group, rank: int) -> None:
         """Decide which ranks have lost data on its way to them, now that `rank` has left the group."""

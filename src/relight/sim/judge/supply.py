@@ -1,0 +1,76 @@
+"""Judge orders for hosts: no more than are wanted, nothing on hosts whose orders are over, none left at the end."""
+
+from relight.core.protocol.commands import (
+    CancelHost,
+    Command,
+    EndJob,
+    Notice,
+    OrderHost,
+    RefuseDrain,
+    ReleaseHost,
+    Spawn,
+)
+from relight.core.protocol.events import AgentJoined, AgentLost, Event, HostRefused
+
+_IS_DRAINED = " is drained: "  # what the controller says when it begins to leave a host
+
+
+class Supply:
+    """The hosts and orders of a job, by its journal."""
+
+    def __init__(self) -> None:
+        self._here: set[str] = set()  # hosts that are to stay
+        self._leaving: set[str] = set()
+        self._open: set[str] = set()  # orders
+        self._over: set[str] = set()
+
+    def hear(self, event: Event) -> None:
+        """Take note of hosts that come and go, and of refusals."""
+        match event:
+            case AgentJoined() if event.agent not in self._over | self._leaving:
+                self._here.add(event.agent)
+            case AgentLost():
+                self._here.discard(event.agent)
+                self._leaving.discard(event.agent)
+            case HostRefused() if event.order in self._open - self._here and not event.uncertain:
+                self._end(event.order)
+
+    def fault(self, command: Command) -> str:
+        """Describe what is wrong with a command, or return an empty string."""
+        match command:
+            case OrderHost():
+                return self._ordered(command)
+            case CancelHost():
+                self._end(command.order)
+            case ReleaseHost():
+                self._here.discard(command.agent)
+                self._leaving.discard(command.agent)
+            case Notice() if _IS_DRAINED in command.why:
+                agent = command.why.partition(_IS_DRAINED)[0]
+                if agent in self._here:
+                    self._here.discard(agent)
+                    self._leaving.add(agent)
+            case RefuseDrain() if command.agent in self._leaving:
+                self._leaving.discard(command.agent)
+                self._here.add(command.agent)
+            case Spawn() if command.agent in self._over:
+                return f"I19: {command.process} is started on {command.agent}, whose order is over"
+            case EndJob() if self._open:
+                return f"I19: the job ends, and {sorted(self._open)} are still on order"
+        return ""
+
+    def _ordered(self, command: OrderHost) -> str:
+        is_new = command.order not in self._open | self._over
+        self._open.add(command.order)
+        if command.why.startswith("again: "):
+            return "" if command.order not in self._over else f"I18: {command.order} is over, and ordered again"
+        if not is_new:
+            return f"I18: {command.order} is ordered a second time"
+        coming = len((self._here | self._open) - self._leaving)
+        if coming > command.wanted:
+            return f"I18: {coming} hosts are here or on order, and {command.wanted} are wanted"
+        return ""
+
+    def _end(self, order: str) -> None:
+        self._open.discard(order)
+        self._over.add(order)
