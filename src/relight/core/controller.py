@@ -96,14 +96,8 @@ class Controller:
         self.training = kinds.training(job, self.failing, self.restoring)
         self.finishing = kinds.finishing(job, self.reserve, self.failing, self.shutdown, self.draining)
         self.processes = kinds.processes(
-            job,
-            self.attempts,
-            self.reserve,
-            self.starting,
-            self.saving,
-            self.failing,
-            self.stopping,
-            self.finishing,
+            *(job, self.attempts, self.reserve, self.starting),
+            *(self.saving, self.failing, self.stopping, self.finishing),
         )
         self.repeating = kinds.repeating(job, self.reserve, self.starting, self.saving, self.shutdown, self.draining)
         self.agents = kinds.agents(
@@ -129,12 +123,8 @@ class Controller:
                 return self.agents.on_lost(event, now)
             case ev.HostDraining():
                 return self.agents.on_draining(event, now)
-            case ev.HostOrdered():
-                return self.supplying.on_ordered(event)
-            case ev.HostRefused():
-                return self.supplying.on_refused(event, now)
-            case ev.HostCancelled():
-                return self.supplying.on_cancelled(event)
+            case ev.HostOrdered() | ev.HostRefused() | ev.HostCancelled():
+                return self.supplying.on_answer(event, now)
             case ev.ProcessStarted():
                 return self.starting.on_started(event)
             case ev.ProcessDying():

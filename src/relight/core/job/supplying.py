@@ -118,6 +118,16 @@ class Supplying:
         return out + self._settle()
 
     # --- what the supplier says ---------------------------------------------------------------------------------
+    def on_answer(self, event: ev.HostOrdered | ev.HostRefused | ev.HostCancelled, now: float) -> list[Command]:
+        """The supplier says what became of an order, or of its cancellation."""
+        match event:
+            case ev.HostOrdered():
+                return self.on_ordered(event)
+            case ev.HostRefused():
+                return self.on_refused(event, now)
+            case ev.HostCancelled():
+                return self.on_cancelled(event)
+
     def on_ordered(self, event: ev.HostOrdered) -> list[Command]:
         """An order is placed. If it was cancelled meanwhile, it is cancelled again, by the cluster's word for it."""
         orders = self._job.orders

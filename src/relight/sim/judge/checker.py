@@ -23,7 +23,7 @@ from relight.core.protocol.commands import (
     Spawn,
     Stop,
 )
-from relight.core.protocol.events import AgentLost, Event, Restored
+from relight.core.protocol.events import AgentLost, Restored
 from relight.core.protocol.fault import Action
 from relight.sim.judge.ends import check_end
 from relight.sim.judge.placement import Placement
@@ -78,8 +78,7 @@ class Checker:
         self.spoilt: set[int] = set()  # contents with a flipped bit, and all that was computed from them
         self.derivable = False  # private state follows from rank and step: it cannot be lost
         self.fenced: set[str] = set()  # processes of hosts that were given up; they may live on
-        self.placement = Placement()
-        self.supply = Supply()
+        self.placement, self.supply = Placement(), Supply()
         self.host_of: Mapping[str, str] = {}  # of each process
 
     def copy(self, workers: Mapping[str, SimulatedWorker]) -> "Checker":
@@ -112,14 +111,6 @@ class Checker:
         """The controller is about to hear that this host is gone."""
         self.disturbed.add("host lost")
         self.placement.hear(event)
-
-    def decided(self, event: Event | None, commands: Iterable[Command]) -> None:
-        """An event, and all that the controller ordered after it, whether it lives to carry it out or not."""
-        if event is not None:
-            self.supply.hear(event)
-        for command in commands:
-            if fault := self.supply.fault(command):
-                raise Violation(fault)
 
     def follows(self, made: int, *of: int) -> None:
         """One content is computed from others: wrong, if one of these is."""

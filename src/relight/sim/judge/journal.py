@@ -55,9 +55,13 @@ def check_journal(lines: Iterable[Line], world_size: int, *, ended: bool = True)
         world_size: ranks in the job.
         ended: whether the job is over, so that a journal without its end is wrong.
     """
-    judge = _Judge(world_size)
+    judge, supply = _Judge(world_size), Supply()
     for line in lines:
         judge.take(line)
+        if line.event is not None:
+            supply.hear(line.event)
+        if line.command is not None and (fault := supply.fault(line.command)):
+            judge.say(fault)
     if ended:
         judge.finish()
     return tuple(judge.wrong)
@@ -74,7 +78,6 @@ class _Judge:
         self._holders: dict[int, list[str]] = {}  # of each rank, newest last
         self._agents: dict[str, str] = {}  # of each process
         self._placement = Placement()
-        self._supply = Supply()
         self._dead: set[str] = set()
         self._stopped: dict[str, ev.Stopped] = {}
         self._restored: dict[str, ev.Restored] = {}
@@ -102,9 +105,10 @@ class _Judge:
     def finish(self) -> None:
         """There is no further line."""
         if self._end is None:
-            self._say(f"L1: the journal ends in generation {self._generation}, and not with the end of the job")
+            self.say(f"L1: the journal ends in generation {self._generation}, and not with the end of the job")
 
-    def _say(self, sentence: str) -> None:
+    def say(self, sentence: str) -> None:
+        """Note a violation."""
         self.wrong.append(f"{sentence} (at {self._now:.3f} s)")
 
     # --- events ---------------------------------------------------------------------------------------------------
@@ -113,7 +117,6 @@ class _Judge:
             self._late = event
             return
         self._placement.hear(event)
-        self._supply.hear(event)
         match event:
             case ev.ProcessDying() | ev.ProcessExited():
                 if event.process not in self._dead:  # else it was read before: nothing was finished there since
@@ -147,22 +150,20 @@ class _Judge:
         self._finished = max(self._finished, version)
         known = self._lineages.setdefault(version, lineage) if lineage else ""
         if known != lineage:
-            self._say(f"I1: version {version} has the history {known} on one rank, {lineage} on rank {rank}")
+            self.say(f"I1: version {version} has the history {known} on one rank, {lineage} on rank {rank}")
 
     def _note_content(self, rank: int, version: int, digest: str) -> None:
         """Compare states that ranks train on or end with. Earlier, a rank with corrupted memory may report another."""
         known = self._digests.setdefault((version, self._parts.get(rank, "")), digest)
         if known != digest:
-            self._say(f"I1: version {version} has the content {known} on one rank, {digest} on rank {rank}")
+            self.say(f"I1: version {version} has the content {known} on one rank, {digest} on rank {rank}")
 
     # --- what it orders -------------------------------------------------------------------------------------------
     def _order(self, command: Command) -> None:
-        if fault := self._supply.fault(command):
-            self._say(fault)
         if self._end is not None and not isinstance(command, Notice):
-            self._say(f"I9: {type(command).__name__} after the end of the job")
+            self.say(f"I9: {type(command).__name__} after the end of the job")
         if self._late is not None and not isinstance(command, Notice | Spawn):
-            self._say(f"I9: {type(self._late).__name__} of a closed generation led to {type(command).__name__}")
+            self.say(f"I9: {type(self._late).__name__} of a closed generation led to {type(command).__name__}")
         if command == self._standing or command.why.startswith("again: "):  # by, or to, a process that was restarted
             if isinstance(command, Assign):  # the first time may be missing: the controller died of the event before it
                 self._give(command.rank, command.process)
@@ -173,7 +174,7 @@ class _Judge:
             case Spawn():
                 self._agents[command.process] = command.agent
                 if fault := self._placement.fault(command):
-                    self._say(fault)
+                    self.say(fault)
                 if command.rank is not None:
                     self._give(command.rank, command.process)
             case Assign():
@@ -206,11 +207,11 @@ class _Judge:
 
     def _check_generation(self, command: Assign | Restore | Resume | Save) -> None:
         if command.generation < self._generation:
-            self._say(f"I9: {type(command).__name__} of generation {command.generation} in {self._generation}")
+            self.say(f"I9: {type(command).__name__} of generation {command.generation} in {self._generation}")
 
     def _open(self, generation: int) -> None:
         if generation <= self._generation:
-            self._say(f"I10: generation {generation} is opened after {self._generation}")
+            self.say(f"I10: generation {generation} is opened after {self._generation}")
         self._generation = generation
         self._stopped.clear()
         self._restored.clear()
@@ -225,17 +226,17 @@ class _Judge:
         members = self._members()
         silent = [rank for rank in range(self._world_size) if members.get(rank, "") not in self._stopped]
         if silent:
-            self._say(f"I9: it was decided in generation {restore.generation} without reports of ranks {silent}")
+            self.say(f"I9: it was decided in generation {restore.generation} without reports of ranks {silent}")
             return
         for rank, holders in sorted(self._holders.items()):
             alive = [process for process in holders[:-1] if process not in self._dead]
             if alive:
-                self._say(f"I10: rank {rank} was given to {holders[-1]} while {alive[-1]} was not known to be dead")
+                self.say(f"I10: rank {rank} was given to {holders[-1]} while {alive[-1]} was not known to be dead")
         if restore.tier is not FallbackTier.REPLICA:
             self._check_fall(restore, {rank: self._stopped[process] for rank, process in members.items()})
             return
         if restore.target < self._finished:
-            self._say(f"I7: back to version {restore.target}, though {self._finished} was finished")
+            self.say(f"I7: back to version {restore.target}, though {self._finished} was finished")
         for rank, process in members.items():
             self._check_reachable(restore, rank, self._stopped[process])
 
@@ -247,15 +248,15 @@ class _Judge:
         held = {self._parts.get(rank, "") for rank in intact}
         lost = held != set(self._parts.values()) or "private state" in restore.why
         if before < 0 and not lost and restore.distrust < 0:
-            self._say(f"I7: fallback to the {restore.tier}, though every part of the state has an intact holder")
+            self.say(f"I7: fallback to the {restore.tier}, though every part of the state has an intact holder")
         if restore.tier is FallbackTier.BUDDY:
             self._check_snapshots(restore, reports, intact, before)
         elif any(restore.target not in report.checkpoints for report in reports.values()):
-            self._say(f"I5: back to the checkpoint of version {restore.target}, which not every rank can see")
+            self.say(f"I5: back to the checkpoint of version {restore.target}, which not every rank can see")
         if 0 <= restore.distrust <= restore.target:
-            self._say(f"I13: back to version {restore.target}, though from {restore.distrust} on it may be corrupted")
+            self.say(f"I13: back to version {restore.target}, though from {restore.distrust} on it may be corrupted")
         if restore.target < self._finished and not restore.undone:
-            self._say(f"I7: versions {restore.target} to {self._finished} are undone without a notice")
+            self.say(f"I7: versions {restore.target} to {self._finished} are undone without a notice")
         self._finished = restore.target
         if restore.distrust >= 0:  # later versions may have been wrong on all ranks
             self._digests = {key: digest for key, digest in self._digests.items() if key[0] <= restore.target}
@@ -270,17 +271,17 @@ class _Judge:
             own = (rank, rank, restore.target) in kept or (rank in intact and report.version == restore.target)
             parts = {self._parts.get(of, "") for of in offered}
             if not (own if rank not in restore.targets else rank in offered or self._parts.get(rank, "") in parts):
-                self._say(f"I5: rank {rank} is to go back to {restore.target}, of which no snapshot of it is named")
+                self.say(f"I5: rank {rank} is to go back to {restore.target}, of which no snapshot of it is named")
         if whole := _whole_and_newer(restore, reports, kept, before):
-            self._say(f"I7: back to {restore.target}, though there are snapshots of every rank of {max(whole)}")
+            self.say(f"I7: back to {restore.target}, though there are snapshots of every rank of {max(whole)}")
 
     def _check_reachable(self, restore: Restore, rank: int, report: ev.Stopped) -> None:
         worthless = report.blank or report.torn
         if worthless is not (rank in restore.targets):
             what = "has nothing and" if worthless else "is intact and"
-            self._say(f"I8: rank {rank} {what} {'does not copy' if worthless else 'is overwritten'}")
+            self.say(f"I8: rank {rank} {what} {'does not copy' if worthless else 'is overwritten'}")
         elif not worthless and restore.target not in _reachable(report):
-            self._say(f"I5: rank {rank} is to reach {restore.target} from {report.version}, prepared {report.prepared}")
+            self.say(f"I5: rank {rank} is to reach {restore.target} from {report.version}, prepared {report.prepared}")
 
     def _check_save(self, save: Save) -> None:
         """A last checkpoint is of a version that each part has an intact holder of, and undoes nothing."""
@@ -288,28 +289,28 @@ class _Judge:
         for part, rank in save.writers:
             report = reports.get(rank)
             if report is None or report.blank or report.torn or save.target not in _reachable(report):
-                self._say(f"I5: rank {rank} is to write version {save.target} of {part or 'the state'}, and has it not")
+                self.say(f"I5: rank {rank} is to write version {save.target} of {part or 'the state'}, and has it not")
         parts = set(self._parts.values())
         if {part for part, _ in save.writers} != parts:
-            self._say(f"I5: a checkpoint of version {save.target} is to be written without some part of the state")
+            self.say(f"I5: a checkpoint of version {save.target} is to be written without some part of the state")
         if save.target < self._finished:
-            self._say(f"I7: a checkpoint of version {save.target} is the last, though {self._finished} was finished")
+            self.say(f"I7: a checkpoint of version {save.target} is the last, though {self._finished} was finished")
 
     def _check_resume(self, resume: Resume) -> None:
         reports = [self._restored.get(process) for process in self._members().values()]
         self._fallen_to = -1
         if self._restore is None or self._restore.generation != resume.generation:
-            self._say(f"I9: generation {resume.generation} is resumed, and nothing was decided in it")
+            self.say(f"I9: generation {resume.generation} is resumed, and nothing was decided in it")
         elif None in reports or len(reports) < self._world_size:
-            self._say(f"I5: generation {resume.generation} is resumed before every rank is restored")
+            self.say(f"I5: generation {resume.generation} is resumed before every rank is restored")
         elif any(report is not None and report.version != self._restore.target for report in reports):
-            self._say(f"I6: generation {resume.generation} is resumed with other versions than {self._restore.target}")
+            self.say(f"I6: generation {resume.generation} is resumed with other versions than {self._restore.target}")
         self._note_contents(reports)
 
     def _check_release(self) -> None:
         reports = [self._done.get(process) for process in self._members().values()]
         if None in reports or len(reports) < self._world_size:
-            self._say("I12: the job was ended well before every rank was done")
+            self.say("I12: the job was ended well before every rank was done")
         self._note_contents(reports)
 
     def _note_contents(self, reports: Iterable[ev.Restored | ev.TrainingDone | None]) -> None:

@@ -1,5 +1,7 @@
 """Judge orders for hosts: no more than are wanted, nothing on hosts whose orders are over, none left at the end."""
 
+from collections.abc import Iterable
+
 from relight.core.protocol.commands import (
     CancelHost,
     Command,
@@ -11,6 +13,7 @@ from relight.core.protocol.commands import (
     Spawn,
 )
 from relight.core.protocol.events import AgentJoined, AgentLost, Event, HostRefused
+from relight.sim.model.contents import Violation
 
 _IS_DRAINED = " is drained: "  # what the controller says when it begins to leave a host
 
@@ -23,6 +26,17 @@ class Supply:
         self._leaving: set[str] = set()
         self._open: set[str] = set()  # orders
         self._over: set[str] = set()
+
+    def judge(self, event: Event | None, commands: Iterable[Command]) -> None:
+        """Judge an event and all that the controller ordered after it, whether it lives to carry it out or not.
+
+        Raises Violation.
+        """
+        if event is not None:
+            self.hear(event)
+        for command in commands:
+            if fault := self.fault(command):
+                raise Violation(fault)
 
     def hear(self, event: Event) -> None:
         """Take note of hosts that come and go, and of refusals."""

@@ -39,7 +39,7 @@ class TakesHostsWhoseOrderIsOver(Agents):
 
 
 class LeavesOrdersAtTheEnd(Supplying):
-    """The job ends, and nobody tells the cluster that the hosts on order are not needed."""
+    """The job ends, and its orders for hosts stay with the cluster."""
 
     def advance(self, now: float) -> list[Command]:
         return [] if self._job.stage in (Stage.FINISHING, Stage.ENDED) else super().advance(now)
