@@ -1,8 +1,10 @@
 """Registers the late device with torch, as the package of any device out of torch's tree does."""
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,6 +36,20 @@ def _index(device: int | str | torch.device | None) -> int:
     return native.current_device() if index is None else index
 
 
+@contextlib.contextmanager
+def _on_stream(stream: torch.Stream | None) -> Iterator[None]:
+    """Launch what is inside on this stream, as `torch.cuda.stream` does: streams may be entered again."""
+    if stream is None:
+        yield
+        return
+    before = torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
+
+
 def _register() -> None:
     backend_registration.rename_privateuse1_backend(NAME)
     module: Any = types.ModuleType(f"torch.{NAME}")
@@ -48,7 +64,11 @@ def _register() -> None:
     module.set_rng_state = lambda state, device=None: native.set_random_state(_index(device), state)
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     module.Stream, module.Event = torch.Stream, torch.Event
-    module.current_stream = torch.accelerator.current_stream
+    module.current_stream, module.set_stream = torch.accelerator.current_stream, torch.accelerator.set_stream
+    module.stream = _on_stream
+    module.memory_allocated = module.memory_reserved = lambda device=None: native.allocated_bytes(_index(device))
+    module.empty_cache = lambda: None
+    module.host_register, module.host_unregister = native.register_host, native.unregister_host
     torch._register_device_module(NAME, module)
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     dist.Backend.register_backend(f"{NAME}_ccl", _make_backend, devices=[NAME])

@@ -21,8 +21,10 @@ SEEDS = range(40)  # tries within which what is not ordered is seen out of order
 @pytest.fixture(autouse=True)
 def device() -> Iterator[torch.device]:
     late.native.set_device(0)
+    late.native.races()
     yield torch.device("late", 0)
     torch.accelerator.synchronize(0)
+    assert late.native.races() == []
 
 
 def train(device: torch.device, fused: bool) -> torch.Tensor:
@@ -81,7 +83,9 @@ def test_a_stream_that_waits_for_no_event_is_seen_too_early(device: torch.device
         return target[0].item()
 
     assert {seen(True) for _ in SEEDS} == {1.0}
+    assert late.native.races() == []
     assert {seen(False) for _ in SEEDS} == {0.0, 1.0}
+    assert "copy (stream" in late.native.races()[0]
 
 
 def test_memory_freed_under_another_stream_is_used_again(device: torch.device) -> None:
@@ -101,15 +105,17 @@ def test_memory_freed_under_another_stream_is_used_again(device: torch.device) -
         return target[0].item()
 
     assert {seen(True) for _ in SEEDS} == {1.0}
+    assert late.native.races() == []
     assert len({seen(False) for _ in SEEDS}) > 1
+    assert late.native.races()[0].startswith("allocation (stream")
 
 
 @pytest.mark.parametrize("direction", ["to the device", "to the host"])
 def test_a_copy_that_is_not_waited_for_is_late(device: torch.device, direction: str) -> None:
     def seen(waited: bool) -> float:
-        host = torch.ones(8, pin_memory=True)
+        host = torch.ones(4096, pin_memory=True)
         assert host.is_pinned()
-        own = torch.full((8,), 3.0, device=device)
+        own = torch.full((4096,), 3.0, device=device)
         torch.accelerator.synchronize()
         if direction == "to the device":
             own.copy_(host, non_blocking=True)
@@ -124,7 +130,23 @@ def test_a_copy_that_is_not_waited_for_is_late(device: torch.device, direction: 
 
     right = 1.0 if direction == "to the device" else 3.0
     assert {seen(True) for _ in SEEDS} == {right}
+    assert late.native.races() == []
     assert {seen(False) for _ in SEEDS} - {right}
+    assert "the host uses byte 0 of 16384 bytes of pinned memory" in late.native.races()[0]
+
+
+def test_operations_on_different_parts_of_a_tensor_do_not_race(device: torch.device) -> None:
+    """And on the same part they do, whatever the order in which they run."""
+    whole, other = torch.zeros(8, device=device), torch.Stream(device)
+    torch.accelerator.synchronize()
+    with other:
+        whole[:4].fill_(1.0)
+    whole[4:].fill_(2.0)
+    assert late.native.races() == []
+    whole[3:5].add_(1.0)
+    races = late.native.races()
+    assert races
+    assert all("aten::add " in race and "aten::fill_ " in race for race in races), races
 
 
 def test_an_error_on_the_device_is_told_where_the_host_waits(device: torch.device) -> None:

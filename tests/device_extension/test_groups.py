@@ -1,5 +1,6 @@
 """A generation's group on the late device: its tensors by the device's collectives, those of the host by gloo."""
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,13 +11,16 @@ from torch._C._distributed_c10d import HashStore
 pytestmark = pytest.mark.late
 late = pytest.importorskip("tests.device_extension.late", reason="not built: make test-device", exc_type=ImportError)
 
+from relight.device.generic import Generic  # noqa: E402
+from relight.training.collectives import generation_group  # noqa: E402
 from relight.training.collectives.generation_group import GenerationGroup  # noqa: E402
 from relight.training.collectives.operations import Operation  # noqa: E402
 from relight.training.torch_private.groups import make_generation_group  # noqa: E402
 
+NOTHING = lambda *_: None  # noqa: E731
 
-@pytest.fixture
-def groups() -> Iterator[list[GenerationGroup]]:
+
+def form_groups() -> list[GenerationGroup]:
     store = HashStore()
 
     def form(rank: int) -> GenerationGroup:
@@ -24,7 +28,13 @@ def groups() -> Iterator[list[GenerationGroup]]:
         return GenerationGroup(make_generation_group(store, rank, 2, "test", device), device=device)
 
     with ThreadPoolExecutor(2) as pool:
-        yield list(pool.map(form, range(2)))
+        return list(pool.map(form, range(2)))
+
+
+@pytest.fixture
+def groups() -> Iterator[list[GenerationGroup]]:
+    yield form_groups()
+    assert late.native.races() == []
 
 
 def test_each_tensor_goes_its_own_way(groups: list[GenerationGroup]) -> None:
@@ -46,3 +56,27 @@ def test_what_gloo_cannot_end_is_abandoned(groups: list[GenerationGroup]) -> Non
         operation.abandon()
     assert work.is_completed()
     groups[1].launch("allreduce", [torch.ones(3)]).wait()  # it does come: gloo's threads end
+
+
+@pytest.mark.parametrize("is_planted", [False, True], ids=["", "planted: nothing aborts the device's collectives"])
+def test_closing_a_group_ends_collectives_of_the_device(
+    groups: list[GenerationGroup], is_planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_planted:
+        monkeypatch.setattr(generation_group, "abort_backend", NOTHING)
+    groups[0].launch("allreduce", [torch.ones(3, device="late:0")])  # its peer never comes
+    groups[0].break_connections()
+    waiting = threading.Thread(target=torch.accelerator.synchronize, args=(0,), daemon=True)
+    waiting.start()
+    waiting.join(0.5 if is_planted else 10)
+    assert waiting.is_alive() == is_planted
+    monkeypatch.undo()
+    groups[0].break_connections()
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_planted_groups_are_formed_on_whatever_device_a_thread_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Generic, "use", NOTHING)
+    with pytest.raises(RuntimeError, match="duplicate device"):
+        form_groups()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -28,6 +28,7 @@ class PlainJob:
     def __init__(self) -> None:
         dist.init_process_group("gloo")
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.device = torch.device("cpu")
 
 
 def parse() -> argparse.Namespace:
@@ -45,6 +46,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clip", action="store_true")
     parser.add_argument("--scheduler", action="store_true")
     parser.add_argument("--scaler", action="store_true", help="scale gradients, so much that some steps overflow")
+    parser.add_argument("--mixed", action="store_true", help="compute in bfloat16, reduce in float32")
+    parser.add_argument("--fused", action="store_true", help="a fused optimizer")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--evaluate", action="store_true", help="evaluate between steps, which gathers parameters")
     parser.add_argument("--buddy", type=int, default=0, help="steps from one snapshot in buddy memory to the next")
@@ -118,19 +121,19 @@ class Net(nn.Module):
         return logits
 
 
-def make_mesh(layout: str, world_size: int) -> DeviceMesh:
+def make_mesh(layout: str, world_size: int, kind: str) -> DeviceMesh:
     if layout == "hsdp":
-        return init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("replicate", "shard"))
+        return init_device_mesh(kind, (2, world_size // 2), mesh_dim_names=("replicate", "shard"))
     if layout == "fsdp":
-        return init_device_mesh("cpu", (world_size,), mesh_dim_names=("shard",))
+        return init_device_mesh(kind, (world_size,), mesh_dim_names=("shard",))
     if layout == "tp_hsdp":
-        return init_device_mesh("cpu", (2, world_size // 4, 2), mesh_dim_names=("replicate", "shard", "tp"))
+        return init_device_mesh(kind, (2, world_size // 4, 2), mesh_dim_names=("replicate", "shard", "tp"))
     if layout == "zero":
-        return init_device_mesh("cpu", (1, world_size), mesh_dim_names=("dp", "zero"))
-    return init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("dp", layout.split("_", maxsplit=1)[0]))
+        return init_device_mesh(kind, (1, world_size), mesh_dim_names=("dp", "zero"))
+    return init_device_mesh(kind, (world_size // 2, 2), mesh_dim_names=("dp", layout.split("_", maxsplit=1)[0]))
 
 
-def divide(net: Net, layout: str, mesh: DeviceMesh) -> nn.Module:
+def divide(net: Net, layout: str, mesh: DeviceMesh, mixed: MixedPrecisionPolicy) -> nn.Module:
     if layout.startswith("zero"):
         return DistributedDataParallel(net)
     if layout.startswith("tp"):
@@ -142,8 +145,8 @@ def divide(net: Net, layout: str, mesh: DeviceMesh) -> nn.Module:
     parts = mesh[dimensions[layout]] if layout in dimensions else mesh
     wrap = replicate if layout == "tp_dp" else fully_shard
     for block in net.blocks:
-        wrap(block, mesh=parts)
-    wrap(net, mesh=parts)
+        wrap(block, mesh=parts, mp_policy=mixed)
+    wrap(net, mesh=parts, mp_policy=mixed)
     return net
 
 
@@ -195,11 +198,12 @@ def main() -> None:
     torch.set_num_threads(1)
     job = PlainJob() if options.plain else relight.init()
     torch.manual_seed(0)  # every rank divides the same model
-    mesh = make_mesh(options.layout, job.world_size)
+    mesh = make_mesh(options.layout, job.world_size, job.device.type)
     # FSDP2 divides what does not divide evenly, torch's tensor parallelism does not.
     hidden = 2 * options.width + (not options.layout.startswith("tp"))
     net = Net(options.width, hidden, options.dropout, options.batchnorm, options.embed, options.counters)
-    model = divide(net, options.layout, mesh)
+    mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if options.mixed else MixedPrecisionPolicy()
+    model = divide(net.to(job.device), options.layout, mesh, mixed)
     optimizer: torch.optim.Optimizer = (
         ZeroRedundancyOptimizer(
             model.parameters(),
@@ -209,12 +213,12 @@ def main() -> None:
             lr=0.003,
         )
         if options.layout.startswith("zero")
-        else torch.optim.AdamW(model.parameters(), lr=0.003)
+        else torch.optim.AdamW(model.parameters(), lr=0.003, fused=options.fused or None)
     )
     extra: dict[str, Any] = {"ema": torch.optim.swa_utils.AveragedModel(model)} if options.ema else {}
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps) if options.scheduler else None
 
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, enabled=options.scaler)
+    scaler = torch.amp.GradScaler(job.device.type, init_scale=2.0**127, enabled=options.scaler)
 
     if options.scaler:
         extra["scaler"] = scaler
@@ -225,12 +229,12 @@ def main() -> None:
     def batch_of(number: int) -> tuple[torch.Tensor, torch.Tensor]:
         place = job.rank // 2 if options.layout.startswith("tp") else job.rank
         chosen = torch.randint(0, 96, (8,), generator=torch.Generator().manual_seed(1000 * number + place))
-        return data[chosen], labels[chosen]
+        return data[chosen].to(job.device), labels[chosen].to(job.device)
 
     def train(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         if not os.path.exists(options.hold):
             time.sleep(options.pause)
-        loss = torch.zeros(())
+        loss = torch.zeros((), device=job.device)
         for index, (x, y) in enumerate(batches):
             if options.accumulate > 1:
                 model.set_requires_gradient_sync(index == len(batches) - 1)  # type: ignore[operator]
@@ -275,7 +279,7 @@ def main() -> None:
         if options.evaluate and step.committed and step.number % 2 == 1:
             model.eval()
             with torch.no_grad():
-                model(data[:8])
+                model(data[:8].to(job.device))
             model.train()
     others = {"weights": whole_weights(model)} if options.publish else {}
     if options.save:

@@ -8,10 +8,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.device_extension import late
+from tests.device_extension import late, planted
 
 accelerator = torch.accelerator.current_accelerator()
 assert accelerator is not None
 assert accelerator.type == late.NAME
+planted.plant()
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

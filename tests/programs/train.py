@@ -64,10 +64,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", default="loader", choices=["loader", "stateful", "function"])
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--streams", default="step", choices=["step", "preserve"])
+    parser.add_argument("--own-stream", action="store_true", help="compute each step on a stream of the script's own")
     parser.add_argument("--evaluate", action="store_true", help="evaluate and draw random numbers between steps")
     parser.add_argument("--zero-first", action="store_true", help="zero_grad at the start of the step")
     parser.add_argument("--noise", type=float, default=0.01, help="how much of random numbers to add to x")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds more for each step, until HOLD is there")
+    parser.add_argument("--pause-after-forward", type=float, default=0.0, help="seconds")
     parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
     parser.add_argument("--tell", action="store_true", help="print each committed step")
@@ -245,8 +247,9 @@ def main() -> None:
         training.publish(every=options.publish)
     if options.log:
         training.log_to((lambda: Lines("logged.jsonl")) if options.log == "lines" else options.log)
+    stream = torch.Stream(device) if options.own_stream else contextlib.nullcontext()
     for step in training.steps(until=options.steps):
-        with step as batch:
+        with step as batch, stream:
             if options.zero_first:
                 zero_gradients(optimizers)
             if not os.path.exists(options.hold):
@@ -260,6 +263,7 @@ def main() -> None:
                     noise = (random.random() + numpy.random.random()) * options.noise
                     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.autocast):
                         loss = F.cross_entropy(run(x + noise), y) / len(batches)
+                    time.sleep(options.pause_after_forward)
                     if step.number == options.overflow_at:
                         loss = loss * float("inf")
                     (scaler.scale(loss) if scaler else loss).backward()

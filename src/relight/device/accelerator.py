@@ -46,6 +46,10 @@ class Accelerator(abc.ABC):
         """Return once the device has done all that this process has launched on it."""
 
     @abc.abstractmethod
+    def synchronize_stream(self, device: torch.device) -> None:
+        """Return once the device has done all that was launched on this thread's current stream."""
+
+    @abc.abstractmethod
     def new_stream(self, device: torch.device) -> Any:
         """Return a stream of the device. Streams are few: other libraries of the process use them as well."""
 

@@ -32,6 +32,9 @@ class Cuda(Accelerator):
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
+    def synchronize_stream(self, device: torch.device) -> None:
+        torch.cuda.current_stream(device).synchronize()
+
     def new_stream(self, device: torch.device) -> torch.cuda.Stream:
         return torch.cuda.Stream(device)
 

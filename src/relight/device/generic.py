@@ -1,11 +1,13 @@
 """Any other device that torch knows by `torch.accelerator`, built in or out of its tree.
 
 Tests run it with a device of their own (tests/device_extension). Ascend NPUs with HCCL and XPUs with XCCL go this way,
-and have not been tried. It cannot register host memory: copies between buffers and the device are slower than they
-could be.
+and have not been tried. Host memory is registered if the device's module has `host_register(address, nbytes)` and
+`host_unregister(address)`; without them copies between buffers and the device are slower than they could be.
 """
 
 import contextlib
+import ctypes
+import functools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -35,6 +37,9 @@ class Generic(Accelerator):
     def synchronize(self, device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
+    def synchronize_stream(self, device: torch.device) -> None:
+        torch.accelerator.current_stream(device).synchronize()
+
     def new_stream(self, device: torch.device) -> torch.Stream:
         return torch.Stream(device)
 
@@ -57,8 +62,13 @@ class Generic(Accelerator):
         is_initialized = getattr(self._module, "is_initialized", None)
         return is_initialized is None or bool(is_initialized())
 
-    def pin(self, view: memoryview) -> Callable[[], object] | None:  # noqa: ARG002
-        return None
+    def pin(self, view: memoryview) -> Callable[[], object] | None:
+        register = getattr(self._module, "host_register", None)
+        if register is None or not self._is_used():
+            return None
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        register(address, len(view))
+        return functools.partial(self._module.host_unregister, address)
 
     def make_backend(self, store: Store, rank: int, size: int, timeout: timedelta) -> DeviceBackend:
         name = self.backend_name

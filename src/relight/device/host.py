@@ -30,6 +30,9 @@ class Host(Accelerator):
     def synchronize(self, device: torch.device) -> None:
         pass
 
+    def synchronize_stream(self, device: torch.device) -> None:
+        pass
+
     def new_stream(self, device: torch.device) -> Any:  # noqa: ARG002
         return None
 

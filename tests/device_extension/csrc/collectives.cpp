@@ -242,7 +242,10 @@ class LateBackend final : public c10d::Backend {
     block(stream_, record(current_stream(device_)));
     uint64_t number = ++operations_;
     bool is_posted = false;
-    launch(stream_, [shared = shared_, from = aliases(inputs), finish, number, rank = getRank(), is_posted]() mutable {
+    Accesses accesses;
+    for (const at::Tensor& tensor : inputs) accesses.push_back(access_to(tensor, false));
+    for (const at::Tensor& tensor : outputs) accesses.push_back(access_to(tensor, true));
+    launch(stream_, c10d::opTypeToString(type), accesses, [shared = shared_, from = aliases(inputs), finish, number, rank = getRank(), is_posted]() mutable {
       if (shared->is_aborted) return true;
       if (!is_posted) {
         for (const Peer& peer : shared->peers)

@@ -3,7 +3,6 @@
 
 #include "late.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <sys/mman.h>
@@ -13,6 +12,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -29,7 +29,8 @@ struct Block {
   size_t nbytes;
   int device;
   int64_t stream;  // whose work may use it again at once after it was freed
-  std::vector<Event> others;  // other streams that used it
+  std::set<int64_t> users;  // other streams that used it
+  std::vector<Event> others;  // after which they are past it, once it was freed
 };
 
 bool poisons() {
@@ -37,14 +38,18 @@ bool poisons() {
   return poisons;
 }
 
-// What is freed is overwritten, in the order of its stream.
+c10::Stream stream_of(int device, int64_t stream) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, device), stream);
+}
+
+// What is used again is overwritten, in the order of its stream.
 void poison(const Block& block, char* address) {
-  if (!poisons()) return;
-  c10::Stream stream(c10::Stream::UNSAFE, c10::Device(kType, block.device), block.stream);
-  launch(stream, [address, nbytes = block.nbytes] {
-    std::memset(address, 0xff, nbytes);  // NaN in each type of floating point
-    return true;
-  });
+  auto begin = reinterpret_cast<uintptr_t>(block.address);
+  launch(stream_of(block.device, block.stream), "allocation", {{block.address, begin, begin + block.nbytes, true}},
+      [address, nbytes = block.nbytes] {
+        if (poisons()) std::memset(address, 0xff, nbytes);  // NaN in each type of floating point
+        return true;
+      });
 }
 
 class Memory {
@@ -67,6 +72,7 @@ class Memory {
       Block* block = free.back();
       free.pop_back();
       used[device] += nbytes;
+      poison(*block, other + (block->address - base));
       return block;
     }
     TORCH_CHECK_WITH(
@@ -82,16 +88,18 @@ class Memory {
   void give_back(Block* block) {
     std::unique_lock lock(mutex_);
     used[block->device] -= block->nbytes;
+    for (int64_t stream : block->users) block->others.push_back(record(stream_of(block->device, stream)));
+    block->users.clear();
     if (block->others.empty())
       free(block);
     else
       waiting_.push_back(block);
   }
 
-  void used_by(const void* address, Event event) {
+  void used_by(const void* address, c10::Stream stream) {
     std::unique_lock lock(mutex_);
     auto found = blocks_.find(const_cast<void*>(address));
-    if (found != blocks_.end()) found->second->others.push_back(std::move(event));
+    if (found != blocks_.end() && stream.id() != found->second->stream) found->second->users.insert(stream.id());
   }
 
   int descriptor;
@@ -101,7 +109,6 @@ class Memory {
 
  private:
   void free(Block* block) {
-    poison(*block, other + (block->address - base));
     free_[{block->device, block->stream, block->nbytes}].push_back(block);
   }
 
@@ -110,11 +117,12 @@ class Memory {
     for (size_t index = 0; index < waiting_.size();) {
       Block* block = waiting_[index];
       bool over = true;
-      for (Event& event : block->others) over = over && query(event);
+      for (Event& event : block->others) over = over && has_happened(event);
       if (!over) {
         ++index;
         continue;
       }
+      for (Event& event : block->others) forget(block->address, event->clock);
       block->others.clear();
       free(block);
       waiting_.erase(waiting_.begin() + index);
@@ -144,34 +152,13 @@ struct DeviceAllocator final : c10::Allocator {
     return {block->address, block, &free_device, place};
   }
   void copy_data(void* to, const void* from, size_t count) const override {
-    launch(current_stream(-1), [=] {
+    auto reads = reinterpret_cast<uintptr_t>(from), writes = reinterpret_cast<uintptr_t>(to);
+    Accesses accesses{{from, reads, reads + count, false}, {to, writes, writes + count, true}};
+    launch(current_stream(-1), "resize", accesses, [=] {
       std::memcpy(shadow(to), shadow(from), count);
       return true;
     });
   }
-};
-
-// --- host memory that the device reads and writes by itself
-std::mutex pinned_mutex;
-std::map<uintptr_t, std::pair<size_t, bool>> pinned;  // by address: size, and whether it was registered
-
-void free_pinned(void* address) {
-  std::unique_lock lock(pinned_mutex);
-  pinned.erase(reinterpret_cast<uintptr_t>(address));
-  std::free(address);
-}
-
-struct PinnedAllocator final : c10::Allocator {
-  c10::DataPtr allocate(size_t nbytes) override {
-    if (nbytes == 0) return {nullptr, nullptr, [](void*) {}, c10::Device(c10::kCPU)};
-    void* address = nullptr;
-    TORCH_CHECK(posix_memalign(&address, 64, nbytes) == 0, "no host memory");
-    std::unique_lock lock(pinned_mutex);
-    pinned[reinterpret_cast<uintptr_t>(address)] = {nbytes, false};
-    return {address, address, &free_pinned, c10::Device(c10::kCPU)};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
-  void copy_data(void* to, const void* from, size_t count) const override { default_copy_data(to, from, count); }
 };
 
 }  // namespace
@@ -185,30 +172,8 @@ c10::Allocator* device_allocator() {
   static DeviceAllocator one;
   return &one;
 }
-c10::Allocator* pinned_allocator() {
-  static PinnedAllocator one;
-  return &one;
-}
-bool is_pinned(const void* address, bool* is_registered) {
-  std::unique_lock lock(pinned_mutex);
-  auto place = reinterpret_cast<uintptr_t>(address);
-  auto after = pinned.upper_bound(place);
-  if (after == pinned.begin()) return false;
-  auto& [start, entry] = *std::prev(after);
-  if (place >= start + entry.first) return false;
-  if (is_registered != nullptr) *is_registered = entry.second;
-  return true;
-}
-void register_host(uintptr_t address, size_t nbytes) {
-  std::unique_lock lock(pinned_mutex);
-  TORCH_CHECK(pinned.emplace(address, std::pair(nbytes, true)).second, "this memory is registered already");
-}
-void unregister_host(uintptr_t address) {
-  std::unique_lock lock(pinned_mutex);
-  TORCH_CHECK(pinned.erase(address) == 1, "this memory is not registered");
-}
 void record_on_stream(const c10::DataPtr& pointer, c10::Stream stream) {
-  if (pointer.get() != nullptr) memory().used_by(pointer.get(), record(stream));
+  if (pointer.get() != nullptr) memory().used_by(pointer.get(), stream);
 }
 int64_t allocated_bytes(int device) { return memory().used[device]; }
 void set_memory_limit(int64_t nbytes) { memory().limit = nbytes; }

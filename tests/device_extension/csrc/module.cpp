@@ -21,6 +21,7 @@ PYBIND11_MODULE(_late, module) {
   module.def("set_random_state", [](int device, const at::Tensor& state) { late::generator_of(device).set_state(state); });
   module.def("register_host", &late::register_host);
   module.def("unregister_host", &late::unregister_host);
+  module.def("races", &late::take_reports);
   module.def("allocated_bytes", &late::allocated_bytes);
   module.def("set_memory_limit", &late::set_memory_limit);
   module.def("set_lateness", &late::set_lateness);

@@ -67,6 +67,19 @@ c10::IValue mapped(const c10::IValue& value, F map) {
   return value;
 }
 
+// The tensors in arguments, as their operator uses them; results are written.
+Accesses accesses_of(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
+  Accesses found;
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    const auto* alias = op.schema().arguments()[index].alias_info();
+    mapped(arguments[index], [&](const at::Tensor& tensor) {
+      if (is_late(tensor)) found.push_back(access_to(tensor, alias != nullptr && alias->isWrite()));
+      return tensor;
+    });
+  }
+  return found;
+}
+
 struct Launch {
   c10::OperatorHandle op;
   std::vector<c10::IValue> arguments;
@@ -165,7 +178,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   bool writes = false;
   for (const auto& argument : schema.arguments()) writes |= argument.alias_info() && argument.alias_info()->isWrite();
   if (writes) {  // the results, if any, are arguments
-    late::launch(current_stream(device), [launch] {
+    late::launch(current_stream(device), schema.name(), accesses_of(op, arguments), [launch] {
       compute(launch);
       return true;
     });
@@ -185,6 +198,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto results = make_results(op, arguments, device);
   if (!results) {  // its shape depends on values: the host waits
     synchronize_stream(current_stream(device));
+    note_host(schema.name(), accesses_of(op, arguments));
     for (const auto& value : compute(launch))
       stack->push_back(mapped(value, [&](const at::Tensor& tensor) {
         return tensor.defined() ? tensor.to(c10::Device(kType, device)) : tensor;
@@ -192,8 +206,15 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return;
   }
   std::vector<c10::IValue> places;
-  for (const auto& value : *results) places.push_back(mapped(value, on_cpu));
-  late::launch(current_stream(device), [launch, places] {
+  Accesses accesses = accesses_of(op, arguments);
+  for (const auto& value : *results) {
+    places.push_back(mapped(value, on_cpu));
+    mapped(value, [&](const at::Tensor& tensor) {
+      if (is_late(tensor)) accesses.push_back(access_to(tensor, true));
+      return tensor;
+    });
+  }
+  late::launch(current_stream(device), schema.name(), accesses, [launch, places] {
     auto values = compute(launch);
     at::AutoDispatchBelowADInplaceOrView below;
     for (size_t index = 0; index < places.size(); ++index) {
@@ -247,43 +268,55 @@ at::Tensor& set_nothing(at::Tensor& self) {
 }
 
 // --- copies
-void copy_on(c10::Stream stream, const at::Tensor& to, const at::Tensor& from, at::Tensor kept) {
-  launch(stream, [to, from, kept] {
+// A tensor where the device finds it, and what a copy does there.
+struct End {
+  at::Tensor place;
+  Accesses accesses;
+  at::Tensor kept;  // until the copy is over
+};
+
+End on_device(const at::Tensor& tensor, bool is_write) { return {on_shadow(tensor), {access_to(tensor, is_write)}, {}}; }
+
+// Memory of the host as the device sees it. A tensor that torch pinned is kept until then, as torch's own pinned memory
+// is not used again before; nothing keeps memory that others registered, or that is not pinned.
+End in_host_memory(const at::Tensor& tensor, bool is_write) {
+  auto pinned = find_pinned(tensor.data_ptr());
+  void* address = pinned ? pinned->alias : tensor.data_ptr();
+  End end{at::from_blob(address, tensor.sizes(), tensor.strides(), tensor.options()), {}, {}};
+  if (pinned && !pinned->is_registered) end.kept = tensor;
+  if (pinned) {
+    end.accesses.push_back(access_to(tensor, is_write));
+    end.accesses.back().memory = pinned->start;
+  }
+  return end;
+}
+
+void copy_on(c10::Stream stream, const End& to, const End& from) {
+  Accesses accesses = from.accesses;
+  accesses.insert(accesses.end(), to.accesses.begin(), to.accesses.end());
+  launch(stream, "copy", accesses, [to, from] {
     at::AutoDispatchBelowADInplaceOrView below;
-    to.copy_(from);
+    to.place.copy_(from.place);
     return true;
   });
 }
 
-// Memory of the host as the device sees it. A tensor that torch pinned is kept until then, as torch's own pinned memory
-// is not used again before; nothing keeps memory that others registered, or that is not pinned.
-at::Tensor view_of_host(const at::Tensor& tensor, at::Tensor* kept) {
-  bool is_registered = false;
-  if (is_pinned(tensor.data_ptr(), &is_registered) && !is_registered) *kept = tensor;
-  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options());
-}
-
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   if (target.numel() == 0) return target;
-  at::Tensor kept;
   if (is_late(source) && is_late(target)) {
     c10::Stream from = current_stream(source.device().index()), to = current_stream(target.device().index());
     if (from != to) block(to, record(from));
-    copy_on(to, on_shadow(target), on_shadow(source), kept);
+    copy_on(to, on_device(target, true), on_device(source, false));
     if (from != to) block(from, record(to));
     return target;
   }
+  c10::Stream stream = current_stream((is_late(target) ? target : source).device().index());
   if (is_late(target)) {
-    c10::Stream stream = current_stream(target.device().index());
     bool is_read_late = non_blocking && source.numel() > 0 && is_pinned(source.data_ptr());
-    at::Tensor values = is_read_late ? view_of_host(source, &kept) : source.clone();
-    copy_on(stream, on_shadow(target), values, kept);
-    if (!non_blocking) synchronize_stream(stream);
-    return target;
+    copy_on(stream, on_device(target, true), is_read_late ? in_host_memory(source, false) : End{source.clone(), {}, {}});
+  } else {
+    copy_on(stream, in_host_memory(target, true), on_device(source, false));
   }
-  c10::Stream stream = current_stream(source.device().index());
-  at::Tensor place = view_of_host(target, &kept);
-  copy_on(stream, place, on_shadow(source), kept);
   if (!non_blocking) synchronize_stream(stream);
   return target;
 }
@@ -295,6 +328,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& targ
 
 at::Scalar local_scalar(const at::Tensor& self) {
   synchronize_stream(current_stream(self.device().index()));
+  note_host("item", {access_to(self, false)});
   return at::_local_scalar_dense(on_shadow(self));
 }
 
@@ -328,4 +362,13 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(torch::CppFunctio
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
 
 }  // namespace
+
+Access access_to(const at::Tensor& tensor, bool is_write) {
+  auto begin = reinterpret_cast<uintptr_t>(tensor.data_ptr());
+  uintptr_t elements = tensor.numel() > 0;
+  for (int64_t dimension = 0; elements > 0 && dimension < tensor.dim(); ++dimension)
+    elements += (tensor.size(dimension) - 1) * tensor.stride(dimension);
+  return {tensor.storage().data(), begin, begin + elements * tensor.element_size(), is_write};
+}
+
 }  // namespace late

@@ -38,8 +38,6 @@ struct Target {  // the host waits until this much of a stream is done
   Sequence sequence;
 };
 
-using Key = std::pair<int, int64_t>;
-
 int read(const char* name, int otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::atoi(text);
@@ -48,6 +46,9 @@ int read(const char* name, int otherwise) {
 class Scheduler {
  public:
   Scheduler() : random_(read("LATE_SEED", 0) * 1000003u + read("RANK", 0)), late_ms_(read("LATE_MICROSECONDS", 2000) / 1e3) {}
+
+  // Without end, if negative: only what the host waits for runs at all.
+  bool is_lazy() const { return late_ms_ < 0; }
 
   void launch(Key key, Piece piece, Event* recorded = nullptr) {
     std::unique_lock lock(mutex_);
@@ -73,7 +74,7 @@ class Scheduler {
     for (const Target& target : targets) {
       if (done(target)) continue;
       auto place = demands_.insert(demands_.end(), target);
-      is_frugal_ = random_() % 2;
+      is_frugal_ = is_lazy() || random_() % 2;
       to_do_.notify_one();
       finished_.wait(lock, [&] { return done(target); });
       demands_.erase(place);
@@ -121,14 +122,14 @@ class Scheduler {
   void run() {
     std::unique_lock lock(mutex_);
     while (true) {
-      to_do_.wait(lock, [&] { return waiting_ > 0; });
+      to_do_.wait(lock, [&] { return waiting_ > 0 && (!is_lazy() || !demands_.empty()); });
       if (demands_.empty() && waiting_ <= kPatience) {  // nobody waits: be late
         std::chrono::duration<double, std::milli> pause(late_ms_ * (random_() % 1000) / 1000);
         to_do_.wait_for(lock, pause, [&] { return !demands_.empty() || waiting_ > kPatience; });
       }
       size_t burst = 1 + random_() % 64;
       draw_favours();
-      while (burst-- > 0 && waiting_ > 0)
+      while (burst-- > 0 && waiting_ > 0 && (!is_lazy() || !demands_.empty()))
         if (!run_one(lock)) {
           to_do_.wait_for(lock, std::chrono::microseconds(200));  // all streams wait for other processes
           break;
@@ -143,13 +144,12 @@ class Scheduler {
   // Run one piece of a stream that can go on. False if there is none.
   bool run_one(std::unique_lock<std::mutex>& lock) {
     std::vector<Key> keys;
-    if (!demands_.empty() && is_frugal_) {
-      const Target& target = demands_.front();
-      keys.push_back(needed({target.device, target.stream}));
-    }
+    if (is_frugal_)
+      for (const Target& target : demands_)
+        if (!done(target)) keys.push_back(needed({target.device, target.stream}));
     std::vector<Key> others;
     for (auto& [key, queue] : queues_)
-      if (!queue.pieces.empty()) others.push_back(key);
+      if (!queue.pieces.empty() && !is_lazy()) others.push_back(key);
     std::sort(others.begin(), others.end(), [&](auto& a, auto& b) { return favours_[a] > favours_[b]; });
     keys.insert(keys.end(), others.begin(), others.end());
     for (const Key& key : keys)
@@ -218,8 +218,6 @@ Scheduler& scheduler() {
 thread_local int device_now = 0;
 thread_local std::map<int, int64_t> streams_now;
 
-Key key_of(c10::Stream stream) { return {stream.device_index(), stream.id()}; }
-
 c10::Stream make(int device, int64_t id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, device), id);
 }
@@ -251,27 +249,50 @@ c10::Stream new_stream(int device) {
   return make(device, scheduler().new_stream(device));
 }
 
-void launch(c10::Stream stream, Work work) { scheduler().launch(key_of(stream), {std::move(work), nullptr, nullptr}); }
+void launch(c10::Stream stream, const std::string& name, const Accesses& accesses, Work work) {
+  note_launch(stream, name, accesses);
+  scheduler().launch(key_of(stream), {std::move(work), nullptr, nullptr});
+}
 Event record(c10::Stream stream) {
   Event event;
+  Clock clock = clock_of(stream);
   scheduler().launch(key_of(stream), {}, &event);
+  event->clock = std::move(clock);
   return event;
 }
 void block(c10::Stream stream, const Event& event) {
+  note_wait(stream, event->clock);
   if (!scheduler().happened(event)) scheduler().launch(key_of(stream), {nullptr, event, nullptr});
 }
-bool query(const Event& event) { return scheduler().happened(event); }
+bool has_happened(const Event& event) { return scheduler().happened(event); }
+bool query(const Event& event) {
+  bool over = scheduler().happened(event);
+  if (over) note_host_wait(event->clock);
+  return over;
+}
 bool query_stream(c10::Stream stream) {
+  Clock clock = clock_of(stream);
   for (const Target& target : scheduler().everything(stream.device_index()))
     if (target.stream == stream.id() && !scheduler().is_done(target)) return false;
+  note_host_wait(clock);
   return true;
 }
-void synchronize(const Event& event) { scheduler().await({{event->device, event->stream, event->sequence}}); }
+void synchronize(const Event& event) {
+  scheduler().await({{event->device, event->stream, event->sequence}});
+  note_host_wait(event->clock);
+}
 void synchronize_stream(c10::Stream stream) {
+  Clock clock = clock_of(stream);
   for (const Target& target : scheduler().everything(stream.device_index()))
     if (target.stream == stream.id()) scheduler().await({target});
+  note_host_wait(clock);
 }
-void synchronize_device(int device) { scheduler().await(scheduler().everything(device < 0 ? device_now : device)); }
+void synchronize_device(int device) {
+  if (device < 0) device = device_now;
+  Clock clock = clock_of_device(device);
+  scheduler().await(scheduler().everything(device));
+  note_host_wait(clock);
+}
 void set_lateness(double milliseconds) { scheduler().set_lateness(milliseconds); }
 
 }  // namespace late

@@ -205,6 +205,10 @@ class Runtime:
         """Return once the device has done all that was launched."""
         self.accelerator.synchronize(self.device)
 
+    def synchronize_stream(self) -> None:
+        """Return once the device has done all that was launched on this thread's current stream."""
+        self.accelerator.synchronize_stream(self.device)
+
     def leave(self) -> NoReturn:
         """Asked to, between two steps: another process takes this rank, and finds its private state beside the page."""
         sys.stdout.flush()

@@ -35,6 +35,7 @@ class BrokenSteps:
     def undo(self, error: BaseException) -> None:
         """Give up the attempt that this exception has ended, and recover."""
         drop_frames(error)
+        self._runtime.synchronize()  # the attempt may have used any stream
         changed = self._parts.transaction.unimaged_changes()
         self._tell_of_torn(listed(changed) if changed else "")
         self._parts.carried.roll_back()

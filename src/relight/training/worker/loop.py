@@ -146,10 +146,12 @@ class StepLoop:
         self._carried.enter(frame)
         self._checks.look_at_block(frame)
         if progress.warming:
-            return parts.batches.rehearse(parts.assignment.batch_index)
-        batch = parts.batches.get(step.number, parts.assignment.batch_index)
-        if parts.evidence is not None:
-            parts.evidence.begin(step.number)
+            batch = parts.batches.rehearse(parts.assignment.batch_index)
+        else:
+            batch = parts.batches.get(step.number, parts.assignment.batch_index)
+            if parts.evidence is not None:
+                parts.evidence.begin(step.number)
+        runtime.synchronize_stream()  # of copies: the block may use any stream
         return batch
 
     def exit_step(self, step: Step, error: BaseException | None) -> bool:
@@ -238,6 +240,7 @@ class StepLoop:
     def _is_to_be_repeated(self) -> bool:
         """Once, early in a job: undo the step and have it computed again, to see whether the bits are the same."""
         self._runtime.groups.await_launched()
+        self._runtime.synchronize()  # the attempt may have used any stream
         if not self._parts.repeat_check.wants_another():
             return False
         self._transaction.roll_back()
