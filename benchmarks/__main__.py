@@ -119,6 +119,14 @@ BENCHMARKS = (
         quick=("--rounds", "1", "--mib", "256", "--no-curves"),
     ),
     Benchmark(
+        "first_updates",
+        "benchmarks.first_updates",
+        "the first updates of new engines beside later ones",
+        full_s=120,
+        quick_s=40,
+        quick=("--mib", "64", "--updates", "2"),
+    ),
+    Benchmark(
         "restore",
         "benchmarks.restore",
         "state for a replacement beside torchft's transports",

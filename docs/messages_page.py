@@ -1,5 +1,5 @@
-"""Writes MESSAGES.md, the reference of the core's events, commands and actions, from their docstrings. With --check,
-says whether it is current.
+"""Writes MESSAGES.md, the reference of events, commands and actions, from their docstrings. With --check, says whether
+it is current.
 
     python docs/messages_page.py [--check]
 """
@@ -9,6 +9,8 @@ import enum
 import importlib
 import inspect
 import sys
+import typing
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -19,22 +21,36 @@ import relight.core
 
 PAGE = Path(__file__).with_name("MESSAGES.md")
 CORE = Path(relight.core.__file__).parent
-KINDS = ("events", "commands", "actions")  # the names of files that define messages
+KINDS = ("events", "commands", "actions")  # the names of files of the core that define messages
+OTHERS = {  # machines outside of the core, whose files define more than messages: the unions to show
+    "relight.agent.decisions.host": {"Event": "Events of the agent", "Action": "Actions of the agent"},
+    "relight.transfer.plan.orders": {"Order": "Orders of a weight update"},
+}
 
 INTRODUCTION = """\
-<!-- Written by docs/messages_page.py from the docstrings in src/relight/core; change them there, and run it. -->
+<!-- Written by docs/messages_page.py from the docstrings in src/relight; change them there, and run it. -->
 # Messages
 
 After this page you can read a `journal.jsonl` line by line. The core takes events (what happened) and answers with
 commands or actions (what to do). [The recovery protocol](PROTOCOL.md) shows which event leads to which command.
 `relight events` has a schema of its own, which is stable ([Watching](WATCHING.md#events-for-programs)); these messages
-change with relight.
+change with relight. The last sections are those of two smaller machines, which keep no journal.
 """
 
 
 def render() -> str:
     """The text of the page."""
-    return "\n".join([INTRODUCTION, *(render_module(module) for module in find_modules())])
+    return "\n".join([INTRODUCTION, *(render_table(title, path, messages) for title, path, messages in sections())])
+
+
+def sections() -> Iterator[tuple[str, str, list[type]]]:
+    """Yield each section: its title, the file that defines its messages, and these."""
+    for module in find_modules():
+        yield title_of(module), path_of(module), find_messages(module)
+    for name, unions in OTHERS.items():
+        module = importlib.import_module(name)
+        for union, title in unions.items():
+            yield title, path_of(module), list(typing.get_args(vars(module)[union]))
 
 
 def find_modules() -> list[ModuleType]:
@@ -59,11 +75,15 @@ def find_messages(module: ModuleType) -> list[type]:
     ]
 
 
-def render_module(module: ModuleType) -> str:
-    """A table of one module's messages."""
-    path = module.__name__.removeprefix("relight.").replace(".", "/")
-    lines = [f"## {title_of(module)}", "", f"Defined in `{path}.py`.", "", "| name | means | fields |", "|---|---|---|"]
-    for message in find_messages(module):
+def path_of(module: ModuleType) -> str:
+    """A module's file, from src/relight."""
+    return module.__name__.removeprefix("relight.").replace(".", "/") + ".py"
+
+
+def render_table(title: str, path: str, messages: Iterable[type]) -> str:
+    """A section with a table of messages."""
+    lines = [f"## {title}", "", f"Defined in `{path}`.", "", "| name | means | fields |", "|---|---|---|"]
+    for message in messages:
         text = cell(inspect.cleandoc(message.__doc__ or ""))
         named = ", ".join(f"`{name}`" for name in fields_of(message))
         lines.append(f"| `{message.__name__}` | {text} | {named} |")

@@ -4,6 +4,7 @@ import importlib
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import relight
 from relight.core.protocol.fault import Action, Point
+from relight.watch.events import Event
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -35,9 +37,8 @@ def test_a_page_made_from_code_is_current(script: str) -> None:
 
 def test_every_public_name_has_a_reference() -> None:
     page = read("API.md")
-    missing = [
-        name for name in dir(relight) if not name.startswith("__") and f"::: relight.{name}\n" not in page + "\n"
-    ]
+    public = {*vars(relight)["__all__"], *dir(relight)}
+    missing = [name for name in public if not name.startswith("__") and f"::: relight.{name}\n" not in page + "\n"]
     assert not missing, f"docs/API.md lacks {missing}"
 
 
@@ -55,12 +56,37 @@ def test_every_summary_is_explained() -> None:
     assert all(text for _, text in cli_page.summaries())
 
 
-@pytest.mark.parametrize("module", messages_page.find_modules(), ids=lambda module: str(module.__name__))
-def test_every_message_is_explained(module: Any) -> None:
-    page = read("MESSAGES.md", "GLOSSARY.md")
-    for message in messages_page.find_messages(module):
+@pytest.mark.parametrize("section", tuple(messages_page.sections()), ids=lambda section: str(section[0]))
+def test_every_message_is_explained(section: Any) -> None:
+    title, path, messages = section
+    page = read("MESSAGES.md").partition(f"\n## {title}\n\nDefined in `{path}`.\n")[2].partition("\n## ")[0]
+    assert messages
+    for message in messages:
         assert f"| `{message.__name__}` |" in page
         assert vars(message).get("__doc__"), f"{message.__name__} has no docstring"
+        assert not str(vars(message)["__doc__"]).startswith(f"{message.__name__}("), (
+            f"{message.__name__}: a dataclass's"
+        )
+
+
+def test_no_module_of_the_core_defines_messages_that_the_page_lacks() -> None:
+    """Every member of the unions that the machines take and return is a message of some section."""
+    shown = {message for _, _, messages in messages_page.sections() for message in messages}
+    unions = {
+        "relight.core.protocol.events": "Event",
+        "relight.core.protocol.commands": "Command",
+        "relight.core.worker.events": "Event",
+        "relight.core.worker.actions": "Action",
+    }
+    for module, union in unions.items():
+        missing = set(typing.get_args(vars(importlib.import_module(module))[union])) - shown
+        assert not missing, f"docs/MESSAGES.md lacks {missing}"
+
+
+def test_every_event_for_programs_is_explained() -> None:
+    page = read("WATCHING.md")
+    missing = [tag for event in typing.get_args(Event) if f"`{(tag := event.__struct_config__.tag)}`" not in page]
+    assert not missing, f"docs/WATCHING.md lacks {missing}"
 
 
 def test_the_glossary_is_a_table_of_unique_terms() -> None:
