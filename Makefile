@@ -54,7 +54,7 @@ demo: setup ## train, break, recover, compare
 demo-publish: setup ## train and serve at once; kill workers and a server; compare
 	$(BIN)/python examples/demo_publish.py
 
-simulate: setup ## three minutes of simulated jobs that nobody has seen yet
+simulate: setup ## three minutes of simulated jobs with new seeds
 	$(BIN)/python -m relight.sim --seconds 180 --first $$(( $$(date +%s) * 100000 ))
 
 simulate-nightly: setup ## all planted bugs, every order of small jobs, and ten hours of simulated jobs

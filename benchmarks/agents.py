@@ -1,7 +1,7 @@
 """The controller with up to ten thousand agents: the real one, over real sockets, with agents that are pretended.
 
 A process of its own plays the agents (`agents_crowd.py`): it speaks the true protocol, with handshake, samples and
-traces at the pace of production, confirmations, and answers to every order of a recovery. There are no workers behind
+traces at the pace of production, confirmations, and answers to every order of a recovery. There are no workers beyond
 them. One rank dies; the controller has to decide, and to get every order out to every agent.
 
 What the library of collectives does meanwhile is not in this: a rank puts one key into the store and waits for that of

@@ -284,7 +284,7 @@ class Member(asyncio.Protocol):
 
     # --- what it says by itself -------------------------------------------------------------------------------------
     def sample(self, now: float) -> bytes:
-        """Of all its workers."""
+        """Samples of all its workers."""
         now_ns = time.monotonic_ns()
         step = int(now / STEP_SECONDS)
         phase = (Phase.FORWARD, Phase.BACKWARD, Phase.BARRIER, Phase.OPTIMIZER)[int(now / STEP_SECONDS * 4) % 4]
@@ -315,7 +315,7 @@ class Member(asyncio.Protocol):
         return encode_frame(Samples(samples=tuple(samples)))
 
     def traces(self, now: float, seconds: float) -> bytes:
-        """What its workers did in the last seconds."""
+        """Phase changes of its workers in the last seconds."""
         count = max(1, int(seconds / STEP_SECONDS * RECORDS_PER_STEP))
         stamp, step = time.monotonic_ns(), int(now / STEP_SECONDS)
         chunks = []
@@ -356,7 +356,7 @@ class Crowd:
 
     # --- joining ----------------------------------------------------------------------------------------------------
     async def join(self) -> None:
-        """Connect all; whoever is refused because there is a crush tries again, as an agent does."""
+        """Connect all; an agent that is refused because there is a crush tries again, as in production."""
         gate = asyncio.Semaphore(JOINING_AT_ONCE)
 
         async def join(member: Member) -> None:

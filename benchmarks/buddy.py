@@ -1,4 +1,4 @@
-"""What buddy memory costs while nothing fails (`training.buddy(every=10)`), against the size of the state.
+"""The cost of buddy memory while nothing fails (`training.buddy(every=10)`), against the size of the state.
 
 An FSDP2 loop makes a snapshot in every fifteenth step, and the steps around it are the measure of what it costs (see
 `cycles`): all ranks copy their part, and fetch that of their ward through shared memory. Ranks, copies and transfers
@@ -56,7 +56,7 @@ PROBE_BATCH = 64
 
 
 def state_mib(width: int) -> float:
-    """Of one rank: its share of the parameters, and two moments of each."""
+    """The state of one rank: its share of the parameters, and two moments of each."""
     return LAYERS * (width + 1) * width * 4 * 3 / WORKERS / 2**20
 
 

@@ -1,7 +1,7 @@
-"""What the death of the controller costs: killed (``kill -9``) at random moments, from the first second to the last.
+"""The cost of a controller's death: killed (``kill -9``) at random moments, from the first second to the last.
 
 Two kinds of job: one in which nothing else fails, and one whose workers are killed too, with the controller killed in
-the middle of their recoveries. Each job has to end with the bits of a job that nobody disturbed. A job without any
+the middle of their recoveries. Each job has to end with the bits of an undisturbed job. A job without any
 recovery has repeated no step; where workers die, each of their failures may repeat the step in flight, once, as it
 would have done with the controller alive.
 

@@ -1,4 +1,4 @@
-"""What something costs that a job does now and then, measured by the steps of the same job just before and after.
+"""The cost of something that a job does now and then, measured by the steps of the same job just before and after.
 
 In cycles of fifteen steps: five before, five of which the first begins with it, five after. What the five in the middle
 take longer than the mean of the others is its price. They are steps of the same processes, seconds apart; a machine
@@ -27,7 +27,7 @@ MIN_CYCLES = 4  # of a launch
 def measure(
     make: Make, workers: int, workdir: Path, *, budget_s: float, first_step: int, every: int, launches: int = LAUNCHES
 ) -> dict[str, Any]:
-    """What is done with the sixth step of each cycle, the first of which begins with `first_step`.
+    """The act in the sixth step of each cycle, the first of which begins with `first_step`.
 
     As a share of `every` steps. `budget_s`: of cycles, in all launches together.
     """

@@ -89,8 +89,8 @@ class Growing:
     def _grow(self) -> None:
         made = self._made
         while not self._end.is_set():
-            behind = time.time() - made.wall - made.at
-            if behind > made.step_seconds:
+            late = time.time() - made.wall - made.at
+            if late > made.step_seconds:
                 made.steps(1)
             self._end.wait(0.05)
 
@@ -240,7 +240,7 @@ def _wait_block(watched: bool) -> tuple[bool, float, float]:
 
 
 def _be_a_page(served: Served, stop: threading.Event) -> None:
-    """What an open page asks for: all events, and the newest tiles once a second. The browser itself is elsewhere."""
+    """Requests of an open page: all events, and the newest tiles once a second. The browser itself is elsewhere."""
     asked = 0.0
     try:
         with served.events() as events:

@@ -1,4 +1,4 @@
-"""What the controller's own work for one recovery costs, against the number of ranks: the core alone, no sockets.
+"""The cost of the controller's own work for one recovery, against the number of ranks: the core alone, no sockets.
 
 The core is given the facts of a whole job: every rank starts and enters, one is killed, every survivor stands still,
 every rank is restored. Eight ranks to an agent. Its work must grow no faster than the number of reports, which is

@@ -57,7 +57,7 @@ PLACES = (
 
 @dataclass(frozen=True)
 class Load:
-    """What the workers do between faults, and how many steps lie between two: time for a standby to get warm."""
+    """Acts of the workers between faults, and how many steps lie between two: time for a standby to get warm."""
 
     name: str
     script: tuple[str, ...]

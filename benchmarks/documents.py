@@ -1,4 +1,4 @@
-"""What a benchmark leaves: a JSON file with everything measured, and the same in Markdown for people.
+"""Documents of benchmarks: a JSON file with everything measured, and the same in Markdown for people.
 
 The Markdown is made from the JSON alone, so that it can be made again without measuring again. Every file says on
 which machine, with which versions and when: a figure without its conditions says nothing.
@@ -52,7 +52,7 @@ def start_document(benchmark: str, **settings: object) -> Document:
 
 
 def _commit() -> str | None:
-    """Of the code that was measured; with a plus sign if files in src/ differ from it."""
+    """The commit of the code that was measured; with a plus sign if files in src/ differ from it."""
     try:
         name = _git("rev-parse", "--short", "HEAD")
         return f"{name}+" if _git("status", "--porcelain", "--", "src") else name

@@ -27,7 +27,7 @@ from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import PROTOCOL_VERSION, Challenge, Hello, Samples, WorkerHello
 
 TALKERS = 6
-HOLDERS = 80  # more than the controller lets wait: whoever holds a place loses it to the next, and comes again
+HOLDERS = 80  # more than the controller lets wait: the holder of a place loses it to the next, and comes again
 INSIDERS = 2
 REPLAYED = 2000  # frames on one connection of an insider, before the one that ends it
 ANSWER_S = 15.0
@@ -40,7 +40,7 @@ _MESSAGES: tuple[msgspec.Struct, ...] = (
 
 
 def nonsense(chance: random.Random) -> tuple[str, bytes]:
-    """What one stranger sends, and which kind it is."""
+    """The words of one stranger, and which kind it is."""
     kind = chance.choice(list(_KINDS))
     return kind, _KINDS[kind](chance)
 
@@ -82,7 +82,7 @@ def _truncated(chance: random.Random) -> bytes:
 
 
 def _too_early(chance: random.Random) -> bytes:
-    """What only a peer that has proved itself may say; several, in any order."""
+    """Messages that only a peer that has proved itself may send; several, in any order."""
     return b"".join(encode_frame(chance.choice(_MESSAGES)) for _ in range(chance.randint(1, 5)))
 
 

@@ -147,7 +147,7 @@ def train_with_relight(options: argparse.Namespace, shape: Shape) -> None:
 
 
 def _twin(net: nn.Module, meeting: Path, kind: str, job: relight.Job) -> nn.Module:
-    """The same parameters, with gradients reduced as without relight. Whichever is called forward reduces them."""
+    """Wrap the same parameters, with gradients reduced as without relight. Whichever is called forward reduces them."""
     store = dist.FileStore(f"{meeting}-{kind}", job.world_size)  # type: ignore[attr-defined]
     group = make_generation_group(store, job.rank, job.world_size, kind, None)
     return DistributedDataParallel(net, process_group=group)

@@ -1,4 +1,4 @@
-"""What must be shown on a machine with GPUs, in parts: python -m benchmarks.gpu [PART ...]
+"""Everything that must be shown on a machine with GPUs, in parts: python -m benchmarks.gpu [PART ...]
 
 Uses the Python and torch that run it, and no network. Writes runs/gpu/results.json after each part.
 """

@@ -107,7 +107,7 @@ def render(document: Document) -> str:
 
 
 def _stages(figures: dict[str, Any]) -> str:
-    """What one source's transfer consists of, each part alone, beside the whole."""
+    """The parts of one source's transfer, each alone, beside the whole."""
     medians = figures["median_s"]
     parts, whole = [medians[stage] for stage in STAGES], medians["relight"]
     header = ["digest at the source", "digest at the target", "plain socket", "one after another", "relight"]

@@ -47,7 +47,7 @@ class _Process:
 
     @property
     def pid(self) -> int:
-        """Of the launcher."""
+        """The pid of the launcher."""
         assert self._process is not None
         return self._process.pid
 
@@ -101,7 +101,7 @@ class RelightJob(_Process):
         super().__init__(directory, "relight", command)
 
     def report(self) -> JobReport:
-        """Of the finished or stopped job. Raises JobFailed if it wrote none."""
+        """The report of the finished or stopped job. Raises JobFailed if it wrote none."""
         try:
             return decode_report((self.run_dir / "report.json").read_bytes())
         except (OSError, msgspec.DecodeError) as error:
@@ -109,7 +109,7 @@ class RelightJob(_Process):
 
 
 class PlainJob(_Process):
-    """The same module under torchrun, without any fault tolerance."""
+    """A module under torchrun, without any fault tolerance."""
 
     def __init__(self, directory: Path, module: str, *arguments: str, world_size: int) -> None:
         command = [

@@ -1,8 +1,8 @@
 """Nothing may grow with the number of steps: memory and files of a job over ten thousand short steps.
 
 Resident memory of every process is read from /proc while the job trains, with the number of steps done at that
-moment. The slope of the least-squares line after the warm-up says what a step leaves behind. The same script under
-torchrun shows what torch itself leaves behind. Files in the run directory are followed too: the trace of phases grows
+moment. The slope of the least-squares line after the warm-up says how much each step leaves. The same script under
+torchrun shows how much torch itself leaves. Files in the run directory are followed too: the trace of phases grows
 up to a bound, everything else must not.
 
 Nor may the controller's memory grow with the number of failures. Thousands of them take days with real workers, so
@@ -284,14 +284,14 @@ def _verdicts(document: Document) -> list[Verdict]:
     other = document.get("torchrun", {}).get("resident", {})
     found = []
     for role, line in own.items():
-        # What plain DDP leaves behind is torch's; relight answers for what comes on top.
+        # The memory that plain DDP keeps is torch's; relight answers for what comes on top.
         beyond = max(0.0, other[role]["bytes_per_step"]) if role in other else 0.0
         note = f"± {line['error']:.1f}" + (f", of which torch alone {beyond:.1f}" if beyond else "")
-        what = f"memory of {role} left behind by a step"
+        what = f"memory of {role} left by a step"
         found.append(Verdict(what, line["bytes_per_step"] - beyond, TARGET_BYTES_PER_STEP, "bytes", note))
     one = document.get("failures")
     if one is not None:
-        what, note = "memory of controller left behind by a failure", f"± {one['error']:.1f}"
+        what, note = "memory of controller left by a failure", f"± {one['error']:.1f}"
         found.append(Verdict(what, max(0.0, one["bytes_per_failure"]), TARGET_BYTES_PER_FAILURE, "bytes", note))
     return found
 

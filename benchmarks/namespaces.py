@@ -68,7 +68,7 @@ class Network:
             _ip("-n", namespace, "route", "change", *route, "congctl", CONGESTION)
 
     def limit(self, host: str, megabits: float | None) -> None:
-        """What leaves this host goes no faster than this many megabits each second. None: as fast as it can."""
+        """Let this host send no faster than this many megabits each second. None: as fast as it can."""
         device = ("-n", self.namespaces[host], "qdisc")
         if megabits is None:
             with contextlib.suppress(subprocess.CalledProcessError):  # there was no limit

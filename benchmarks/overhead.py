@@ -1,4 +1,4 @@
-"""What relight costs while nothing fails: the same loop under relight and under torchrun, step against step.
+"""The cost of relight while nothing fails: the same loop under relight and under torchrun, step against step.
 
 Both jobs are alive at the same time and take turns, and both are started several times: see `turns`. Processes differ
 by more than what is looked for. So there is a second comparison, within one job under relight: its steps, and plain
@@ -84,7 +84,7 @@ def relight(workers: int, nominal_ms: int, *flags: str, both: bool = False) -> M
 
 
 def torchrun(workers: int, nominal_ms: int, *arguments: str) -> Make:
-    """The same under torchrun."""
+    """Make the job under torchrun."""
     shape = ("--shape", *map(str, SHAPES[nominal_ms]))
 
     def make(directory: Path, to_gate: tuple[str, ...]) -> PlainJob:
@@ -167,7 +167,7 @@ def headline(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _verdicts(row: dict[str, Any]) -> list[Verdict]:
-    """Of a size, by both comparisons. What the control plane takes belongs to both."""
+    """Verdicts on a size, by both comparisons. What the control plane takes belongs to both."""
     beside = row["control_plane_overhead"]
     what = f"overhead at {milliseconds(row['plain_step_s'])} steps, {row['workers']} workers"
     return [

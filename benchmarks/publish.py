@@ -177,7 +177,7 @@ def render(document: Document) -> str:
 
 
 def _spent(figures: dict[str, Any]) -> str:
-    """What relight does beyond the copies of the limit, one thing after the other."""
+    """The work of relight beyond the copies of the limit, one thing after the other."""
     steps = ("limit", "limit-with-source", "unverified", "relight")
     cpu = figures["median_cpu_s"]
     rows = [

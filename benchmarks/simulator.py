@@ -138,7 +138,7 @@ def render(document: Document) -> str:
             f"({rate:,.0f} a second).",
             *(f"- `--seed {seed}`: {violation}" for seed, violation in found["violations"].items()),
             "**Every order** of jobs of two steps. *Fine* tells every message and every pause apart; otherwise what "
-            "nobody can tell apart happens at once (`src/relight/sim/search/exhaustive.py` says why); "
+            "no process can tell apart happens at once (`src/relight/sim/search/exhaustive.py` says why); "
             "what differs in names only is followed once (`src/relight/sim/search/sameness.py`). What steps are: "
             "`src/relight/sim/model/shapes.py`.",
             markdown_table(

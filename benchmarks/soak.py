@@ -6,7 +6,7 @@ standbys, the agent and the controller. Some recoveries get a fault of their own
 rank is at the end of its window and, mostly, a standby is warm.
 
 What is judged in the end: the job took all its steps; no rank committed a step twice (none was undone); the loss of
-every step and all state at the end have the bits of a job that nobody disturbed; `relight check` finds nothing wrong in
+every step and all state at the end have the bits of an undisturbed job; `relight check` finds nothing wrong in
 the journal; no process, no shared memory and no private directory is left; controller and agent take no more memory
 than at the start.
 
@@ -79,7 +79,7 @@ _SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGABRT": sig
 
 
 class Follower:
-    """What the journal has told so far: who is who, and how far the newest recovery is."""
+    """The journal so far: which process has which rank, and how far the newest recovery is."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -155,7 +155,7 @@ class Nemesis:
 
     @property
     def faults(self) -> int:
-        """Of all kinds, so far."""
+        """The number of faults of all kinds, so far."""
         return sum(self.acts.values()) + len(self.follower.struck)
 
     def run(self) -> None:
@@ -338,7 +338,7 @@ def _send(pid: int, number: signal.Signals) -> int:
 
 
 def run_undisturbed(directory: Path, steps: int) -> SharedBarrier:
-    """The same training without any fault. Raises JobFailed."""
+    """Run the training without any fault. Raises JobFailed."""
     directory.mkdir()
     shared_barrier = SharedBarrier(directory / "board", RANKS, steps)
     shared_barrier.allow(steps)
@@ -371,13 +371,13 @@ def left_behind(mark: str, before: set[str], temporary: Path) -> dict[str, list[
 
 
 def compare(shared_barrier: SharedBarrier, reference: SharedBarrier, steps: int) -> dict[str, Any]:
-    """What the witness says: steps committed by nobody or twice, and losses and states with other bits."""
-    twice = nobody = other = 0
+    """Findings of the witness: steps committed by no rank or twice, and losses and states with other bits."""
+    twice = never = other = 0
     commits = [shared_barrier.commits(rank) for rank in range(RANKS)]
     for step in range(steps):
         counts = [ranks[step] for ranks in commits]
         twice += sum(count > 1 for count in counts)
-        nobody += not any(counts)
+        never += not any(counts)
     for rank in range(RANKS):
         mine, theirs = shared_barrier.losses(rank), reference.losses(rank)
         other += sum(
@@ -386,7 +386,7 @@ def compare(shared_barrier: SharedBarrier, reference: SharedBarrier, steps: int)
         )
     return {
         "committed_twice": twice,
-        "committed_by_nobody": nobody,
+        "committed_by_nobody": never,
         "losses_with_other_bits": other,
         "states_with_other_bits": sum(
             mine != theirs for mine, theirs in zip(shared_barrier.digests(), reference.digests(), strict=True)

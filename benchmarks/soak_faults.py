@@ -9,7 +9,7 @@ from relight.core.protocol.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fa
 
 WINDOW_STEPS = 16  # the job takes so many steps from one fault to the next
 PLACE_IN_WINDOW = 6  # where in its window a planned fault strikes
-# A recovery and those right behind it may together have one fault of their own: some replica is always left.
+# A recovery and those right after it may together have one fault of their own: some replica is always left.
 RECOVERIES_APART = 5
 
 _STEP_ACTIONS = (Action.KILL, Action.SEGFAULT, Action.FREEZE, Action.RAISE, Action.EXIT)
@@ -21,7 +21,7 @@ _RECOVERY_ACTIONS = (Action.KILL, Action.KILL, Action.SEGFAULT, Action.FREEZE, A
 
 @dataclass(frozen=True)
 class Item:
-    """What happens in one window. `what` names the nemesis's act; a planned fault is carried out by the worker."""
+    """The fault of one window. `what` names the nemesis's act; a planned fault is carried out by the worker."""
 
     what: str
     ranks: tuple[int, ...] = ()

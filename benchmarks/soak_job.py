@@ -26,7 +26,7 @@ _LOSS = struct.Struct("<d")
 _HEAD_BYTES = 4096
 _DIGEST_BYTES = 64
 _MAX_RANKS = 32
-_DIGESTS_AT = 1024  # in the head, behind the words
+_DIGESTS_AT = 1024  # in the head, after the words
 _LOOK_SECONDS = 0.004
 _EXAMPLES = 4096
 _WIDTH = 48
@@ -80,12 +80,12 @@ class SharedBarrier:
         return self._map[begin : begin + self._steps]
 
     def sign(self, rank: int, digest: str) -> None:
-        """Of everything that the rank ends with."""
+        """Sign all state that the rank ends with."""
         begin = _DIGESTS_AT + rank * _DIGEST_BYTES
         self._map[begin : begin + _DIGEST_BYTES] = digest.encode().ljust(_DIGEST_BYTES, b"\0")
 
     def digests(self) -> list[str]:
-        """What the ranks have signed."""
+        """The digests that the ranks have signed."""
         begins = [_DIGESTS_AT + rank * _DIGEST_BYTES for rank in range(self._ranks)]
         return [self._map[begin : begin + _DIGEST_BYTES].rstrip(b"\0").decode() for begin in begins]
 
@@ -101,7 +101,7 @@ def make_model() -> DistributedDataParallel:
 
 
 def digest(*trees: Any) -> str:
-    """Of the raw bytes of all tensors, made without relight's own digest."""
+    """A digest of the raw bytes of all tensors, made without relight's own digest."""
     sha = hashlib.sha256()
     for tree in trees:
         _feed(sha, tree)

@@ -1,4 +1,4 @@
-"""What relight does in every step, piece by piece, each by itself and many times over.
+"""The work of relight in every step, piece by piece, each by itself and many times over.
 
 Most of it needs one process. The barrier needs as many as there are ranks: it is one all-reduce of two numbers, here
 between processes that do nothing else. Not contained: the way of each collective through relight's process group,

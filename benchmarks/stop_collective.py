@@ -55,7 +55,7 @@ LARGE_EVERY = 4  # one operation in this many is large
 BUCKET_MIB = 25  # DDP's default, in a variant
 IN_FLIGHT_OPERATIONS = 8  # in a variant
 
-# Longer than any trial: nobody may get out of a collective because its own timeout ran out.
+# Longer than any trial: no rank may get out of a collective because its own timeout ran out.
 GROUP_TIMEOUT_S = 300.0
 TRIAL_DEADLINE_S = 10.0
 # Roads that may walk away wait in slices. A slice ends at once when the operation does.
@@ -99,13 +99,13 @@ class Road(enum.StrEnum):
 
     @property
     def may_walk_away(self) -> bool:
-        """Whether an operation may be left behind."""
+        """Whether an operation may be abandoned."""
         return self in {Road.ABANDON, Road.CUT_OR_ABANDON}
 
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """What the ranks of one job do; the defaults are the plain comparison."""
+    """The plan for the ranks of one job; the defaults are the plain comparison."""
 
     road: Road
     operations: int = 1  # in flight at a time
@@ -236,7 +236,7 @@ def watched(epoll_fd: int) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def pinned_socket(fd: int, inode: int | None = None) -> Iterator[socket.socket | None]:
-    """The TCP socket behind a descriptor, or None if it is another thing by now.
+    """The TCP socket of a descriptor, or None if it is another thing by now.
 
     Gloo closes the socket of a failed peer on its own thread, and another thread may get the same number
     for something else. The duplicate keeps the thing that was looked at the thing that is used.
@@ -373,7 +373,7 @@ class Operation(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """A group left behind, with what must not be freed or reused while it lives."""
+    """An abandoned group, with what must not be freed or reused while it lives."""
 
     group: Group
     operations: list[Operation]
@@ -423,7 +423,7 @@ class Rank:
                 direction = self._mode.road.shuts
                 if direction is not None and self._group is not None:
                     self._group.cut(direction, listener=self._mode.cut_listener)
-                # Only now may the main thread drop the group: nobody cuts a group that is going away.
+                # Only now may the main thread drop the group: no thread cuts a group that is going away.
                 self._closing.set()
             else:
                 self._orders.put(order)
@@ -536,7 +536,7 @@ class Rank:
     def _drop(self, *, walk_away: bool) -> None:
         """Get rid of the group.
 
-        An abandoned operation may still write its buffer, so the buffers stay behind with it. After a cut
+        An abandoned operation may still write its buffer, so the buffers stay with it. After a cut
         they are used again, on purpose: a late write would show as a wrong sum.
         """
         if walk_away and self._group is not None:
@@ -848,7 +848,7 @@ def summary(series: Series, fault: str) -> dict[str, Any]:
 
 
 def growth(series: Series) -> dict[str, Any]:
-    """What rank 0, which lives through all recoveries of a job, gathered in them."""
+    """Figures that rank 0, which lives through all recoveries of a job, gathered in them."""
     recoveries = len(series.oldest) - 1
     if recoveries < 1:
         return {"recoveries": 0}
@@ -866,7 +866,7 @@ def growth(series: Series) -> dict[str, Any]:
 
 
 def whole(series: Series) -> dict[str, Any]:
-    """What does not depend on the fault: sums, healthy cost, leaks, the end."""
+    """Figures that do not depend on the fault: sums, healthy cost, leaks, the end."""
     joined = [report for trial in series.trials for report in trial.joined]
     left = [report.left for report in joined if report.left is not None]
     small = sum(item.small_count for item in left)
@@ -901,7 +901,7 @@ def cpu_model() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The conditions on which the figures depend."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""What strangers can do to a job: a flood of nonsense against a live controller, while workers are killed.
+"""The harm that strangers can do to a job: a flood of nonsense against it, while workers are killed.
 
 The same job with the same kills, first left alone, then again and again under `benchmarks.flood` until the controller
 has taken enough frames of it. Every job must end with the same state; the controller's memory must not grow; and

@@ -63,7 +63,7 @@ class Work:
         self._pause_s = options.pause_ms / 1e3
 
     def step(self, number: int, rank: int) -> None:
-        """The same numbers for the same step and rank, in whichever process."""
+        """Give the same numbers for the same step and rank, in whichever process."""
         generator = torch.Generator().manual_seed(number * 1000 + rank)
         inputs = torch.randn(self._shape, generator=generator)
         if self._pause_s:
@@ -84,7 +84,7 @@ def plain_steps(options: argparse.Namespace) -> Iterator[int]:
 
 
 def relight_steps(options: argparse.Namespace) -> Iterator[int]:
-    """The same under relight; only what rank 0 commits is progress."""
+    """Steps under relight; only what rank 0 commits is progress."""
     job = relight.init()
     work = Work(options)
     training = relight.Training(model=work.model, optimizer=work.optimizer)

@@ -112,7 +112,7 @@ def measure(
     launches: int = LAUNCHES,
     min_pairs: int = MIN_PAIRS,
 ) -> dict[str, Any]:
-    """What the first job takes longer than the second; `budget_s`: of blocks, in all launches together."""
+    """The excess of the first job over the second; `budget_s`: of blocks, in all launches together."""
     pairs, shares = [], []
     for number in range(launches):
         found = _launch(first, second, workers, workdir, budget_s / launches, min_pairs, number % 2 == 1)
@@ -129,7 +129,7 @@ def measure(
 def measure_within(
     make: Make, workers: int, workdir: Path, kinds: tuple[str, str], *, budget_s: float, launches: int
 ) -> dict[str, Any]:
-    """What steps of the first kind take longer than those of the second in one job: see `gated_ddp`, ``--both``.
+    """The excess of the first kind of step over the second in one job: see `gated_ddp`, ``--both``.
 
     Single steps take turns here, A B B A: neighbours in time, in the same processes, with the same parameters. The next
     block is B A A B, since a block's first step follows a pause.

@@ -1,4 +1,4 @@
-"""What comparing the replicas' state costs (`relight run --verify-every K`): by itself, and in a job.
+"""The cost of comparing the replicas' state (`relight run --verify-every K`): by itself, and in a job.
 
 By itself: the digest of a state, against its size, beside what it costs to do nothing but read it. In a job: relight
 that compares in every step beside relight that never does, both started several times (see `turns`); what a step takes

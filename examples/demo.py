@@ -100,7 +100,7 @@ def main() -> int:
 
 
 def say_more(run_dir: Path) -> None:
-    """What there is to look at now."""
+    """Name the files to look at now."""
     console.print("\nThe disturbed run, to look at:")
     for command, what in (
         ("explain", "in sentences: what failed, and where the time went"),

@@ -60,7 +60,7 @@ class DemoError(Exception):
 
 @dataclass
 class Answers:
-    """What one server process answered."""
+    """The answers of one server process."""
 
     count: int = 0
     versions: list[int] = field(default_factory=list)  # each once, as they appeared
@@ -136,7 +136,7 @@ class Server:
 
     @property
     def version(self) -> int:
-        """Of the last answer."""
+        """The version of the last answer."""
         versions = self.lives[-1].versions
         return versions[-1] if versions else -1
 
@@ -251,14 +251,14 @@ def new_lines(path: Path) -> Iterator[str]:
 
 
 def show_training(lines: Iterator[str]) -> None:
-    """What happened to the training meanwhile."""
+    """Show the progress of the training meanwhile."""
     while line := next(lines):
         if SHOWN.search(line):
             console.print(line, style="yellow", markup=False)
 
 
 def wait_for_version(server: Server, version: int) -> dict[str, Any]:
-    """What the server holds, once it is `version` or the time is up."""
+    """The weights of the server, once it has `version` or the time is up."""
     if not server.is_ready(START_SECONDS):
         raise DemoError(f"{server.name} did not start within {START_SECONDS:g} s")
     deadline = time.monotonic() + LAST_VERSION_SECONDS

@@ -198,7 +198,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What the logs say about one recovery; all `_ns` are times of the machine's monotonic clock."""
+    """One recovery as the logs show it; all `_ns` are times of the machine's monotonic clock."""
 
     computing_ns: dict[int, int]  # by rank
     restored_ns: int | None  # the replacement's state was loaded; None for a system that does not say
@@ -232,7 +232,7 @@ class Trial:
 
 
 def find_recovery(events: Sequence[Event], fault: Fault, world_size: int = WORLD_SIZE) -> Recovery | None:
-    """What the recovery took, or None while it is not over.
+    """Return the times of the recovery, or None while it is not over.
 
     It is over when every rank has completed one and the same new step. Attempts begun before the kill are no
     part of it even if a survivor completes one a moment later: that work was done without any recovery, and a
@@ -394,7 +394,7 @@ def plan_fault(system: str, seed: int, trial: int, steps: range) -> FaultPlan:
 
 @contextlib.contextmanager
 def trial_directory(workdir: Path) -> Iterator[Path]:
-    """A folder for one trial's logs and checkpoints, which leaves nothing behind."""
+    """A folder for one trial's logs and checkpoints, which is removed in the end."""
     workdir.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="trial-", dir=workdir))
     try:

@@ -1,4 +1,4 @@
-"""The same job under relight: the loop of `plain_ddp` with relight's lines in it.
+"""The job under relight: the loop of `plain_ddp` with relight's lines in it.
 
 Run by ``relight run --nproc-per-node 4 --standby 1 -m benchmarks.recovery.relight_ddp --log-dir DIR``.
 """

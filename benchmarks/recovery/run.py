@@ -114,7 +114,7 @@ def headline(trials: Sequence[Trial]) -> str:
 
 
 def copy_speed(size: float) -> dict[str, float] | None:
-    """What merely copying so many bytes takes here; None if no trial moved any."""
+    """The time that merely copying so many bytes takes here; None if no trial moved any."""
     if not size:
         return None
     figures: dict[str, float] = measure_apart("copy_speed", "--bytes", str(int(size)))

@@ -1,6 +1,6 @@
-"""The same job with torchft 0.2.0: one process is one replica group; a lighthouse forms the quorum.
+"""The job with torchft 0.2.0: one process is one replica group; a lighthouse forms the quorum.
 
-One process per replica group, started (and, when it dies, started again) by whoever runs the benchmark::
+One process per replica group, started (and, when it dies, started again) by the benchmark::
 
     torchft_lighthouse --min_replicas 1 ...
     python -m benchmarks.recovery.torchft_ddp --group 0 --groups 4 --lighthouse http://... --log-dir DIR
@@ -68,7 +68,7 @@ def wrap(manager: Manager, module: nn.Module) -> DistributedDataParallel:
 
 
 class Job:
-    """What one replica group holds."""
+    """The state of one replica group."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What every system trains in the recovery benchmark, and the log from which every figure is computed.
+"""The workload of every system in the recovery benchmark, and the log from which every figure is computed.
 
 The job must be the same for all systems, or their recovery times could not be compared. So the model,
 its first values, the optimizer and the data live here, as pure functions of the arguments, and a system's
@@ -118,7 +118,7 @@ def corpus() -> Tensor:
 
 
 def batch(seed: int, step: int, rank: int, shape: Shape = SHAPE) -> tuple[Tensor, Tensor]:
-    """The batch of one rank at one step, whoever computes it and however often: inputs and targets."""
+    """The batch of one rank at one step, in whichever process and however often: inputs and targets."""
     key = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key, "big"))
     text = corpus()
@@ -204,7 +204,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--log-dir", type=Path, required=True, help="where each process writes its events")
     parser.add_argument("--seed", type=int, default=0, help="of the first parameters and of the data")
-    parser.add_argument("--steps", type=int, default=600, help="bounds the run if nobody ends it")
+    parser.add_argument("--steps", type=int, default=600, help="bounds the run if nothing else ends it")
     return parser
 
 

@@ -63,7 +63,7 @@ class Peer:
         dist.init_process_group("gloo", store=group_store, rank=rank, world_size=world)
 
     def per_tensor(self) -> None:
-        """What people write first: broadcast each tensor, then load_state_dict."""
+        """The way that people write first: broadcast each tensor, then load_state_dict."""
         received = {}
         for name, tensor in self.model.state_dict().items():
             buffer = tensor if self.rank == 0 else torch.empty_like(tensor)
@@ -102,7 +102,7 @@ class Peer:
         return packed((parameter.data for parameter in self.model.parameters()), limit_bytes)
 
     def limit(self, *, rank_0: bool = False) -> None:
-        """What memory allows: every receiver copies as many bytes as the weights have, in its own memory."""
+        """The limit of memory: every receiver copies as many bytes as the weights have, in its own memory."""
         if self.rank == 0 and not rank_0:
             return
         for tensor in self.model.parameters():
@@ -113,7 +113,7 @@ class Peer:
                 ctypes.memmove(tensor.data_ptr() + start, source.data_ptr(), min(step, count - start))
 
     def limit_with_source(self) -> None:
-        """The same, and the sender too: where every receiver copies out of a buffer, somebody has copied into it."""
+        """Copy in the sender too: where receivers copy out of a buffer, it was copied into before."""
         self.limit(rank_0=True)
 
     def _source(self) -> torch.Tensor:

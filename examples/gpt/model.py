@@ -10,7 +10,7 @@ BYTES = 256
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """What must be the same wherever the model's weights are to fit."""
+    """Sizes that must be the same wherever the model's weights are to fit."""
     add = parser.add_argument
     add("--context", type=int, default=128, help="bytes of text in a sequence")
     add("--layers", type=int, default=4, help="transformer blocks")

@@ -1,4 +1,4 @@
-"""What pytorch/examples' imagenet/main.py does, written afresh and small, for torchrun.
+"""A port of pytorch/examples' imagenet/main.py, written afresh and small, for torchrun.
 
 imagenet_relight.py is its port.
 

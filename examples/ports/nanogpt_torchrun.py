@@ -1,4 +1,4 @@
-"""What nanoGPT's train.py does, written afresh and small, for torchrun. nanogpt_relight.py is its port.
+"""A port of nanoGPT's train.py, written afresh and small, for torchrun. nanogpt_relight.py is its port.
 
 torchrun --nproc-per-node 2 examples/ports/nanogpt_torchrun.py
 """

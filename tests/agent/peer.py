@@ -1,4 +1,4 @@
-"""What the agent under test talks to: a job's private directory, a controller that speaks the wire, and its output."""
+"""Peers of the agent under test: a job's private directory, a controller that speaks the wire, and its output."""
 
 import contextlib
 import os
@@ -181,7 +181,7 @@ class Job:
         os.close(self._launched)
 
     def close_listener(self) -> None:
-        """From now on nobody listens on the controller's port."""
+        """From now on no process listens on the controller's port."""
         self._listener.close()
 
     def page_of(self, pid: int) -> Page:
@@ -211,7 +211,7 @@ class Job:
         return (self.run_dir / "logs" / f"{name}.log").read_text()
 
     def processes(self) -> list[int]:
-        """All live processes of this job, whoever their parent is."""
+        """All live processes of this job, also those that another process has adopted."""
         mark = f"RELIGHT_PRIVATE_DIR={self.private_dir}".encode()
         found = []
         for entry in Path("/proc").iterdir():

@@ -105,7 +105,7 @@ def test_private_state_outlives_its_process_and_the_agent(job: Job) -> None:
     connection.close()
 
     agent, connection = job.start_agent(adopt=True)
-    connection.exit_of("private")  # once more: nobody has forgotten it
+    connection.exit_of("private")  # once more: the agent has not forgotten it
     pid = connection.spawn("talk-2", None)
     connection.send(CopyPrivate(source="private", target="talk-2", version=3))
     page = job.page_of(pid)
@@ -113,7 +113,7 @@ def test_private_state_outlives_its_process_and_the_agent(job: Job) -> None:
     page.close()
     connection.send(ForgetProcess(process="private"))
     connection.send(CopyPrivate(source="private", target="talk-1", version=3))
-    ask(connection, "talk-1", 1)  # which is answered behind that
+    ask(connection, "talk-1", 1)  # which is answered after that
     stop_agent(agent, connection)
 
 

@@ -28,7 +28,7 @@ from relight.core.protocol.position import (
 from tests.wire.holder import fork_holder, wait_for_a_signal
 
 DEADLINE_SECONDS = 30.0
-FUTEX_WAITERS = 1 << 31  # in the first word of a lock: somebody sleeps until it is free
+FUTEX_WAITERS = 1 << 31  # in the first word of a lock: a thread sleeps until it is free
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def page(pages: Pages) -> Iterator[Page]:
 
 @pytest.fixture
 def worker(pages: Pages, page: Page) -> Iterator[mmap.mmap]:
-    """The same memory as a worker sees it."""
+    """Map the memory as a worker sees it."""
     with mmap.mmap(pages.descriptor, MAPPING_BYTES, offset=page.offset) as mapping:
         yield mapping
 
@@ -194,7 +194,7 @@ def test_a_page_that_nobody_needs_is_kept_for_whoever_still_waits_in_it(pages: P
         waiter.start()
         deadline = time.monotonic() + DEADLINE_SECONDS
         while not struct.unpack_from("<I", worker, LIFE_LOCK_OFFSET)[0] & FUTEX_WAITERS:
-            assert time.monotonic() < deadline, "nobody waits"
+            assert time.monotonic() < deadline, "no thread waits"
         page.clear()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

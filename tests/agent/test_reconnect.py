@@ -81,7 +81,7 @@ def test_an_order_that_is_given_again_is_obeyed_once(job: Job) -> None:
     pid = first.spawn("talk-0", 0)
     first.close()
     second = job.accept(life="second")
-    assert second.spawn("talk-0", 0) == pid  # told again since nobody had confirmed it
+    assert second.spawn("talk-0", 0) == pid  # reported again since no controller had confirmed it
     ask(second, "talk-0", 1)
     assert len(second.of_kind(ProcessStarted)) == 1
     assert len(job.processes()) == 1
@@ -89,7 +89,7 @@ def test_an_order_that_is_given_again_is_obeyed_once(job: Job) -> None:
 
 
 def test_an_impostor_is_left(job: Job) -> None:
-    """Somebody listens on the dead controller's port who does not know the token."""
+    """A stranger who does not know the token listens on the dead controller's port."""
     agent, first = job.start_agent()
     first.spawn("talk-0", 0)
     first.close()

@@ -136,7 +136,7 @@ def test_a_wait_that_is_interrupted_goes_on(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [MAIN_STACK, ALL_STACKS])
 def test_a_question_that_comes_too_late_ends_no_process(run: Run, number: int) -> None:
-    """Whoever asks has looked for the handler; Python has taken it away meanwhile, as it does when it ends."""
+    """The asking process has looked for the handler; Python has taken it away meanwhile, as it does when it ends."""
     script = f"import faulthandler, os\nfaulthandler.unregister({number})\nos.kill(os.getpid(), {number})\n"
     process = run(ANSWERS + SAYS + script)
     assert process.wait(PATIENCE_SECONDS) == 0

@@ -93,7 +93,7 @@ def last_words() -> None:
 
 
 def last_words_on_signal() -> None:
-    """The same, but not before SIGUSR1."""
+    """Send the last words, but not before SIGUSR1."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     stamp(6)
     signal.sigwait({signal.SIGUSR1})
@@ -122,7 +122,7 @@ def garbage() -> None:
 
 
 def leave_child() -> None:
-    """Die, and leave a child behind that holds everything open."""
+    """Die, and leave a child that holds everything open."""
     child = subprocess.Popen(["sleep", "1000"], close_fds=False)
     print(f"child {child.pid}")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Runs the `relight` command as its user does, and looks for processes that it left behind."""
+"""Runs the `relight` command as its user does, and looks for processes that it left running."""
 
 import contextlib
 import os
@@ -96,7 +96,7 @@ class Command:
 
 
 def _limited(file_bytes: int) -> list[str]:
-    """What to put before a command so that no file that it writes can grow beyond this."""
+    """Words to put before a command so that no file that it writes can grow beyond this."""
     if not file_bytes:
         return []
     code = (

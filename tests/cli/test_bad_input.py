@@ -1,4 +1,4 @@
-"""Every mistake: one clear message, exit status 2, nothing left running and nothing left behind."""
+"""Every mistake: one clear message, exit status 2, no process left running and no file left."""
 
 import os
 import socket
@@ -171,7 +171,7 @@ def test_a_run_directory_on_a_full_disk(relight: Relight, script: Path, mount: C
 
 
 def test_a_run_directory_that_takes_no_large_file(relight: Relight, script: Path, tmp_path: Path) -> None:
-    """The same without the right to mount."""
+    """A limit on the size of files stands for a full disk, where mounting is not allowed."""
     result = relight("run", "--run-dir", "run", str(script), file_bytes=64 * 1024)
     check(result, "cannot write the run directory", "--run-dir")
     assert not (tmp_path / "run").exists()

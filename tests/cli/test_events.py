@@ -14,7 +14,7 @@ from tests.dashboard.made_up import MadeUpJob
 
 
 def test_events_come_until_the_job_ends(begin: Callable[..., Command], tmp_path: Path) -> None:
-    """The journal need not be there when somebody begins to listen."""
+    """The journal need not be there when a program begins to listen."""
     command = begin("events", "--follow", "run")
     made = MadeUpJob(tmp_path / "run", ranks=2, wall=time.time(), until=50)
     command.wait_for_output("training_started")

@@ -14,7 +14,7 @@ DEADLINE_SECONDS = 60.0
 
 @pytest.fixture(autouse=True)
 def heard() -> Iterator[None]:
-    """Who runs tests in a shell's background ignores this signal, and what is started here would do so too."""
+    """A shell that runs tests in its background ignores this signal, and what is started here would do so too."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

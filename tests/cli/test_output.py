@@ -1,4 +1,4 @@
-"""What a command prints may not arrive: its reader goes away, or a disk is full."""
+"""Output of a command may not arrive: its reader goes away, or a disk is full."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What `relight run` shows."""
+"""Output of `relight run` in a terminal."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What is shown of an update that was measured, on updates that are made up: summary, figure, trace, progress."""
+"""Views of an update that was measured, on updates that are made up: summary, figure, trace, progress."""
 
 import io
 from collections.abc import Callable

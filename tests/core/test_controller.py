@@ -367,7 +367,7 @@ def test_a_death_that_is_seen_early_is_explained_later_and_counts_once() -> None
     assert kinds(desk.tell(dying)) == [Stop, Assign]
     assert desk.tell(dying) == ()
     desk.stands("w0", 3)
-    assert kinds(desk.stands("w2", 3)) == [Restore]  # it can run nothing any more: nobody waits for its memory
+    assert kinds(desk.stands("w2", 3)) == [Restore]  # it can run nothing any more: no recovery waits for its memory
     said = desk.exits("w1", step=3)
     assert kinds(said) == []
     assert "was killed by SIGKILL" in said[0].why
@@ -745,7 +745,7 @@ def test_the_loss_of_the_only_agent_is_the_loss_of_everything() -> None:
 
 
 def test_an_agent_that_comes_back_is_told_again_what_holds() -> None:
-    """What it had not passed on when it died is lost; whoever has an order already ignores it."""
+    """Orders that it had not passed on when it died are lost; a worker that has one already ignores it."""
     desk = Desk(world_size=3, standbys=1)
     desk.started()
     first = desk.tell(ev.AgentJoined(agent="node-0", slots=3))
@@ -926,7 +926,7 @@ def test_a_failed_restore_is_most_often_the_echo_of_a_death() -> None:
 
 
 def test_nobody_is_blamed_for_a_restore_that_does_not_end_but_who_then_does_not_stop() -> None:
-    """With one rank hung nobody can form the group, so nobody reports: all are late, and one is to blame."""
+    """With one rank hung no rank can form the group, so none reports: all are late, and one is to blame."""
     desk = Desk(world_size=3, standbys=2).train()
     desk.exits("w1")
     desk.all_stand()

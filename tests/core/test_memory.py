@@ -1,4 +1,4 @@
-"""What a controller remembers does not grow with the number of its recoveries; the journal still has all of them."""
+"""The memory of a controller does not grow with the number of its recoveries; the journal still has all of them."""
 
 import functools
 import gc
@@ -33,7 +33,7 @@ class Recorded(Desk):
         return said
 
     def lose_and_replace(self, step: int) -> None:
-        """One failure of each kind that leaves something behind, one after the other, with a recovery each."""
+        """One failure of each kind that leaves something, one after the other, with a recovery each."""
         processes = self.controller.rank_processes()
         rank = step % len(processes)
         victim = processes[rank]
@@ -160,7 +160,7 @@ def test_limits_count_what_happened_lately() -> None:
     counts.add(KEPT)
     assert counts[0] == 2
     assert counts[1] == 0
-    assert 1 not in counts, "a question leaves nothing behind"
+    assert 1 not in counts, "a question leaves nothing"
     twin = counts.copy()
     twin.add(0)
     assert (counts[0], twin[0], len(twin)) == (2, 3, KEPT)

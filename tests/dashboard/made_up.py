@@ -1,7 +1,7 @@
 """A run directory as a job would have written it: any number of ranks, hours of history, failures where asked for.
 
 The journal is what a real controller is told, in the order in which it could have happened; the trace is what agents
-would have sent. Both can be written at once, or piece by piece while somebody reads.
+would have sent. Both can be written at once, or piece by piece while a reader follows.
 """
 
 import datetime
@@ -92,7 +92,7 @@ class MadeUpJob:
             file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
     def say(self, now: float, *statuses: Status) -> None:
-        """What workers tell besides phases."""
+        """Add reports of workers besides phases."""
         with self._status.open("ab") as file:
             file.writelines(encode_line(StatusLine(now=now, status=status)) for status in statuses)
 

@@ -83,13 +83,13 @@ def test_events_go_on_where_they_broke_off(run_dir: Path, served: Served, made: 
         last, event = next(events)
     assert event["whole"]
     assert [line["rank"] for line in event["ranks"]] == [0, 1, 2, 3]
-    made.note(12.0, "said while nobody listened")
+    made.note(12.0, "said without listeners")
     made.steps(1)
     served.wait_for_version(11)
     with served.events(last=last) as events:
         _, event = next(events)
     assert not event["whole"]
-    assert [notice["text"] for notice in event["notices"]][-1] == "said while nobody listened"
+    assert [notice["text"] for notice in event["notices"]][-1] == "said without listeners"
     assert [line["version"] for line in event["ranks"]] == [11] * 4
     assert "failures" not in event  # nothing new there
 

@@ -60,7 +60,7 @@ def test_a_rank_dies_and_is_replaced(tmp_path: Path) -> None:
     (found,) = topics(job, now_ns)["failures"]
     assert (found["rank"], found["kind"], found["step"], found["phase"]) == (1, "killed", 4, "BACKWARD")
     assert found["struck_ns"] == pytest.approx(struck * NS, abs=1000)
-    assert found["until_ns"] is None  # nobody has taken it over so far
+    assert found["until_ns"] is None  # no process has taken it over so far
     assert job.stage == "stopping"
     assert topics(job, now_ns)["summary"]["shards"][0]["may_fail"] == 1
 

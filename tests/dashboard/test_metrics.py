@@ -65,7 +65,7 @@ def counters(text: str) -> dict[str, float]:
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
-    """Of a job that lost a rank and publishes weights."""
+    """Metrics of a job that lost a rank and publishes weights."""
     made = MadeUpJob(tmp_path / "run", ranks=3, wall=time.time() - 30, until=50, step_seconds=0.5, job='a "b"\\\n')
     made.steps(4)
     made.fail(1)
@@ -120,7 +120,7 @@ def test_prometheus_reads_it(text: str) -> None:
 
 
 def promtool(*arguments: str, given: str = "") -> str:
-    """What Prometheus' own tool finds wrong."""
+    """Complaints of Prometheus' own tool."""
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")

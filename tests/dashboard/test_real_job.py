@@ -32,7 +32,7 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "train.py"
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Command]:
-    """A job of two ranks that loses one in step 3, and waits behind step 8 until HOLD is there."""
+    """A job of two ranks that loses one in step 3, and waits after step 8 until HOLD is there."""
     arguments = ("--steps", "14", "--hold-at", "8", "--hold", str(tmp_path / "HOLD"))
     command = Command(
         *("run", "--nproc-per-node", "2", "--standby", "1", "--run-dir", str(tmp_path / "run")),
@@ -100,7 +100,7 @@ def test_the_page_says_what_the_report_says(job: Command, tmp_path: Path, serve:
 
 
 def check_metrics(text: str, report: JobReport) -> None:
-    """What Prometheus is told in the end."""
+    """Compare what Prometheus reads in the end with the report."""
     found = samples(text)
     assert found["relight_steps_total"] == report.final_version
     assert found["relight_controller_restarts_total"] == 1
@@ -112,7 +112,7 @@ def check_metrics(text: str, report: JobReport) -> None:
 
 
 def check_events(run_dir: Path, report: JobReport) -> None:
-    """What programs are told, with the death of the controller in between."""
+    """Compare the events for programs with the report, with the death of the controller in between."""
     lines: list[bytes] = []
     write_events(run_dir, lines.append, follow=False)
     events = [msgspec.json.decode(line, type=Event) for line in lines]

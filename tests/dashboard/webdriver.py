@@ -86,7 +86,7 @@ class Browser:
         path.write_bytes(base64.b64decode(self._ask("GET", "/screenshot")))
 
     def messages(self) -> list[str]:
-        """What the console says since the last call, errors of the page included."""
+        """Lines of the console since the last call, errors of the page included."""
         return [entry["message"] for entry in self._ask("POST", "/se/log", {"type": "browser"})]
 
     def close(self) -> None:

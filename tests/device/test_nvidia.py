@@ -11,7 +11,7 @@ from relight.wire.status import Gpu
 
 
 class Refusal(Exception):
-    """What the library raises."""
+    """The library's exception."""
 
 
 def library(**answers: Any) -> Any:

@@ -25,7 +25,7 @@ for module in pkgutil.walk_packages(relight.__path__, "relight."):
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, Path]:
-    """What the wheel contains, by its path there."""
+    """Files of the wheel, by their path there."""
     builder = wheel.WheelBuilder(str(REPOSITORY))
     return {file.distribution_path: Path(file.path) for file in builder.recurse_included_files()}
 

@@ -1,4 +1,4 @@
-"""What the demo concludes from two reports. The demo itself takes minutes and is run by `make demo`."""
+"""Conclusions of the demo from two reports. The demo itself takes minutes and is run by `make demo`."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What failures cost: formulas against a simulation of one failure after the other, and against common sense."""
+"""The cost of failures: formulas against a simulation of one failure after the other, and against common sense."""
 
 import dataclasses
 import json

@@ -190,7 +190,7 @@ class Cluster:
         self._on(number, "nft", rules)
 
     def cut_one_way(self, number: int, hook: str) -> None:
-        """What this host sends ("output") or what is sent to it ("input") is lost; the other way all arrives."""
+        """Lose all that this host sends ("output") or that is sent to it ("input"); the other way all arrives."""
         rules = (
             f"add table inet cut; add chain inet cut way {{ type filter hook {hook} priority 0; }}; "
             "add rule inet cut way meta l4proto tcp ip daddr != 127.0.0.0/8 drop"
@@ -234,12 +234,12 @@ class Cluster:
         return found
 
     def messages(self, number: int | None = None) -> str:
-        """What relight has said on a host; None: where the controller is."""
+        """Lines that relight has printed on a host; None: where the controller is."""
         name = self.chief if number is None else f"h{number}"
         return (self.directory / f"{name}.err").read_text(errors="replace")
 
     def output(self) -> str:
-        """What all workers have printed, wherever they ran."""
+        """Lines that all workers have printed, wherever they ran."""
         return "".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("h*.out")))
 
     def journal(self) -> str:

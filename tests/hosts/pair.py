@@ -110,7 +110,7 @@ class Pair:
 
     # --- the end ------------------------------------------------------------------------------------------------
     def wait(self) -> Outcome:
-        """Of node 0; the other one ends too."""
+        """The end of node 0; the other one ends too."""
         begun = time.monotonic()
         try:
             status, _ = (launcher.wait(DEADLINE_SECONDS) for launcher in self._launchers)

@@ -16,14 +16,14 @@ UP, DOWN = "up", "down"  # from who connects, and back
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens in one direction."""
+    """A fault in one direction."""
 
     latency_seconds: float = 0.0
     jitter_seconds: float = 0.0
     piece_bytes: int = 65536  # passed on at a time
     held: bool = False  # nothing passes, and the connection stays: it is passed on once this is over
     reset_at: int = -1  # byte of each connection at which both ends hear a reset
-    close_at: int = -1  # byte behind which this direction ends in order, while the other one goes on
+    close_at: int = -1  # byte after which this direction ends in order, while the other one goes on
 
 
 NONE = Fault()

@@ -23,7 +23,7 @@ UNPAUSED = Training(ranks=4, steps=STEPS, arguments=("--tell",))  # the same bit
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """The same training on one host, undisturbed: where ranks run must not show in the bits."""
+    """A training on one host, undisturbed: where ranks run must not show in the bits."""
     directories = iter([tmp_path_factory.mktemp("reference")])
     return Bench(lambda: next(directories)).reference(UNPAUSED)
 
@@ -245,7 +245,7 @@ def test_the_controller_s_host_is_lost_and_another_goes_on(cluster: Cluster, ref
 
 @pytest.mark.all
 def test_a_frozen_controller_is_taken_over_and_gives_way_when_it_wakes(cluster: Cluster, reference: Outcome) -> None:
-    """It and whoever would replace it are stopped, so its connections live and it holds the journal's lock."""
+    """It and its possible successors are stopped, so its connections live and it holds the journal's lock."""
     begin(cluster)
     names = {"relight.server", "relight.cli"}
     frozen = [p for p in cluster.processes(0) if names & set(p.cmdline()[1:4])]
@@ -273,7 +273,7 @@ def test_a_frozen_controller_is_taken_over_and_gives_way_when_it_wakes(cluster: 
 
 @pytest.mark.all
 def test_what_only_a_lost_host_had_ends_the_job(tmp_path: Path) -> None:
-    """Statistics of BatchNorm differ between ranks; nobody else has those of this host, so the job says so."""
+    """Statistics of BatchNorm differ between ranks; no other host has those of this one, so the job says so."""
     training = Training(ranks=4, steps=STEPS, arguments=(*TRAINING.arguments, "--batchnorm", "--local-buffers"))
     with Cluster(tmp_path, training, 2, standbys=2) as cluster:
         begin(cluster)

@@ -63,7 +63,7 @@ def test_a_line_that_is_slow_from_the_start(pair: Pair, reference: Outcome, faul
 
 @pytest.mark.parametrize("direction", BOTH)
 def test_connections_that_are_reset_at_every_place(pair: Pair, reference: Outcome, direction: str) -> None:
-    """Nothing is lost that must arrive, and nobody is given up: the host is away for moments."""
+    """Nothing is lost that must arrive, and no host is given up: it is away for moments."""
     begin(pair)
     for number, place in enumerate(RESETS):
         before = pair.proxy.resets

@@ -66,7 +66,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.idioms.compose", description=__doc__)
     parser.add_argument("--seeds", help="A..B, both included, or one", default="")
-    parser.add_argument("--minutes", type=float, help="seeds that nobody has seen yet, for so long", default=0.0)
+    parser.add_argument("--minutes", type=float, help="new seeds, for so long", default=0.0)
     parser.add_argument(
         "--block", action="append", default=[], help="SLOT=OPTION: only scripts that have it, or another one so given"
     )

@@ -1,4 +1,4 @@
-"""What a script of the library ends with, as one line that can be compared.
+"""The final state of a script of the library, as one line that can be compared.
 
     finish(job, model=model, optimizer=optimizer, baseline=baseline)
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 class _Ranked(Protocol):
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """The rank of this process."""
 
 
 def finish(job: _Ranked, **things: Any) -> None:

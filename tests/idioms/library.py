@@ -7,12 +7,12 @@ RANKS = 3  # of a script that says nothing; a line `# ranks: 4` says so
 
 
 def names() -> list[str]:
-    """Of all scripts."""
+    """The names of all scripts."""
     return sorted(path.stem for path in SCRIPTS.glob("*.py"))
 
 
 def path_of(name: str) -> Path:
-    """Of a script, by its name, with or without folder and ending."""
+    """The path of a script, by its name, with or without folder and ending."""
     path = SCRIPTS / f"{Path(name).stem}.py"
     if not path.exists():
         raise SystemExit(f"no such script: {path}")

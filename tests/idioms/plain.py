@@ -31,7 +31,7 @@ DEADLINE_SECONDS = 60.0
 
 
 class PlainJob:
-    """What `relight.init()` returns here."""
+    """The job that `relight.init()` returns here."""
 
     def __init__(self) -> None:
         self.rank = self.local_rank = dist.get_rank()
@@ -63,7 +63,7 @@ class PlainStep:
         return self._training.epoch(self.number)
 
     def report(self, loss: Any = None, **values: Any) -> None:
-        """Nobody listens."""
+        """Do nothing: no logger listens."""
 
     def __enter__(self) -> Any:
         return self._training.draw(self.number)

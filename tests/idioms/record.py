@@ -31,7 +31,7 @@ class Row:
 
     @property
     def worst(self) -> Verdict:
-        """Of all its jobs."""
+        """The worst verdict of all its jobs."""
         order = list(Verdict)
         return max((trial.verdict for trial in self.trials), key=order.index, default=Verdict.EQUAL)
 
@@ -61,7 +61,7 @@ def remember(path: Path, row: Row) -> None:
 
 
 def recall(path: Path) -> list[Row]:
-    """What was remembered; of a job that was run several times, the last."""
+    """Results that were remembered; of a job that was run several times, the last."""
     rows: dict[str, Row] = {}
     for row in map(_decode, map(json.loads, path.read_text().splitlines())):
         trials = {trial.what: trial for trial in (*rows.get(row.name, row).trials, *row.trials)}

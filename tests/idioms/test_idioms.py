@@ -14,7 +14,7 @@ COMMON = ("dcgan", "gan_alternate", "moco", "tbptt_rnn", "eval_inside", "subgrou
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, str]:
-    """What the common scripts print without relight: undisturbed, they have the same bits under it."""
+    """Output of the common scripts without relight: undisturbed, they have the same bits under it."""
     return sections(without_relight(*COMMON))
 
 
@@ -26,7 +26,7 @@ def test_a_common_shape_survives_kills_in_phases(name: str, plain: dict[str, str
 
 @pytest.mark.parametrize("name", ["lr_finder", "vqgan_late_discriminator"])
 def test_gradients_are_added_up_in_the_order_of_torchrun(name: str) -> None:
-    """Of wrappers that were used before the loop, and of those used for the first time behind a step's first write."""
+    """Wrappers that were used before the loop, and others used for the first time after a step's first write."""
     assert undisturbed(name).digests == digests_in(sections(without_relight(name))[name])
 
 

@@ -57,7 +57,7 @@ def phase_kills(name: str, seed: int, kills: int) -> list[str]:
 
 
 def without_relight(*names: str) -> str:
-    """What scripts print without relight; see `plain`."""
+    """Output of scripts without relight; see `plain`."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.idioms.plain", *names],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""What a disturbed job of the library is worth, from what it left behind."""
+"""The verdict on a disturbed job of the library, from the files that it left."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """What one job left behind."""
+    """The end of one job, from the files that it left."""
 
     status: int
     digests: Mapping[int, str]  # of each rank, as `finish` printed it
@@ -33,7 +33,7 @@ class Ending:
     bits: str  # "yes", "not known", or empty where relight does not say
     words: str = ""  # why it ended, or why the bits are not known
     usage: bool = False  # relight refused what the script does
-    late: bool = False  # a rank was killed after its last step, where nobody can take its place
+    late: bool = False  # a rank was killed after its last step, where no other can take its place
     left: str = ""  # processes that were still there afterwards, failures that were not planned
 
 
@@ -43,7 +43,7 @@ def digests_in(output: str) -> dict[int, str]:
 
 
 def sections(output: str) -> dict[str, str]:
-    """What `python -m tests.idioms.plain` printed for each script."""
+    """Output of `python -m tests.idioms.plain` for each script."""
     parts = re.split(r"(?m)^(\w+): status (-?\d+) after .*$", output)
     return {
         name: text for name, status, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True) if status == "0"

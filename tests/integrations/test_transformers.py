@@ -47,7 +47,7 @@ def digests(output: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the ranks print if nothing fails."""
+    """Output of the ranks if nothing fails."""
     return train(tmp_path_factory.mktemp("undisturbed"))
 
 

@@ -59,7 +59,7 @@ def engine(model: Model) -> Iterator[Any]:
 
 
 def update(engine: Any, **information: Any) -> None:
-    """What a worker of vLLM does between start and finish; without a GPU there is nothing to synchronize."""
+    """Calls of a worker of vLLM between start and finish; without a GPU there is nothing to synchronize."""
     engine.start_weight_update()
     engine.receive_weights(engine.parse_update_info(information))
     engine.finish_weight_update()

@@ -43,7 +43,7 @@ class Shifting(DataLoader[Any]):
 
 
 class Extra:
-    """Reads on in a loader that nobody was told of, now and then."""
+    """Reads on in a loader that was not passed to relight, now and then."""
 
     def __init__(self) -> None:
         self.batches: Iterator[Any] | None = None

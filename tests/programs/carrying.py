@@ -34,7 +34,7 @@ class Recurrent(nn.Module):
 
 
 class Job:
-    """What every shape needs."""
+    """The parts that every shape needs."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options

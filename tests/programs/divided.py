@@ -23,7 +23,7 @@ from tests.programs.train import digest
 
 
 class PlainJob:
-    """What a script without relight has."""
+    """The job of a script without relight."""
 
     def __init__(self) -> None:
         dist.init_process_group("gloo")
@@ -58,7 +58,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, default=4)
     parser.add_argument("--tell", action="store_true", help="print each step that is committed")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds more for each step, until HOLD is there")
-    parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
+    parser.add_argument("--hold-at", type=int, default=-1, help="after this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
     parser.add_argument("--save", default="", help="write digests of what this rank ends with to SAVE.RANK")
     return parser.parse_args()
@@ -173,7 +173,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What `full_tensor` gives. All ranks that hold parts together."""
+    """The result of `full_tensor`. All ranks that hold parts together."""
     named = {name.removeprefix("module."): tensor.detach() for name, tensor in model.state_dict().items()}
     return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in named.items()}
 

@@ -36,7 +36,7 @@ class Watched(torch.autograd.Function):
 
 
 def await_close() -> None:
-    """Returns once the generation is closed, and whoever was to be told of it has been."""
+    """Returns once the generation is closed, and all that wait for its end have been told."""
     runtime = current_runtime()
     while not runtime.closed:
         time.sleep(0.001)

@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--publish", type=int, default=0, metavar="K", help="the weights after every K steps")
     parser.add_argument("--same-names", action="store_true", help="publish stages under the names that they have")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds more for each step, until HOLD is there")
-    parser.add_argument("--hold-at", type=int, default=-1, help="behind this step, wait until the file HOLD is there")
+    parser.add_argument("--hold-at", type=int, default=-1, help="after this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
     parser.add_argument("--save", default="", help="write digests of what this rank ends with to SAVE.RANK")
     return parser.parse_args()

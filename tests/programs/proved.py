@@ -13,7 +13,7 @@ import relight
 
 
 def weigh(loss: torch.Tensor) -> torch.Tensor:
-    """Divide by the running mean of the loss, which nobody can know of: it is in no variable of the script."""
+    """Divide by the running mean of the loss, which relight cannot see: it is in no variable of the script."""
     average = float(os.environ.get("AVERAGE_LOSS", "1.0"))
     scaled = loss / average
     os.environ["AVERAGE_LOSS"] = repr(0.9 * average + 0.1 * loss.item())

@@ -15,7 +15,7 @@ import relight
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--loop", action="store_true", help="call a collective on every group, whoever is in it")
+    parser.add_argument("--loop", action="store_true", help="call a collective on every group, also as no member")
     options = parser.parse_args()
     torch.set_num_threads(1)
     job = relight.init()

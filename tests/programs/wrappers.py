@@ -15,7 +15,7 @@ WIDTH = 24
 
 
 class PlainJob:
-    """What a script without relight has."""
+    """The job of a script without relight."""
 
     def __init__(self) -> None:
         dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""What a proof is made of: which failures strike, how two attempts are compared, which variables are suspected."""
+"""The parts of a proof: which failures strike, how two attempts are compared, which variables are suspected."""
 
 import itertools
 

@@ -15,7 +15,7 @@ from relight.wire.settings import JobSettings
 
 
 def write_run(run_dir: Path, *, ended: bool) -> Path:
-    """What a run leaves there, and a checkpoint beside it."""
+    """Write the files that a run leaves there, and a checkpoint beside them."""
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "logs" / "rank-0.log").write_text("hello\n")
     (run_dir / "step-0000000020").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Strangers are told why they are refused; nobody else notices more than a line about it."""
+"""Strangers are told why they are refused; no other peer notices more than a line about it."""
 
 import socket
 import struct
@@ -120,7 +120,7 @@ def test_half_a_hello_is_cut_off_too(controller: ControllerProcess) -> None:
 
 
 def test_strangers_that_hold_all_places_keep_nobody_out(controller: ControllerProcess) -> None:
-    """Who comes next takes the place of the one that has waited longest."""
+    """A newcomer takes the place of the one that has waited longest."""
     bystander = controller.observer()
     strangers = [controller.connect() for _ in range(MAX_STRANGERS)]
     for stranger in strangers:

@@ -57,7 +57,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     journal.commands(0.5, [Notice(level="warning", why="w0 died"), stop])
     journal.event(0.75, unstamped)
     journal.expiry(1.0)
-    journal.note(1.5, "refused somebody")
+    journal.note(1.5, "refused a stranger")
     journal.close()
     header, lines = read_journal(path)
     assert header.settings == SETTINGS
@@ -66,7 +66,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert lines[2].command == stop
     assert repr(lines[3].event) == repr(unstamped)  # NaN is unlike itself
     assert lines[4].expired
-    assert lines[5].note == "refused somebody"
+    assert lines[5].note == "refused a stranger"
     assert not alarms
 
 
@@ -250,7 +250,7 @@ def test_a_trace_on_a_full_disk_is_told_once(full_disk: Path) -> None:
 
 
 def test_a_journal_that_is_locked_is_taken_over_only_by_force_and_its_writer_gives_way(tmp_path: Path) -> None:
-    """The old controller may be frozen on a host that nobody can reach: when it wakes, nothing may come of it."""
+    """The old controller may be frozen on a host that is out of reach: when it wakes, nothing may come of it."""
     alarms, gave_way = Alarms(), list[str]()
     old = Journal(tmp_path, SETTINGS, alarms, give_way=lambda: gave_way.append("old"))
     old.event(0.5, EVENT)

@@ -95,10 +95,10 @@ def test_what_a_dead_standby_leaves_is_let_go_of_at_once_and_its_end_may_be_said
         agent.send(exited(standby))
     assert agent.expect(ForgetProcess).process == standby
     assert agent.expect(Spawn).rank is None
-    agent.send(ProcessStarted(process="nobody", pid=4))  # that is refused, and all before it has been dealt with then
+    agent.send(ProcessStarted(process="stranger", pid=4))  # that is refused, and all before it has been dealt with then
     wait_until(lambda: any(line.note for line in controller.journal()), "a note about what is refused")
     (note,) = [line.note for line in controller.journal() if line.note]
-    assert "'nobody'" in note
+    assert "'stranger'" in note
 
 
 def test_an_order_is_in_the_journal_before_it_is_sent(start: Start) -> None:
@@ -117,7 +117,7 @@ def test_replaying_the_journal_gives_the_same_orders(start: Start) -> None:
     workers = start_workers(agent, 2)
     agent.send(exited(workers[0]))
     agent.expect(Kill)
-    observer.expect(JobEnded)  # nobody reaches the first step in time: the core's deadline passes
+    observer.expect(JobEnded)  # no rank reaches the first step in time: the core's deadline passes
     agent.close()
     controller.wait()
     header, lines = read_journal(controller.run_dir / "journal.jsonl")

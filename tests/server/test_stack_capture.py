@@ -19,7 +19,7 @@ STACK = 'Stack (most recent call first):\n  File "/job/train.py", line 7 in load
 
 
 class Desk:
-    """What was asked and told."""
+    """Questions for stacks and what came of them."""
 
     def __init__(self, *, reachable: bool = True) -> None:
         self.asked: list[str] = []
@@ -50,10 +50,10 @@ def test_a_hang_is_told_with_what_the_process_was_doing() -> None:
         desk = Desk()
         desk.captures.begin(HANG, {"w1": "rank 1"})
         assert (desk.asked, desk.told) == (["w1"], [])
-        desk.captures.take(StackTaken(process="w0", text="of somebody else"))
+        desk.captures.take(StackTaken(process="w0", text="of another"))
         assert desk.told == []
         desk.captures.take(StackTaken(process="w1", text=STACK))
-        desk.captures.take(StackTaken(process="w1", text=STACK))  # nobody waits for it any more
+        desk.captures.take(StackTaken(process="w1", text=STACK))  # no failure waits for it any more
         (told,) = desk.told
         assert told.evidence == "no progress for 30.0 s; rank 1 is at train.py, line 7 in load"
         assert told.stack == f"rank 1 (w1):\n{STACK}"

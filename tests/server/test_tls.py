@@ -37,7 +37,7 @@ def files(authority: Authority) -> TlsFiles:
 
 @pytest.fixture(scope="module")
 def controller(tmp_path_factory: pytest.TempPathFactory, files: TlsFiles) -> Iterator[ControllerProcess]:
-    """One for all: nobody here may disturb it."""
+    """One for all: no test here may disturb it."""
     started = ControllerProcess(tmp_path_factory.mktemp("controller"), world_size=2, tls=files)
     try:
         yield started
@@ -47,7 +47,7 @@ def controller(tmp_path_factory: pytest.TempPathFactory, files: TlsFiles) -> Ite
 
 @pytest.fixture
 def quiet(start: Start, files: TlsFiles) -> ControllerProcess:
-    """One that has refused nobody yet: it tells of five refusals in a second, and no more."""
+    """One that has refused no peer yet: it tells of five refusals in a second, and no more."""
     return start(world_size=2, tls=files)
 
 
@@ -75,7 +75,7 @@ async def hear(controller_connection: ControllerConnection, kind: type, text: st
 
 
 def told(controller: ControllerProcess, tls: TlsFiles | None, **options: Any) -> str:
-    """What a peer is told that does not get in; soon, and by us."""
+    """The reason that a refused peer gets; soon, and from relight."""
     begun = time.monotonic()
     with pytest.raises(ProtocolError) as raised:
         asyncio.run(connect(controller, tls, **options))
@@ -194,7 +194,7 @@ def test_a_stranger_that_does_not_go_on_in_tls_is_cut_off(
 
 
 def test_what_was_said_before_tls_is_not_heard_in_it(controller: ControllerProcess, files: TlsFiles) -> None:
-    """Somebody on the way could put it there: the handshake that follows must not make it trusted."""
+    """An attacker on the way could put it there: the handshake that follows must not make it trusted."""
     tls = Tls(files)
     with socket.create_connection(controller.address, timeout=DEADLINE_SECONDS) as connection:
         connection.sendall(b"\x00\x00\x00\x01\xc1")

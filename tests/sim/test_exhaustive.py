@@ -127,7 +127,7 @@ def ends(ranks: int, faults: int, parts: Parts = PRODUCTION, *, exact: bool) -> 
 
 
 def test_nothing_that_somebody_remembers_is_forgotten_in_the_keys() -> None:
-    """Whoever gives a controller or a worker something new to remember must say what it means for the search."""
+    """A new field of a controller or a worker needs a description of its meaning for the search."""
     here = situation(2, 2, 1, ("kill",))
     worker = here.workers["w0"]
     parts = parts_of(here.controller)

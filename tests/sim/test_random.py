@@ -137,12 +137,12 @@ def test_bits_that_flip_by_themselves() -> None:
         seen["all go back to where they agreed"] += any(
             r.distrust >= 0 and r.tier != FallbackTier.REPLICA for r in restores
         )
-        seen["nobody can tell, and the job ends"] += "no majority" in report.error
+        seen["no majority, and the job ends"] += "no majority" in report.error
     floor = {
         "flipped": 300,
         "a minority is replaced, and training ends well": 80,
         "all go back to where they agreed": 10,
-        "nobody can tell, and the job ends": 30,
+        "no majority, and the job ends": 30,
     }
     assert not {what: (seen[what], least) for what, least in floor.items() if seen[what] < least}
 

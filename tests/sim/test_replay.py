@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """What a controller went through."""
+    """The recording of one controller."""
 
     settings: ControllerSettings
     entries: tuple[JournalEntry, ...]
@@ -47,7 +47,7 @@ def replay(recording: Recording) -> list[tuple[Command, ...]]:
 
 
 def digest(recordings: list[Recording]) -> str:
-    """Of all orders that the replays give."""
+    """A digest of all orders that the replays give."""
     sha = hashlib.sha256()
     for recording in recordings:
         sha.update(msgspec.msgpack.encode(replay(recording)))

@@ -52,7 +52,7 @@ SAVING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What decides the bits that a job ends with, failures aside."""
+    """All that decides the bits that a job ends with, failures aside."""
 
     ranks: int = 3
     steps: int = 7  # 0: the program's own affair
@@ -63,7 +63,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a job left behind."""
+    """The end of a job, from its files."""
 
     command: tuple[str, ...]
     status: int
@@ -161,11 +161,11 @@ class Job:
         return None
 
     def output(self) -> str:
-        """What the workers have printed so far."""
+        """Lines that the workers have printed so far."""
         return (self.directory / "stdout").read_text(errors="replace")
 
     def messages(self) -> str:
-        """What relight itself has said so far."""
+        """Lines that relight itself has printed so far."""
         return (self.directory / "stderr").read_text(errors="replace")
 
     def journal(self) -> str:
@@ -296,7 +296,7 @@ def template_socket() -> str:
 def _environment_of(process: psutil.Process) -> dict[str, str]:
     try:
         environment: dict[str, str] = process.environ()
-    except (psutil.Error, OSError):  # gone, a zombie, or somebody else's
+    except (psutil.Error, OSError):  # gone, a zombie, or another user's
         return {}
     return environment
 

@@ -1,4 +1,4 @@
-"""What must be true of a job that lived through planned faults."""
+"""Conditions that hold of every job that lived through planned faults."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ PHASES = {
     Point.AFTER_STEP: "OUTSIDE",
 }
 # How many versions beyond the step's own the job may go on from. A gradient that is not complete everywhere cannot
-# have been written by anyone; one that somebody has written must not be lost.
+# have been written by any rank; one that some rank has written must not be lost.
 ADVANCES = {
     Point.BETWEEN_STEPS: {0},
     Point.FORWARD: {0},
@@ -66,13 +66,13 @@ def check_survived(outcome: Outcome, reference: Outcome, *, may_doubt: bool = Fa
 
 
 def check_protocol(outcome: Outcome) -> tuple[str, ...]:
-    """What its journal says against the recovery: the judge of simulated jobs reads it."""
+    """Complaints of the judge of simulated jobs, which reads the journal, about a recovery."""
     header, lines = read_journal(outcome.run_dir / "journal.jsonl")
     return check_journal(lines, header.settings.world_size)
 
 
 def traceback_of(outcome: Outcome) -> str:
-    """What the job showed from its first traceback on, wherever in a long output that is."""
+    """Lines of the job from its first traceback on, wherever in a long output that is."""
     _, found, rest = (outcome.stdout + outcome.stderr).partition("Traceback")
     return (found + rest)[:6000]
 

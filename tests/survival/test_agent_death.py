@@ -75,7 +75,7 @@ def test_a_worker_that_dies_under_the_second_agent_is_replaced(bench: Bench) -> 
 
 @pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.all), True], ids=["derived", "of_its_own"])
 def test_a_worker_dies_while_there_is_no_agent(bench: Bench, own: bool) -> None:
-    """What belonged to that rank alone is in memory that the other workers of its host hold too."""
+    """State that belonged to that rank alone is in memory that the other workers of its host hold too."""
     arguments = (*TRAINING.arguments, "--batchnorm", "--local-buffers") if own else TRAINING.arguments
     training = Training(steps=TRAINING.steps, arguments=arguments)
     with bench.start(training, flags=FLAGS) as job:

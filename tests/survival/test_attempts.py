@@ -13,14 +13,14 @@ UNPAUSED = Training(ranks=3, steps=STEPS, arguments=("--tell",))
 
 
 class Killer:
-    """Kills the present holder of rank 1, or whoever is on the way to become it, by journal."""
+    """Kills the present holder of rank 1, or the process on the way to become it, by journal."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._killed: set[str] = set()
 
     def kill(self, when: str) -> None:
-        """The next process that nobody has killed yet, as soon as the journal has `when` of it."""
+        """The next process that was not killed yet, as soon as the journal has `when` of it."""
         name = ""
 
         def is_there() -> bool:

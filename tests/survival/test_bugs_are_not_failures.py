@@ -98,7 +98,7 @@ def test_an_exception_after_the_last_step(bench: Bench) -> None:
 
 @pytest.mark.all
 def test_an_agent_that_cannot_be_started_ends_the_job(bench: Bench, tmp_path: Path) -> None:
-    """Each one ends at once, with an error of its own: that is shown, and another one helps nobody."""
+    """Each one ends at once, with an error of its own: that is shown, and another one would not help."""
     end = "import sys\nif 'relight.agent' in sys.orig_argv:\n    sys.exit('no room for an agent here')\n"
     (tmp_path / "sitecustomize.py").write_text(end)
     path = os.pathsep.join([str(tmp_path), plain_environment()["PYTHONPATH"]])
@@ -118,7 +118,7 @@ def test_ending_before_the_first_step(bench: Bench, how: str) -> None:
 
 @pytest.mark.all
 def test_a_collective_that_only_one_rank_enters(bench: Bench) -> None:
-    """What gloo makes of it is not for us to say; but the job ends."""
+    """Gloo decides what becomes of it; but the job ends."""
     outcome = bench.run(broken("extra_collective"), deadline_seconds=200 * PATIENCE)
     assert outcome.status == 1, outcome.describe()
     assert outcome.report.error, outcome.describe()
@@ -258,7 +258,7 @@ def test_a_model_that_is_not_wrapped_in_ddp(bench: Bench, ranks: int) -> None:
 
 @pytest.mark.all
 def test_one_rank_that_does_not_write(bench: Bench) -> None:
-    """The others are more, but nobody is replaced for it: it is the script."""
+    """The others are more, but no rank is replaced for it: it is the script."""
     outcome = bench.run(broken("no_write", "--at", "0"))
     check_refused(outcome, "the state of version 1 differs between ranks 0, 2; rank 1", "optimizer.step()")
     assert "no majority" not in outcome.report.error

@@ -55,7 +55,7 @@ def test_a_job_that_was_ended_is_started_again(bench: Bench, tmp_path: Path, arg
 def test_every_replica_is_lost_and_the_job_goes_back_to_its_checkpoint(
     bench: Bench, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
-    """Nobody is left: processes that never trained read it."""
+    """No rank is left: processes that never trained read it."""
     root = tmp_path / "checkpoints"
     with bench.start(keeping(root, *arguments, "--hold-at", "4"), faults=ALL_LOST, standbys=1) as job:
         job.wait_until(lambda: published(root)[:1] == [4], "the checkpoint of step 4 was written")

@@ -45,7 +45,7 @@ IN_CI = {
         pytest.param(number, moment, marks=() if (number, moment) in IN_CI else pytest.mark.all)
         for number in STATUS
         for moment in MOMENTS
-        if (number, moment) != (signal.SIGKILL, "launch")  # nobody else knows of its directory yet
+        if (number, moment) != (signal.SIGKILL, "launch")  # no other process knows of its directory yet
     ],
 )
 def test_a_signal_to_the_launcher_ends_everything(bench: Bench, number: signal.Signals, moment: str) -> None:
@@ -64,7 +64,7 @@ def test_a_second_ctrl_c_does_not_wait(bench: Bench) -> None:
         job.wait_until(lambda: trains(job), "training")
         controller = job.module("relight.server")
         assert controller is not None
-        send(controller, signal.SIGSTOP)  # nobody answers the first one
+        send(controller, signal.SIGSTOP)  # no controller answers the first one
         send(job.launcher, signal.SIGINT)
         job.wait_until(lambda: "SIGINT" in job.messages(), "the first one is told")
         sent = time.monotonic()

@@ -106,7 +106,7 @@ def test_all_ranks_but_one(bench: Bench, survivor: int, verb: str, where: str) -
 
 # --- during a recovery ----------------------------------------------------------------------------------------------
 FIRST = "kill rank 1 in BACKWARD of step 3"
-# Nobody can pass the barrier, and everyone else is prepared: the survivors finish the step by themselves.
+# No rank can pass the barrier, and all others are prepared: the survivors finish the step by themselves.
 FIRST_FORWARD = "freeze rank 1 in BEFORE_BARRIER of step 3"
 SECOND = {
     "stop": (FIRST, "kill rank 0 in STOP of recovery 1", (0, "killed")),
@@ -187,7 +187,7 @@ def test_no_standby(bench: Bench) -> None:
 @pytest.mark.all
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_standby_fails_while_it_waits(bench: Bench, number: signal.Signals) -> None:
-    """A standby is nobody's rank: losing one is told, and it is replaced; then it is no failure of the training."""
+    """A standby has no rank: losing one is told, and it is replaced; then it is no failure of the training."""
     training = Training(steps=7, arguments=("--hold-at", "2"))
     flags = ("--outside-hang-timeout-seconds", "600")
     with bench.start(training, faults=[FIRST], flags=flags) as job:
@@ -293,7 +293,7 @@ def test_one_step_fails_again_and_again(bench: Bench) -> None:
 @pytest.mark.parametrize("seed", [9, 4, 7, 8, 10, 12, 14, 15])
 @pytest.mark.all
 def test_random_faults(bench: Bench, seed: int) -> None:
-    """The same seed and rate give the same faults, which can be told beforehand.
+    """A seed and a rate give the same faults each time, so that they can be told beforehand.
 
     Of two in neighbouring steps the second may not strike: if the first made its step a repeated one.
     """

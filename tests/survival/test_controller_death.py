@@ -96,7 +96,7 @@ def test_training_does_not_notice_that_the_controller_dies(bench: Bench, number:
 
 @pytest.mark.all
 def test_a_controller_that_says_nothing_is_replaced(bench: Bench) -> None:
-    """Whatever it hangs in: here it is stopped, and nobody is to notice that by its process state."""
+    """Whatever it hangs in: here it is stopped, and its process state must not be what shows it."""
     with bench.start(IDLE, flags=(*FLAGS, "--frozen-timeout-seconds", "600")) as job:
         job.wait_until(lambda: trains(job), "training has begun")
         lose_controller(job, signal.SIGSTOP)
@@ -168,7 +168,7 @@ def test_the_controller_dies_at(bench: Bench, place: str) -> None:
 @pytest.mark.all
 @pytest.mark.parametrize("place", RECOVERING)
 def test_the_controller_dies_when_survivors_finish_the_step(bench: Bench, place: str) -> None:
-    """Once it was decided to go forward, nobody may be sent back: some rank may have written."""
+    """Once it was decided to go forward, no rank may be sent back: some rank may have written."""
     place = place.replace("ProcessDying", "ProcessSuspected")
     outcome = bench.run(SHORT, faults=[FREEZE], environment={ENVIRONMENT: place})
     check_survived(outcome, bench.reference(SHORT))
@@ -304,7 +304,7 @@ def test_a_full_disk_does_not_stop_recoveries(bench: Bench, tmp_path: Path, smal
 
 
 def test_a_controller_that_died_on_a_full_disk_does_not_guess(tmp_path: Path, small_disk: Path) -> None:
-    """What happened since the journal's last line is not known, so no generation is opened again."""
+    """Events since the journal's last line are not known, so no generation is opened again."""
     with start_on(tmp_path / "job", small_disk, IDLE) as job:
         job.wait_until(lambda: trains(job), "training has begun")
         fill(small_disk)

@@ -14,7 +14,7 @@ PATIENT = ("--outside-hang-timeout-seconds", "60")  # with a job that is held
 
 
 def check_doubted(outcome: Outcome, rank: int) -> None:
-    """Nobody knows since when that rank contributed wrong gradients, and the job says so."""
+    """The step since which that rank contributed wrong gradients is not known, and the job says so."""
     report = outcome.report
     assert report.bits_as_undisturbed == NOT_KNOWN, outcome.describe()
     assert [doubt.rank for doubt in report.doubts] == [rank], outcome.describe()

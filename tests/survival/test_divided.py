@@ -86,7 +86,7 @@ def test_one_kill_with_a_divided_optimizer(bench: Bench, point: Point, rank: int
     outcome = bench.run(training, faults=[fault])
     check_survived(outcome, bench.reference(training))
     check_faults(outcome, [fault])
-    assert not outcome.report.notices, outcome.describe()  # nobody is told to move a collective
+    assert not outcome.report.notices, outcome.describe()  # no script is asked to move a collective
 
 
 @pytest.mark.all
@@ -147,7 +147,7 @@ def test_two_ranks_of_different_parts_killed_at_any_moment(bench: Bench, ranks: 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("point", ["the first stop", "restoring", "reforming"])
 def test_a_second_failure_in_the_recovery(bench: Bench, point: str, rank: int) -> None:
-    """Of a survivor of another part, or of the replacement."""
+    """Lose a survivor of another part, or the replacement."""
     training = hsdp(7)
     first = (rank + 1) % 4  # the neighbour: of the other part
     place = {"the first stop": Point.STOP, "restoring": Point.ROLLBACK, "reforming": Point.REFORM}[point]

@@ -1,4 +1,4 @@
-"""What people write in a training script: each survives a failure in mid-training with the bits it would have had."""
+"""Features of published training scripts: each survives a failure in mid-training with the bits of none."""
 
 import json
 import subprocess

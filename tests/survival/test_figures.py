@@ -19,7 +19,7 @@ def row_of(window: Window, rank: int) -> Row:
 
 
 def kinds(row: Row, step: int) -> list[Activity]:
-    """What the rank did in a step, the last time that it did it."""
+    """The phases of the rank in a step, the last time that it did it."""
     spans = [span for span in row.spans if span.step == step]
     last = max(span.generation for span in spans)
     return [span.activity for span in spans if span.generation == last]
@@ -40,7 +40,7 @@ def test_the_figures_of_a_real_job(bench: Bench, tmp_path: Path) -> None:
     check_recovery(report, first, history, rank=1, died_in=Activity.BACKWARD)
     check_recovery(report, second, history, rank=2, died_in=Activity.OPTIMIZER)
     assert first.target_version == BACKWARD, "before the barrier: back to step i"
-    assert second.target_version == OPTIMIZER + 1, "behind the barrier: nobody goes back behind i + 1"
+    assert second.target_version == OPTIMIZER + 1, "after the barrier: no rank goes back before i + 1"
     said = write_timeline(outcome.run_dir, svg=tmp_path / "a.svg", html=tmp_path / "a.html", trace=tmp_path / "a.json")
     assert len(said) == 4
     for name in ("a.svg", "a-2.svg"):
@@ -55,7 +55,7 @@ def check_plain_step(report: JobReport, history: History) -> None:
     assert not window.bands
     for row in window.rows:
         assert kinds(row, PLAIN)[:4] == [Activity.FORWARD, Activity.BACKWARD, Activity.BARRIER, Activity.OPTIMIZER]
-    # Nobody begins to write before everybody has come to the barrier.
+    # No rank begins to write before all have come to the barrier.
     spans = [span for row in window.rows for span in row.spans if span.step == PLAIN]
     arrived = max(span.start_ns for span in spans if span.activity is Activity.BARRIER)
     assert all(span.start_ns >= arrived for span in spans if span.activity is Activity.OPTIMIZER)
@@ -78,7 +78,7 @@ def check_recovery(
     parked = [span for other in window.rows for span in other.spans if span.activity is Activity.PARKED]
     assert {other.rank for other in window.rows if any(span in parked for span in other.spans)} == {0, 1, 2}
     assert all(lies_within(span, band.struck_ns, band.resumed_ns) for span in parked)
-    # Dark before, light after: whoever trains on does so with the version that was agreed upon.
+    # Dark before, light after: a rank that trains on does so with the version that was agreed upon.
     after = [s for other in window.rows for s in other.spans if s.generation == recovery.generation]
     begun = [span for span in after if span.activity is Activity.FORWARD]
     assert {span.version for span in begun if span.step == recovery.target_version} == {recovery.target_version}

@@ -117,7 +117,7 @@ def test_a_divided_state_is_saved(bench: Bench, tmp_path: Path, arguments: str, 
 
 @pytest.mark.all
 def test_no_replacement_is_to_be_had(bench: Bench, tmp_path: Path) -> None:
-    """Whoever is started to take the rank is killed before it can."""
+    """Each process that is started to take the rank is killed before it can."""
     root, training = tmp_path / "checkpoints", plain(*RICH)
     with bench.start(keeping(root, training), faults=[f"kill rank 1 in FORWARD of step {AT}"], standbys=0) as job:
         while job.launcher.poll() is None:

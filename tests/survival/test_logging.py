@@ -1,4 +1,4 @@
-"""What steps report reaches the loggers once, with the values of an undisturbed run, whoever dies when."""
+"""Values that steps report reach the loggers once, as in an undisturbed run, whichever rank dies when."""
 
 import json
 import struct
@@ -22,7 +22,7 @@ def recorded(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def logged(outcome: Outcome) -> list[dict[str, Any]]:
-    """What the script's own logger was given."""
+    """Values that the script's own logger was given."""
     return [json.loads(line) for line in (outcome.run_dir.parent / "logged.jsonl").read_text().splitlines()]
 
 
@@ -120,7 +120,7 @@ def _wandb_steps(run_dir: Path) -> list[int]:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """Of LevelDB's log format: a header, then pieces with checksum, length and kind, in blocks of 32 KiB."""
+    """Yield the records of LevelDB's log format: a header, then pieces with checksum, length and kind, in blocks."""
     at, found = 7, b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:  # no piece begins so late in a block

@@ -95,7 +95,7 @@ def test_two_stages_killed_at_any_moment(bench: Bench, ranks: tuple[int, int]) -
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("place", [Point.STOP, Point.PROMOTED, Point.ROLLBACK, Point.REFORM])
 def test_a_second_failure_in_the_recovery(bench: Bench, place: Point, rank: int) -> None:
-    """Of a survivor of another stage, or of the replacement, which has just built its modules."""
+    """Lose a survivor of another stage, or the replacement, which has just built its modules."""
     training = pipeline(7)
     first = rank if place is Point.PROMOTED else (rank + 2) % 4
     faults = [

@@ -29,7 +29,7 @@ def busy_loops(count: int) -> Iterator[None]:
     ("steps", "hang_seconds"), [(150, 5.0), pytest.param(600, 1.0, marks=pytest.mark.all)], ids=["short", "long"]
 )
 def test_four_workers_and_two_busy_loops(bench: Bench, steps: int, hang_seconds: float) -> None:
-    """Nobody is declared lost, though every process waits for a processor most of the time."""
+    """No process is declared lost, though every one waits for a processor most of the time."""
     training = Training(ranks=4, steps=steps)
     with busy_loops(2):
         outcome = bench.run(

@@ -59,12 +59,12 @@ def test_a_certificate_for_another_host_is_refused_before_anything_starts(bench:
 
 
 def address(job: Job) -> tuple[str, int] | None:
-    """Of the controller."""
+    """The address of the controller."""
     return next((found for path in job.temporary.glob("relight-*") if (found := read_address(path)) is not None), None)
 
 
 def first_word(job: Job) -> object:
-    """What the controller says to whoever connects."""
+    """The first message of the controller to a new connection."""
     found = address(job)
     assert found is not None
     with socket.create_connection(found, timeout=20.0) as stranger:

@@ -1,4 +1,4 @@
-"""What several publishing processes said about themselves, in one value."""
+"""Reports of several publishing processes about themselves, in one value."""
 
 from relight.core.account.report import PublishReport
 from relight.timeline.model.publications import Publications

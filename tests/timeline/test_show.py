@@ -19,7 +19,7 @@ def console() -> Console:
 
 
 def text(console: Console) -> str:
-    """What was printed, without the breaks that the width made."""
+    """The printed text, without the breaks that the width made."""
     return " ".join(console.export_text().split())
 
 

@@ -90,7 +90,7 @@ def test_a_failure_in_optimizer_is_taken_over_at_the_next_version() -> None:
         ("PARKED", 807, 840),
         ("PARKED", 840, 850),
     ]
-    assert versions(history, 2)[9:13] == [0, 0, 8, 8]  # nobody, blank, restored, training
+    assert versions(history, 2)[9:13] == [0, 0, 8, 8]  # no process, blank, restored, training
     assert ("OPTIMIZER", 812, 822) in activities(history, 1)  # a prepared survivor finishes on its own
     assert versions(history, 1)[-5:] == [9, 9, 9, 9, 10]
 

@@ -200,7 +200,7 @@ def _seeds(minutes: float) -> Iterator[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0..999", help="A..B, both included, or one")
-    parser.add_argument("--minutes", type=float, help="seeds that nobody has seen yet, for so long")
+    parser.add_argument("--minutes", type=float, help="new seeds, for so long")
     parser.add_argument("--show", action="store_true", help="the scripts")
     options = parser.parse_args()
     low, _, high = options.seeds.partition("..")

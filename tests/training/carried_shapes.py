@@ -67,7 +67,7 @@ class Steps:
 
 
 def read_script(source: str, directory: Path) -> Names | None:
-    """What is found in a script, in which `steps(*tracked)` offers steps. None: its code could not be read."""
+    """The findings in a script, in which `steps(*tracked)` offers steps. None: its code could not be read."""
     path = directory / f"script{next(_NUMBERS)}.py"
     path.write_text(source)
     steps = Steps()

@@ -19,7 +19,7 @@ REPLACED = "_process_group_name _warn_not_in_group broadcast_object_list scatter
 
 
 class Standby:
-    """Of a job of four ranks: as much of a runtime, and of its policy, as its groups ask."""
+    """A standby of a job of four ranks: as much of a runtime, and of its policy, as its groups ask."""
 
     closed = False
     launches = 0

@@ -21,7 +21,7 @@ DEADLINE_SECONDS = 30.0
 
 @pytest.fixture
 def descriptors() -> Iterator[list[int]]:
-    """Of two boards: two hosts, each with its own."""
+    """Descriptors of two boards: two hosts, each with its own."""
     numbers = [SharedBarrier.create(RANKS) for _ in range(2)]
     yield numbers
     for number in numbers:
@@ -121,7 +121,7 @@ def test_who_waits_is_told_of_the_end_of_the_generation(descriptors: list[int]) 
 
 
 def test_it_completes_on_some_ranks_and_not_on_others(descriptors: list[int]) -> None:
-    """Who was told of the end before the last one entered has no proof; the others have."""
+    """A rank that was told of the end before the last one entered has no proof; the others have."""
     members = abandoned_while_it_waits(descriptors[0])
     others = [members.enter(rank, ROWS[rank]) for rank in (1, 2)]
     assert [wait.result(DEADLINE_SECONDS) for wait in others] == [[3, 60, 4]] * 2

@@ -1,4 +1,4 @@
-"""What a loop of steps carries from step to step, found in its code; each line that writes it is marked `#w`."""
+"""Variables that a loop carries from step to step, found in its code; each line that writes one is marked `#w`."""
 
 from pathlib import Path
 from textwrap import indent
@@ -16,7 +16,7 @@ def fn(block: str, *, before: str = "", first: str = "", after: str = "", setup:
 
 
 def top(block: str, *, before: str = "", after: str = "", head: str = "for step in steps():") -> str:
-    """The same at module level."""
+    """Find in a loop at module level."""
     return f"{before}\n{head}\n with step as b:\n{indent(block, '  ')}\n{indent(after, ' ')}\n"
 
 

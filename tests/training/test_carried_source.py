@@ -1,4 +1,4 @@
-"""What the code of a script says before its first step: loops around the loop of steps, gradients carried by hand."""
+"""The code of a script before its first step: loops around the loop of steps, gradients carried by hand."""
 
 import ast
 import sys

@@ -58,7 +58,7 @@ class Own(Dataset[torch.Tensor]):
 
 
 class Counting(Dataset[torch.Tensor]):
-    """What it gives depends on how much it gave before."""
+    """A dataset whose items depend on how many it gave before."""
 
     def __init__(self) -> None:
         self.count = 0

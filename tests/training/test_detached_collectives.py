@@ -134,7 +134,7 @@ def all_to_all_single(dtype: torch.dtype, wait: Any) -> Result:
 
 
 def all_to_all_uneven(dtype: torch.dtype, wait: Any) -> Result:
-    """What comes from rank 0 has another size than what goes there; the others' sizes fit."""
+    """A tensor of rank 0 has another size than the one that it goes to; the others' sizes fit."""
     output = room(dtype, 2 * SIZE + 1)
     wait(dist.all_to_all_single, output, torch.cat(parts(dtype)), [3, 2, 2, 2], [2, 2, 2, 2])
     return [output], [torch.cat([torch.zeros(3, 3, dtype=dtype), *parts(dtype)[1:]])]

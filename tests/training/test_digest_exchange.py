@@ -1,4 +1,4 @@
-"""What ranks add to a barrier's all-reduce so that each sees whether replicas of the state differ."""
+"""Digests that ranks add to a barrier's all-reduce so that each sees whether replicas of the state differ."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +42,7 @@ def test_each_digest_stands_at_its_rank() -> None:
 
 
 def named(ranks: list[tuple[dict[str, int], str]]) -> list[tuple[str, ...]]:
-    """What each rank is told that has these digests, of this part: all of them meet in every all-reduce."""
+    """The answer to each rank that has these digests, of this part: all of them meet in every all-reduce."""
     rows: list[list[int]] = [[] for _ in ranks]
     meeting = threading.Barrier(len(ranks))
 

@@ -1,4 +1,4 @@
-"""What `relight prove` sees of a script: its variables, and each operation with its line."""
+"""A script as `relight prove` sees it: its variables, and each operation with its line."""
 
 import sys
 from collections.abc import Callable

@@ -27,7 +27,7 @@ class StopHere(RuntimeError):
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """Of one process, with both dimensions of HSDP."""
+    """A mesh of one process, with both dimensions of HSDP."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
     dist.destroy_process_group()
@@ -99,7 +99,7 @@ def test_a_step_after_an_aborted_one_has_the_same_bits(mesh: DeviceMesh, stop_at
 
 
 def test_gradients_that_were_never_reduced_are_forgotten(mesh: DeviceMesh) -> None:
-    """Of a micro-batch without synchronization: they stay with the gathered parameters."""
+    """A micro-batch without synchronization leaves them with the gathered parameters."""
     training = Training(mesh)
     sharded = ShardedModules([training.model])
     root = training.model

@@ -19,7 +19,7 @@ DEADLINE_SECONDS = 20.0
 
 
 def outcome_of(formed: GenerationGroup, operation: str, *arguments: object) -> list[BaseException | None]:
-    """What waiting for the operation ends with; empty if it does not end."""
+    """The error with which waiting for the operation ends; empty if it does not end."""
     found: list[BaseException | None] = []
 
     def wait() -> None:
@@ -36,7 +36,7 @@ def outcome_of(formed: GenerationGroup, operation: str, *arguments: object) -> l
 
 
 def idle() -> None:
-    """Until nobody looks after operations of a broken group any more."""
+    """Wait until no thread looks after operations of a broken group any more."""
     for thread in threading.enumerate():
         if thread.name == "relight-abandon":
             thread.join()
@@ -108,7 +108,7 @@ def test_a_receive_can_be_waited_for_twice_and_knows_its_sender(pair: tuple[Gene
 def test_a_send_and_a_receive_that_gloo_never_ends_end_at_the_cut(
     pair: tuple[GenerationGroup, GenerationGroup], operation: str, elements: int
 ) -> None:
-    """Nobody receives what is sent, more than connections take up; nobody sends what is to be received."""
+    """No rank receives what is sent, more than connections take up; none sends what is to be received."""
     formed, _ = pair
     found: list[BaseException] = []
 
@@ -171,7 +171,7 @@ class Open:
 def test_works_that_are_held_have_their_results_once_what_was_launched_is_awaited(
     pair: tuple[GenerationGroup, GenerationGroup],
 ) -> None:
-    """Also if the connections end afterwards, and somebody else's operation is stuck."""
+    """Also if the connections end afterwards, and an operation of another group is stuck."""
     first = torch.ones(3)
     work = pair[0].launch("allreduce", [first])
     whole, part = torch.arange(4.0), torch.zeros(2)
@@ -196,7 +196,7 @@ def test_what_was_launched_is_awaited_no_longer_than_its_generation(
 ) -> None:
     formed, _ = pair
     formed.launch("allreduce", [torch.ones(3)])
-    formed.launch("recv", [torch.ones(3)], 1, 0)  # nobody waits for it, so it is not to be waited for either
+    formed.launch("recv", [torch.ones(3)], 1, 0)  # no rank waits for it, so it is not to be waited for either
     formed.break_connections()
     with pytest.raises((StepInterrupted, RuntimeError)):
         formed.await_launched()

@@ -1,4 +1,4 @@
-"""What relight says of the installed torch."""
+"""Warnings of relight about the installed torch."""
 
 import contextlib
 import importlib

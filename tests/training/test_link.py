@@ -16,7 +16,7 @@ from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import WorkerHello
 
 DEADLINE_SECONDS = 20.0
-LONG = WorkerNotice(process="w0", rank=0, text="x" * 2**21)  # more than a socket holds that nobody reads
+LONG = WorkerNotice(process="w0", rank=0, text="x" * 2**21)  # more than a socket holds that is not read
 
 
 class Listener:

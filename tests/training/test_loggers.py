@@ -1,4 +1,4 @@
-"""Loggers are given every step once, in order, whoever begins where another stopped."""
+"""Loggers are given every step once, in order, whichever process begins where another stopped."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ SECONDS = 30.0
 
 
 class Remembering:
-    """A logger as somebody might write one."""
+    """A logger as a user might write one."""
 
     def __init__(self, fails_at: int = -1) -> None:
         self.seen: list[tuple[int, dict[str, float]]] = []
@@ -61,7 +61,7 @@ def test_every_line_once_and_in_order(tmp_path: Path) -> None:
     assert logger.seen[1][1]["loss"] == 0.5
     assert logger.seen[1][1]["bad"] != logger.seen[1][1]["bad"]  # not a number
     assert logger.flushed >= 1
-    assert logger.closed == 0  # whoever made it closes it
+    assert logger.closed == 0  # the script that made it closes it
 
 
 def test_another_process_goes_on_where_the_first_one_stopped(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_lines_are_fed_while_they_come(tmp_path: Path) -> None:
         fed.wake()
         assert arrived.wait(SECONDS)
     with path.open("a") as file:
-        file.write('{"step": 3, "time"')  # somebody is writing it
+        file.write('{"step": 3, "time"')  # a process is writing it
     fed.finish(SECONDS)
     assert [step for step, _ in logger.seen] == [0, 1, 2]
     assert said == []

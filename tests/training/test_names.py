@@ -1,4 +1,4 @@
-"""What `import relight` offers, to people who type a dot behind it."""
+"""Names that `import relight` offers to people who type a dot after it."""
 
 import ast
 from pathlib import Path

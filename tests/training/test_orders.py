@@ -23,7 +23,7 @@ def told() -> Told:
 
 @pytest.fixture
 def orders(told: Told) -> Orders:
-    """Of rank 1 in generation 1."""
+    """The orders of rank 1 in generation 1."""
     worker = Worker(1, is_standby=False, until=10)
     orders = Orders(worker, lambda name, error: told.append((name, str(error))))
     orders.receive(Assign(why="", process="w1", rank=1, generation=1))

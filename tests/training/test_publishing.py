@@ -1,4 +1,4 @@
-"""What a trainer says, and what not, when it cannot publish."""
+"""Messages of a trainer that cannot publish, and those that it leaves out."""
 
 from relight.training.publish.publishing import TAKEN_SECONDS, SocketTaken
 

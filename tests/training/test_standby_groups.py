@@ -1,4 +1,4 @@
-"""What a standby's process groups are to c10d and to a script, before and after it is given a rank."""
+"""A standby's process groups as c10d and a script see them, before and after it is given a rank."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What survives: replicated and private state, rollback inside a step, and what is refused by name."""
+"""State that survives: replicated and private, rollback inside a step, and what is refused by name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +69,7 @@ def transaction_of(state: TrackedState) -> Transaction:
 
 
 def transfer(source: TrackedState, target: TrackedState) -> None:
-    """What a restore does, through bytes."""
+    """Move the state as a restore does, through bytes."""
     flat = source.replicated()
     tree = decode_tree(encode_tree({"t": _plain(flat)}, "state"))["t"]
     target.adopt(tree, [list(key) for key in source.rank_private.buffers])

@@ -397,7 +397,7 @@ def _late(script: Script) -> None:
 
 
 def test_the_first_change_of_a_small_tensor_is_undone(run: Any) -> None:
-    """Of a target network, which is set to the trained one after a hundred steps."""
+    """A target network is set to the trained one after a hundred steps."""
     script = run(_late)
     for _ in range(LEARNING_STEPS + 3):
         script.step()

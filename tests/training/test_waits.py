@@ -1,4 +1,4 @@
-"""Who waits for others, and by which threads."""
+"""Waits for others, and the threads in which they happen."""
 
 import threading
 

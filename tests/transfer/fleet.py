@@ -62,7 +62,7 @@ def name_of(digest: str, seeds: range = range(200)) -> int | None:
 
 @dataclass(frozen=True)
 class Fault:
-    """What an engine does to itself, or to a bucket, during the next update."""
+    """An act of an engine on itself, or on a bucket, during the next update."""
 
     kind: str  # kill, freeze, damage
     at: int | str  # a bucket, or "commit"
@@ -236,7 +236,7 @@ class Member:
         return self._pipe.recv()
 
     def wait_until_stopped(self) -> None:
-        """Until it is frozen: whoever reads its state sees it, for it is not our child."""
+        """Wait until it is frozen: its parent sees its state too, for it is not a child of the test."""
         for _ in until(f"process {self.pid} is not frozen"):
             if Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
                 return
@@ -298,7 +298,7 @@ class PublisherProcess(Member):
 
 
 def until(what: str) -> Iterator[None]:
-    """Turns of a look at something that nobody announces, up to the deadline."""
+    """Turns of a look at something that is not announced, up to the deadline."""
     ticks = threading.Event()
     for _ in range(round(DEADLINE_SECONDS / 0.005)):
         yield

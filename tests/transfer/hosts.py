@@ -159,7 +159,7 @@ class Line:
     ) -> None:
         """`carry(data, before)` is asked for what comes from the source; `before`: bytes that came before it.
 
-        `carry_up`: the same of what comes from whoever connected.
+        `carry_up`: the same of what comes from each peer that connected.
         """
         self.towards_source = bytearray()
         self.towards_target = bytearray()

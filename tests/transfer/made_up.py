@@ -93,7 +93,7 @@ DROPPED = published(
     seconds=34.0,
     dropped={"b": "no answer for 30 s"},
 )
-# The only source is lost while it writes the third bucket: nobody reads the second one any more.
+# The only source is lost while it writes the third bucket: no engine reads the second one any more.
 ABANDONED = published(
     [write(0, 0, 1), reload(0, 1, 3), write(1, 1, 2)],
     buckets=3,

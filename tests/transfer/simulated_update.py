@@ -57,7 +57,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a seed means."""
+    """The update that a seed means."""
 
     sources: tuple[Member, ...]
     engines: tuple[Member, ...]
@@ -143,11 +143,11 @@ class World:
             deadline = self.update.next_deadline()
             at = self._events[0][0] if self._events else None
             if deadline is None and (at is None or (not self.asked and self.confirmed)):
-                raise ViolationError("it waits for nobody, and for ever")
+                raise ViolationError("it waits for no member, and for ever")
             if deadline is not None and (
                 at is None or deadline < at or (deadline == at and self.chance.random() < 0.5)
             ):
-                # Whoever runs this may be late itself.
+                # This process may be late itself.
                 late = deadline + self.chance.randint(0, 3) * _TICK
                 self.now = max(self.now, deadline, late if at is None else min(late, at))
                 self.story.append(f"{self.now:5.1f} expire")
@@ -320,7 +320,7 @@ class World:
         unwritten = set(range(self.plan.schedule.buckets)) - self.writes.keys()
         lacking = any(not self._able(bucket) - self.dropped for bucket in unwritten)
         if self.sources - self.dropped and self.engines - self.dropped and not lacking:
-            raise ViolationError(f"{order}, though somebody is left")
+            raise ViolationError(f"{order}, though a member is left")
         if self.engines - self.dropped and len(self.writes) == self.plan.schedule.buckets:
             raise ViolationError(f"{order}, though everything was written")
 

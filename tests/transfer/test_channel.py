@@ -1,4 +1,4 @@
-"""The socket between publisher and engines: places, strangers, garbage. Whatever comes, nobody else is disturbed."""
+"""The socket between publisher and engines: places, strangers, garbage. Whatever comes, no other is disturbed."""
 
 import contextlib
 import os
@@ -255,7 +255,7 @@ def test_a_live_publisher_with_too_many_waiting_counts_as_alive(tmp_path: Path) 
 
 def test_a_publisher_leaves_the_socket_of_another_alone(tmp_path: Path) -> None:
     first = Publisher(tmp_path, bucket_bytes=64)
-    (tmp_path / "weights.sock").unlink()  # somebody tidies up
+    (tmp_path / "weights.sock").unlink()  # a cleaner tidies up
     with Publisher(tmp_path, bucket_bytes=64):
         first.close()
         assert os.listdir(tmp_path) == ["weights.sock"]
@@ -284,7 +284,7 @@ def connected(place: Path, *messages: msgspec.Struct) -> Iterator[Channel]:
 
 
 def farewell(channel: Channel) -> str:
-    """What the publisher says when it closes the connection."""
+    """The reason that the publisher gives when it closes the connection."""
     why = ""
     with contextlib.suppress(ConnectionError):
         while (message := channel.receive()) is not None:

@@ -113,7 +113,7 @@ def test_crowding_slows_down_what_runs_beside_others(
     )
     assert plain - 1e-6 <= crowded <= plain * tenths / 10 + 1e-6
     if form is Form.SERIAL and engines == 1:
-        assert crowded == pytest.approx(plain), "one copy at a time crowds nobody"
+        assert crowded == pytest.approx(plain), "one copy at a time crowds no other"
 
 
 def test_crowding_grows_with_the_cores_at_work() -> None:

@@ -66,7 +66,7 @@ def test_no_endpoint(endpoint: str) -> None:
         ("", "no IP address"),
         ("0.0.0.0", "not an address that other hosts can reach"),
         ("::", "not an address that other hosts can reach"),
-        ("192.0.2.1", "cannot listen at 192.0.2.1"),  # reserved for documentation: nobody's
+        ("192.0.2.1", "cannot listen at 192.0.2.1"),  # reserved for documentation
     ],
 )
 def test_an_address_that_cannot_be_listened_at(host: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Copying state between hosts, over real sockets: whole, verified, from nobody else, and broken off at once."""
+"""Copying state between hosts, over real sockets: whole, verified, from no stranger, and broken off at once."""
 
 import contextlib
 import signal
@@ -455,7 +455,7 @@ def test_a_target_that_waits_for_the_offer_is_cancelled(tmp_path: Path) -> None:
 
 
 def test_a_target_that_cannot_get_through_is_cancelled() -> None:
-    """Nobody accepts, and the queue is full: the connection hangs, as to a host that is gone."""
+    """No process accepts, and the queue is full: the connection hangs, as to a host that is gone."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -512,7 +512,7 @@ def test_withdrawing_ends_the_wait_of_a_source_whose_target_is_frozen(tmp_path: 
 
 
 class Outcome:
-    """What becomes of a call, on a thread of its own."""
+    """The result of a call, on a thread of its own."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._error: BaseException | None = None

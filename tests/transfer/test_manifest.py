@@ -1,4 +1,4 @@
-"""What may be moved, and whether two sides mean the same."""
+"""Tensors that may be moved, and whether two sides mean the same."""
 
 import math
 

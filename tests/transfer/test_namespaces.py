@@ -50,7 +50,7 @@ def test_a_stripe_comes_from_each_of_two_hosts_over_slow_lines(network: Network,
 
 
 def test_a_host_that_does_not_answer_is_given_up(network: Network) -> None:
-    """Nobody has the address: no answer at all, not even that there is none."""
+    """No host has the address: no answer at all, not even that there is none."""
     with target_process(network.namespaces["target"], ["10.213.0.250:7001"]) as said:
         assert "10.213.0.250:7001 cannot be reached" in expect(said)
 

@@ -1,4 +1,4 @@
-"""Updates of engines that are processes: all or nothing, whoever is killed, frozen, damaged or late."""
+"""Updates of engines that are processes: all or nothing, whichever is killed, frozen, damaged or late."""
 
 import os
 import signal
@@ -91,7 +91,7 @@ def test_progress_goes_from_nothing_to_everything(fleet: Fleet) -> None:
     read, go = threading.Event(), threading.Event()
 
     class Waits(TensorSource):
-        """Holds the last bucket back until somebody has looked."""
+        """Holds the last bucket back until the test has looked."""
 
         def fill(self, bucket: Bucket, view: memoryview) -> int:
             if bucket.index == LAST:
@@ -296,7 +296,7 @@ def test_a_frozen_publisher_does_not_keep_an_engine_in_place_waiting(fleet: Flee
     publisher.publish(2, 1, "freeze", MIDDLE)
     publisher.wait_until_stopped()
     why = ""
-    for _ in until("nobody told that the engine is stale"):
+    for _ in until("no notice that the engine is stale"):
         version, why = engine.serve()  # waits at the closed door until the engine's patience is over
         if version == -2:
             break

@@ -86,7 +86,7 @@ class Hosts:
 
     def start_relay_when_open(self) -> None:
         """The publisher is a process of its own."""
-        for _ in until("nobody publishes"):
+        for _ in until("no publisher"):
             if (self.near.place / "weights.sock").exists():
                 break
         self.start_relay(publisher=False)
@@ -387,7 +387,7 @@ def test_a_stranger_gets_no_weights(hosts: Hosts) -> None:
 @pytest.mark.parametrize(
     ("token", "said", "answered"),
     [
-        (TOKEN, "is gone, or not there yet", 0),  # nobody publishes at the bridge's place
+        (TOKEN, "is gone, or not there yet", 0),  # there is no publisher at the bridge's place
         (b"another", "does not know this job's token", 1),
     ],
     ids=["no publisher", "stranger"],

@@ -114,8 +114,8 @@ def test_cancelling_breaks_a_transfer_under_way(tmp_path: Path) -> None:
 
 
 def test_a_source_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(RestoreError, match=r"nobody\.sock cannot be reached"):
-        RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [Address(str(tmp_path / "nobody.sock"))], lambda _: None)
+    with pytest.raises(RestoreError, match=r"missing\.sock cannot be reached"):
+        RestoreClient(nothing, TIMEOUT_SECONDS).fetch(1, 1, [Address(str(tmp_path / "missing.sock"))], lambda _: None)
 
 
 def serve_raw(path: Path, reply: bytes) -> threading.Thread:
@@ -254,7 +254,7 @@ def test_a_buffer_that_a_source_may_still_write_is_not_used_again(tmp_path: Path
 
 
 def test_nobody_reads_a_snapshot_that_is_forgotten(tmp_path: Path) -> None:
-    """Its memory is about to be used again: whoever is in the middle of it gets an error, never a mixture."""
+    """Its memory is about to be used again: a client in the middle of it gets an error, never a mixture."""
     server = make_server(tmp_path)
     state = make_state(3)
     offer = Offer(0, 5, {}, Flat(state))

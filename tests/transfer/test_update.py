@@ -48,7 +48,7 @@ def test_the_worlds_are_of_every_kind() -> None:
 
 # --- planted bugs -------------------------------------------------------------------------------------------------
 class ForgetsWhoWasBehind(Update):
-    """An engine is dropped that had not come to a bucket yet, and nobody notices that the bucket waited for it."""
+    """An engine is dropped that had not come to a bucket yet, and the bucket's wait for it goes unnoticed."""
 
     def _drop_engine(self, engine: str, why: str, now: float) -> list[Order]:
         ahead = {b: r for b, r in self._reloads.items() if engine not in r.pending and engine not in r.waiting}
@@ -75,7 +75,7 @@ class ReadsWhatIsWrittenAgain(Update):
 
 
 class GoesOnBesideARewrite(Update):
-    """Nobody waits for the bucket any more, but its buffer is still being written. This was a bug here."""
+    """No engine waits for the bucket any more, but its buffer is still being written. This was a bug here."""
 
     def _reloaded(self, bucket: int, now: float) -> list[Order]:
         reload, broadcast = self._reloads[bucket], self._broadcasts[bucket]
@@ -104,7 +104,7 @@ class GivesUpWithTheLastSource(Update):
 
 
 class AsksAnySource(Update):
-    """Of weights that are divided, a source is to write what it does not hold."""
+    """A source of divided weights is ordered to write what it does not hold."""
 
     def start(self, now: float) -> list[Order]:
         self._sources.writers = None
@@ -112,7 +112,7 @@ class AsksAnySource(Update):
 
 
 class WaitsForAHolder(Update):
-    """Nobody who is left holds a bucket that is still to be written, and nobody notices."""
+    """No member that is left holds a bucket that is still to be written, and that goes unnoticed."""
 
     def _lacking(self) -> int | None:
         return None if self._sources.names else super()._lacking()
@@ -138,14 +138,14 @@ class CommitsEarly(Update):
 
 
 class TakesDamagedBuckets(Update):
-    """What arrived damaged counts as loaded."""
+    """A bucket that arrived damaged counts as loaded."""
 
     def damaged(self, engine: str, bucket: int, now: float) -> list[Order]:
         return super().loaded(engine, bucket, now)
 
 
 class LosesTheBucketOfALostSource(Update):
-    """Nobody else is told to write it."""
+    """No other source is ordered to write it."""
 
     def lost_source(self, source: str, why: str, now: float) -> list[Order]:
         orders = super().lost_source(source, why, now)
@@ -161,12 +161,12 @@ class WaitsForTheDead(Update):
     def _drop_engine(self, engine: str, why: str, now: float) -> list[Order]:
         for reload in self._reloads.values():
             if reload.pending.pop(engine, None) is not None:
-                reload.pending["nobody"] = now + 1000 * STALL
+                reload.pending["stranger"] = now + 1000 * STALL
         return super()._drop_engine(engine, why, now)
 
 
 class BelievesTheDropped(Update):
-    """Whoever says `written` is believed, also one that was dropped and says it for another."""
+    """Each member that says `written` is believed, also one that was dropped and says it for another."""
 
     def written(self, source: str, bucket: int, digest: int, now: float) -> list[Order]:
         broadcast = self._broadcasts.get(bucket)
@@ -211,7 +211,7 @@ class OverwritesWhatIsRead(Update):
 
 
 class DropsAtTheFirstDamage(Update):
-    """Damage is somebody's accident; an engine that met it once is not lost."""
+    """Damage is an accident; an engine that met it once is not lost."""
 
     def damaged(self, engine: str, bucket: int, now: float) -> list[Order]:
         return self.lost_engine(engine, "damaged", now)

@@ -334,7 +334,7 @@ def test_live_tensors_of_every_layout() -> None:
 
 
 def test_a_commit_that_breaks_off_does_not_leave_live_memory_for_staging() -> None:
-    """What was exchanged before the error is live; the next update must not be loaded into it."""
+    """Tensors that were exchanged before the error are live; the next update must not be loaded into them."""
     live = {"a": torch.zeros(20), "b": torch.zeros(1).expand(20)}  # b cannot be written
     target = StagedTensors(live)
     source = TensorSource({"a": torch.ones(20), "b": torch.ones(20)})
@@ -354,7 +354,7 @@ def test_a_commit_that_breaks_off_does_not_leave_live_memory_for_staging() -> No
 
 
 def resident_pages(tensor: torch.Tensor) -> int:
-    """Of those that hold it."""
+    """The pages of a tensor that are resident."""
     start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     pages = -(-(tensor.data_ptr() + tensor.nbytes - start) // mmap.PAGESIZE)
     seen = (ctypes.c_ubyte * pages)()

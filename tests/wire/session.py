@@ -1,6 +1,6 @@
 """Nonsense, said to a real controller in memory: one connection, from its first byte to its end.
 
-An input is one byte that chooses who speaks, then the stream of bytes of that peer: a stranger, or somebody who has
+An input is one byte that chooses who speaks, then the stream of bytes of that peer: a stranger, or a process that has
 proved that he knows the token. Whatever he says, the controller must not fail, and its journal must stay readable.
 """
 
@@ -265,7 +265,7 @@ class Judge:
         self.close()
 
     def judge(self, data: bytes) -> str:
-        """What is wrong with how the controller took this; empty if nothing is."""
+        """Complaints about how the controller took this; empty if there is none."""
         if not data:
             return ""
         printed = io.StringIO()

@@ -1,4 +1,4 @@
-"""What the fuzzer has found, said again to a real controller: what once broke it, and what takes a way of its own."""
+"""The fuzzer's findings, said again to a real controller: what once broke it, and what takes a way of its own."""
 
 import random
 from collections.abc import Iterator

@@ -41,7 +41,7 @@ def test_a_page_without_a_lock_says_so() -> None:
 
 
 def test_the_lock_comes_before_the_pidfd() -> None:
-    """Of a process with much memory: when the lock is released the process is still being torn down."""
+    """A process with much memory: when the lock is released the process is still being torn down."""
     with mmap.mmap(-1, mmap.PAGESIZE) as mapping:
         early = 0
         for _ in range(5):

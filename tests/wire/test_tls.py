@@ -1,4 +1,4 @@
-"""What is wrong with a certificate is found where it lies, before anything is started, and said with what to do."""
+"""Faults of a certificate are found where it lies, before anything is started, and said with what to do."""
 
 import os
 import ssl

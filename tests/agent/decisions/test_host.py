@@ -1,4 +1,4 @@
-"""What an agent does about the processes of its host, event by event."""
+"""Decisions of an agent about the processes of its host, event by event."""
 
 from typing import Any
 

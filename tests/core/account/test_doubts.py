@@ -117,7 +117,7 @@ def test_a_controller_keeps_the_first_ones_and_the_journal_has_all() -> None:
 
 @pytest.mark.parametrize(("agreed", "doubted"), [(6, False), (5, True), (-1, True)])
 def test_gradients_of_a_rank_that_was_corrupted(agreed: int, doubted: bool) -> None:
-    """Whoever compared before each step has lost nothing; else it may have contributed to steps that are finished."""
+    """A rank that compared before each step lost nothing; another may have contributed to steps that are finished."""
     desk = Desk(world_size=3, standbys=1).train()
     desk.tell(differs(5, 6, 5, step=7))
     desk.exits("w1", step=7)
@@ -132,7 +132,7 @@ def test_gradients_of_a_rank_that_was_corrupted(agreed: int, doubted: bool) -> N
 
 
 def test_all_ranks_hear_of_doubts_when_they_resume() -> None:
-    """Whoever writes the next checkpoint keeps them in it."""
+    """The next checkpoint keeps them, whichever rank writes it."""
     desk = Desk(world_size=3, standbys=1).train()
     desk.exits("w1", step=7)
     desk.all_stand(7)

@@ -33,7 +33,7 @@ def test_the_time_of_a_planned_fault_is_known() -> None:
         ("hang", at(commits=0, work_ns=(0, 0, 0)), 0.0, 30.0),
         ("frozen", at(phase=Phase.OUTSIDE), 10.0, 10.0),  # an evaluation before it was stopped is no loss
         ("host lost", Position(), 15.0, 15.0),
-        ("killed", STEP, 0.0, 28.0),  # nobody was there to notice it
+        ("killed", STEP, 0.0, 28.0),  # no agent was there to notice it
         ("killed", at(stamp_ns=127 * NS), 0.0, None),  # within what steps take
         ("killed", at(phase=Phase.OUTSIDE), 0.0, None),  # that may have been an evaluation
         ("killed", at(commits=0), 0.0, None),

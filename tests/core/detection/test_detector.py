@@ -1,4 +1,4 @@
-"""The detector blames whoever the others wait for, and nobody who is merely slow or starved."""
+"""The detector blames the rank that the others wait for, and none that is merely slow or starved."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,7 +21,7 @@ SETTINGS = DetectorSettings(
 )
 
 
-_INHERITS = (Phase.PARKED, Phase.STANDBY)  # here a version comes from somebody else
+_INHERITS = (Phase.PARKED, Phase.STANDBY)  # here a version comes from another process
 
 
 class Rank:
@@ -60,7 +60,7 @@ class World:
             self.ranks[rank].stamp(self.clock_ns, **changes)
 
     def sample(self, heard: Iterable[int] | None = None) -> None:
-        """Of all ranks, or only of these."""
+        """Sample all ranks, or only these."""
         ranks = self.ranks if heard is None else [self.ranks[rank] for rank in heard]
         samples = tuple(
             Sample(
@@ -273,7 +273,7 @@ def test_a_starved_machine_is_not_a_hang() -> None:
 
 
 def test_a_starved_agent_that_samples_rarely_blames_nobody_for_it() -> None:
-    """Nobody looked for a minute (a suspended terminal, a starved agent): that minute counts for nobody."""
+    """No sample was taken for a minute (a suspended terminal, a starved agent): that minute counts for no rank."""
     world = World(2)
     world.warm()
     world.stamp([0, 1], phase=Phase.BACKWARD, step=2)
@@ -397,7 +397,7 @@ def test_time_in_which_nobody_looked_counts_for_nobody_not_even_behind_a_stamp()
 
 
 def test_a_rank_that_stays_parked_while_its_peers_train_is_blamed() -> None:
-    """Resume was sent, so the core waits for nobody: only the detector can notice."""
+    """Resume was sent, so the core waits for no rank: only the detector can notice."""
     world = World(3)
     world.warm()
     world.stamp(range(3), phase=Phase.PARKED, generation=2)
@@ -520,7 +520,7 @@ def test_samples_that_are_as_rare_as_agents_were_told_are_not_late() -> None:
 
 
 def test_nobody_is_blamed_by_a_sample_that_has_cleared_it_before() -> None:
-    """Rank 1 waited long for rank 0, and nobody looked for a while. Then rank 0 is heard of, and rank 1 not yet."""
+    """Rank 1 waited long for rank 0, and no sample came for a while. Then rank 0 is heard of, and rank 1 not yet."""
     world = World(2)
     world.detector.expect(8.0)
     world.warm()

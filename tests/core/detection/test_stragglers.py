@@ -1,4 +1,4 @@
-"""Who is slow: each rank's own work against the median rank's, window by window."""
+"""Slow ranks: each rank's own work against the median rank's, window by window."""
 
 import msgspec
 import pytest

@@ -90,7 +90,7 @@ def test_replacements_that_are_killed_while_they_start() -> None:
 
 
 def test_the_out_of_memory_killer_strikes_from_outside() -> None:
-    """In the same step again and again: whoever took the memory may give it back."""
+    """In the same step again and again: the process that took the memory may give it back."""
     desk = Desk().train()
     for _ in range(4):
         desk.exits(holder(desk), step=4, evidence="was killed by SIGKILL (the out-of-memory killer struck 1 time(s))")

@@ -67,7 +67,7 @@ def test_survivors_stand_still_write_and_the_job_ends() -> None:
     assert stop.generation == desk.controller.generation == 2
     assert desk.controller.stage is Stage.SAVING
     assert desk.controller.is_winding_down
-    assert not [c for c in desk.said if isinstance(c, Spawn)]  # nobody is replaced
+    assert not [c for c in desk.said if isinstance(c, Spawn)]  # no rank is replaced
     order = one(desk.stands("w0", 5), Save)
     assert (order.target, order.rank, order.writers, order.absent, order.derived) == (5, 0, (("", 0),), (1,), ())
     saved(desk)
@@ -213,7 +213,7 @@ def test_misuse_of_relight_is_not_saved(kind: str) -> None:
 
 
 def test_who_does_not_stand_still_is_killed_and_the_others_save() -> None:
-    """It hung where nobody is judged by progress: only the end of its time tells."""
+    """It hung where no rank is judged by progress: only the end of its time tells."""
     desk = training(world_size=3)
     desk.exits("w2", step=5)
     desk.stands("w0", 5)

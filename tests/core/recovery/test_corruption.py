@@ -1,4 +1,4 @@
-"""Who is outvoted when replicas of one version differ, and what the controller makes of it."""
+"""Outvoted ranks, when replicas of one version differ, and what the controller makes of them."""
 
 import msgspec
 from hypothesis import given
@@ -124,7 +124,7 @@ def test_a_rank_that_is_outvoted_at_the_end_is_replaced() -> None:
 
 
 def test_behind_the_first_step_it_is_the_script() -> None:
-    """Nobody is replaced, although a majority could tell; what differs is named."""
+    """No rank is replaced, although a majority could tell; what differs is named."""
     desk = Desk(world_size=3, standbys=1).train()
     event = msgspec.structs.replace(differs(5, 6, 5, step=1), tensors=("modules.model.tensors.bias",))
     assert killed(desk.tell(event)) == []

@@ -1,4 +1,4 @@
-"""The recovery rule, line by line, and over every set of reports that a step with one fence can leave behind."""
+"""The recovery rule, line by line, and over every set of reports that a step with one fence can leave."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,17 +53,17 @@ def halted(reports: list[Stopped], private: Mapping[int, set[int]] | None = None
     return decision.reason
 
 
-HELD = {BASE, BASE + 1}  # what a process that died prepared leaves behind
+HELD = {BASE, BASE + 1}  # what a process that died prepared leaves
 
 
 @pytest.mark.parametrize(
     ("reports", "private", "target", "direction", "finishers"),
     [
-        # nobody prepared: nobody can have written
+        # none is prepared: none can have written
         ([stopped(0), stopped(1), blank(2)], {2: {BASE}}, BASE, "back", ()),
         # a dead rank that was prepared does not change that
         ([stopped(0), stopped(1), blank(2)], {2: HELD}, BASE, "back", ()),
-        # one unprepared survivor: nobody passed the barrier
+        # one unprepared survivor: no rank passed the barrier
         ([ready(0), stopped(1), blank(2)], {2: HELD}, BASE, "back", ()),
         ([ready(0), ready(1), stopped(2)], {}, BASE, "back", ()),
         # everyone prepared
@@ -71,11 +71,11 @@ HELD = {BASE, BASE + 1}  # what a process that died prepared leaves behind
         ([ready(0), ready(1), ready(2)], {}, BASE + 1, "forward", (0, 1, 2)),
         # some are through already
         ([ready(0), stopped(1, BASE + 1), blank(2)], {2: HELD}, BASE + 1, "forward", (0,)),
-        # all are through: base is their version, and nobody has begun the next step
+        # all are through: base is their version, and no rank has begun the next step
         ([stopped(0, BASE + 1), stopped(1, BASE + 1), blank(2)], {2: HELD}, BASE + 1, "as they are", ()),
         # ... or some have
         ([stopped(0, step=BASE), stopped(1, step=BASE - 1)], {}, BASE, "back", ()),
-        # all prepared, but a dead rank was not: its private state for BASE + 1 does not exist, so nobody passed
+        # all prepared, but a dead rank was not: its private state for BASE + 1 does not exist, so no rank passed
         ([ready(0), ready(1), blank(2)], {2: {BASE}}, BASE, "back", ()),
         ([ready(0), blank(1), blank(2)], {1: HELD, 2: {BASE}}, BASE, "back", ()),
         # a torn rank is worth as much as a blank one
@@ -83,7 +83,7 @@ HELD = {BASE, BASE + 1}  # what a process that died prepared leaves behind
         ([stopped(0), stopped(1, BASE + 1, torn=True)], {}, BASE, "back", ()),
         # one survivor of many
         ([stopped(3), blank(0), blank(1), blank(2)], {0: {BASE}, 1: {BASE}, 2: HELD}, BASE, "back", ()),
-        # a restored replacement counts like a survivor, and nobody asks for its predecessor's private state
+        # a restored replacement counts like a survivor, and its predecessor's private state is not asked for
         ([blank(0), stopped(1, BASE + 1)], {0: {BASE + 1}}, BASE + 1, "as they are", ()),
     ],
 )
@@ -149,8 +149,8 @@ def test_halt_if_the_private_state_of_a_finished_version_is_gone() -> None:
 
 
 # --- every situation that can arise -------------------------------------------------------------------------------
-# Stages of one rank in step BASE. Two gates make the rest: nobody's gradient is complete before all contributed,
-# and nobody passes the barrier before all entered it. Apart from that each rank goes on, or stays, as it pleases:
+# Stages of one rank in step BASE. Two gates make the rest: no gradient is complete before all ranks contributed,
+# and no rank passes the barrier before all entered it. Apart from that each rank goes on, or stays, as it pleases:
 # that is what "an all-reduce is not atomic" means.
 COMPUTING, CONTRIBUTED, REDUCED, PREPARED, ENTERED, PASSED, FINISHED = range(7)
 _GATES = {REDUCED: CONTRIBUTED, PASSED: ENTERED}
@@ -238,7 +238,7 @@ def check(step: Step) -> Decision:
     decision = decide(step.reports(), step.private(), len(step.ranks))
     assert isinstance(decision, Decision), decision
     intact = {number for number, rank in enumerate(step.ranks) if rank.intact}
-    assert decision.target >= step.finished, "a version that somebody finished is lost"
+    assert decision.target >= step.finished, "a version that some rank finished is lost"
     assert not intact & set(decision.targets), "a good copy is a target"
     assert set(decision.sources) == intact
     assert intact | set(decision.targets) == set(range(len(step.ranks)))

@@ -22,7 +22,7 @@ from tests.core.test_controller import Desk, one
 
 FSDP = ("shard 1/4", "shard 2/4", "shard 3/4", "shard 4/4")
 HSDP = ("shard 1/2", "shard 2/2", "shard 1/2", "shard 2/2")
-NOW = 13  # the version of whoever is intact
+NOW = 13  # the version of the intact ranks
 
 
 def report(
@@ -121,7 +121,7 @@ def test_the_newest_version_of_which_all_is_there() -> None:
     reports = snapshots_of_all(10, lost=2)
     newer = [
         msgspec.structs.replace(r, snapshots=(*r.snapshots, Snapshot(rank=r.rank, version=12)))
-        for r in reports  # nobody has fetched that of rank 2
+        for r in reports  # no rank has fetched that of rank 2
         if r.rank != 2
     ]
     plan = plan_fallback("", [*newer[:2], reports[2], newer[2]], Shards(FSDP))
@@ -176,7 +176,7 @@ def test_who_has_gone_back_already_serves_no_snapshot() -> None:
     plan = plan_fallback("", reports, Shards(HSDP), at_most=8)
     assert plan is not None
     assert (plan.tier, plan.target) == (FallbackTier.CHECKPOINT, 8)
-    assert has_gone_back(reports, 8)  # so that replicas can help again, and nobody need go down
+    assert has_gone_back(reports, 8)  # so that replicas can help again, and no rank need go down
 
 
 def test_who_holds_something_else_has_not_gone_back() -> None:
@@ -290,7 +290,7 @@ def test_a_lost_part_comes_from_buddy_memory() -> None:
 
 
 def test_a_second_failure_while_all_go_back() -> None:
-    """Who had gone back already stays, and what the others hold does not count any more."""
+    """A rank that had gone back already stays, and what the others hold does not count any more."""
     desk = Divided()
     desk.exits("w2", step=NOW)
     desk.report(snapshots_of_all(10, lost=2))

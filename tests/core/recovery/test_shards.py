@@ -150,7 +150,7 @@ def test_hsdp_on_two_hosts_with_a_replica_on_each() -> None:
 
 
 def test_hsdp_on_two_hosts_with_a_part_on_each() -> None:
-    """The same mesh laid the other way: no host can be lost."""
+    """A mesh laid the other way: no host can be lost."""
     found = losses(HSDP, ("a", "b", "a", "b"))
     assert found["a host"] == (0, 2)
     assert found["two devices"] == (4, 6)

@@ -1,4 +1,4 @@
-"""What a worker decides, event by event: the production machine that both drivers carry out."""
+"""Decisions of a worker, event by event: the production machine that both drivers carry out."""
 
 import pytest
 

@@ -1,1 +1,1 @@
-"""What a composed script is made of."""
+"""Parts of which scripts are composed."""

@@ -1,4 +1,4 @@
-"""What composed scripts do besides forward, backward and write: lines by slot and option."""
+"""Extras of composed scripts besides forward, backward and write: lines by slot and option."""
 
 from dataclasses import dataclass, field
 

@@ -88,7 +88,7 @@ def _supervised(plan: Plan) -> list[str]:
 
 
 def on_input(plan: Plan) -> list[str]:
-    """What the script does to `x` before it computes on it."""
+    """Lines of the script that change `x` before it computes on it."""
     lines = list(DRAWS[plan["draws"]][0]) if plan["draws"] != "none" else []
     if plan["carried"] != "none":
         lines += CARRIED[plan["carried"]].on_input

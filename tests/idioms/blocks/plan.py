@@ -1,4 +1,4 @@
-"""What a composed script consists of: one option for each slot, drawn by seed, and the faults that strike it.
+"""Plans of composed scripts: one option for each slot, drawn by seed, and the faults that strike it.
 
 The first option of a slot is its simplest one: shrinking goes there.
 """
@@ -114,7 +114,7 @@ class Plan:
         return dict(self.choices)[slot]
 
     def blocks(self) -> list[str]:
-        """What is not the simplest, as SLOT=OPTION."""
+        """Slots whose option is not the simplest, as SLOT=OPTION."""
         return [f"{slot}={option}" for slot, option in self.choices if option != SIMPLEST[slot]]
 
     def describe(self) -> str:

@@ -29,7 +29,7 @@ def shrink(plan: Plan, fails: Fails, tries: int = 60) -> Plan:
 
 
 def simpler(plan: Plan) -> Iterator[Plan]:
-    """What to try, the greatest step first."""
+    """Yield plans to try, the greatest step first."""
     faults = plan.faults
     if len(faults) > 1:
         for fault in faults:

@@ -12,7 +12,7 @@ from tests.idioms.blocks.trial import EQUAL, FAILURES, VERDICTS, Verdict
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of one plan."""
+    """The result of one plan."""
 
     seed: int
     verdict: str
@@ -22,7 +22,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """What came of all plans so far."""
+    """The results of all plans so far."""
 
     def __init__(self, file: Path | None = None) -> None:
         """`file` is one of lines: what it holds is taken over, and every further result is appended to it."""

@@ -43,7 +43,7 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What is read of `report.json`."""
+    """Those fields of `report.json` that are read."""
 
     error: str = ""
     steps: int = 0
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def doubt(self) -> str:
-        """What relight said against the bits; empty: nothing."""
+        """Reasons of relight to doubt the bits; empty: none."""
         if self.report.doubts:
             return "doubted: " + "; ".join(sorted({doubt.reason for doubt in self.report.doubts}))
         if self.report.bits_as_undisturbed not in ("", "yes"):
@@ -87,7 +87,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one plan."""
+    """The verdict on one plan."""
 
     word: str
     why: str = ""

@@ -48,7 +48,7 @@ _BY_DIMENSIONS = (
 
 
 def make_optimizer(script: Script, plan: Plan) -> None:
-    """What updates `net`."""
+    """Make the optimizer that updates `net`."""
     kind = plan["optimizer"]
     if plan["shape"] == "two-heads":
         script.setup += [
@@ -97,7 +97,7 @@ def make_optimizer(script: Script, plan: Plan) -> None:
 
 
 def zero_gradients(plan: Plan) -> list[str]:
-    """Of `net`: by its optimizer where there is one."""
+    """Set the gradients of `net` to zero: by its optimizer where there is one."""
     if plan["optimizer"] in ("hand", "hand-momentum", "two-optimizers") or plan["shape"] == "two-heads":
         return ["net.zero_grad()"]
     return ["optimizer.zero_grad()"]

@@ -1,6 +1,6 @@
 """CLIP: two towers in one DDP, features gathered from all ranks, a learned temperature clamped by hand after the write.
 
-The clamp writes a parameter behind optimizer.step().
+The clamp writes a parameter after optimizer.step().
 """
 
 import math

@@ -5,7 +5,7 @@ const SILENCE_MS = 15000; // the server says something every five seconds
 
 const token = takeToken();
 
-// The token comes behind the #, and is kept for reloads of this tab; the address bar does not show it for long.
+// The token comes after the #, and is kept for reloads of this tab; the address bar does not show it for long.
 function takeToken() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) {
