@@ -78,6 +78,16 @@ class KeepPrivate(Action, frozen=True):
     """Keep the rank-private state of the next version beside the page."""
 
 
+class KeepPrivateAnew(Action, frozen=True):
+    """Keep the rank-private state of this version again: it may have changed after the barrier."""
+
+
+class Doubt(Action, frozen=True):
+    """Report BitsDoubted: the bits may not be those of an undisturbed run."""
+
+    reason: str
+
+
 class ShowPrepared(Action, frozen=True):
     """Say on the page that this rank is prepared."""
 

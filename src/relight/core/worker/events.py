@@ -63,9 +63,14 @@ class CollectiveBroke(_Event, frozen=True):
 
 
 class StepFinished(_Event, frozen=True):
-    """The block has ended and every write is done."""
+    """The block has ended and every write is done.
+
+    `surprise`: what came after a barrier in front of a write, against what was learnt, as a reason to doubt the bits;
+    empty: nothing did.
+    """
 
     lineage: str  # of the next version
+    surprise: str = ""
 
 
 class Interrupted(_Event, frozen=True):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from relight.core.worker.worker import Worker
 
 _REPORT: act.Actions = (act.ReportStatus(),)
-_BEGIN: act.Actions = (act.LeaveGroups(), act.BeginForming(), act.AwaitCopies())
 WRITE: act.Actions = (act.ConfirmVersion(), act.BeginWrite())
 _FINISH: act.Actions = (act.FinishStep(), *WRITE)
 _CLAIM: act.Actions = (act.ClaimVersion(),)
@@ -103,19 +102,33 @@ def obey(worker: "Worker", order: Restore | Save) -> act.Actions:
         worker.state = State.FAILED
         return ()
     worker.history = order.history
+    begin = (act.LeaveGroups(), *_doubts(worker, order.target), act.BeginForming(), act.AwaitCopies())
     if order.tier is not FallbackTier.REPLICA:
-        return (*_BEGIN, act.DiscardUndone(), *_go_down(worker, order))
+        return (*begin, act.DiscardUndone(), *_go_down(worker, order))
     if worker.rank in order.targets:
         worker.state = State.COPYING
-        return (*_BEGIN, act.Copy())
+        return (*begin, act.Copy())
     if worker.version != order.target:
-        return (*_BEGIN, *fail(worker, f"rank {worker.rank} is at version {worker.version}, not {order.target}"))
+        return (*begin, *fail(worker, f"rank {worker.rank} is at version {worker.version}, not {order.target}"))
     if worker.torn:
         text = f"the step of rank {worker.rank} was interrupted where it could not be undone"
-        return (*_BEGIN, *fail(worker, text))
+        return (*begin, *fail(worker, text))
     worker.state = State.FORMING
     offer = (act.Offer(),) if order.targets else ()
-    return (*_BEGIN, act.RollBack(), *offer, *_FORM)
+    return (*begin, act.RollBack(), *offer, *_FORM)
+
+
+def _doubts(worker: "Worker", target: int) -> act.Actions:
+    """Doubt the bits if all go on from the end of a surprise: some rank may have failed inside.
+
+    Its private state is that of the barrier then. Every rank that knows says so, since one may be lost.
+    """
+    version, surprise = worker.surprise
+    if version == target:
+        return (act.Doubt(surprise),)
+    if worker.torn and worker.version + 1 == target:
+        return (act.Doubt(f"step {worker.version} was interrupted after its barrier, and goes on from other ranks"),)
+    return ()
 
 
 def _go_down(worker: "Worker", order: Restore) -> act.Actions:
@@ -198,7 +211,7 @@ def _save(worker: "Worker", order: Save) -> act.Actions:
         worker.state = State.FAILED
         return ()
     worker.state = State.SAVING
-    leave = (act.LeaveGroups(), act.AwaitCopies())
+    leave = (act.LeaveGroups(), *_doubts(worker, order.target), act.AwaitCopies())
     if worker.torn:
         return (*leave, act.SavePart())
     if worker.version != order.target:

@@ -118,10 +118,19 @@ def on_finished(worker: "Worker", event: ev.StepFinished) -> act.Actions:
     worker.passed = False
     worker.attempt = int(worker.version < worker.begun_before)
     worker.state = State.OUTSIDE
-    if not worker.first_after_recovery:
-        return _COMMIT
+    commit = _FIRST_COMMIT if worker.first_after_recovery else _COMMIT
     worker.first_after_recovery = False
-    return _FIRST_COMMIT
+    return _commit_surprise(worker, event.surprise, commit) if event.surprise else commit
+
+
+def _commit_surprise(worker: "Worker", surprise: str, commit: act.Actions) -> act.Actions:
+    """Keep private state anew. A rank that failed after the barrier left that of the barrier: then doubt the bits.
+
+    A recovery that begins later does so as well, if it goes to this version.
+    """
+    worker.surprise = worker.version, surprise
+    doubt = (act.Doubt(surprise),) if worker.closed else ()
+    return (act.KeepPrivateAnew(), *commit, *doubt)
 
 
 def on_broken(worker: "Worker", event: ev.CollectiveBroke) -> act.Actions:  # noqa: ARG001

@@ -61,6 +61,7 @@ class Worker:
         self.passed = False  # its barrier was passed, and it is not committed yet
         self.wrote = False  # it had begun to write, whether that is undone or not
         self.commits = 0  # by this process
+        self.surprise = (-1, "")  # the newest version whose step did more after its barrier than was learnt, and what
         # --- the end
         self.until = until
         self.cap = cap  # the version with which the job ends in any case; 0: there is none

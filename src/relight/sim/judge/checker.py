@@ -61,7 +61,7 @@ class Checker:
         self.world_size = world_size
         self.until = until
         self.pattern = pattern
-        self.states, self.privates, _ = reference(world_size, until, pattern)
+        self.states, self.privates, _, self._early_privates = reference(world_size, until, pattern)
         self.finished = 0  # newest version that anyone, dead or alive, ever finished
         self.begun = 0  # newest step that anyone began
         self.shown = 0  # newest version that engines answer with
@@ -76,6 +76,8 @@ class Checker:
         self.verify_every = 0  # steps from one comparison of states to the next
         self.copied_wrong = False  # from a rank whose bits had flipped, when no other held that part
         self.spoilt: set[int] = set()  # contents with a flipped bit, and all that was computed from them
+        self.tainted: frozenset[int] = frozenset()  # private states of before a surprise, and all computed from them
+        self.doubted = False  # some rank has said that the bits may not be those of an undisturbed run
         self.derivable = False  # private state follows from rank and step: it cannot be lost
         self.fenced: set[str] = set()  # processes of hosts that were given up; they may live on
         self.placement, self.supply = Placement(), Supply()
@@ -91,11 +93,11 @@ class Checker:
     def key(self) -> Hashable:
         """The facts that later verdicts depend on."""
         struck = tuple([(action, name) for action, name, _ in self.faults])
-        return self.finished, self.begun, self.shown, self.generation, struck
+        return self.finished, self.begun, self.shown, self.generation, self.doubted, struck
 
     def key_of_all(self) -> Hashable:
         """The part of the key that is not about one rank."""
-        return self.finished, self.begun, self.shown, self.generation
+        return self.finished, self.begun, self.shown, self.generation, self.doubted
 
     def struck_late(self) -> set[int]:
         """Ranks of which a fault struck a process that had done its last step: that excuses a late failure."""
@@ -116,6 +118,20 @@ class Checker:
         """One content is computed from others: wrong, if one of these is."""
         if self.spoilt and not self.spoilt.isdisjoint(of):
             self.spoilt.add(made)
+        if self.tainted and not self.tainted.isdisjoint(of):
+            self.tainted |= {made}
+
+    def takes_private(self, rank: int, version: int, private: int) -> None:
+        """Note a private state that a rank left inside a surprise: wrong, and the bits have to be doubted for it."""
+        is_early = private == self._early_privates[version][rank] != self.privates[version][rank]
+        if is_early and self.pattern.is_surprise(version - 1):
+            self.tainted |= {private}
+
+    def doubts(self, worker: SimulatedWorker) -> None:
+        """I18: a rank doubts the bits."""
+        if not self.pattern.has_surprises or not (self.faults or self.disturbed):
+            raise Violation(f"I18: rank {worker.rank} doubts the bits, though no surprise was disturbed")
+        self.doubted = True
 
     def began_step(self, worker: SimulatedWorker) -> None:
         """I2, I3, I7: the right state at the right place, and nothing finished is done again."""
@@ -134,6 +150,8 @@ class Checker:
     def committed(self, worker: SimulatedWorker) -> None:
         """I1 and I6: one content per version; live versions are v, or v and v+1."""
         self.check_content(worker, "finished")
+        if worker.page.read_private(worker.state.version) != worker.private:
+            raise Violation(f"I3: beside the page of rank {worker.rank} is another private state than its own")
         is_undone = (
             bool(self.fallbacks) and worker.machine.generation < self.fallbacks[-1][0]
         )  # all went back meanwhile, but it
@@ -177,8 +195,7 @@ class Checker:
         version = piece.state.version
         if version != save.target or not self.is_right(piece.state):  # a flipped bit may go unnoticed until here
             raise Violation(f"I1: rank {piece.rank} writes {piece.state} into a checkpoint of version {save.target}")
-        if piece.private != self.privates[version][piece.rank]:
-            raise Violation(f"I3: a wrong private state of rank {piece.rank} is written into a checkpoint of {version}")
+        self._check_private(piece.rank, version, piece.private, "writes into a checkpoint")
 
     def reads(self, worker: SimulatedWorker, pieces: Mapping[int, Saved]) -> None:
         """I15: the pieces of a checkpoint are of one history, be it one that was undone."""
@@ -189,7 +206,7 @@ class Checker:
         """I11: engines answer with a version only if every rank holds it, and with one content."""
         if worker.name in self.fenced:
             return  # what engines on a host that is cut off see is not judged
-        if version > self.until or (content != self.states[version].content and content not in self.spoilt):
+        if version > self.until or not self._is_content(version, content):
             raise Violation(f"I11: {worker.name} publishes a version {version} of another content")
         if version < self.shown:
             raise Violation(f"I11: engines go back from version {self.shown} to {version}")
@@ -247,13 +264,30 @@ class Checker:
         state = worker.state
         if worker.machine.blank or not self.is_right(state):
             raise Violation(f"I1: rank {worker.rank} ({worker.name}) {what} a wrong version {state.version}: {state}")
-        if worker.private != self.privates[state.version][worker.rank]:
-            raise Violation(f"I3: rank {worker.rank} ({worker.name}) {what} a wrong private state of {state.version}")
+        self._check_private(worker.rank, state.version, worker.private, what)
+
+    def _check_private(self, rank: int, version: int, private: int, what: str) -> None:
+        """I3, and I18 of a private state that was left inside a surprise."""
+        if private == self.privates[version][rank]:
+            return
+        if private not in self.tainted:
+            raise Violation(f"I3: rank {rank} {what} a wrong private state of {version}")
+        if not self.doubted:
+            raise Violation(f"I18: rank {rank} {what} a private state of before a surprise, which no rank doubts")
 
     def is_right(self, state: State) -> bool:
-        """That of an undisturbed run, but for bits that flipped by themselves: how far they get is judged apart."""
+        """That of an undisturbed run, but for wrong bits that are judged apart: see `_is_content`."""
         right = self.states[min(state.version, self.until)]
-        return state == right or (state.content in self.spoilt and state._replace(content=right.content) == right)
+        return state == right or (
+            self._is_content(right.version, state.content) and state._replace(content=right.content) == right
+        )
+
+    def _is_content(self, version: int, content: int) -> bool:
+        """Whether a content is right, or wrong because a bit has flipped or a rank has failed inside a surprise.
+
+        How far the former gets, and whether the latter is doubted, is judged apart.
+        """
+        return content == self.states[version].content or content in self.spoilt or content in self.tainted
 
     def _must_not_spread(self) -> bool:
         """Whether no rank may compute with results of a wrong rank, since states are compared in every step. A state

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from relight.core.account.report import JobReport
+from relight.core.account.verdict import YES
 from relight.core.protocol.commands import EndJob
 from relight.core.protocol.events import Stopped, TrainingDone
 from relight.core.protocol.fault import Action
@@ -28,6 +29,7 @@ def check_end(seen: "Checker", end: EndJob, report: JobReport) -> None:
         members = _those_who_are_done(seen)
         _check_completed(seen, members)
         _check_report(seen, report, [worker.state.content for worker in members])
+        _check_verdict(seen, report, members)
     elif _is_torn_at_the_end(seen, end.error):
         pass  # it had to end anyway, and what a last checkpoint would need was torn
     elif any(text in end.error for text in ("every replica", "no intact replica", "every copy is lost")):
@@ -68,6 +70,19 @@ def _check_report(seen: "Checker", report: JobReport, contents: Sequence[int]) -
     answered = sorted(number for recovery in report.recoveries for number in recovery.failures)
     if answered != [failure.number for failure in report.failures]:
         raise Violation(f"I12: failures {answered} were answered, of {len(report.failures)}")
+
+
+def _check_verdict(seen: "Checker", report: JobReport, members: Sequence[SimulatedWorker]) -> None:
+    """I18: what the report says about the bits."""
+    privates = seen.privates[seen.until]
+    wrong = [w.rank for w in members if w.state != seen.states[seen.until] or w.private != privates[w.rank]]
+    flipped = [seen.workers[name].rank for action, name, _ in seen.faults if action is Action.FLIP_PARAMETER]
+    if report.bits_as_undisturbed == YES and wrong:
+        found = {failure.rank for failure in report.failures if failure.kind == "corruption"}
+        if found.issuperset(flipped):  # else a bit has flipped that no comparison showed
+            raise Violation(f"I18: ranks {wrong} end with other bits than an undisturbed run, which the report denies")
+    if report.bits_as_undisturbed != YES and not wrong and not (seen.doubted or flipped):
+        raise Violation(f"I18: the bits are {report.bits_as_undisturbed}, which no rank has doubted: {report.doubts}")
 
 
 def _check_all_lost(seen: "Checker", end: EndJob) -> None:

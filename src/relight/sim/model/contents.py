@@ -88,6 +88,7 @@ class Reference(NamedTuple):
     states: tuple[State, ...]  # by version
     privates: tuple[tuple[int, ...], ...]  # by version and rank
     brought: tuple[tuple[tuple[int, ...], ...], ...]  # by step, collective and rank
+    early_privates: tuple[tuple[int, ...], ...]  # by version and rank: before private state changed late
 
 
 @lru_cache(maxsize=64)
@@ -95,6 +96,7 @@ def reference(world_size: int, until: int, pattern: Pattern = ONE_WRITE) -> Refe
     """Compute the reference of a job of that size and length."""
     ranks = range(world_size)
     states, privates = [FIRST_STATE], [tuple(first_private(rank) for rank in ranks)]
+    early = privates.copy()
     brought: list[tuple[tuple[int, ...], ...]] = []
     for step in range(until):
         script, state, private = pattern.script(step), states[-1], privates[-1]
@@ -106,8 +108,9 @@ def reference(world_size: int, until: int, pattern: Pattern = ONE_WRITE) -> Refe
                 private = tuple(next_private(one, step) for one in private)
         brought.append(tuple(collectives))
         states.append(state.committed())
+        early.append(private)
         privates.append(tuple(late_private(one) for one in private) if script.changes_private_late else private)
-    return Reference(tuple(states), tuple(privates), tuple(brought))
+    return Reference(tuple(states), tuple(privates), tuple(brought), tuple(early))
 
 
 def part_key(rank: int, parts: int) -> str:

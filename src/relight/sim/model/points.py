@@ -24,7 +24,6 @@ SHAPE_POINTS = (
     "LAST_WRITE",  # inside the last write, before the barrier
     "EXTRA",  # in a collective after the barrier, against what was learnt
     "EXTRA_WRITE",  # inside a write after that
-    "END",  # in the second barrier of such a step
 )
 RECOVERY_POINTS = (
     "STOP",  # about to report its status
@@ -77,7 +76,7 @@ WAITS = {
     State.RESTORED: "RESTORED",
     State.FAILED: "FAILED",
 }
-COLLECTIVES = frozenset("GRADIENT SECOND COMPARE BARRIER EXTRA END".split())
+COLLECTIVES = frozenset("GRADIENT SECOND COMPARE BARRIER EXTRA".split())
 # Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
 # the store's in group.py, and OTHERS_SECONDS in checkpoint/writer.py.
 PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "PRIVATE": 10.0, "REFORM": 60.0, "SAVING": 120.0}

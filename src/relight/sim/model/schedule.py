@@ -198,7 +198,7 @@ def _with_writes(schedule: Schedule, draw: random.Random, *, moves: bool) -> Sch
     known = [name for name in SHAPES if not SHAPES[name].is_surprise]
     shapes = [draw.choice(known) for _ in range(draw.choice((1, 1, 2, 3)))]
     if draw.random() < 0.25:
-        shapes[draw.randrange(len(shapes))] = draw.choice(("surprise", "surprise", "unexpected"))
+        shapes[draw.randrange(len(shapes))] = draw.choice(("surprise", "surprise", "unexpected", "late-change"))
     faults = [
         msgspec.structs.replace(fault, point=draw.choice(SHAPE_POINTS))
         if moves and fault.point in STEP_POINTS and draw.random() < 0.5

@@ -8,8 +8,9 @@ barrier, which must not change a bit.
     two-early     G W C | B | W          the barrier before the last write; the first one has a pre-image
     two-end       G W C W | B |          the same script, barrier at the end; both have a pre-image
     late-private  G W C W P | B |        private state changes after the last write, so the barrier stands at the end
-    surprise      G | B | W C W P | B |  more comes after the barrier than was learnt; a second one ends the step
-    unexpected    G | B | W C W |        the same without a change of private state: no second barrier is needed
+    surprise      G | B | W C W P |      more comes after the barrier than was learnt
+    unexpected    G | B | W C W |        the same without a change of private state
+    late-change    G | B | W P |          only private state changes after the barrier, against what was learnt
 
 G is the gradient's all-reduce, W a write, C another collective, P a change of private state, B a barrier.
 """
@@ -25,11 +26,10 @@ class Script(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A script, how many of its writes come before the barrier, and whether a second one ends a surprise."""
+    """A script, and how many of its writes come before the barrier."""
 
     script: Script = Script()
     written_before: int = 0
-    has_second_barrier: bool = True
 
     @property
     def is_at_end(self) -> bool:
@@ -37,9 +37,14 @@ class Shape(NamedTuple):
         return self.written_before == self.script.writes
 
     @property
+    def needs_others_late(self) -> bool:
+        """Whether a collective comes after the barrier."""
+        return self.script.writes - self.written_before > 1
+
+    @property
     def is_surprise(self) -> bool:
         """Whether more than the last write comes after the barrier."""
-        return self.script.writes - self.written_before > 1
+        return self.needs_others_late or (self.script.changes_private_late and not self.is_at_end)
 
     @property
     def at_end(self) -> "Shape":
@@ -54,7 +59,8 @@ SHAPES = {
     "two-end": Shape(Script(2), 2),
     "late-private": Shape(Script(2, changes_private_late=True), 2),
     "surprise": Shape(Script(2, changes_private_late=True), 0),
-    "unexpected": Shape(Script(2), 0, has_second_barrier=False),
+    "unexpected": Shape(Script(2), 0),
+    "late-change": Shape(Script(1, changes_private_late=True), 0),
 }
 
 
@@ -68,6 +74,10 @@ class Pattern(NamedTuple):
         """The shape of a step, in a generation that began to train with the version `began`."""
         shape = self.shapes[step % len(self.shapes)]
         return shape.at_end if self.relearns and step == began > 0 else shape
+
+    def is_surprise(self, step: int) -> bool:
+        """Whether a step may be longer than was learnt."""
+        return self.shapes[step % len(self.shapes)].is_surprise
 
     @property
     def has_surprises(self) -> bool:

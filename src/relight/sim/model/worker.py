@@ -41,7 +41,7 @@ class SimulatedWorker:
 
     __slots__ = tuple(
         (
-            "alive awake content copying frozen gradient group_generation hung last_report lower machine "
+            "alive awake content copying doubts frozen gradient group_generation hung last_report lower machine "
             "meeting_generation name next_private offer operation page point private resume_on_thaw staged state "
             "struck surprised ticket todo undo unread waits_on world"
         ).split()
@@ -69,6 +69,7 @@ class SimulatedWorker:
         self.content = 0  # of that version
         # what the link thread owns
         self.last_report: ev.Event | None = None
+        self.doubts: tuple[ev.BitsDoubted, ...] = ()
         self.unread: list[WorkerCommand] = []
         self.meeting_generation = 0  # of the group it is forming; 0: none
         self.copying: Copying | None = None
@@ -242,6 +243,8 @@ class SimulatedWorker:
 
     def say_again(self) -> None:
         """Also to an agent that was restarted."""
+        for doubt in self.doubts:
+            self.world.send(self, doubt)
         if self.point == "VERDICT":
             self._carry_out(self.machine.handle(CollectiveBroke()))
 

@@ -102,7 +102,7 @@ def _enter_second(worker: "Worker", kind: str) -> bool:
     """The collective between two writes, which depends on the first."""
     _halve(worker)
     mine = contribution(worker.state, worker.next_private, worker.rank)
-    worker.world.checker.follows(mine, worker.state.content)
+    worker.world.checker.follows(mine, worker.state.content, worker.next_private)
     return enter(worker, kind, mine)
 
 
@@ -127,7 +127,8 @@ def _on_last_write(worker: "Worker") -> None:
 def change_private_late(worker: "Worker") -> None:
     """Private state changes once more after the last write, in some scripts."""
     if worker.shape.script.changes_private_late:
-        worker.next_private = late_private(worker.next_private)
+        before, worker.next_private = worker.next_private, late_private(worker.next_private)
+        worker.world.checker.follows(worker.next_private, before)
 
 
 # --- the barrier --------------------------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ def _begin_write(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
 
 
 def _on_written(worker: "Worker") -> None:
-    if worker.shape.is_surprise:
+    if worker.shape.needs_others_late:
         _be_surprised(worker)
     else:
         worker.go_to("AFTER_WRITE")
@@ -235,12 +236,16 @@ def _on_written(worker: "Worker") -> None:
 def all_written(worker: "Worker") -> State:
     """The state after all writes of the step, the last of which may be this one."""
     shape = worker.shape
-    return worker.state if shape.is_at_end or shape.is_surprise else applied(worker, last=True)
+    return worker.state if shape.is_at_end or shape.needs_others_late else applied(worker, last=True)
 
 
 def finish(worker: "Worker") -> None:
     """The block ends."""
-    worker.feed(happened.StepFinished(all_written(worker).committed().lineage))
+    surprise = ""
+    if worker.shape.is_surprise:
+        change_private_late(worker)
+        surprise = f"a failure struck in step {worker.state.version}, which was longer than had been learnt"
+    worker.feed(happened.StepFinished(all_written(worker).committed().lineage, surprise))
     if worker.machine.state is Stand.OUTSIDE:
         worker.go_to("AFTER_STEP")
 
@@ -274,14 +279,8 @@ def _report_resumed(worker: "Worker", action: act.Action) -> None:  # noqa: ARG0
 
 # --- a surprise: more comes after the barrier than was learnt -----------------------------------------------------
 def _be_surprised(worker: "Worker") -> None:
-    """Mark a write without a pre-image, whose rest needs the others: a rank that is interrupted now is torn.
-
-    If private state may change, what was kept beside the page at the barrier is not what the next version starts with,
-    and is withdrawn.
-    """
+    """Mark a write without a pre-image, whose rest needs the others: a rank that is interrupted now is torn."""
     worker.surprised = True
-    if worker.shape.has_second_barrier:
-        worker.page.forget_private(worker.state.version + 1)
     worker.state = applied(worker, last=False)
     _halve(worker)
     if not _enter_second(worker, "EXTRA"):
@@ -295,21 +294,21 @@ def _on_extra(worker: "Worker") -> None:
 
 
 def _on_extra_written(worker: "Worker") -> None:
-    """All is kept anew, and a second barrier proves that it is so everywhere, if private state may have changed."""
-    if not worker.shape.has_second_barrier:
-        worker.go_to("AFTER_WRITE")
-        return
-    change_private_late(worker)
-    worker.page.keep_private(worker.state.version + 1, worker.next_private)
-    if not enter(worker, "END", 1):
-        worker.interrupt()
+    worker.go_to("AFTER_WRITE")
 
 
-def _on_end(worker: "Worker") -> None:
-    if _outcome(worker) is None:
-        worker.await_stop()
-    else:
-        worker.go_to("AFTER_WRITE")
+def _keep_private_anew(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
+    worker.page.keep_private(worker.machine.version, worker.next_private)
+
+
+def _doubt(worker: "Worker", action: act.Doubt) -> None:
+    """Notices.doubt of training/process."""
+    if all(doubt.reason != action.reason for doubt in worker.doubts):
+        step = max(0, worker.machine.started)
+        doubt = ev.BitsDoubted(process=worker.name, rank=worker.rank, step=step, reason=action.reason)
+        worker.doubts += (doubt,)
+        worker.world.checker.doubts(worker)
+        worker.world.send(worker, doubt)
 
 
 # --- publishing (training/publish/publishing.py) ------------------------------------------------------------------
@@ -350,12 +349,13 @@ POINTS: dict[str, Callable[["Worker"], None]] = {
     "OPTIMIZER": _on_written,
     "EXTRA": _on_extra,
     "EXTRA_WRITE": _on_extra_written,
-    "END": _on_end,
     "AFTER_WRITE": finish,
 }
 CARRY_OUTS: dict[type[act.Action], Callable[..., happened.Event | None]] = {
     act.ReportDifference: _report_difference,
     act.KeepPrivate: _keep_private,
+    act.KeepPrivateAnew: _keep_private_anew,
+    act.Doubt: _doubt,
     act.ShowPrepared: _show_prepared,
     act.EnterBarrier: _enter_barrier,
     act.ReportBrokenCollective: _report_broken_collective,

@@ -305,19 +305,13 @@ class KeepsPrivateStateBeforeTheLastWrite(SimulatedWorker):
 
 
 # --- surprises ----------------------------------------------------------------------------------------------------
-def _end_alone(worker: SimulatedWorker) -> None:
-    writes.change_private_late(worker)
-    worker.page.keep_private(worker.state.version + 1, worker.next_private)
-    worker.go_to("AFTER_WRITE")
-
-
 class HasItsBarrierBeforeTheFirstWrite(SimulatedWorker):
     """The barrier stands before the first of two writes, and what follows it is held to be repeatable."""
 
     @property
     def shape(self) -> Shape:
         shape = super().shape
-        return shape if shape.is_at_end else Shape(shape.script, 0, has_second_barrier=False)
+        return shape if shape.is_at_end else Shape(shape.script, 0)
 
     @staticmethod
     def _take(worker: SimulatedWorker) -> None:
@@ -328,36 +322,15 @@ class HasItsBarrierBeforeTheFirstWrite(SimulatedWorker):
             self.surprised = self.page.torn = self.machine.passed = False
         super().interrupt()
 
-    points: ClassVar[Mapping[str, Continue]] = {
-        **_POINTS,
-        "OUTSIDE": _then(_POINTS["OUTSIDE"], _take),
-        "EXTRA_WRITE": _end_alone,
-    }
-
-
-class HasNoSecondBarrier(SimulatedWorker):
-    """A step that turns out to be longer than was learnt is committed by each rank alone."""
-
-    points: ClassVar[Mapping[str, Continue]] = {**_POINTS, "EXTRA_WRITE": _end_alone}
-
-
-def _without_keeping(point: str) -> Continue:
-    def go(worker: SimulatedWorker) -> None:
-        page = worker.page
-        slots, words = page.slots.copy(), page.words.copy()
-        _POINTS[point](worker)
-        page.slots, page.words = slots, words
-
-    return go
+    points: ClassVar[Mapping[str, Continue]] = {**_POINTS, "OUTSIDE": _then(_POINTS["OUTSIDE"], _take)}
 
 
 class KeepsWhatASurpriseMadeOld(SimulatedWorker):
     """Private state stays beside the page as of the barrier, though private state changed in what came after it."""
 
-    points: ClassVar[Mapping[str, Continue]] = {
-        **_POINTS,
-        "OPTIMIZER": _without_keeping("OPTIMIZER"),
-        "EXTRA_WRITE": _without_keeping("EXTRA_WRITE"),
+    carry_outs: ClassVar[Mapping[type[act.Action], CarryOut]] = {
+        **_CARRY_OUTS,
+        act.KeepPrivateAnew: lambda worker, action: None,  # noqa: ARG005
     }
 
 

@@ -105,6 +105,41 @@ class TakesASurpriseForIntact(Worker):
     table: ClassVar[Table] = _with(ev.Interrupted, (State.WRITING,), _interrupted)
 
 
+class DoubtsNothing(Worker):
+    """A surprise is committed as if it had been learnt, so a failure inside it is not said to put the bits in doubt."""
+
+    @staticmethod
+    def _finished(worker: Worker, event: ev.StepFinished) -> act.Actions:
+        actions = step.on_finished(worker, event)
+        worker.surprise = (-1, "")
+        return tuple(a for a in actions if not isinstance(a, act.Doubt))
+
+    table: ClassVar[Table] = _with(ev.StepFinished, (State.WRITING,), _finished)
+
+
+class DoubtsOnlyWhatWasClosed(Worker):
+    """Only a rank that knew of the failure when it committed a surprise doubts the bits."""
+
+    @staticmethod
+    def _finished(worker: Worker, event: ev.StepFinished) -> act.Actions:
+        actions = step.on_finished(worker, event)
+        worker.surprise = (-1, "")
+        return actions
+
+    table: ClassVar[Table] = _with(ev.StepFinished, (State.WRITING,), _finished)
+
+
+class DoubtsEverySurprise(Worker):
+    """A rank doubts the bits of a surprise after a recovery that nothing of it was lost in."""
+
+    @staticmethod
+    def _finished(worker: Worker, event: ev.StepFinished) -> act.Actions:
+        actions = step.on_finished(worker, event)
+        return (*actions, act.Doubt(event.surprise)) if event.surprise and not worker.closed else actions
+
+    table: ClassVar[Table] = _with(ev.StepFinished, (State.WRITING,), _finished)
+
+
 # --- orders -------------------------------------------------------------------------------------------------------
 class ObeysOldOrders(Worker):
     """Restore and Resume are obeyed whatever generation they are of."""

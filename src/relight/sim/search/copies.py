@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import fields
 from typing import Any
 
+from relight.core.account.doubts import Doubts
 from relight.core.account.failure_log import FailureLog
 from relight.core.account.job_stats import JobStats
 from relight.core.account.recovery_log import Recovery, RecoveryLog
@@ -24,7 +25,7 @@ _ACCOUNTS = frozenset(
     "settings kinds hosts job_stats tracebacks entered recovery_step standing_order _at_step _alike _starts "
     "_slowest_start_seconds".split()
 )
-_ACCOUNT = (JobStats, FailureLog, RecoveryLog, Recovery)
+_ACCOUNT = (JobStats, FailureLog, RecoveryLog, Recovery, Doubts)
 _KINDS = (Controller, Breaker, *(getattr(PRODUCTION, field.name) for field in fields(PRODUCTION)))
 
 
@@ -114,6 +115,7 @@ def exact_key(controller: Controller, now: float) -> Hashable:
         tuple([_key(v, now) for part in parts for name, v in vars(part).items() if _counts(name, v)]),
         controller.reserve.patience_seconds,
         len(controller.job_stats.failures.newest),
+        bool(controller.job_stats.doubts.found),
     )
 
 

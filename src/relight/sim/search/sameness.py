@@ -51,7 +51,7 @@ def _known(
     world_size: int, until: int, pattern: Pattern
 ) -> tuple[tuple[dict[int, int], dict[int, tuple[int, int]]], ...]:
     """The version of each right private state, and step and number of each right contribution, by rank."""
-    _, privates, brought = reference(world_size, until, pattern)
+    _, privates, brought, _ = reference(world_size, until, pattern)
     return tuple(
         (
             {privates[version][rank]: version for version in range(until + 1)},
@@ -114,6 +114,8 @@ class Describer:
                 machine.prepared,
                 machine.passed,
                 machine.began if worker.world.pattern.relearns else 0,
+                machine.surprise,
+                worker.doubts and tuple([doubt.reason for doubt in worker.doubts]),
                 self._order(machine.order, worker),
                 machine.first_after_recovery,
                 machine.newest,
@@ -232,6 +234,7 @@ class Books:
                 controller.attempts.backoff.relative_to(now),
                 None if next_at is None else next_at - now,
                 len(controller.job_stats.failures.newest),
+                bool(controller.job_stats.doubts.found),
                 tuple([sum(name not in self.of for name in kept) for kept in (*reports, to_resume)]),
             )
         )

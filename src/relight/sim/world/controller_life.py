@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _REPORTED = (
     *(ev.ProcessStarted, ev.ProcessDying, ev.ProcessExited, ev.TrainingEntered, ev.StandbyReady, ev.Stopped),
     *(ev.Restored, ev.RestoreFailed, ev.StateDiffers, ev.StepResumed, ev.WorkerFailed, ev.CollectiveFailed),
-    *(ev.TrainingDone, ev.WorkerReleased, ev.AgentJoined),
+    *(ev.TrainingDone, ev.WorkerReleased, ev.AgentJoined, ev.BitsDoubted),
 )
 
 

@@ -216,10 +216,12 @@ class StepLoop:
         parts.barrier.at_end()
         runtime.synchronize()
         runtime.faults.strike(Point.AFTER_WRITE)
-        actions = on_finished(progress, happened.StepFinished(progress.next_lineage(runtime.world_size)))
         self._transaction.commit()
-        if self._transaction.surprise:
-            self._note_surprise(step.number)
+        surprise = self._describe_surprise(step.number) if self._transaction.surprise else ""
+        lineage = progress.next_lineage(runtime.world_size)
+        actions = on_finished(progress, happened.StepFinished(lineage, surprise))
+        if surprise:
+            self._keep_what_a_surprise_left(actions)
         self._carried.commit()
         runtime.page.commit(progress.version, progress.commits)
         step.committed = True
@@ -250,19 +252,23 @@ class StepLoop:
         self._progress.attempt += 1
         return True
 
-    def _note_surprise(self, number: int) -> None:
-        """After an early barrier came what used not to come there: all is well, unless a failure struck just then."""
+    def _describe_surprise(self, number: int) -> str:
+        """Say what came after an early barrier and used not to come there; return it as a reason to doubt the bits."""
         surprise, runtime = self._transaction.surprise, self._runtime
-        self._parts.private.keep(self._progress.version)
         runtime.notices.say(
             "surprise",
             f"rank {runtime.rank}: in step {number}, {surprise} came after the last write, where none had come before. "
             f"From step {number + 2} on such steps are protected to their end",
         )
-        reason = f"a failure struck in step {number}, in which {surprise} came unexpectedly after the last write"
-        if runtime.closed:
-            runtime.notices.doubt(reason)
-        runtime.notices.doubt_if_lost_after(number, reason)
+        return f"a failure struck in step {number}, in which {surprise} came unexpectedly after the last write"
+
+    def _keep_what_a_surprise_left(self, actions: act.Actions) -> None:
+        """All is well after a surprise, unless a failure struck inside: then the bits are doubted."""
+        for action in actions:
+            if isinstance(action, act.KeepPrivateAnew):
+                self._parts.private.keep(self._progress.version)
+            elif isinstance(action, act.Doubt):
+                self._runtime.notices.doubt(action.reason)
 
     def _report_first_commit(self, step: Step) -> None:
         runtime, progress = self._runtime, self._progress

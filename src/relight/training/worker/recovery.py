@@ -51,6 +51,7 @@ class Recovery:
         self.carry_outs: Mapping[type[act.Action], Callable[..., happened.Event | None]] = {
             act.ReportStatus: self._report_status,
             act.LeaveGroups: self._leave_groups,
+            act.Doubt: self._doubt,
             act.BeginForming: self._begin_forming,
             act.AwaitCopies: self._await_copies,
             act.AwaitGroups: self._await_groups,
@@ -123,6 +124,9 @@ class Recovery:
             runtime.page.put("fault_ns", 0)  # one that this process survived is not what it may die of later
             runtime.faults.strike(Point.RESUME)
         return happened.Ordered()
+
+    def _doubt(self, action: act.Doubt) -> None:
+        self._runtime.notices.doubt(action.reason)
 
     def _report_status(self, action: act.ReportStatus) -> None:  # noqa: ARG002
         self._runtime.report_status()
