@@ -91,13 +91,15 @@ other ranks:
 
 1. A rank that is interrupted between the surprise and the commit is **torn**. A rank that was prepared at the
    barrier, and is ordered to finish the step by itself, cannot, and is torn as well.
-2. If private state changes, the state that the rank has kept for version i+1 is wrong. A rank that dies before its
-   change leaves that state, and its replacement starts the next version with it: nothing that the survivors hold shows
+2. Each rank commits alone, and keeps its private state for version i+1 anew before it shows that version on its page.
+3. A rank that fails before that leaves the private state of the barrier, and its replacement starts version i+1 with
    it. A second barrier could prove that every rank has kept its state anew, but ranks need not all come to one, since
-   the change may depend on a rank's data. So each rank commits alone, keeps its state anew, and a recovery before the
-   next barrier has been passed *doubts*: the report says that the bits are not known to be those of an undisturbed
-   run.
-3. If private state does not change, each rank commits alone.
+   the change may depend on a rank's data. So the bits are *doubted*: every rank that has committed the surprise, or is
+   torn in it, reports `BitsDoubted` when a recovery (or a last checkpoint) goes on from version i+1, and the job's
+   report says that its bits are not known to be those of an undisturbed run. Once the next barrier is passed, every
+   rank has kept its state anew, and nothing is doubted.
+
+If the script of one rank alone would have surprised, and this rank fails before it does, no survivor can know.
 
 Torn ranks copy from a rank that has committed the step, or from one that has not written yet, if there is one; the
 decision rule finds it without knowing of surprises. If none is left, the job goes to the fallback tiers, or ends and

@@ -41,7 +41,7 @@ def test_what_would_be_ignored_is_refused(
         ("--seed 1 --mutation no-such", "there is none of that name"),
         (
             "--exhaustive 2 --shapes three",
-            "there are one, one-end, two-early, two-end, late-private, surprise, unexpected",
+            "there are one, one-end, two-early, two-end, late-private, surprise, unexpected, late-change",
         ),
         ("--exhaustive 1", "at least 2 ranks"),
         ("--exhaustive 3 --actions nap", "there are "),

@@ -132,7 +132,7 @@ def test_bits_that_flip_by_themselves() -> None:
         report = job.controller.report()
         restores = [c for entry in job.journal for c in entry.commands if isinstance(c, Restore)]
         found = [failure for failure in report.failures if failure.kind == "corruption"]
-        seen["flipped"] += bool(job.checker.spoilt)
+        seen["flipped"] += bool(job.checker.wrong.flipped)
         seen["a minority is replaced, and training ends well"] += bool(found) and not report.error
         seen["all go back to where they agreed"] += any(
             r.distrust >= 0 and r.tier != FallbackTier.REPLICA for r in restores

@@ -115,14 +115,19 @@ def test_a_controller_keeps_the_first_ones_and_the_journal_has_all() -> None:
     assert [found.reason for found in whole.doubts] == [f"reason {number}" for number in range(2 * KEPT_DOUBTS)]
 
 
-@pytest.mark.parametrize(("agreed", "doubted"), [(6, False), (5, True), (-1, True)])
-def test_gradients_of_a_rank_that_was_corrupted(agreed: int, doubted: bool) -> None:
-    """A rank that compared before each step lost nothing; another may have contributed to steps that are finished."""
+@pytest.mark.parametrize(
+    ("agreed", "sound", "doubted"), [(7, 7, False), (6, 7, False), (6, 6, True), (5, 6, True), (-1, -1, True)]
+)
+def test_gradients_of_a_rank_that_was_corrupted(agreed: int, sound: int, doubted: bool) -> None:
+    """It may have contributed to steps that are finished, unless states were compared in each.
+
+    Those that were compared in a handshake only may have differed before the next gradient.
+    """
     desk = Desk(world_size=3, standbys=1).train()
     desk.tell(differs(5, 6, 5, step=7))
     desk.exits("w1", step=7)
     for process in desk.controller.rank_processes().values():
-        desk.stands(process, 7, agreed=-1 if process == "w3" else agreed)
+        desk.stands(process, 7, agreed=-1 if process == "w3" else agreed, sound=sound)
     for process in desk.controller.rank_processes().values():
         desk.restores(process, 7)
         desk.commits(process, 7)

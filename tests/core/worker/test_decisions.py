@@ -254,6 +254,71 @@ def test_a_newer_stop_supersedes_a_decision(worker: Worker) -> None:
     assert worker.order is None
 
 
+# --- a surprise ---------------------------------------------------------------------------------------------------
+def commit_surprise(worker: Worker, *before: ev.Event) -> act.Actions:
+    reach_barrier(worker)
+    return feed(worker, ev.BarrierPassed(), *before, ev.StepFinished("next", "a surprise"))
+
+
+def test_private_state_is_kept_anew_before_a_surprise_is_committed(worker: Worker) -> None:
+    assert kinds(commit_surprise(worker)) == ["KeepPrivateAnew", "Commit"]
+
+
+def test_the_bits_are_doubted_at_once_if_a_failure_is_known(worker: Worker) -> None:
+    assert commit_surprise(worker, stop(2))[-1] == act.Doubt("a surprise")
+
+
+@pytest.mark.parametrize(("later", "doubted"), [(0, True), (1, False)])
+def test_the_bits_are_doubted_if_a_recovery_goes_on_from_the_end_of_a_surprise(
+    worker: Worker, later: int, doubted: bool
+) -> None:
+    """After one more step every rank has committed the surprise, and has kept its private state anew."""
+    commit_surprise(worker)
+    do_steps(worker, later)
+    feed(worker, stop(2), ev.StepWanted())
+    found = feed(worker, restore(2, 1 + later), ev.Ordered(), ev.StepLeft())
+    assert (act.Doubt("a surprise") in found) is doubted
+
+
+def test_the_bits_are_not_doubted_if_all_go_back_over_a_surprise(worker: Worker) -> None:
+    commit_surprise(worker)
+    feed(worker, stop(2), ev.StepWanted())
+    found = feed(worker, restore(2, 0, tier=FallbackTier.BUDDY), ev.Ordered(), ev.StepLeft())
+    assert "Doubt" not in kinds(found)
+
+
+@pytest.mark.parametrize(("target", "doubted"), [(1, True), (0, False)])
+def test_a_rank_that_is_torn_doubts_the_bits_if_it_goes_on_from_other_ranks(
+    worker: Worker, target: int, doubted: bool
+) -> None:
+    """It takes its private state of the barrier, and those who know more may be lost."""
+    reach_barrier(worker)
+    feed(worker, ev.BarrierPassed(), stop(2), ev.Interrupted())
+    found = kinds(feed(worker, restore(2, target, (1,)), ev.Ordered(), ev.StepLeft()))
+    assert ("Doubt" in found) is doubted
+
+
+def test_a_last_checkpoint_of_a_surprise_is_doubted_before_it_is_written(worker: Worker) -> None:
+    commit_surprise(worker)
+    found = kinds(feed(worker, stop(2), ev.StepWanted(), save(2, 1), ev.Ordered(), ev.StepLeft()))
+    assert found.index("Doubt") < found.index("SavePart")
+
+
+# --- flipped bits -------------------------------------------------------------------------------------------------
+def test_states_that_agree_before_the_barrier_vouch_for_the_next_version(worker: Worker) -> None:
+    enter_step(worker)
+    feed(worker, ev.StatesAgree())
+    assert (worker.status().agreed, worker.status().sound) == (0, 1)
+
+
+def test_states_that_agree_in_a_handshake_vouch_for_no_later_version(worker: Worker) -> None:
+    """A bit that flips after it is in the next gradient."""
+    assert (worker.status().agreed, worker.status().sound) == (0, 0)
+    feed(stopped(worker), restore(2, 2), ev.Ordered(), ev.StepLeft(), ev.GroupsFormed(), resume(2), ev.Ordered())
+    assert (worker.status().agreed, worker.status().sound) == (2, 2)
+
+
+# --- Restore ------------------------------------------------------------------------------------------------------
 def stopped(worker: Worker, version: int = 2) -> Worker:
     do_steps(worker, version)
     feed(worker, stop(2), ev.StepWanted())

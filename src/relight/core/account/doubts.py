@@ -33,16 +33,19 @@ class Doubts:
         self._found[key] = DoubtReport(rank=rank, process=process, step=step, reason=reason)
         return is_new
 
-    def decided(self, failures: Iterable[FailureReport | None], agreed: int, target: int, tier: FallbackTier) -> None:
+    def decided(
+        self, failures: Iterable[FailureReport | None], agreed: int, sound: int, target: int, tier: FallbackTier
+    ) -> None:
         """Note ranks that were outvoted, if they may have contributed gradients of a wrong state before that.
 
         Args:
             failures: those that the recovery answers; None is one that is forgotten.
             agreed: the newest version of which a survivor knows that all replicas held the same bits.
+            sound: the newest version to which only replicas contributed that held the same bits.
             target: the version that everyone goes on from.
             tier: where its state comes from. On a fallback tier it is from before the ranks differed.
         """
-        if tier is not FallbackTier.REPLICA or agreed >= target - 1:
+        if tier is not FallbackTier.REPLICA or sound >= target:
             return
         since = f"since version {agreed}" if agreed >= 0 else "since the first step"
         for failure in failures:

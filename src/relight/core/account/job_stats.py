@@ -79,7 +79,7 @@ class JobStats:
             self._version, self._undone_in = decision.target, recovery.generation
         self.committed(decision.target)
         failures = map(self.failures.find, recovery.failures)
-        self.doubts.decided(failures, recovery.agreed, decision.target, tier)
+        self.doubts.decided(failures, recovery.agreed, recovery.sound, decision.target, tier)
         self.recoveries.decided(decision, replacements, now, tier, undone)
 
     def finished(self, reports: list[ev.TrainingDone], digest: str, now: float) -> None:

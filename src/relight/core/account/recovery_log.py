@@ -43,6 +43,7 @@ class Recovery:
     wrote: set[int] = field(default_factory=set)
     torn: set[int] = field(default_factory=set)
     agreed: int = -1  # the newest version of which a survivor knows that all replicas held the same bits
+    sound: int = -1  # the newest version to which no other replicas contributed, as far as a survivor knows
 
 
 class RecoveryLog:
@@ -93,6 +94,7 @@ class RecoveryLog:
             self.under_way.wrote.add(event.rank)
         if not event.blank:
             self.under_way.agreed = max(self.under_way.agreed, event.agreed)
+            self.under_way.sound = max(self.under_way.sound, event.sound)
             self.under_way.survivors_stopped = now
             self.under_way.worked_on = max(self.under_way.worked_on, event.step)
             self.under_way.stop_seconds = max(self.under_way.stop_seconds, event.stop_seconds)

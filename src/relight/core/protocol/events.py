@@ -166,6 +166,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     snapshots: tuple[Snapshot, ...] = ()  # of its own rank, and those that it keeps as a buddy
     checkpoints: tuple[Whole, ...] = ()  # versions of complete checkpoints on disk that it can see, newest first
     agreed: Whole = -1  # the newest version of which it knows that all replicas held the same bits
+    sound: Whole = -1  # the newest version to which only replicas contributed of which it knows that
     wrote: bool = False  # it had begun to write in the step that was interrupted, whether that is undone or not
 
 

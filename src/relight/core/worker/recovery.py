@@ -192,7 +192,8 @@ def on_resume(worker: "Worker", event: ev.Ordered) -> act.Actions:  # noqa: ARG0
         return recover(worker)
     worker.generation = order.generation
     worker.closed = worker.is_standby = False
-    worker.began = worker.agreed = order.target  # all ranks hold it, or there would be no Resume
+    # All ranks hold it, or there would be no Resume; a bit that flips before the next gradient is in that.
+    worker.began = worker.agreed = worker.sound = order.target
     worker.attempt = order.attempt
     if order.undone:
         worker.begun_before = order.target + order.undone + 1

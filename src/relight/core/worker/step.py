@@ -37,7 +37,7 @@ def on_begin(worker: "Worker", event: ev.Ordered) -> act.Actions:  # noqa: ARG00
     begin: Begin | None = worker.orders.get(Begin)
     if begin is None:
         return ()
-    worker.began = worker.agreed = worker.version  # of all ranks: the controller has compared them
+    worker.began = worker.agreed = worker.sound = worker.version  # of all ranks: the controller has compared them
     return () if worker.closed else (act.AssignBuddies(begin.buddies, begin.writers),)
 
 
@@ -86,8 +86,9 @@ def on_gradients_ready(worker: "Worker", event: ev.GradientsReady) -> act.Action
 
 
 def on_states_agree(worker: "Worker", event: ev.StatesAgree) -> act.Actions:  # noqa: ARG001
-    """Remember it: memory that is corrupted later can be undone to here."""
+    """Remember it: memory that is corrupted later can be undone to here, and is in no gradient of this step."""
     worker.agreed = worker.version
+    worker.sound = worker.version + 1
     return ()
 
 

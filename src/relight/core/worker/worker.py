@@ -28,6 +28,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     torn: bool
     blank: bool
     agreed: int
+    sound: int
     wrote: bool
 
 
@@ -51,6 +52,7 @@ class Worker:
         self.blank = is_standby  # it holds nothing: a replacement before its copy is complete
         self.torn = False  # it was interrupted where the step can neither be finished nor undone
         self.agreed = -1  # the newest version of which it is known that all replicas held the same bits
+        self.sound = -1  # the newest version to which only such replicas contributed, as far as is known here
         self.history = 0  # the generation that last undid versions
         self.began = -1  # the version with which this generation began to train
         # --- the step in flight
@@ -118,6 +120,7 @@ class Worker:
             torn=self.torn and not self.blank,
             blank=self.blank,
             agreed=self.agreed,
+            sound=self.sound,
             wrote=self.wrote,
         )
 

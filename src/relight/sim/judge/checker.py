@@ -29,6 +29,7 @@ from relight.sim.judge.ends import check_end
 from relight.sim.judge.placement import Placement
 from relight.sim.judge.restores import check_restore
 from relight.sim.judge.supply import Supply
+from relight.sim.judge.wrong_bits import WrongBits
 from relight.sim.model.contents import State, Violation, part_key, reference
 from relight.sim.model.fallback_tiers import Saved
 from relight.sim.model.shapes import ONE_WRITE, Pattern
@@ -61,7 +62,9 @@ class Checker:
         self.world_size = world_size
         self.until = until
         self.pattern = pattern
-        self.states, self.privates, _, self._early_privates = reference(world_size, until, pattern)
+        right = reference(world_size, until, pattern)
+        self.states, self.privates = right.states, right.privates
+        self.wrong = WrongBits(right, pattern)
         self.finished = 0  # newest version that anyone, dead or alive, ever finished
         self.begun = 0  # newest step that anyone began
         self.shown = 0  # newest version that engines answer with
@@ -75,9 +78,6 @@ class Checker:
         self.parts = 1  # that the state is divided into
         self.verify_every = 0  # steps from one comparison of states to the next
         self.copied_wrong = False  # from a rank whose bits had flipped, when no other held that part
-        self.spoilt: set[int] = set()  # contents with a flipped bit, and all that was computed from them
-        self.tainted: frozenset[int] = frozenset()  # private states of before a surprise, and all computed from them
-        self.doubted = False  # some rank has said that the bits may not be those of an undisturbed run
         self.derivable = False  # private state follows from rank and step: it cannot be lost
         self.fenced: set[str] = set()  # processes of hosts that were given up; they may live on
         self.placement, self.supply = Placement(), Supply()
@@ -88,16 +88,17 @@ class Checker:
         twin = Checker.__new__(Checker)
         twin.__dict__.update(self.__dict__)
         twin.workers = workers
+        twin.wrong = self.wrong.copy()
         return twin
 
     def key(self) -> Hashable:
         """The facts that later verdicts depend on."""
         struck = tuple([(action, name) for action, name, _ in self.faults])
-        return self.finished, self.begun, self.shown, self.generation, self.doubted, struck
+        return self.finished, self.begun, self.shown, self.generation, self.wrong.doubted, struck
 
     def key_of_all(self) -> Hashable:
         """The part of the key that is not about one rank."""
-        return self.finished, self.begun, self.shown, self.generation, self.doubted
+        return self.finished, self.begun, self.shown, self.generation, self.wrong.doubted
 
     def struck_late(self) -> set[int]:
         """Ranks of which a fault struck a process that had done its last step: that excuses a late failure."""
@@ -114,24 +115,9 @@ class Checker:
         self.disturbed.add("host lost")
         self.placement.hear(event)
 
-    def follows(self, made: int, *of: int) -> None:
-        """One content is computed from others: wrong, if one of these is."""
-        if self.spoilt and not self.spoilt.isdisjoint(of):
-            self.spoilt.add(made)
-        if self.tainted and not self.tainted.isdisjoint(of):
-            self.tainted |= {made}
-
-    def takes_private(self, rank: int, version: int, private: int) -> None:
-        """Note a private state that a rank left inside a surprise: wrong, and the bits have to be doubted for it."""
-        is_early = private == self._early_privates[version][rank] != self.privates[version][rank]
-        if is_early and self.pattern.is_surprise(version - 1):
-            self.tainted |= {private}
-
     def doubts(self, worker: SimulatedWorker) -> None:
-        """I18: a rank doubts the bits."""
-        if not self.pattern.has_surprises or not (self.faults or self.disturbed):
-            raise Violation(f"I18: rank {worker.rank} doubts the bits, though no surprise was disturbed")
-        self.doubted = True
+        """A rank doubts the bits."""
+        self.wrong.doubts(worker.rank, is_disturbed=bool(self.faults or self.disturbed))
 
     def began_step(self, worker: SimulatedWorker) -> None:
         """I2, I3, I7: the right state at the right place, and nothing finished is done again."""
@@ -159,7 +145,7 @@ class Checker:
             self.finished = max(self.finished, worker.state.version)
         if worker.name in self.fenced:
             return  # what it finished, its successor must not undo: that I7 sees to
-        if worker.state.content in self.spoilt and worker.healthy and self._must_not_spread():
+        if worker.state.content in self.wrong.flipped and worker.healthy and self._must_not_spread():
             raise Violation(
                 f"I1: rank {worker.rank} applies what another rank computed from a state with a flipped bit"
             )
@@ -195,7 +181,7 @@ class Checker:
         version = piece.state.version
         if version != save.target or not self.is_right(piece.state):  # a flipped bit may go unnoticed until here
             raise Violation(f"I1: rank {piece.rank} writes {piece.state} into a checkpoint of version {save.target}")
-        self._check_private(piece.rank, version, piece.private, "writes into a checkpoint")
+        self.wrong.check_private(piece.rank, version, piece.private, "writes into a checkpoint")
 
     def reads(self, worker: SimulatedWorker, pieces: Mapping[int, Saved]) -> None:
         """I15: the pieces of a checkpoint are of one history, be it one that was undone."""
@@ -206,7 +192,7 @@ class Checker:
         """I11: engines answer with a version only if every rank holds it, and with one content."""
         if worker.name in self.fenced:
             return  # what engines on a host that is cut off see is not judged
-        if version > self.until or not self._is_content(version, content):
+        if version > self.until or (content != self.states[version].content and not self.wrong.is_known(content)):
             raise Violation(f"I11: {worker.name} publishes a version {version} of another content")
         if version < self.shown:
             raise Violation(f"I11: engines go back from version {self.shown} to {version}")
@@ -264,30 +250,13 @@ class Checker:
         state = worker.state
         if worker.machine.blank or not self.is_right(state):
             raise Violation(f"I1: rank {worker.rank} ({worker.name}) {what} a wrong version {state.version}: {state}")
-        self._check_private(worker.rank, state.version, worker.private, what)
-
-    def _check_private(self, rank: int, version: int, private: int, what: str) -> None:
-        """I3, and I18 of a private state that was left inside a surprise."""
-        if private == self.privates[version][rank]:
-            return
-        if private not in self.tainted:
-            raise Violation(f"I3: rank {rank} {what} a wrong private state of {version}")
-        if not self.doubted:
-            raise Violation(f"I18: rank {rank} {what} a private state of before a surprise, which no rank doubts")
+        self.wrong.check_private(worker.rank, state.version, worker.private, what)
 
     def is_right(self, state: State) -> bool:
-        """That of an undisturbed run, but for wrong bits that are judged apart: see `_is_content`."""
+        """That of an undisturbed run, but for bits that are wrong for a known reason; their spread is judged apart."""
         right = self.states[min(state.version, self.until)]
-        return state == right or (
-            self._is_content(right.version, state.content) and state._replace(content=right.content) == right
-        )
-
-    def _is_content(self, version: int, content: int) -> bool:
-        """Whether a content is right, or wrong because a bit has flipped or a rank has failed inside a surprise.
-
-        How far the former gets, and whether the latter is doubted, is judged apart.
-        """
-        return content == self.states[version].content or content in self.spoilt or content in self.tainted
+        is_known = state != right and self.wrong.is_known(state.content)
+        return state == right or (is_known and state._replace(content=right.content) == right)
 
     def _must_not_spread(self) -> bool:
         """Whether no rank may compute with results of a wrong rank, since states are compared in every step. A state
@@ -298,7 +267,7 @@ class Checker:
     def _check_alike(self, members: Sequence[SimulatedWorker]) -> None:
         """I5: all say that they hold the same, each of its part."""
         flipped = {name for action, name, _ in self.faults if action is Action.FLIP_PARAMETER}
-        self.copied_wrong |= any(w.state.content in self.spoilt and w.name not in flipped for w in members)
+        self.copied_wrong |= any(w.state.content in self.wrong.flipped and w.name not in flipped for w in members)
         said: dict[str, str] = {}
         for worker in members:
             if isinstance(worker.last_report, Restored):
@@ -321,7 +290,7 @@ class Checker:
         worker = self.workers.get(kill.process)
         if worker is None or not worker.healthy or any(text in kill.why for text in _HARMLESS_KILLS):
             return
-        if worker.state.content in self.spoilt:
+        if worker.state.content in self.wrong.flipped:
             return  # it copied from a rank that was not known to be wrong yet
         if worker.machine.blank and "stop" not in kill.why:
             return  # it waits for a source that is frozen: one cannot tell them apart

@@ -73,16 +73,16 @@ def _check_report(seen: "Checker", report: JobReport, contents: Sequence[int]) -
 
 
 def _check_verdict(seen: "Checker", report: JobReport, members: Sequence[SimulatedWorker]) -> None:
-    """I18: what the report says about the bits."""
+    """I20: what the report says about the bits."""
     privates = seen.privates[seen.until]
     wrong = [w.rank for w in members if w.state != seen.states[seen.until] or w.private != privates[w.rank]]
     flipped = [seen.workers[name].rank for action, name, _ in seen.faults if action is Action.FLIP_PARAMETER]
     if report.bits_as_undisturbed == YES and wrong:
         found = {failure.rank for failure in report.failures if failure.kind == "corruption"}
         if found.issuperset(flipped):  # else a bit has flipped that no comparison showed
-            raise Violation(f"I18: ranks {wrong} end with other bits than an undisturbed run, which the report denies")
-    if report.bits_as_undisturbed != YES and not wrong and not (seen.doubted or flipped):
-        raise Violation(f"I18: the bits are {report.bits_as_undisturbed}, which no rank has doubted: {report.doubts}")
+            raise Violation(f"I20: ranks {wrong} end with other bits than an undisturbed run, which the report denies")
+    if report.bits_as_undisturbed != YES and not wrong and not (seen.wrong.doubted or flipped):
+        raise Violation(f"I20: the bits are {report.bits_as_undisturbed}, which no rank has doubted: {report.doubts}")
 
 
 def _check_all_lost(seen: "Checker", end: EndJob) -> None:
@@ -101,7 +101,7 @@ def _check_all_lost(seen: "Checker", end: EndJob) -> None:
         raise Violation(f"L1: of version {kept} every rank's snapshot had a holder that lives, but: {end.error}")
     members = seen.members()
     visible = [set(w.last_report.checkpoints) for w in members if isinstance(w.last_report, Stopped)]
-    if len(visible) == seen.world_size and set.intersection(*visible) and not seen.spoilt:
+    if len(visible) == seen.world_size and set.intersection(*visible) and not seen.wrong.flipped:
         raise Violation(f"L1: all ranks see checkpoints {sorted(set.intersection(*visible))}, but: {end.error}")
     below = complete_snapshots(seen, members) if len(members) == seen.world_size else []
     if below:

@@ -35,7 +35,7 @@ def _check_fallback(seen: "Checker", restore: Restore, members: Sequence[Simulat
     """I15, and the only exception to I7: versions are undone if replicas cannot help, and as few as possible."""
     intact = {worker.rank % seen.parts for worker in members if not worker.machine.blank and not worker.page.torn}
     trusted = _trusted(restore, members)
-    if trusted is not None and not seen.spoilt:
+    if trusted is not None and not seen.wrong.flipped:
         raise Violation(f"I15: fallback to the {restore.tier}, because states differ, which they do not")
     if trusted is not None and restore.target > trusted:
         raise Violation(f"I15: back to version {restore.target}, but replicas agreed last at {trusted}")

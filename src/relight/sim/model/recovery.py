@@ -79,6 +79,7 @@ def _report_status(worker: "Worker", action: act.Action) -> None:  # noqa: ARG00
             snapshots=lower.held() if lower is not None else (),
             checkpoints=lower.checkpoints() if lower is not None else (),
             agreed=status.agreed,
+            sound=status.sound,
         )
     )
 

@@ -118,7 +118,7 @@ def _run_forward(worker: "Worker") -> None:
         return
     worker.stamp(Phase.BACKWARD)
     mine = contribution(worker.state, worker.private, worker.rank)
-    worker.world.checker.follows(mine, worker.state.content, worker.private)
+    worker.world.checker.wrong.follows(mine, worker.state.content, worker.private)
     if not writes.enter(worker, "GRADIENT", mine):
         worker.interrupt()
 
@@ -127,7 +127,7 @@ def _on_gradient(worker: "Worker") -> None:
     if not writes.take_gradient(worker):
         return
     worker.next_private = next_private(worker.private, worker.state.version)
-    worker.world.checker.follows(worker.next_private, worker.private)
+    worker.world.checker.wrong.follows(worker.next_private, worker.private)
     worker.page.forget_private(worker.state.version + 1)
     if worker.shape.written_before:
         writes.write_undoably(worker)

@@ -60,7 +60,7 @@ def take_over(worker: "Worker") -> None:
     elif private is None:
         lack_private(worker)
     else:
-        worker.world.checker.takes_private(worker.rank, target, private)
+        worker.world.checker.wrong.takes_private(worker.rank, target, private)
         worker.state, worker.private, worker.copying = copying.state, private, None
         worker.feed(_taken(worker))
 

@@ -228,10 +228,6 @@ class SimulatedWorker:
             self.carry_outs[type(action)](self, action)
         self.poke()
 
-    def break_connections(self) -> None:
-        """Lose all connections, and live."""
-        recovery.break_connections(self)
-
     def await_stop(self) -> None:
         """A collective broke; the Stop that explains it is here, or on its way."""
         actions = self.machine.handle(CollectiveBroke())

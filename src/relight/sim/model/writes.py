@@ -57,7 +57,7 @@ def take_gradient(worker: "Worker") -> bool:
         worker.interrupt()
         return False
     worker.gradient = reduce(contributions)
-    worker.world.checker.follows(worker.gradient, *contributions.values())
+    worker.world.checker.wrong.follows(worker.gradient, *contributions.values())
     return True
 
 
@@ -76,7 +76,7 @@ def drop_pre_images(worker: "Worker") -> None:
 def applied(worker: "Worker", *, last: bool) -> State:
     """The state after one more write."""
     written = worker.state.written(worker.gradient, last=last)
-    worker.world.checker.follows(written.content, worker.state.content, worker.gradient)
+    worker.world.checker.wrong.follows(written.content, worker.state.content, worker.gradient)
     return written
 
 
@@ -90,7 +90,7 @@ def write_undoably(worker: "Worker") -> None:
 def _halve(worker: "Worker") -> None:
     """A write begins, or ends."""
     before, worker.state = worker.state, worker.state.halved()
-    worker.world.checker.follows(worker.state.content, before.content)
+    worker.world.checker.wrong.follows(worker.state.content, before.content)
 
 
 def _on_first_write(worker: "Worker") -> None:
@@ -102,7 +102,7 @@ def _enter_second(worker: "Worker", kind: str) -> bool:
     """The collective between two writes, which depends on the first."""
     _halve(worker)
     mine = contribution(worker.state, worker.next_private, worker.rank)
-    worker.world.checker.follows(mine, worker.state.content, worker.next_private)
+    worker.world.checker.wrong.follows(mine, worker.state.content, worker.next_private)
     return enter(worker, kind, mine)
 
 
@@ -128,7 +128,7 @@ def change_private_late(worker: "Worker") -> None:
     """Private state changes once more after the last write, in some scripts."""
     if worker.shape.script.changes_private_late:
         before, worker.next_private = worker.next_private, late_private(worker.next_private)
-        worker.world.checker.follows(worker.next_private, before)
+        worker.world.checker.wrong.follows(worker.next_private, before)
 
 
 # --- the barrier --------------------------------------------------------------------------------------------------

@@ -329,6 +329,7 @@ MUTATIONS = (
     ),
     Mutation("surprise-not-doubted", 500, decisions=workers.DoubtsNothing, writes=True),
     Mutation("doubted-at-commit-only", 2000, decisions=workers.DoubtsOnlyWhatWasClosed, writes=True),
+    Mutation("handshake-trusted", 5000, decisions=workers.TrustsTheHandshake, flips=True),
     Mutation("every-surprise-doubted", 500, decisions=workers.DoubtsEverySurprise, writes=True),
     Mutation("private-of-a-surprise", 500, worker=executions.KeepsWhatASurpriseMadeOld, writes=True),
     Mutation("goes-by-its-own-steps", 500, worker=executions.GoesByItsOwnSteps, writes=True),

@@ -140,6 +140,14 @@ class DoubtsEverySurprise(Worker):
     table: ClassVar[Table] = _with(ev.StepFinished, (State.WRITING,), _finished)
 
 
+class TrustsTheHandshake(Worker):
+    """A defect of an earlier version: where states had been compared in a handshake, the gradients of the step after it
+    counted as compared as well, so a rank that was found to differ in the next one was not said to be in them."""
+
+    def status(self) -> RankStatus:
+        return msgspec.structs.replace(super().status(), sound=self.agreed + 1)
+
+
 # --- orders -------------------------------------------------------------------------------------------------------
 class ObeysOldOrders(Worker):
     """Restore and Resume are obeyed whatever generation they are of."""

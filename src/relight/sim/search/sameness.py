@@ -115,7 +115,7 @@ class Describer:
                 machine.passed,
                 machine.began if worker.world.pattern.relearns else 0,
                 machine.surprise,
-                worker.doubts and tuple([doubt.reason for doubt in worker.doubts]),
+                tuple([doubt.reason for doubt in worker.doubts]) if worker.doubts else (),
                 self._order(machine.order, worker),
                 machine.first_after_recovery,
                 machine.newest,

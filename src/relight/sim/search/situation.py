@@ -20,6 +20,7 @@ from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Restore
 from relight.core.protocol.fault import Action as Fault
 from relight.sim.model.contents import Violation
+from relight.sim.model.recovery import break_connections
 from relight.sim.model.shapes import ONE_WRITE, Pattern
 from relight.sim.model.worker import SimulatedWorker
 from relight.sim.search import sameness
@@ -224,7 +225,7 @@ class Situation(World):
             case Fault.FREEZE:
                 worker.frozen = True
             case Fault.CUT:
-                worker.break_connections()
+                break_connections(worker)
             case _:
                 worker.die(-9)
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from relight.core.protocol.fault import Action as Fault
 from relight.core.protocol.position import IN_STEP, Phase
+from relight.sim.model.recovery import break_connections
 from relight.sim.model.schedule import NetworkFault, ProcessFault
 from relight.sim.model.worker import SimulatedWorker
 from relight.sim.world.hosts import Host
@@ -76,10 +77,10 @@ class Faults:
             case Fault.EXIT:
                 worker.die(100 + self.struck)
             case Fault.CUT:
-                worker.break_connections()
+                break_connections(worker)
             case Fault.FLIP_PARAMETER:
                 worker.state = worker.state._replace(content=hash((11, worker.state.content, self.struck)))
-                job.checker.spoilt.add(worker.state.content)
+                job.checker.wrong.flip(worker.state.content)
                 job.watcher.watch()  # should reports of the ranks be lost with their agent, it is their wait that shows
             case _:
                 worker.die(-9)

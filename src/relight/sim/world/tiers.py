@@ -41,7 +41,7 @@ def save(world: "World", worker: SimulatedWorker, order: Save) -> None:
                 pieces[rank] = derived_private(rank, order.target, world.pattern, known=world.derivable)
             elif known:  # else it waits for it in vain
                 pieces[rank] = known[-1]
-                world.checker.takes_private(rank, order.target, known[-1])
+                world.checker.wrong.takes_private(rank, order.target, known[-1])
     for rank, private in pieces.items():
         saved = Saved(rank, worker.state, private, worker.machine.history)
         world.checker.saves(saved, order)

@@ -65,6 +65,7 @@ class Reports:
                 snapshots=holdings.kept_snapshots(),
                 checkpoints=holdings.readable_checkpoints(),
                 agreed=status.agreed,
+                sound=status.sound,
                 wrote=status.wrote,
             ),
             report=True,

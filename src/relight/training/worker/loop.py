@@ -218,8 +218,7 @@ class StepLoop:
         runtime.faults.strike(Point.AFTER_WRITE)
         self._transaction.commit()
         surprise = self._describe_surprise(step.number) if self._transaction.surprise else ""
-        lineage = progress.next_lineage(runtime.world_size)
-        actions = on_finished(progress, happened.StepFinished(lineage, surprise))
+        actions = on_finished(progress, happened.StepFinished(progress.next_lineage(runtime.world_size), surprise))
         if surprise:
             self._keep_what_a_surprise_left(actions)
         self._carried.commit()
