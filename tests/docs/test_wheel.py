@@ -42,7 +42,7 @@ def unpacked(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 def test_only_the_judge_of_journals_is_left_of_the_simulator(files: dict[str, Path]) -> None:
     left = {name for name in files if name.startswith("relight/sim/")}
-    judge = {f"relight/sim/judge/{name}.py" for name in ("__init__", "invariants", "journal", "placement")}
+    judge = {f"relight/sim/judge/{name}.py" for name in ("__init__", "invariants", "journal", "placement", "supply")}
     assert left == {"relight/sim/__init__.py", *judge}
 
 

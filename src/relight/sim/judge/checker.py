@@ -116,7 +116,6 @@ class Checker:
         self.placement.hear(event)
 
     def doubts(self, worker: SimulatedWorker) -> None:
-        """A rank doubts the bits."""
         self.wrong.doubts(worker.rank, is_disturbed=bool(self.faults or self.disturbed))
 
     def began_step(self, worker: SimulatedWorker) -> None:
@@ -255,8 +254,8 @@ class Checker:
     def is_right(self, state: State) -> bool:
         """That of an undisturbed run, but for bits that are wrong for a known reason; their spread is judged apart."""
         right = self.states[min(state.version, self.until)]
-        is_known = state != right and self.wrong.is_known(state.content)
-        return state == right or (is_known and state._replace(content=right.content) == right)
+        known = self.wrong.is_known(state.content)
+        return state == (right._replace(content=state.content) if known else right)
 
     def _must_not_spread(self) -> bool:
         """Whether no rank may compute with results of a wrong rank, since states are compared in every step. A state

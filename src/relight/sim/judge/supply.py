@@ -13,7 +13,6 @@ from relight.core.protocol.commands import (
     Spawn,
 )
 from relight.core.protocol.events import AgentJoined, AgentLost, Event, HostRefused
-from relight.sim.model.contents import Violation
 
 _IS_DRAINED = " is drained: "  # what the controller says when it begins to leave a host
 
@@ -27,16 +26,14 @@ class Supply:
         self._open: set[str] = set()  # orders
         self._over: set[str] = set()
 
-    def judge(self, event: Event | None, commands: Iterable[Command]) -> None:
-        """Judge an event and all that the controller ordered after it, whether it lives to carry it out or not.
+    def judge(self, event: Event | None, commands: Iterable[Command]) -> str:
+        """Describe the first fault of an event and all that the controller ordered after it; or nothing.
 
-        Raises Violation.
+        It does not matter whether the controller lives to carry them out.
         """
         if event is not None:
             self.hear(event)
-        for command in commands:
-            if fault := self.fault(command):
-                raise Violation(fault)
+        return next(filter(None, map(self.fault, commands)), "")
 
     def hear(self, event: Event) -> None:
         """Take note of hosts that come and go, and of refusals."""

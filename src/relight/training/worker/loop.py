@@ -217,7 +217,7 @@ class StepLoop:
         runtime.synchronize()
         runtime.faults.strike(Point.AFTER_WRITE)
         self._transaction.commit()
-        surprise = self._describe_surprise(step.number) if self._transaction.surprise else ""
+        surprise = self._checks.describe_surprise(step.number) if self._transaction.surprise else ""
         actions = on_finished(progress, happened.StepFinished(progress.next_lineage(runtime.world_size), surprise))
         if surprise:
             self._keep_what_a_surprise_left(actions)
@@ -250,16 +250,6 @@ class StepLoop:
         self._runtime.page.stamp(Phase.OUTSIDE)
         self._progress.attempt += 1
         return True
-
-    def _describe_surprise(self, number: int) -> str:
-        """Say what came after an early barrier and used not to come there; return it as a reason to doubt the bits."""
-        surprise, runtime = self._transaction.surprise, self._runtime
-        runtime.notices.say(
-            "surprise",
-            f"rank {runtime.rank}: in step {number}, {surprise} came after the last write, where none had come before. "
-            f"From step {number + 2} on such steps are protected to their end",
-        )
-        return f"a failure struck in step {number}, in which {surprise} came unexpectedly after the last write"
 
     def _keep_what_a_surprise_left(self, actions: act.Actions) -> None:
         """All is well after a surprise, unless a failure struck inside: then the bits are doubted."""

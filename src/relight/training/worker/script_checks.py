@@ -108,6 +108,16 @@ class ScriptChecks:
                 "it was at the start",
             )
 
+    def describe_surprise(self, number: int) -> str:
+        """Say what came after an early barrier and used not to come there; return it as a reason to doubt the bits."""
+        surprise, rank = self._parts.transaction.surprise, self._runtime.rank
+        self._runtime.notices.say(
+            "surprise",
+            f"rank {rank}: in step {number}, {surprise} came after the last write, where none had come before. "
+            f"From step {number + 2} on such steps are protected to their end",
+        )
+        return f"a failure struck in step {number}, in which {surprise} came unexpectedly after the last write"
+
     def show_loss(self, loss: torch.Tensor | float) -> None:
         """In the progress line; one on a device would cost a wait, and is not shown."""
         if isinstance(loss, torch.Tensor):
