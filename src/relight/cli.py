@@ -15,7 +15,7 @@ import msgspec
 from relight.errors import UsageError
 from relight.flags import ADDRESS_HELP, add_run_flags, hint_at_misplaced_flags, unknown_hint
 from relight.goodput import command as goodput_command
-from relight.launch import hosts_command
+from relight.launch import hosts_command, submit
 from relight.prove import command as prove_command
 from relight.watch import command as watch_command
 from relight.weights import command as weights_command
@@ -105,6 +105,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not is_first:
         name = f"node-{arguments.node_rank}" if arguments.node_rank is not None else host_name()
         return join(endpoint, token, name, spare=is_spare(arguments), quiet=arguments.quiet, tls=tls)
+    config.hand_down_token_file(arguments)
     settings = config.build_settings(arguments, datetime.datetime.now())
     return launch(settings, token, quiet=arguments.quiet, dashboard=dashboard, tls=tls)
 
@@ -235,8 +236,14 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
         add_run_flags(command)
         command.set_defaults(call=_run)
     commands: dict[str, argparse.ArgumentParser] = {"run": run, "chaos": chaos}
-    own = (_add_report_commands, hosts_command.add_commands, _add_dashboard_command, prove_command.add_command)
-    for more in (*own, watch_command.add_commands, weights_command.add_commands, goodput_command.add_command):
+    own = (_add_report_commands, hosts_command.add_commands, submit.add_command, _add_dashboard_command)
+    for more in (
+        *own,
+        prove_command.add_command,
+        watch_command.add_commands,
+        weights_command.add_commands,
+        goodput_command.add_command,
+    ):
         commands = {**commands, **more(choices)}
     return parser, commands
 

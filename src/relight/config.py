@@ -29,6 +29,7 @@ from relight.errors import UsageError
 from relight.flags import read_setting, read_settings
 from relight.server.records.claim import Claim, remove_unused
 from relight.server.records.earlier import keep_aside
+from relight.server.supply.choose import SLURM, TOKEN_FILE
 from relight.wire.connection.loopback import IPV4, find_loopback, hand_down
 from relight.wire.connection.tls import FLAGS, VARIABLES, Tls, TlsFiles, prove_certificate
 from relight.wire.settings import JobSettings, host_address
@@ -46,6 +47,7 @@ def build_settings(arguments: argparse.Namespace, now: datetime.datetime) -> Job
     hosts = count_nodes(arguments.nnodes)
     endpoint = find_endpoint(arguments, hosts)
     given = read_settings(arguments)
+    check_supplier(given["supplier"], endpoint)
     nodes, spares = hosts - given["spare_nodes"], given["spare_nodes"] * local_size
     world_size = local_size * nodes
     given["standbys"] = given["standbys"] or spares
@@ -133,7 +135,7 @@ def find_endpoint(arguments: argparse.Namespace, nodes: int) -> tuple[str, int] 
     One node needs no endpoint, though launch lines for torchrun often have one. It counts if there is a secret for
     other hosts to join with.
     """
-    if nodes == 1 and not (arguments.token_file or os.environ.get("RELIGHT_TOKEN_FILE")):
+    if nodes == 1 and not (arguments.token_file or os.environ.get(TOKEN_FILE)):
         return None
     if arguments.rdzv_endpoint:
         return parse_endpoint(arguments.rdzv_endpoint, "--rdzv-endpoint")
@@ -172,7 +174,7 @@ def is_first_node(arguments: argparse.Namespace, endpoint: tuple[str, int]) -> b
 
 def read_shared_token(asked: str | None) -> bytes:
     """The secret that all hosts of a job share, from a file: --token-file, or RELIGHT_TOKEN_FILE."""
-    path = asked or os.environ.get("RELIGHT_TOKEN_FILE", "")
+    path = asked or os.environ.get(TOKEN_FILE, "")
     if not path:
         raise UsageError(
             "several hosts need a secret that they share: put the same random file, readable by you alone, on every "
@@ -187,6 +189,24 @@ def read_shared_token(asked: str | None) -> bytes:
     if len(token) < MIN_TOKEN_BYTES:
         raise UsageError(f"--token-file {path} holds {len(token)} bytes; at least {MIN_TOKEN_BYTES} are needed")
     return token
+
+
+def hand_down_token_file(arguments: argparse.Namespace) -> None:
+    """Let the controller know where the shared secret lies, for hosts that are ordered."""
+    if path := arguments.token_file or os.environ.get(TOKEN_FILE):
+        os.environ[TOKEN_FILE] = str(Path(path).absolute())
+
+
+def check_supplier(supplier: str, endpoint: tuple[str, int] | None) -> None:
+    """Raise UsageError unless hosts that are ordered with `supplier` could join the job."""
+    if not supplier:
+        return
+    if endpoint is None:
+        raise UsageError(
+            "--supplier: hosts that are ordered must reach this one; give --rdzv-endpoint HOST:PORT and --token-file"
+        )
+    if supplier == SLURM and shutil.which("sbatch") is None:
+        raise UsageError("--supplier slurm: there is no sbatch on the PATH of this host")
 
 
 def read_page_token(path: str) -> str:

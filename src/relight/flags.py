@@ -11,7 +11,17 @@ from typing import Any
 
 from relight.wire.connection.tls import FLAGS, VARIABLES
 from relight.wire.option import SettingOption, options_of
-from relight.wire.settings import BUDDIES, DETECTION, GIVING_UP, JOB, LAUNCH, STRAGGLERS, VERIFICATION, JobSettings
+from relight.wire.settings import (
+    BUDDIES,
+    DETECTION,
+    GIVING_UP,
+    JOB,
+    LAUNCH,
+    STRAGGLERS,
+    SUPPLY,
+    VERIFICATION,
+    JobSettings,
+)
 
 _OPTIONS = tuple(options_of(JobSettings))
 ADDRESS_HELP = (
@@ -56,7 +66,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     job = parser.add_argument_group(JOB)
     add_settings(job, JOB)
     _add_job_flags(job)
-    for group in (DETECTION, VERIFICATION, BUDDIES, STRAGGLERS, GIVING_UP):
+    for group in (DETECTION, VERIFICATION, BUDDIES, STRAGGLERS, SUPPLY, GIVING_UP):
         add_settings(parser.add_argument_group(group), group)
     _add_chaos_flags(parser.add_argument_group("faults on purpose"))
 

@@ -117,6 +117,20 @@ class Cluster:
             *self._certificates[self._names[number]],
         )
 
+    def ordering(self, number: int) -> str:
+        """A command for `--supplier` that has `relight agent` run on this host, and ends it to cancel."""
+        namespace = self._network.namespaces[self._names[number]]
+        script = self.directory / "order.sh"
+        agent = f'{sys.executable} -m relight.cli agent --controller "$RELIGHT_CONTROLLER" --name "$RELIGHT_ORDER"'
+        script.write_text(
+            f'echo "$RELIGHT_ACTION $RELIGHT_ORDER $RELIGHT_ORDER_ID" >> {self.directory}/orders\n'
+            f'if [ "$RELIGHT_ACTION" = cancel ]; then kill "$RELIGHT_ORDER_ID" || true; exit 0; fi\n'
+            f"ip netns exec {namespace} unshare --mount sh -c '{_OWN_FILES}' sh {agent} "
+            f"> {self.directory}/h{number}.out 2> {self.directory}/h{number}.err &\n"
+            "echo $!\n"
+        )
+        return f"sh {script}"
+
     def go_on(self, number: int, *flags: str) -> None:
         """`relight controller` on this host, by hand, because that of the first one is gone or frozen."""
         self.chief = f"h{number}-controller"

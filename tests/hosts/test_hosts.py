@@ -89,6 +89,31 @@ def test_one_line_on_every_node_and_a_spare_that_comes_first(tmp_path: Path, ref
     assert outcome.report.recoveries[0].replacement_kind == "standby", outcome.describe()
 
 
+def test_a_lost_host_is_replaced_by_one_that_is_ordered(tmp_path: Path, reference: Outcome) -> None:
+    """By a command of the user's; the order is cancelled with the job, and nothing of it is left."""
+    with Cluster(tmp_path, TRAINING, 2, standbys=2, spare=1) as cluster:
+        begin(cluster, "--supplier", cluster.ordering(2))
+        cluster.lose(1)
+        cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on")
+        cluster.wait_until(lambda: "ordered-1 joined; 2 hosts" in cluster.messages(), "the ordered host is there")
+        cluster.wait_until(lambda: bool(cluster.workers(2)), "a standby moves to the ordered host")
+        outcome = finish(cluster, reference)
+        first, last = (tmp_path / "orders").read_text().splitlines()
+    assert (first, last.split()[:2]) == ("order ordered-1 ", ["cancel", "ordered-1"])
+    assert last.split()[2].isdecimal()
+    assert outcome.report.recoveries[0].replaced == (2, 3), outcome.describe()
+
+
+def test_a_supplier_that_fails_stops_nothing(tmp_path: Path, reference: Outcome) -> None:
+    with Cluster(tmp_path, TRAINING, 2, standbys=2, spare=1) as cluster:
+        begin(cluster, "--supplier", "echo no quota is left >&2; exit 1")
+        cluster.lose(1)
+        cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on")
+        cluster.wait_until(lambda: "no quota is left; another one is placed" in cluster.messages(), "it is said why")
+        outcome = finish(cluster, reference)
+    assert any("no quota is left" in text for text in outcome.report.notices), outcome.describe()
+
+
 @pytest.mark.parametrize("way", ["SIGTERM", pytest.param("drain", marks=pytest.mark.all)])
 def test_a_host_is_left_in_order_and_no_step_is_repeated(tmp_path: Path, reference: Outcome, way: str) -> None:
     """By `relight drain`, or by SIGTERM to its `relight run`, as a cluster that needs the host sends it."""

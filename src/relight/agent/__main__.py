@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,6 +98,7 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
         find_controller,
         take_over=options.adopt,
         spare=options.spare,
+        machine=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         tls=Tls.from_environment(),
         # The run directory has the name that the controller was given.
         server_name=lambda address: (

@@ -36,20 +36,22 @@ class Agent:
         *,
         take_over: bool,
         spare: bool = False,
+        machine: str = "",
         tls: Tls | None = None,
         server_name: Callable[[tuple[str, int]], str] = lambda address: address[0],
     ) -> None:
         """`find_controller` gives the controller's address, which may change when it is restarted.
 
         `take_over`: continue where a dead predecessor stopped. `spare`: this host is none of the nodes that the job
-        starts on. `tls`, `server_name` (for an address): see ControllerConnection.connect. Raises UsageError if another
-        agent of this name is running, OSError if the socket cannot be made.
+        starts on. `machine`: the cluster's name for it. `tls`, `server_name` (for an address): see
+        ControllerConnection.connect. Raises UsageError if another agent of this name is running, OSError if the socket
+        cannot be made.
         """
         self._name = name
         self._seconds = launch.settings.controller_timeout_seconds
         self._printer = Printer(launch.settings.run_dir)
         self._session = ControllerSession(
-            Session(name, launch.slots, secrets.token_hex(8), self._seconds, spare=spare),
+            Session(name, launch.slots, secrets.token_hex(8), self._seconds, spare=spare, machine=machine),
             *(token, launch.settings.nodes, find_controller, self._say),
             tls=tls,
             server_name=server_name,

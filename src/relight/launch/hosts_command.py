@@ -77,13 +77,14 @@ def _agent(arguments: argparse.Namespace) -> int:
 
 
 def _controller(arguments: argparse.Namespace) -> int:
-    from relight.config import find_tls, parse_endpoint, read_shared_token
+    from relight.config import find_tls, hand_down_token_file, parse_endpoint, read_shared_token
     from relight.launch.commands import resume_job
 
     if not arguments.run_dir.is_dir():
         raise UsageError(f"there is no run directory {arguments.run_dir}; `relight run` prints the path of each run")
     endpoint = parse_endpoint(arguments.listen, "--listen")
     token = read_shared_token(arguments.token_file)
+    hand_down_token_file(arguments)
     tls = find_tls(arguments, endpoint, is_first=True)
     return resume_job(arguments.run_dir, endpoint, token, take_over=arguments.take_over, quiet=arguments.quiet, tls=tls)
 

@@ -3,9 +3,11 @@
 import asyncio
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 from relight.core.controller import Controller, ControllerSettings
+from relight.core.protocol.commands import CancelHost
 from relight.core.protocol.events import ControllerRestarted
 from relight.errors import ProtocolError
 from relight.server.job.clock import JobClock
@@ -33,6 +35,7 @@ from relight.server.sessions.observer_sessions import ObserverSessions
 from relight.server.sessions.presence import Presence
 from relight.server.sessions.router import AgentRouter, WorkerRouter
 from relight.server.sessions.shutdown import Shutdown
+from relight.server.supply.choose import make_supplier
 from relight.timeline.model.publications import Publications
 from relight.wire.connection.tls import Tls
 from relight.wire.settings import JobSettings, part_of
@@ -41,6 +44,7 @@ from relight.wire.status import PublishStatus
 STATUS_SECONDS = 0.5
 LIFE_SECONDS = 5.0  # between two signs of life to people who see only the files
 FLUSH_SECONDS = 2.0
+SUPPLY_SECONDS = 10.0  # for orders to be cancelled once the job is over
 
 
 class Server:
@@ -67,7 +71,9 @@ class Server:
         private = PrivateStates(job)
         self.end = JobEnd(job, reports)
         restarts = core.job_stats.controller_restarts + 1 if predecessor else 0
-        self._driver = Driver(job, Orders(job, private, reports, self.end), self.end, ControllerFault(life=restarts))
+        self._supplier = make_supplier(settings, lambda event: self._driver.feed(event))  # noqa: PLW0108 (the driver comes next)
+        orders = Orders(job, private, reports, self.end, self._supplier)
+        self._driver = Driver(job, orders, self.end, ControllerFault(life=restarts))
         self.shutdown = Shutdown(job, self._driver, self.end)
         health = HealthMonitor(job, self._driver)
         trace, status = TraceFile(run_dir, observers.alarm), StatusFile(run_dir, observers.alarm)
@@ -98,6 +104,7 @@ class Server:
         if core.ended is not None:
             if not predecessor.has_recorded_end:  # it died just before it could write this
                 self.job.journal.commands(self.job.clock.now(), (core.ended,))
+            self._cancel_orders(core.supplying.leftover())
             self.end.expect_agents()
             self.end.begin(core.ended)
             return
@@ -112,12 +119,28 @@ class Server:
         ticker = asyncio.create_task(self._tick())
         await self.end.wait()
         ticker.cancel()
-        await self.end.wait_for_peers(resumed=self._resumed)
+        if self.job.core.ended is None:  # ended by a defect, or by a disk that is full
+            self._cancel_orders(self.job.core.supplying.remaining())
+        await asyncio.gather(self.end.wait_for_peers(resumed=self._resumed), self._finish_supply())
         listener.close()
         await self.job.observers.finish(FLUSH_SECONDS)
         await listener.end_connections()
         self.close()
         return 0 if self.end.command is not None and not self.end.command.error else 1
+
+    def _cancel_orders(self, orders: Iterable[CancelHost]) -> None:
+        """Cancel orders for hosts whose cancellation the core cannot order any more."""
+        if self._supplier is not None:
+            for order in orders:
+                self._supplier.cancel(order)
+
+    async def _finish_supply(self) -> None:
+        """Wait until no command of the supplier runs."""
+        if self._supplier is None:
+            return
+        for order in await self._supplier.finish(SUPPLY_SECONDS):
+            text = f"it is not known whether the order {order} for a host is cancelled; see to it by hand"
+            self.job.observers.tell("warning", text)
 
     def close(self) -> None:
         """Cancel all timers and close the journal."""

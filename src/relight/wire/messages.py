@@ -63,6 +63,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     nonce: bytes = b""  # part of the listening side's proof
     slots: int = 0
     spare: bool = False  # an agent's: its host is none of the nodes that the job starts on
+    machine: str = ""  # an agent's: the name that the cluster has for its host
     processes: tuple[str, ...] = ()  # an agent's: alive, or ended without the controller's knowledge
     life: str = ""  # names this run of the agent (see wire.outbox)
     controller: str = ""  # the life of the controller that the agent heard last

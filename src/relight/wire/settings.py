@@ -23,6 +23,7 @@ VERIFICATION = "finding corrupted memory, and scripts that cannot be repeated"
 BUDDIES = "keeping a divided state"
 STRAGGLERS = "slow ranks"
 GIVING_UP = "giving up"
+SUPPLY = "hosts from the cluster"
 
 HOST_ADDRESS = "RELIGHT_HOST_ADDRESS"
 FIRST_NODE = "node-0"  # the agent of the host on which the job's controller was started
@@ -249,6 +250,37 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="never, as long as an intact replica is left",
         ),
     ] = None
+    # --- hosts from the cluster
+    supplier: Annotated[
+        str,
+        Option(
+            SUPPLY,
+            "replace lost hosts by new ones: 'slurm' submits `relight agent` as a job of one node; anything else is a "
+            "command for the shell, which finds in its environment RELIGHT_ACTION (order or cancel), RELIGHT_ORDER, "
+            "RELIGHT_CONTROLLER, RELIGHT_TOKEN_FILE and RELIGHT_EXCLUDE. To order, it starts `relight agent "
+            "--controller $RELIGHT_CONTROLLER --name $RELIGHT_ORDER` on another host and prints one line, a word of "
+            "its own for the order, which it finds in RELIGHT_ORDER_ID to cancel",
+            metavar="slurm|COMMAND",
+            unset="none, the job gets along with the hosts that it has",
+        ),
+    ] = ""
+    supply_spares: Annotated[
+        int | None,
+        Option(
+            SUPPLY,
+            "order hosts until there are so many beside the nodes that hold the job's ranks at the start",
+            metavar="K",
+            least=0,
+            unset="as many as there were once; so each lost host is replaced",
+        ),
+    ] = None
+    supply_timeout_seconds: Annotated[
+        float, _seconds(SUPPLY, "cancel an order after this long without its host, and place another one")
+    ] = 3600.0
+    supply_idle_seconds: Annotated[
+        float,
+        _seconds(SUPPLY, "give an ordered host back after this long without a rank, if more are here than are wanted"),
+    ] = 600.0
     max_identical_errors: int = 2  # the same exception at the same step: a bug, not a failure
     plan: Plan = Plan()
     # --- `relight prove`

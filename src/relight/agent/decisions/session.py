@@ -11,14 +11,17 @@ from relight.wire.messages import PROTOCOL_VERSION, Hello, Received, Welcome
 class Session:
     """Counts messages in both directions, so that each arrives once (wire/connection/outbox.py)."""
 
-    def __init__(self, name: str, slots: int, life: str, patience_seconds: float, *, spare: bool = False) -> None:
+    def __init__(
+        self, name: str, slots: int, life: str, patience_seconds: float, *, spare: bool = False, machine: str = ""
+    ) -> None:
         """`life` names this run of the agent. `patience_seconds`: how long it lives without a controller.
 
-        `spare`: its host is none of the nodes that the job starts on.
+        `spare`: its host is none of the nodes that the job starts on. `machine`: the cluster's name for that.
         """
         self._name = name
         self._slots = slots
         self._spare = spare
+        self._machine = machine
         self._life = life
         self._patience_seconds = patience_seconds
         self._controller_life = ""
@@ -36,6 +39,7 @@ class Session:
             mac=b"",
             slots=self._slots,
             spare=self._spare,
+            machine=self._machine,
             processes=tuple(sorted({*unreported, *live})),
             life=self._life,
             controller=self._controller_life,

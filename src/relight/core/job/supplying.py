@@ -167,7 +167,13 @@ class Supplying:
         out: list[Command] = [self._order(order, why) for order in orders.awaited if not order.answered]
         return out + self.leftover()
 
-    def leftover(self) -> list[Command]:
+    def remaining(self) -> list[CancelHost]:
+        """Return the cancellations of all orders, for a job that ends without a decision."""
+        why = "the job is over"
+        here = self._job.orders.open.values()
+        return [CancelHost(order=o.name, identifier=o.identifier, why=why) for o in here] + self.leftover()
+
+    def leftover(self) -> list[CancelHost]:
         """Return the cancellations that the supplier has not confirmed."""
         why = "again: the controller was restarted"
         cancelling = self._job.orders.cancelling

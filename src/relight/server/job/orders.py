@@ -3,10 +3,12 @@
 from relight.core.protocol.commands import (
     Assign,
     Begin,
+    CancelHost,
     Command,
     EndJob,
     Kill,
     Notice,
+    OrderHost,
     RefuseDrain,
     Release,
     ReleaseHost,
@@ -21,17 +23,21 @@ from relight.server.job.job import Job
 from relight.server.job.job_end import JobEnd
 from relight.server.job.private_state import PrivateStates
 from relight.server.job.report_files import ReportFiles
+from relight.server.supply.supplier import Supplier
 from relight.wire.messages import DrainAnswer
 
 
 class Orders:
     """Knows the addressee of each command."""
 
-    def __init__(self, job: Job, private: PrivateStates, reports: ReportFiles, end: JobEnd) -> None:
+    def __init__(
+        self, job: Job, private: PrivateStates, reports: ReportFiles, end: JobEnd, supplier: Supplier | None
+    ) -> None:
         self._job = job
         self._private = private
         self._reports = reports
         self._end = end
+        self._supplier = supplier
 
     def carry_out(self, command: Command) -> None:
         """Send the messages that `command` asks for."""
@@ -64,6 +70,12 @@ class Orders:
                 self._job.observers.send(DrainAnswer(host=command.agent, why=command.why, refused=False))
             case RefuseDrain():
                 self._job.observers.send(DrainAnswer(host=command.agent, why=command.why, refused=True))
+            case OrderHost():
+                if self._supplier is not None:
+                    self._supplier.order(command)
+            case CancelHost():
+                if self._supplier is not None:
+                    self._supplier.cancel(command)
             case Notice():
                 self._job.observers.tell(command.level, command.why)
             case EndJob():

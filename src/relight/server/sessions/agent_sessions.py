@@ -102,7 +102,9 @@ class AgentSessions:
         self._admission.welcome(connection, peer, life, agent.received)
         unseen = agent.attach(connection, hello.processes)
         self._set_pace(agent, hello.slots)
-        joined = AgentJoined(agent=hello.name, slots=hello.slots, spare=hello.spare, life=hello.life)
+        joined = AgentJoined(
+            agent=hello.name, slots=hello.slots, spare=hello.spare, life=hello.life, machine=hello.machine
+        )
         if is_new:
             self._driver.feed(joined)
         for process in unseen:

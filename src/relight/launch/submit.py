@@ -1,0 +1,120 @@
+"""`relight submit`: the batch script of a job for a cluster manager, printed or submitted."""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+from relight.errors import UsageError
+
+WARNING_SECONDS = 120  # before the time limit, for a last step and a checkpoint
+
+_SLURM = """\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --no-kill
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@{warning}
+{options}
+# The secret that the hosts of the job share: head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE
+export RELIGHT_TOKEN_FILE=${{RELIGHT_TOKEN_FILE:-$HOME/.relight-token}}
+
+# Before the time limit: a last step and a checkpoint, then the same job again, which goes on from there.
+again=
+trap 'again=yes; scancel --signal=TERM "$SLURM_JOB_ID.0"' USR1
+srun --no-kill --kill-on-bad-exit=0 --wait=0 \\
+    {command} &
+step=$!
+wait "$step"; status=$?
+while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done
+[ -z "$again" ] || [ "$status" -eq 0 ] || scontrol requeue "$SLURM_JOB_ID"
+exit "$status"
+"""
+
+
+def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
+    """Add `relight submit`."""
+    submit = choices.add_parser(
+        "submit",
+        help="write the batch script of a job for Slurm, or submit it",
+        description="Write the batch script of a job for a cluster manager, or submit it.",
+        allow_abbrev=False,
+    )
+    managers = submit.add_subparsers(dest="manager", required=True, metavar="MANAGER")
+    slurm = managers.add_parser(
+        "slurm",
+        help="a script for sbatch",
+        usage="relight submit slurm --nodes M [--spare-nodes K] [options] -- [flags of relight run] SCRIPT ...",
+        description="Print the batch script of a job for Slurm; with --now, submit it. The job survives the loss of "
+        "nodes, and orders others in their place. Before its time limit it makes a last step and a checkpoint, and is "
+        "queued again, to go on from there: that needs training.checkpoint(...) in the script. The run directory is "
+        "runs/NUMBER, with the number of the job.",
+        epilog="example: relight submit slurm --nodes 4 --spare-nodes 1 --time 24:00:00 --option=--gpus-per-node=8 "
+        "-- --nproc-per-node 8 train.py --lr 0.1 | sbatch",
+        allow_abbrev=False,
+    )
+    slurm.add_argument("--nodes", type=int, required=True, metavar="M", help="number of nodes, spares included")
+    slurm.add_argument("--spare-nodes", type=int, default=0, metavar="K", help="the last K of them are spares")
+    slurm.add_argument("--time", default="", metavar="LIMIT", help="time limit, as for sbatch")
+    slurm.add_argument("--job-name", default="relight", metavar="NAME", help="the job's name; default relight")
+    slurm.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="--OPTION=VALUE",
+        help="an option of sbatch, such as --option=--partition=gpu; may be repeated",
+    )
+    slurm.add_argument(
+        "--warning-seconds",
+        type=int,
+        default=WARNING_SECONDS,
+        metavar="SECONDS",
+        help=f"how long before the time limit the last checkpoint begins; default {WARNING_SECONDS}",
+    )
+    slurm.add_argument("--no-orders", action="store_true", help="do not order other nodes for lost ones")
+    slurm.add_argument("--now", action="store_true", help="submit the script with sbatch, and print the job's number")
+    slurm.add_argument("run_arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+    slurm.set_defaults(call=_submit)
+    return {"submit": submit}
+
+
+def slurm_script(arguments: argparse.Namespace) -> str:
+    """Return the batch script. Raises UsageError."""
+    given = list(arguments.run_arguments)
+    given = given[1:] if given[:1] == ["--"] else given
+    if not given:
+        raise UsageError("no script given; for example: relight submit slurm --nodes 4 -- --nproc-per-node 8 train.py")
+    if not 0 <= arguments.spare_nodes < arguments.nodes:
+        raise UsageError(f"--spare-nodes {arguments.spare_nodes} of {arguments.nodes} nodes: one must hold the ranks")
+    lines = [f"#SBATCH --time={arguments.time}"] if arguments.time else []
+    for option in arguments.option:
+        if not option.startswith("-") or "\n" in option:
+            raise UsageError(f"--option {option}: expected an option of sbatch, such as --option=--partition=gpu")
+        lines.append(f"#SBATCH {option}")
+    flags = ["--nnodes", "auto", "--spare-nodes", str(arguments.spare_nodes)]
+    flags += [] if arguments.no_orders else ["--supplier", "slurm"]
+    relight = shlex.join([sys.executable, "-m", "relight", "run", *flags])
+    return _SLURM.format(
+        name=shlex.quote(arguments.job_name),
+        nodes=arguments.nodes,
+        warning=arguments.warning_seconds,
+        options="\n".join(lines),
+        command=f'{relight} --run-dir "runs/$SLURM_JOB_ID" {shlex.join(given)}',
+    )
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    script = slurm_script(arguments)
+    if not arguments.now:
+        print(script, end="")
+        return 0
+    try:
+        return subprocess.run(["sbatch", "--parsable"], input=script, text=True, check=False).returncode
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"sbatch cannot be run: {reason}; without --now the script is printed") from error

@@ -1,0 +1,1 @@
+"""Orders for hosts, carried out: each becomes a command, of the user's or of a cluster manager."""

@@ -1,0 +1,28 @@
+"""The supplier of a job, by its settings."""
+
+import os
+
+from relight.server.supply.backend import Backend, CommandBackend, Job
+from relight.server.supply.slurm import SlurmBackend
+from relight.server.supply.supplier import Report, Supplier
+from relight.wire.settings import JobSettings
+
+SLURM = "slurm"
+TOKEN_FILE = "RELIGHT_TOKEN_FILE"
+
+
+def make_supplier(settings: JobSettings, report: Report) -> Supplier | None:
+    """Return what orders the hosts of a job; None if none are ordered."""
+    if not settings.supplier:
+        return None
+    host = f"[{settings.controller_address}]" if ":" in settings.controller_address else settings.controller_address
+    job = Job(
+        name=settings.job,
+        run_dir=settings.run_dir,
+        controller=f"{host}:{settings.controller_port}",
+        token_file=os.environ.get(TOKEN_FILE, ""),
+    )
+    backend: Backend = CommandBackend(settings.supplier, job)
+    if settings.supplier == SLURM:
+        backend = SlurmBackend(job, os.environ)
+    return Supplier(backend, report)

@@ -1,0 +1,57 @@
+"""Hosts from Slurm: each order is a job of one node that runs `relight agent`. Pure."""
+
+import shlex
+import sys
+from collections.abc import Mapping
+
+from relight.core.protocol.commands import CancelHost, OrderHost
+from relight.server.supply.backend import Call, Job
+
+# Options that an order takes over from the job that it is for, by Slurm's variables of that job.
+_SAME = (("SLURM_JOB_ACCOUNT", "--account"), ("SLURM_JOB_PARTITION", "--partition"), ("SLURM_JOB_QOS", "--qos"))
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")  # of Slurm's variables: the others are about the job that orders
+# The order ends with the job that it is for, at the latest: of a job without a time limit Slurm says no date.
+_SUBMIT = """\
+job=$1; shift
+end=$([ -z "$job" ] || squeue --noheader --jobs="$job" --format=%e 2>/dev/null)
+case "$end" in [0-9]*) set -- --deadline="$end" --time-min=1 "$@" ;; esac
+exec sbatch "$@"
+"""
+
+
+class SlurmBackend:
+    """`sbatch` orders, `scancel` cancels."""
+
+    def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
+        """`environment`: that of the controller, in a job of Slurm or outside."""
+        self._job = job
+        self._environment = environment
+        self._slurm_job = environment.get("SLURM_JOB_ID", "")
+        self._not_ours: dict[str, str | None] = {
+            name: None for name in environment if name.startswith(("SLURM_", "SBATCH_")) and name not in _KEPT
+        }
+
+    def order(self, order: OrderHost) -> Call:
+        """Return the `sbatch` that places an order. Its job is seen in `squeue` under the name of the order."""
+        agent = (
+            *(sys.executable, "-m", "relight", "agent", "--quiet"),
+            *("--controller", self._job.controller, "--name", order.order),
+        )
+        options = (
+            *("--parsable", f"--job-name={self._name(order.order)}", "--nodes=1", "--ntasks=1", "--exclusive"),
+            *("--no-requeue", f"--output={self._job.run_dir}/logs/{order.order}.out"),
+            *(f"{flag}={value}" for variable, flag in _SAME if (value := self._environment.get(variable))),
+            *([f"--exclude={','.join(order.exclude)}"] if order.exclude else []),
+            f"--wrap=exec {shlex.join(agent)}",
+        )
+        environment = {**self._not_ours, "RELIGHT_TOKEN_FILE": self._job.token_file}
+        return Call(("/bin/sh", "-c", _SUBMIT, "sbatch", self._slurm_job, *options), environment)
+
+    def cancel(self, order: CancelHost) -> Call:
+        """Return the `scancel` of an order, by its name if its number is not known."""
+        which = order.identifier.partition(";")[0] or f"--name={self._name(order.order)}"
+        return Call(("scancel", which), self._not_ours)
+
+    def _name(self, order: str) -> str:
+        """Say whose it is: relight's name for the job, the job of Slurm that it is for, and the order."""
+        return "-".join(filter(None, ("relight", self._job.name, self._slurm_job, order)))
