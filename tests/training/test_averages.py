@@ -88,7 +88,7 @@ class Rank:
     def become(self, source: "Rank", kept: bytes) -> None:
         flat = source.state.replicated()
         tree = decode_tree(encode_tree({"t": unflatten(flat.tree, [t.clone() for t in flat.tensors])}, "state"))["t"]
-        self.state.adopt(tree, source.state.rank_private.named_buffers())
+        self.state.adopt(tree, source.state.describe("", 0))
         self.state.adopt_private(decode_tree(kept))
 
 

@@ -72,7 +72,7 @@ def transfer(source: TrackedState, target: TrackedState) -> None:
     """Move the state as a restore does, through bytes."""
     flat = source.replicated()
     tree = decode_tree(encode_tree({"t": _plain(flat)}, "state"))["t"]
-    target.adopt(tree, [list(key) for key in source.rank_private.buffers])
+    target.replica.adopt(tree, [list(key) for key in source.rank_private.buffers])
     target.adopt_private(decode_tree(encode_tree(source.private(), "private")))
 
 
@@ -115,11 +115,11 @@ def test_groups_that_were_added_travel() -> None:
     optimizer.step()
     later = state.replicated()
     _, its_body, its_optimizer, target = build()
-    target.adopt(unflatten(later.tree, later.tensors), [])
+    target.replica.adopt(unflatten(later.tree, later.tensors), [])
     assert [group["lr"] for group in its_optimizer.param_groups] == [0.1, 0.5]
     assert its_optimizer.param_groups[1]["params"] == list(its_body.parameters())
     assert target.digest() == state.digest()
-    target.adopt(unflatten(built.tree, built.tensors), [])  # as of a version from before
+    target.replica.adopt(unflatten(built.tree, built.tensors), [])  # as of a version from before
     assert len(its_optimizer.param_groups) == 1
 
 
@@ -330,7 +330,7 @@ def test_what_was_used_so_far_does_not_move_the_place_of_what_was_used_too() -> 
     for path, tensor in zip(flat.paths, flat.tensors, strict=True):
         place = places.get(path)
         received.append(tensor.clone() if place is None else place.detach().copy_(tensor))
-    state.adopt(unflatten(flat.tree, received), [])
+    state.adopt(unflatten(flat.tree, received), {"private_buffers": []})
     assert state.digest() == sent.digest()
 
 

@@ -79,7 +79,7 @@ def test_a_process_that_was_built_as_another_rank_takes_over(views: bool) -> Non
         optimizer.process_group = dist.group.WORLD
         target.rebind()
         assert target.shard(WORLD) == "zero 1/2"
-        target.adopt(unflatten(offered.tree, tensors), [])
+        target.adopt(unflatten(offered.tree, tensors), {"private_buffers": []})
         assert target.digest() == digest
         model(torch.ones(2, 4)).square().mean().backward()
         optimizer.step()  # it goes on with what it was given

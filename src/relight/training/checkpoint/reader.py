@@ -69,7 +69,6 @@ class CheckpointReader:
         except RestoreError as error:
             raise CheckpointError(str(error)) from error
         files.read_tensors(root, version, pieces, tensors)
-        state.adopt(unflatten(part.tree, tensors), part.private_buffers)
         described = {
             "lineage": meta.lineage,
             "until": self._progress.until,
@@ -77,6 +76,8 @@ class CheckpointReader:
             "gradients_to_none": meta.gradients_to_none,
             **part.besides,
         }
+        if why := state.adopt(unflatten(part.tree, tensors), described):
+            runtime.notices.doubt(why)
         self.adopt(meta.version, described)
         if writer is not None and (found := state.digest()) != part.digest:
             raise CheckpointError(f"its digest is {found}, and was {part.digest} when it was written")

@@ -97,7 +97,8 @@ class CheckpointStart:
         address = Address(choice.address, choice.endpoint)
         fetched = client.fetch(runtime.generation, choice.version, [address], state.destination().get)
         meta: dict[str, Any] = fetched.header.meta
-        state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
+        if why := state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta):
+            runtime.notices.doubt(why)
         self._reader.adopt(choice.version, meta)
 
     def _say(self, text: str) -> None:

@@ -17,6 +17,7 @@ from relight.training.state.optimizers.members import OptimizerMembers
 from relight.training.state.optimizers.optimizer_tree import adopt_optimizer, optimizer_tree
 from relight.training.state.optimizers.parameter_groups import named
 from relight.training.state.rank_private import RankPrivate
+from relight.training.state.shared_memory import Groups, SharedMemory
 from relight.transfer.io.codec import Flat, digest_of, local_part, tensor_digests, unflatten
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.restore.offer import plan_state
@@ -34,6 +35,7 @@ class Replica:
         self._division = division
         self._members = members
         self._private = private
+        self.memory = SharedMemory(handed, slots)
         self._built_groups = _describe_groups(handed)
         self.layouts: Layouts | None = None  # of DDP's buckets, which decide in which order gradients are added up
 
@@ -51,9 +53,9 @@ class Replica:
         )
 
     def destination(self) -> dict[str, torch.Tensor]:
-        """Return the live tensors by path: where a replacement receives."""
-        flat = self.flat()
-        return dict(zip(flat.paths, flat.tensors, strict=True))
+        """Return the live tensors by path: where a replacement receives. Tensors that share memory are left out."""
+        flat, together = self.flat(), self.memory.paths()
+        return {path: one for path, one in zip(flat.paths, flat.tensors, strict=True) if path not in together}
 
     def module_bytes(self) -> int:
         """Return the size of parameters and buffers, in bytes. A new job has no optimizer state yet."""
@@ -124,11 +126,15 @@ class Replica:
         return digest_of(Flat([shapes, self._built_groups, sorted(handed.objects), sorted(handed.per_rank)]), [])
 
     # --- from a copy ------------------------------------------------------------------------------------------------
-    def adopt(self, tree: Any, private_buffers: list[list[str]]) -> None:
+    def adopt(self, tree: Any, private_buffers: list[list[str]], memory: Groups | None = None) -> str:
         """Make a verified copy this rank's state. Tensors received in place are already where they belong.
 
-        `private_buffers` is what `RankPrivate.named_buffers` returned where the copy was made.
+        `private_buffers` and `memory` are what `RankPrivate.named_buffers` and `SharedMemory.describe` returned where
+        the copy was made (None: unknown). Returns the tensors that
+        share memory there and cannot here, or the other way round.
         """
+        if memory is not None:
+            self.memory.separate(memory)
         self._refuse_other_structure(tree["modules"])
         with torch.no_grad():
             for name, part in tree["modules"].items():
@@ -146,6 +152,7 @@ class Replica:
         if self.layouts is not None:
             self.layouts.adopt(tree.get("buckets", []))
         self._private.adopt_names(private_buffers)
+        return "" if memory is None else self.memory.join(memory, set(Flat(tree).paths))
 
     def _refuse_other_structure(self, modules: dict[str, Any]) -> None:
         for name, part in modules.items():

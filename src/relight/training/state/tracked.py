@@ -27,6 +27,7 @@ from relight.training.state.optimizers.members import OptimizerMembers
 from relight.training.state.rank_private import RankPrivate
 from relight.training.state.refusals import refuse_averages_of_zero, refuse_untrackable
 from relight.training.state.replica import Replica
+from relight.training.state.shared_memory import groups_in
 from relight.training.state.torch_settings import shared_settings
 from relight.training.torch_private.autograd import reset_scaler
 from relight.training.torch_private.ddp import wrappers_made
@@ -154,9 +155,19 @@ class TrackedState:
         """Return the size of the replicated parameters and buffers, in bytes."""
         return self.replica.module_bytes()
 
-    def adopt(self, tree: Any, private_buffers: list[list[str]]) -> None:
-        """Make a verified copy this rank's replica. `private_buffers`: as `describe` has them."""
-        self.replica.adopt(tree, private_buffers)
+    def adopt(self, tree: Any, meta: dict[str, Any]) -> str:
+        """Make a verified copy this rank's replica. `meta`: what `describe` returned where it was made.
+
+        Returns why the bits cannot be those of an undisturbed run, or "".
+        """
+        memory = groups_in(meta["memory"]) if "memory" in meta else None
+        differing = self.replica.adopt(tree, meta["private_buffers"], memory)
+        if not differing:
+            return ""
+        return (
+            f"{differing}: tensors that share memory where the state was copied from, and cannot in its replacement, "
+            "or the other way round. Give each memory of its own (clone, deepcopy)"
+        )
 
     def flip(self, action: Action) -> None:
         """Flip one bit of the replica, a planned fault, unnoticed by any hook or version counter."""
@@ -183,8 +194,9 @@ class TrackedState:
         }
 
     def besides(self) -> dict[str, Any]:
-        """Return modes, structure, torch's settings and attributes."""
+        """Return modes, structure, torch's settings, attributes, and which tensors share memory."""
         return {
+            "memory": self.replica.memory.describe(),
             "modes": modes_of(self.modules),
             "structure": structure(self.modules),
             "settings": shared_settings(),

@@ -133,7 +133,7 @@ class StateTaking:
         addresses = choose_sources(offered, runtime.rank, total_bytes, _is_here)
         fetched = client.fetch(restore.generation, restore.target, addresses, destination.get)
         meta = fetched.header.meta
-        self._state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
+        self._adopt(fetched.header.tree, fetched.tensors, meta)
         self._state.adopt_attributes(meta)
         if runtime.rank in restore.derived:
             runtime.page.write_private(restore.target, NO_PRIVATE)
@@ -146,6 +146,10 @@ class StateTaking:
         in_place = not written and _same_storage(self._state.replicated().tensors, fetched.tensors)
         work.copied_bytes, work.known = fetched.received_bytes, fetched.digests if in_place else {}
         return self._taken(meta)
+
+    def _adopt(self, tree: Any, tensors: list[torch.Tensor], meta: dict[str, Any]) -> None:
+        if why := self._state.adopt(unflatten(tree, tensors), meta):
+            self._runtime.notices.doubt(why, self._order.target)
 
     # --- below replicas -------------------------------------------------------------------------------------------
     def _discard_undone(self, action: act.DiscardUndone) -> None:  # noqa: ARG002
@@ -165,7 +169,7 @@ class StateTaking:
     def _adopt_snapshot(self, meta: dict[str, Any], tree: Any, tensors: list[torch.Tensor]) -> happened.StateTaken:
         """Take a snapshot for the state of this rank; the snapshot itself is only read."""
         runtime, state, restore = self._runtime, self._state, self._order
-        state.adopt(unflatten(tree, tensors), meta["private_buffers"])
+        self._adopt(tree, tensors, meta)
         state.adopt_attributes(meta)
         is_derived = runtime.rank in restore.derived
         private = NO_PRIVATE if is_derived else bytes(raw_bytes(tensors[-1]))
@@ -186,7 +190,7 @@ class StateTaking:
         client = runtime.restores.fetcher(restore.generation)
         fetched = client.fetch(restore.generation, restore.target, addresses[:1], state.destination().get)
         meta, self.work.copied_bytes = fetched.header.meta, fetched.received_bytes
-        state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta["private_buffers"])
+        self._adopt(fetched.header.tree, fetched.tensors, meta)
         state.adopt_attributes(meta)
         return self._take_checkpoint(meta)
 

@@ -31,20 +31,18 @@ class Slots:
     def refresh(self) -> None:
         """Look where the buffers are now."""
         self._tables = {}
-        seen: set[int] = set()
         for owner, module in self._modules.items():
             for path, child in module.named_modules():
                 table = buffers_in(child)
                 for leaf, buffer in table.items():
-                    if buffer is not None and id(buffer) not in seen:
-                        seen.add(id(buffer))
+                    if buffer is not None:  # also under a second name: a step may give each its own
                         self._tables[owner, f"{path}.{leaf}" if path else leaf] = (table, leaf)
         buffers = {key: table[leaf] for key, (table, leaf) in self._tables.items()}
         together = {**self.parameters, **buffers}
         self.keys, self.tensors = list(together), list(together.values())
         self.index = {key: place for place, key in enumerate(self.keys)}
         self.buffer_places = [(key, self.index[key]) for key in buffers]
-        self.by_id = {id(tensor): key for key, tensor in together.items()}
+        self.by_id = {id(tensor): key for key, tensor in reversed(together.items())}
         self._by_memory: dict[int, torch.Tensor] | None = None
 
     def holds(self, thing: torch.Tensor) -> bool:

@@ -43,7 +43,8 @@ def adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any], slots: Slots) ->
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
         for key in group.keys() - saved.keys() - {"params"}:
             del group[key]
-        group.update(saved)
+        for key, value in saved.items():
+            group[key] = _in_place(value, group.get(key)) if isinstance(value, torch.Tensor) else value
     received, kept = tree["state"], state_of(optimizer)
     for index, parameter in enumerate(parameters):
         if index not in received:
@@ -65,12 +66,20 @@ def _placed(value: Any, own: Any, parameter: torch.Tensor) -> Any:
     """Return a received value on the device where the optimizer keeps it, in its own tensor where that fits."""
     if not isinstance(value, torch.Tensor):
         return value
-    mine = local_part(own) if isinstance(own, torch.Tensor) else None
-    if mine is not None and mine.shape == value.shape and mine.dtype == value.dtype:
-        if mine.data_ptr() != value.data_ptr():
-            mine.copy_(value)
+    placed = _in_place(value, own)
+    if placed is own:
         return own
     divided = is_distributed(parameter) and value.shape == local_part(parameter).shape
     if divided and (value.ndim > 0 if own is None else is_distributed(own)):
         return as_part_like(value, parameter)
     return value.to(parameter.device) if value.shape == parameter.shape else value
+
+
+def _in_place(value: torch.Tensor, own: Any) -> Any:
+    """Copy a received value into the tensor that is in its place, if that fits; return the one that is to be there."""
+    mine = local_part(own) if isinstance(own, torch.Tensor) else None
+    if mine is None or mine.shape != value.shape or mine.dtype != value.dtype:
+        return value
+    if mine.data_ptr() != value.data_ptr():
+        mine.copy_(value)
+    return own
