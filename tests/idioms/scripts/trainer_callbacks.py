@@ -1,7 +1,6 @@
 """A trainer class with a dataclass for its state, callbacks with counters of their own, and events by name."""
 
 # ranks: 2
-import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -51,12 +50,12 @@ class Penalty(Callback):
     def __init__(self):
         self.rng = random.Random(5)
         self.np_rng = np.random.default_rng(6)
-        self.names = itertools.count()
+        self.number = 0
 
     def on_loss(self, trainer, loss):
-        number = next(self.names)
+        self.number += 1
         weight = self.rng.random() * 0.1 + self.np_rng.random() * 0.1
-        return loss + weight * sum(p.square().mean() for p in trainer.model.parameters()) / (1 + number)
+        return loss + weight * sum(p.square().mean() for p in trainer.model.parameters()) / self.number
 
 
 class Patience(Callback):
