@@ -134,8 +134,15 @@ class Worker:
             first: the job's second step is to look at what the first one made: a script whose ranks differ does so at
                 once.
         """
-        is_second = (self.began == 0 or self.generation == 1) and self.version == self.began + 1
-        return (first and is_second) or bool(every and self.version % every == 0)
+        return (first and self._is_number(1)) or bool(every and self.version % every == 0)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this step is the job's first. All ranks must say the same."""
+        return self._is_number(0)
+
+    def _is_number(self, number: int) -> bool:
+        return (self.began == 0 or self.generation == 1) and self.version == self.began + number
 
     # --- orders -------------------------------------------------------------------------------------------------------
     def order_of(self, kind: type, generation: int) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.places import is_empty
 from relight.training.carried.finding.search import Search
+from relight.training.carried.rank_values import RankValues
 from relight.training.carried.succession import Adoption, Keeper
 from relight.training.carried.values.parts import Parts
 from relight.training.carried.values.values import changed, put_back
@@ -45,6 +46,7 @@ class Carried:
         self._spots = self._loop.spots
         self._keeper = Keeper(self._catalog, is_id)
         self._adoption = Adoption(self._catalog)
+        self.rank_values = RankValues(self._catalog)
         self._missed = False  # the first values are those at the entry of the first step
         self._in_step = False
         self._again = False  # the last step was rolled back
@@ -69,14 +71,14 @@ class Carried:
                     self._adoption.look_for_loop(frame)
                     self._put_in()
                 return None
-        if self._catalog.is_idle and not self._adoption.is_pending:
+        if self._catalog.is_idle and not self._adoption.is_pending and not self.rank_values.is_pending:
             return None
         self._loop.look_at(frame)
-        doubt = None
+        doubt = self.rank_values.put_in() if self.rank_values.is_pending else None
         if self._again:
             self._put_back()  # also what code between steps did after a step that does not count
             if self._missed and not self._adoption.is_pending and self._loop.computes_above and self.decides:
-                doubt = (
+                doubt = doubt or (
                     f"{', '.join(self.names)}: carried by the script from its first step on, and that step was "
                     "interrupted. Put `with step` into the function that has the loop"
                 )
@@ -86,15 +88,20 @@ class Carried:
         self._catalog.notice(between=True)
         return doubt
 
-    def enter(self, frame: FrameType) -> None:
-        """`with step` in this frame: the first one shows the loop, if its head did not."""
+    def enter(self, frame: FrameType) -> str | None:
+        """`with step` in this frame: the first one shows the loop, if its head did not.
+
+        Returns why equal bits cannot be vouched for.
+        """
         if self._loop.is_found:
-            return
+            return None
         self._search.find(frame)
         self._missed = True
         if self._adoption.is_pending:
             self._put_in()
+        doubt = self.rank_values.put_in() if self.rank_values.is_pending else None
         self.remember()
+        return doubt
 
     def remember(self) -> None:
         """Remember the values now: `roll_back` goes back to them."""

@@ -61,6 +61,7 @@ class Runtime:
         self.device = self.accelerator.device_of_slot(self.slot)
         self.placement = Placement(has_own_collectives=False, builds_late=False)  # `relight.init` decides
         self.has_begun = False  # a loop of steps was begun: a process can have one
+        self._built_as = rank if is_standby else None  # the rank of which a standby builds everything
         self.builds_late = False  # a standby of this job builds nothing before it knows which rank it takes
         self.guessed = False  # the script did not say so
         self.lifecycle: Lifecycle | None = None  # of the loop of steps, once it is begun
@@ -172,6 +173,11 @@ class Runtime:
         self.page.put("generation", self.generation)
         os.environ["RANK"], os.environ["LOCAL_RANK"] = str(self.rank), str(self.local_rank)
         self.faults.rank = self.rank
+
+    @property
+    def built_as(self) -> int:
+        """The rank that the script knew when it built its modules and data."""
+        return self.rank if self._built_as is None or self.builds_late else self._built_as
 
     def note_skip(self) -> None:
         """An operation was skipped on a group that this process is no member of."""

@@ -71,6 +71,7 @@ class TrackedState:
         self.rank_private = RankPrivate(handed, slots, self.attributes, self.averages)
         self.replica = Replica(handed, slots, self.division, self.members, self.rank_private)
         self._identities = Identities(handed, slots, self.zero)
+        self.rank_values: dict[str, Any] = {}  # what a replacement needs to know of values made from ranks
         self.gradients_to_none = True  # whether gradients were None, not zeros, when the step under way started
 
     # --- objects ----------------------------------------------------------------------------------------------------
@@ -194,8 +195,9 @@ class TrackedState:
         }
 
     def besides(self) -> dict[str, Any]:
-        """Return modes, structure, torch's settings, attributes, and which tensors share memory."""
+        """Return modes, structure, torch's settings, attributes, shared memory, and values made from ranks."""
         return {
+            "rank_values": self.rank_values,
             "memory": self.replica.memory.describe(),
             "modes": modes_of(self.modules),
             "structure": structure(self.modules),

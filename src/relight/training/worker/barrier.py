@@ -10,6 +10,7 @@ from relight.core.worker import events as happened
 from relight.core.worker.states import State
 from relight.core.worker.step import on_barrier_passed, on_gradients_ready, on_private_kept
 from relight.errors import StepInterrupted, UsageError
+from relight.training.carried.rank_values import RankValues
 from relight.training.checkpoint.snapshots import Snapshots
 from relight.training.process.private import PrivateState
 from relight.training.process.progress import Progress
@@ -42,6 +43,7 @@ class Barrier:
         recovery: Recovery,
         snapshots: Snapshots,
         publishing: Publishing,
+        rank_values: RankValues,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -52,6 +54,7 @@ class Barrier:
         self._recovery = recovery
         self._snapshots = snapshots
         self._publishing = publishing
+        self._rank_values = rank_values
         self._digest_exchange = DigestExchange(state.digest)
         self._is_early = False  # it stands in front of a write
         self._passed: happened.BarrierPassed | None = None
@@ -170,6 +173,25 @@ class Barrier:
             runtime.reports.await_replacement(version, digests[: runtime.world_size], self._name_differing(runtime))
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
         self._progress.handle(happened.StatesAgree())
+
+    def compare_rank_values(self) -> None:
+        """At the start of the job's first step: let every rank know what the others made from their ranks.
+
+        Returns without that if a failure prevents it: the step is about to be interrupted.
+        """
+        runtime, values = self._runtime, self._rank_values
+        rank, world_size = runtime.rank, runtime.world_size
+        if not self._progress.is_first or world_size == 1:
+            return
+        row = values.row()
+        sums = self._add_up(runtime, row)
+        if sums is None:
+            return
+        slots = values.differing(row, sums, world_size)
+        table = self._add_up(runtime, values.entries(slots, rank, world_size)) if slots else []
+        if table is not None:
+            values.learn(world_size, slots, table)
+            self._state.rank_values = values.describe()
 
     def _complete_all_reduce(self, runtime: Runtime) -> happened.BarrierPassed | None:
         """One small all-reduce: it completes only once every rank has entered it, prepared. None: it broke."""

@@ -130,8 +130,10 @@ def take_inventory(
     snapshots = Snapshots(runtime, state, progress, assignment)
     transaction = Transaction(state, runtime.protection, carried, batches)
     tiers = FallbackTiers(snapshots, checkpointing, publishing)
-    recovery = Recovery(runtime, state, progress, batches, assignment, private, tiers, transaction)
-    barrier = Barrier(runtime, state, progress, assignment, private, transaction, recovery, snapshots, publishing)
+    recovery = Recovery(runtime, state, progress, batches, assignment, private, tiers, transaction, carried.rank_values)
+    barrier = Barrier(
+        runtime, state, progress, assignment, private, transaction, recovery, snapshots, publishing, carried.rank_values
+    )
     inventory = Inventory(
         runtime=runtime,
         state=state,

@@ -143,11 +143,14 @@ class StepLoop:
         parts.scalars.begin_step()
         parts.recovery.begin_step()
         frame = sys._getframe(2)
-        self._carried.enter(frame)
+        if (doubt := self._carried.enter(frame)) is not None and not progress.warming:
+            runtime.notices.doubt(doubt)
         self._checks.look_at_block(frame)
         if progress.warming:
             batch = parts.batches.rehearse(parts.assignment.batch_index)
         else:
+            if progress.is_first:
+                parts.barrier.compare_rank_values()
             batch = parts.batches.get(step.number, parts.assignment.batch_index)
             if parts.evidence is not None:
                 parts.evidence.begin(step.number)

@@ -14,6 +14,7 @@ from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State
 from relight.errors import CheckpointError, RestoreError, StepInterrupted
+from relight.training.carried.rank_values import RankValues
 from relight.training.collectives.generation_group import Forming, GenerationGroups
 from relight.training.data.batches import Batches
 from relight.training.process.orders import Superseded
@@ -39,13 +40,16 @@ class Recovery:
         private: PrivateState,
         tiers: FallbackTiers,
         transaction: Transaction,
+        rank_values: RankValues,
     ) -> None:
         self._tiers = tiers
         self._snapshots = tiers.snapshots
         self._runtime = runtime
         self._state = state
         self._progress = progress
-        self._taking = StateTaking(runtime, state, progress, batches, assignment, private, tiers, transaction)
+        self._taking = StateTaking(
+            runtime, state, progress, batches, assignment, private, tiers, transaction, rank_values
+        )
         self._forming: Forming | None = None
         self._groups: GenerationGroups = {}
         self.carry_outs: Mapping[type[act.Action], Callable[..., happened.Event | None]] = {

@@ -12,6 +12,7 @@ from relight.core.protocol.commands import FallbackTier, Restore
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.errors import RestoreError
+from relight.training.carried.rank_values import RankValues
 from relight.training.checkpoint.checkpointing import Checkpointing
 from relight.training.checkpoint.snapshots import Snapshots
 from relight.training.connection.page import NO_PRIVATE
@@ -73,6 +74,7 @@ class StateTaking:
         private: PrivateState,
         tiers: FallbackTiers,
         transaction: Transaction,
+        rank_values: RankValues,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -83,6 +85,7 @@ class StateTaking:
         self._tiers = tiers
         self._snapshots = tiers.snapshots
         self._transaction = transaction
+        self._rank_values = rank_values
         self.work = RestoreWork()
         self.carry_outs: Mapping[type[act.Action], Callable[..., happened.Event | None]] = {
             act.RollBack: self._roll_back,
@@ -233,9 +236,18 @@ class StateTaking:
                 "Change modules before relight.Training(...), or in every step anew",
                 version,
             )
+        self._take_rank_values(meta.get("rank_values", {}))
         self._transaction.close()
         self._state.clear_gradients()
         return happened.StateTaken(version, meta["lineage"], meta["until"])
+
+    def _take_rank_values(self, described: dict[str, Any]) -> None:
+        runtime = self._runtime
+        described = self._state.rank_values or described
+        if why := self._rank_values.adopt(described, runtime.world_size, runtime.built_as, runtime.rank):
+            runtime.notices.doubt(why, self._order.target)
+        else:
+            self._state.rank_values = described
 
     def _claim_version(self, action: act.ClaimVersion) -> None:  # noqa: ARG002
         version, page = self._order.target, self._runtime.page

@@ -49,6 +49,11 @@ class Comparison:
         self._last = Survey(self._spots, self._is_foreign, traces=True)
         return changed_since
 
+    def look_again(self) -> None:
+        """Take the values of now for those of the step that was compared last."""
+        if self._last is not None:
+            self._last = Survey(self._spots, self._is_foreign, traces=True)
+
     def commit(self) -> None:
         """The step counts."""
         was_due = self.is_due

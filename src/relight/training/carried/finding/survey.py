@@ -67,6 +67,10 @@ class Survey:
         for root, parameter in _parameters_of(spots.parts):
             self.attributes[(root,)] = frozenset(vars(parameter))
 
+    def look(self, place: Place, value: Any) -> None:
+        """Look at one more value, which the frames of the loop do not show."""
+        self._look(place, value, 1)
+
     def _look(self, place: Place, value: Any, depth: int) -> None:
         if len(self.found) >= _MOST or depth > _DEEPEST:
             return

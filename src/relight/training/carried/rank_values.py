@@ -1,0 +1,222 @@
+"""Values that a script made from its rank, before its loop.
+
+A standby is built as the last rank. So a variable or attribute that was made from the rank (`start = rank * size`) has
+the last rank's value in it, also when it takes another rank. The ranks therefore compare, once, what their loops can
+reach and steps do not change. A replacement whose value is the last rank's, and not that of the rank it takes, takes
+that rank's: numbers are set, and other values are doubted.
+
+All values of a rank are compared in an all-reduce of `SLOTS` sums. Names fall into slots by their hashes; the few slots
+in which ranks differ are then gathered rank by rank.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+from torch.utils.data import DataLoader
+
+from relight.training.carried.code.refs import Place, describe
+from relight.training.carried.finding.catalog import Catalog
+from relight.training.carried.finding.places import MISSING, key_of
+from relight.training.carried.finding.survey import Survey
+from relight.training.carried.values.values import kind_of
+from relight.training.torch_private.mesh import is_distributed
+
+SLOTS = 512
+WIDTH = 4  # integers of one slot of one rank: its digest, and a number as kind, upper and lower half
+_MOST_SLOTS = 64  # gathered rank by rank
+_MOST_GATHERED = 2**20  # integers
+_BITS = 40  # of a digest: the sum over all ranks fits into int64
+_EDGE = 2**13  # elements at either end of a larger tensor
+_LONGEST = 5000  # items of a container
+_DEEPEST = 3
+_HALF = 32
+_NAMED = 3
+_NO_NUMBER, _INT, _FLOAT, _BOOL = range(4)
+_UNKNOWN = (
+    "a rank was lost before all ranks had compared what the script makes from them, and its replacement was built "
+    "as the last rank. Where that matters: relight.init(late_standby=True)"
+)
+_DATA = frozenset({"tensor", "array", "list", "tuple", "dict", "deque"})
+
+
+class _Found(NamedTuple):
+    place: Place
+    value: Any
+    digest: int
+
+
+class RankValues:
+    """Compares this rank's values with those of others, and gives them to a replacement."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._ranks = 0  # that were compared
+        self._slots: list[int] = []  # in which they differ
+        self._table: list[int] = []  # WIDTH integers for each of these slots, rank after rank
+        self._pending: tuple[int, int] | None = None  # the rank that this process was built as, and the one it has
+
+    # --- on every rank, once ----------------------------------------------------------------------------------------
+    def row(self) -> list[int]:
+        """Return the digests of this rank's values: `SLOTS` integers to be summed over all ranks."""
+        slots = self._by_slot()
+        return [_together(slots.get(number, [])) for number in range(SLOTS)]
+
+    def differing(self, row: Sequence[int], sums: Sequence[int], world_size: int) -> list[int]:
+        """Return the slots in which ranks differ. The same on all ranks. `row` is this rank's, `sums` that of all."""
+        found = [number for number in range(SLOTS) if sums[number] != world_size * row[number]]
+        return found[: min(_MOST_SLOTS, _MOST_GATHERED // (WIDTH * world_size))]
+
+    def entries(self, slots: Sequence[int], rank: int, world_size: int) -> list[int]:
+        """Return this rank's part of the table of these slots; zeros elsewhere, so that a sum is the whole table."""
+        by_slot = self._by_slot()
+        table = [0] * (WIDTH * len(slots) * world_size)
+        start = WIDTH * len(slots) * rank
+        for place, number in enumerate(slots):
+            found = by_slot.get(number, [])
+            own = [_together(found), *_number_of(found)]
+            table[start + WIDTH * place : start + WIDTH * (place + 1)] = own
+        return table
+
+    def learn(self, ranks: int, slots: Sequence[int], table: Sequence[int]) -> None:
+        """Keep the table of all ranks."""
+        self._ranks, self._slots, self._table = ranks, list(slots), list(table)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a replacement needs to know."""
+        return {"ranks": self._ranks, "slots": self._slots, "table": self._table}
+
+    # --- in a replacement -------------------------------------------------------------------------------------------
+    def adopt(self, described: dict[str, Any], world_size: int, built_as: int, rank: int) -> str:
+        """Take on the values of `rank`, as soon as the loop is found, in a process that was built as another rank.
+
+        Returns why equal bits cannot be vouched for, or "".
+        """
+        if described.get("ranks") != world_size:
+            return "" if built_as == rank else _UNKNOWN
+        self.learn(world_size, described["slots"], described["table"])
+        if built_as != rank:
+            self._pending = built_as, rank
+        return ""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether values wait to be put in."""
+        return self._pending is not None
+
+    def put_in(self) -> str | None:
+        """Set the numbers that were made from the rank. Returns why equal bits cannot be vouched for."""
+        assert self._pending is not None
+        built_as, rank = self._pending
+        self._pending = None
+        by_slot = self._by_slot()
+        lacking = []
+        for place, number in enumerate(self._slots):
+            found = by_slot.get(number, [])
+            as_built, wanted = self._entry(built_as, place), self._entry(rank, place)
+            if _together(found) != as_built[0] or as_built[0] == wanted[0]:
+                continue  # it does not follow from the rank, or has been set already
+            if len(found) == 1 and wanted[1] != _NO_NUMBER and (spot := self._catalog.loop.spots.find(found[0].place)):
+                spot.set(_number_from(*wanted[1:]))
+            else:
+                lacking += [describe(one.place) for one in found if kind_of(one.value) in _DATA]
+        self._catalog.loop.spots.frames.forget()
+        self._catalog.comparison.look_again()
+        if not lacking:
+            return None
+        more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
+        return (
+            f"{', '.join(sorted(lacking)[:_NAMED])}{more}: made from the rank before the loop, and a replacement was "
+            "built as the last rank. Make it anew in job.on_rank_change(...), or let standbys build when they have a "
+            "rank: relight.init(late_standby=True)"
+        )
+
+    def _entry(self, rank: int, place: int) -> Sequence[int]:
+        start = WIDTH * (len(self._slots) * rank + place)
+        return self._table[start : start + WIDTH]
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+    def _by_slot(self) -> dict[int, list[_Found]]:
+        slots: dict[int, list[_Found]] = {}
+        for place, value in self._values():
+            if (digest := _digest(value)) is not None:
+                key = key_of(place)
+                number = xxhash.xxh3_64_intdigest(key.encode()) % SLOTS
+                whole = xxhash.xxh3_64_intdigest(f"{key}\n{digest}".encode()) >> 64 - _BITS
+                slots.setdefault(number, []).append(_Found(place, value, whole))
+        return slots
+
+    def _values(self) -> Iterator[tuple[Place, Any]]:
+        catalog = self._catalog
+        spots = catalog.loop.spots
+        spots.frames.forget()
+        survey = Survey(spots, catalog.is_foreign, traces=True)
+        for place, value in list(_loaders(spots.frames)):
+            survey.look((*place, ("attribute", "dataset", "")), value.dataset)
+        for place in survey.found:
+            is_kept = any(key_of(place[:length]) in catalog.kept for length in range(1, len(place) + 1))
+            if is_kept or place in catalog.dead or (spot := spots.find(place)) is None:
+                continue
+            value = spot.get()
+            if value is not MISSING:
+                yield place, value
+
+
+def _loaders(frames: Any) -> Iterator[tuple[Place, DataLoader[Any]]]:
+    for number, frame in enumerate(frames.frames):
+        if frame is not None:
+            for name, value in frames.read(number).items():
+                if isinstance(value, DataLoader):
+                    yield (("frame", str(number), name),), value
+
+
+def _together(found: Sequence[_Found]) -> int:
+    digest = 0
+    for one in found:
+        digest ^= one.digest
+    return digest
+
+
+def _number_of(found: Sequence[_Found]) -> tuple[int, int, int]:
+    """Return the number that is the only value in a slot, as kind, upper and lower half."""
+    value = found[0].value if len(found) == 1 else None
+    if isinstance(value, bool):
+        return _BOOL, 0, int(value)
+    if isinstance(value, int) and abs(value) < 2**62:
+        return _INT, value >> _HALF, value & 2**_HALF - 1
+    if type(value) is float:
+        (bits,) = struct.unpack("<Q", struct.pack("<d", value))
+        return _FLOAT, bits >> _HALF, bits & 2**_HALF - 1
+    return _NO_NUMBER, 0, 0
+
+
+def _number_from(kind: int, upper: int, lower: int) -> int | float | bool:
+    if kind == _BOOL:
+        return bool(lower)
+    bits = (upper << _HALF) + lower
+    if kind == _INT:
+        return bits
+    (value,) = struct.unpack("<d", struct.pack("<Q", bits))
+    return float(value)
+
+
+def _digest(value: Any, depth: int = 0) -> str | None:
+    """Return a text that is equal for equal values; None for a value that is not compared."""
+    kind = kind_of(value)
+    if kind in ("plain", "number"):
+        return f"{type(value).__name__} {value!r}"
+    if kind == "array":
+        return _digest(torch.from_numpy(value), depth) if value.dtype.kind in "fiub" and value.size else None
+    if kind == "tensor":
+        if is_distributed(value) or value.layout is not torch.strided or value.is_meta or value.is_quantized:
+            return None
+        flat = value.detach().reshape(-1)
+        edges = torch.cat([flat[:_EDGE], flat[-_EDGE:]]).cpu().contiguous().view(torch.uint8)
+        return f"{value.dtype} {tuple(value.shape)} {xxhash.xxh3_64_hexdigest(edges.numpy().tobytes())}"
+    if kind not in _DATA or depth > _DEEPEST or len(value) > _LONGEST:
+        return None
+    items = [part for pair in value.items() for part in pair] if kind == "dict" else list(value)
+    parts = [_digest(item, depth + 1) for item in items]
+    return None if None in parts else f"{kind} {parts}"
