@@ -24,7 +24,7 @@ from relight.training.carried.finding.survey import Survey
 from relight.training.carried.values.values import kind_of
 from relight.training.torch_private.mesh import is_distributed
 
-SLOTS = 512
+SLOTS = 2**15
 WIDTH = 4  # integers of one slot of one rank: its digest, and a number as kind, upper and lower half
 _MOST_SLOTS = 64  # gathered rank by rank
 _MOST_GATHERED = 2**20  # integers
@@ -121,7 +121,7 @@ class RankValues:
             if len(found) == 1 and wanted[1] != _NO_NUMBER and (spot := self._catalog.loop.spots.find(found[0].place)):
                 spot.set(_number_from(*wanted[1:]))
             else:
-                lacking += [describe(one.place) for one in found if kind_of(one.value) in _DATA]
+                lacking += [describe(one.place) for one in found if len(found) > 1 or kind_of(one.value) in _DATA]
         self._catalog.loop.spots.frames.forget()
         self._catalog.comparison.look_again()
         if not lacking:

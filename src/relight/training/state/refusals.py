@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
@@ -25,6 +26,7 @@ def refuse_untrackable(handed: Handed) -> None:
     for name, thing in (*handed.modules.items(), *handed.optimizers.items()):
         for part in thing.modules() if isinstance(thing, nn.Module) else [thing]:
             _refuse_kind(name, part)
+            _refuse_sparse(name, part)
     for name in handed.optimizers:
         refuse_foreign_parameters(handed, name)
         _refuse_missing_scheduler(handed, name)
@@ -82,6 +84,18 @@ def _refuse_kind(name: str, part: Any) -> None:
             "on each rank, no other rank has a copy, and an aborted step changes it. Use a hook without state, such as "
             "fp16_compress_hook, or none"
         )
+
+
+def _refuse_sparse(name: str, part: Any) -> None:
+    """Refuse tensors whose elements do not lie side by side: they have no memory of a fixed size to copy into."""
+    if not isinstance(part, nn.Module):
+        return
+    for own, tensor in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+        if tensor.layout is not torch.strided:
+            raise UsageError(
+                f"{own} in {name} ({type(part).__qualname__}) has the layout {tensor.layout}, and relight copies "
+                "dense ones only. Keep its indices and values as two buffers, or make it in forward"
+            )
 
 
 def _refuse_missing_scheduler(handed: Handed, name: str) -> None:

@@ -10,7 +10,6 @@ from relight.core.worker import events as happened
 from relight.core.worker.states import State
 from relight.core.worker.step import on_barrier_passed, on_gradients_ready, on_private_kept
 from relight.errors import StepInterrupted, UsageError
-from relight.training.carried.rank_values import RankValues
 from relight.training.checkpoint.snapshots import Snapshots
 from relight.training.process.private import PrivateState
 from relight.training.process.progress import Progress
@@ -43,7 +42,6 @@ class Barrier:
         recovery: Recovery,
         snapshots: Snapshots,
         publishing: Publishing,
-        rank_values: RankValues,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -54,7 +52,7 @@ class Barrier:
         self._recovery = recovery
         self._snapshots = snapshots
         self._publishing = publishing
-        self._rank_values = rank_values
+        self._rank_values = recovery.rank_values
         self._digest_exchange = DigestExchange(state.digest)
         self._is_early = False  # it stands in front of a write
         self._passed: happened.BarrierPassed | None = None

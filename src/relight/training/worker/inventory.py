@@ -131,9 +131,7 @@ def take_inventory(
     transaction = Transaction(state, runtime.protection, carried, batches)
     tiers = FallbackTiers(snapshots, checkpointing, publishing)
     recovery = Recovery(runtime, state, progress, batches, assignment, private, tiers, transaction, carried.rank_values)
-    barrier = Barrier(
-        runtime, state, progress, assignment, private, transaction, recovery, snapshots, publishing, carried.rank_values
-    )
+    barrier = Barrier(runtime, state, progress, assignment, private, transaction, recovery, snapshots, publishing)
     inventory = Inventory(
         runtime=runtime,
         state=state,

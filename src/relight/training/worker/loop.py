@@ -149,8 +149,7 @@ class StepLoop:
         if progress.warming:
             batch = parts.batches.rehearse(parts.assignment.batch_index)
         else:
-            if progress.is_first:
-                parts.barrier.compare_rank_values()
+            parts.barrier.compare_rank_values()
             batch = parts.batches.get(step.number, parts.assignment.batch_index)
             if parts.evidence is not None:
                 parts.evidence.begin(step.number)

@@ -42,6 +42,7 @@ class Recovery:
         transaction: Transaction,
         rank_values: RankValues,
     ) -> None:
+        self.rank_values = rank_values
         self._tiers = tiers
         self._snapshots = tiers.snapshots
         self._runtime = runtime

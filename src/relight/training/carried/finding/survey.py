@@ -75,6 +75,9 @@ class Survey:
         if len(self.found) >= _MOST or depth > _DEEPEST:
             return
         kind = kind_of(value)
+        if isinstance(value, type) and id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._look_into_class(place, value, depth)
         if kind == "opaque" and self._traces and isinstance(value, (dict, list, set, deque)):
             self.found[place] = trace(value)  # of a class of its own: it cannot be carried, but its changes are seen
             return
@@ -139,8 +142,6 @@ class Survey:
                     self._look((*place, ("cell", name, "")), cell.cell_contents, depth + 1)
                 except ValueError:
                     continue
-        elif isinstance(value, type):
-            self._look_into_class(place, value, depth)
         elif isinstance(value, nn.Module):
             if is_user_type(type(value)):
                 for name, one in vars(value).items():

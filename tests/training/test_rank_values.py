@@ -1,0 +1,116 @@
+"""What a script made from its rank before its loop is that of the rank which a replacement takes: scripts at random."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.training.carried.rank_values import SLOTS, RankValues
+from tests.training.carried_loop import Loop, Step, run_script
+
+SEEDS = 60
+RANKS = 3
+
+# Lines before the loop, and what a step reads of them.
+NUMBERS = {
+    "a name": ("start = RANK * 3", "start"),
+    "a float": ("rate = 0.1 * (RANK + 1)", "rate"),
+    "a flag": ("is_last = RANK == 2", "is_last"),
+    "a negative number": ("below = -RANK - 2**40", "below"),
+    "an object": ("loader = Thing(rank=RANK, place=RANK * 5)", "loader.rank + loader.place"),
+    "an object in another": ("outer = Thing(inner=Thing(rank=RANK))", "outer.inner.rank"),
+    "a class": ("class Kind(Thing):\n    rank = RANK", "Kind.rank"),
+    "a closure": ("def make(own):\n    return lambda: own + 1\nown_of = make(RANK)", "own_of()"),
+    "all alike": ("size = 3", "size"),
+    "of this process": ("began = time.perf_counter_ns()", "began * 0"),
+}
+OTHERS = {
+    "a list": ("files = ['a', 'b', 'c', 'd'][RANK::3]", "files[0]"),
+    "a dict": ("named = {'rank': RANK}", "named['rank']"),
+    "a tensor": ("offset = torch.full((3,), float(RANK))", "float(offset.sum())"),
+    "an array": ("table = numpy.arange(4) + RANK", "int(table[0])"),
+}
+SCRIPT = """
+import time
+import numpy
+import torch
+
+class Thing:
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+RANK = {rank}
+{made}
+result = []
+for step in steps(3):
+    with step as x:
+        result.append(({read},))
+        step.point(0)
+"""
+
+
+class RankLoop(Loop):
+    """Calls `look` in the first step."""
+
+    def __init__(self, look: Callable[[RankValues], None] = lambda _: None) -> None:
+        super().__init__()
+        self._look = look
+
+    def enter(self, step: Step, frame: Any) -> None:
+        self.doubt = self.carried.enter(frame) or self.doubt
+        if step.number == 0:
+            self._look(self.carried.rank_values)
+
+
+def compared(sources: list[str], directory: Path) -> dict[str, Any]:
+    """What ranks know after they were compared: one after another instead of by an all-reduce."""
+    rows: list[list[int]] = []
+    for source in sources:
+        run_script(source, RankLoop(lambda values: rows.append(values.row())), directory)
+    sums = [sum(column) for column in zip(*rows, strict=True)]
+    assert len(sums) == SLOTS
+    tables: list[list[int]] = []
+    found: set[tuple[int, ...]] = set()
+
+    def gather(values: RankValues) -> None:
+        slots = values.differing(values.row(), sums, RANKS)
+        found.add(tuple(slots))
+        tables.append(values.entries(slots, len(tables), RANKS))
+
+    for source in sources:
+        run_script(source, RankLoop(gather), directory)
+    (slots,) = found
+    return {"ranks": RANKS, "slots": list(slots), "table": [sum(column) for column in zip(*tables, strict=True)]}
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_replacement_computes_as_its_rank(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    chosen = draw.sample(sorted(NUMBERS), draw.randrange(1, 6))
+    others = draw.sample(sorted(OTHERS), draw.choice([0, 0, 1, 2]))
+    forms = [{**NUMBERS, **OTHERS}[name] for name in draw.sample(chosen + others, len(chosen + others))]
+    made = "\n".join(made for made, _ in forms if "perf_counter" not in made)
+    noise = "\n".join(made for made, _ in forms if "perf_counter" in made)
+    made, read = f"{made}\n{noise}", ", ".join(read for _, read in forms)
+    sources = [SCRIPT.format(rank=rank, made=made, read=read) for rank in range(RANKS)]
+    known = compared(sources, tmp_path)
+    for rank in range(RANKS):
+        expected = run_script(sources[rank], RankLoop(), tmp_path)
+        loop = RankLoop()
+        assert loop.carried.rank_values.adopt(known, RANKS, RANKS - 1, rank) == ""
+        result = run_script(sources[RANKS - 1], loop, tmp_path)
+        if others and rank != RANKS - 1:
+            assert loop.doubt is not None
+            assert "made from the rank before the loop" in loop.doubt
+        else:
+            assert result == expected, (rank, chosen)
+            assert loop.doubt is None
+
+
+def test_a_rank_that_was_lost_before_the_comparison_is_doubted() -> None:
+    values = RankLoop().carried.rank_values
+    assert "before all ranks had compared" in values.adopt({}, RANKS, built_as=2, rank=0)
+    assert values.adopt({}, RANKS, built_as=2, rank=2) == ""
+    assert "before all ranks had compared" in values.adopt({"ranks": 4, "slots": [], "table": []}, RANKS, 2, 0)
