@@ -63,7 +63,7 @@ def main():
     net = Net()
     model = DDP(net)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    training = relight.Training(model=model, optimizer=optimizer, data=lambda n: torch.randn(6, 3))
+    training = relight.Training(model=model, optimizer=optimizer, data=lambda n: torch.randn(6, 3, dtype=torch.float32))
     schedule, last = Schedule(), None
     for step in training.steps(until=15):
         with step as x:

@@ -50,7 +50,9 @@ class Comparison:
         return changed_since
 
     def look_again(self) -> None:
-        """Take the values of now for those of the step that was compared last."""
+        """Take the values of now for those of the step that is compared, and of the one that was compared last."""
+        if self._before is not None:
+            self._before = Survey(self._spots, self._is_foreign)
         if self._last is not None:
             self._last = Survey(self._spots, self._is_foreign, traces=True)
 
