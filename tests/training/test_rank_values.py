@@ -1,4 +1,4 @@
-"""What a script made from its rank before its loop is that of the rank which a replacement takes: scripts at random."""
+"""Values made from the rank before the loop follow the rank that a replacement takes: scripts at random."""
 
 import random
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class RankLoop(Loop):
 
 
 def compared(sources: list[str], directory: Path) -> dict[str, Any]:
-    """What ranks know after they were compared: one after another instead of by an all-reduce."""
+    """Return the knowledge of ranks after their comparison: one after another instead of by an all-reduce."""
     rows: list[list[int]] = []
     for source in sources:
         run_script(source, RankLoop(lambda values: rows.append(values.row())), directory)
