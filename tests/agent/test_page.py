@@ -23,8 +23,8 @@ from relight.core.protocol.position import (
     WORD,
     Phase,
     Position,
-    encode_page,
 )
+from tests.agent.encode_page import encode_page
 from tests.wire.holder import fork_holder, wait_for_a_signal
 
 DEADLINE_SECONDS = 30.0

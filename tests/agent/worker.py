@@ -19,10 +19,10 @@ from relight.core.protocol.position import (
     Phase,
     Position,
 )
-from relight.core.protocol.position import encode_page as encode
 from relight.wire.connection.framing import decode, encode_frame, make_decoder
 from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import StoreAdd, StoreReply, WorkerDown, WorkerHello
+from tests.agent.encode_page import encode_page
 
 RECONNECT_SECONDS = 20.0
 
@@ -42,7 +42,7 @@ def stamp(step: int) -> None:
         progress=step + 1,
         stamp_ns=now_ns,
     )
-    page = encode(position)
+    page = encode_page(position)
     mapping[: len(page)] = page
     TRACE_RECORD.pack_into(mapping, TRACE_OFFSET, now_ns, 1, step, int(Phase.BACKWARD), step)
     struct.pack_into("<q", mapping, TRACE_INDEX_OFFSET, 1)

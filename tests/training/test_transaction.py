@@ -298,7 +298,7 @@ def test_the_barrier_comes_to_stand_in_front_of_the_only_write(run: Any) -> None
     for _ in range(6):
         script.step()
     assert script.barriers == ["end", "end", "0", "0", "0", "0"]
-    assert script.transaction.image_bytes < 1000  # of BatchNorm's statistics; nothing else is copied
+    assert script.transaction._images.tensors.nbytes < 1000  # of BatchNorm's statistics; nothing else is copied
 
 
 def test_the_barrier_stands_in_front_of_the_last_of_two_writes(run: Any) -> None:
@@ -527,7 +527,7 @@ def test_reading_through_data_copies_nothing_for_long(run: Any) -> None:
     script = run(reads)
     for _ in range(8):
         script.step()
-    assert script.transaction.image_bytes < 1000
+    assert script.transaction._images.tensors.nbytes < 1000
 
 
 @pytest.mark.parametrize("first", [0, LEARNING_STEPS + 2])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.errors import UsageError
-from relight.transfer.plan.cost import NEAR, Costs, choose, closed_form, predict, simulate
+from relight.transfer.plan.cost import NEAR, Costs, choose, predict, simulate
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.plan.schedule import Form, Kind, make_schedule
 
@@ -35,6 +35,23 @@ def slot_by_slot(h: int, b: int, r: int, devices: int, rounds: int) -> int:
 
 
 # --- closed forms ----------------------------------------------------------------------------------------------
+def closed_form(form: Form, h: float, b: float, r: float, devices: int, rounds: int) -> float:
+    """Seconds for `rounds` full rounds; h, b, r: one bucket's copy, broadcast and reload. From host: h is 0.
+
+    All but the serial form: the first bucket's way through all stages, the slowest stage of the rest of its round,
+    and for each further round either the slowest stage or the wait for its copies. In the two-stage form that wait
+    begins with the last broadcast, which ends before the reload beside it if reloads are slower.
+    """
+    if form is Form.SERIAL:
+        return rounds * (h + devices * (b + r))
+    slower = max(b, r)
+    first = h + b + (devices - 1) * slower + r
+    if form is Form.THREE_STAGE:
+        return first + (rounds - 1) * max(devices * slower, h + b)
+    beside = slower - b if devices > 1 else 0.0
+    return first + (rounds - 1) * ((devices - 1) * slower + max(r, h + b - beside))
+
+
 @given(st.sampled_from(Form), times, times, times, counts, counts)
 def test_closed_forms_are_the_simulation(form: Form, h: int, b: int, r: int, devices: int, rounds: int) -> None:
     schedule = make_schedule(form, devices=devices, buckets=devices * rounds)

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.errors import UsageError
-from relight.transfer.plan.schedule import IPC_BUFFERS, Form, Kind, Operation, Schedule, make_schedule, violations
+from relight.transfer.plan.schedule import IPC_BUFFERS, Form, Kind, Operation, Schedule, make_schedule
+from tests.transfer.schedule_judge import violations
 
 schedules = st.builds(
     make_schedule,

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from relight.core.protocol.fault import RECOVERY_POINTS, STEP_POINTS, Action, Fault, Plan, Point
 from relight.errors import UsageError
 
-STANDBY_POINTS = frozenset({Point.WARMUP, Point.IDLE})
-
 ACTION_WORDS = {
     Action.KILL: "SIGKILL: gone without a message",
     Action.SEGFAULT: "SIGSEGV, as from a bad native extension",

@@ -85,29 +85,6 @@ MAPPING_BYTES = PRIVATE_OFFSET + 2 * PRIVATE_SLOT_BYTES
 assert TRACE_OFFSET + TRACE_RECORDS * TRACE_RECORD.size <= PRIVATE_OFFSET
 
 
-def encode_page(position: Position) -> bytes:
-    """The page's words for `position`."""
-    return _LAYOUT.pack(
-        position.generation,
-        position.rank,
-        position.step,
-        position.attempt,
-        int(position.phase),
-        position.version,
-        position.prepared,
-        int(position.torn),
-        position.collectives,
-        position.progress,
-        position.stamp_ns,
-        position.fault_ns,
-        position.private_versions[0],
-        position.private_versions[1],
-        position.loss,
-        position.commits,
-        *position.work_ns,
-    )
-
-
 def decode_page(page: bytes | memoryview) -> Position:
     """Read a page. An untouched (all zero) page is a worker that has not stamped yet."""
     words = _LAYOUT.unpack_from(page)

@@ -5,7 +5,6 @@ nanoseconds is turned into a stretch by a shift.
 """
 
 NOTHING = 255  # not known, or no process was there
-CODES = 16
 SHIFTS = (26, 28, 30, 32, 34, 36, 38)  # 67 ms, 0.27 s, 1.07 s, 4.3 s, 17 s, 69 s, 4.6 min
 KEPT = 4096  # stretches of each level: 4.6 minutes, 18 minutes, 73 minutes, 5 hours, 19 hours, 3 days, 13 days
 

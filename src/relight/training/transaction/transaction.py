@@ -82,11 +82,6 @@ class Transaction:
             self._writes, self._needs.stirred, more_expected=bool(self._unused) or self._needs.more_expected
         )
 
-    @property
-    def image_bytes(self) -> int:
-        """Memory for copies of tensors, in bytes."""
-        return self._images.tensors.nbytes
-
     def changed_between_steps(self) -> list[Key]:
         """Return tensors that have changed since the last step ended."""
         if self._changes.buffers_were_assigned:

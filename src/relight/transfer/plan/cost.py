@@ -1,7 +1,7 @@
 """Schedule to seconds: what an update costs in each form, and which form to take. Pure, without torch or a clock.
 
-The simulation follows the schedule's dependencies alone, as the engine does. The closed forms say the same for equal
-full buckets whose stages have hardware of their own; the tests hold one against the other.
+The simulation follows the schedule's dependencies alone, as the engine does. Tests hold closed forms against it, for
+equal full buckets whose stages have hardware of their own.
 """
 
 import heapq
@@ -101,23 +101,6 @@ def simulate(schedule: Schedule, buckets: Sequence[Bucket], costs: Costs) -> tup
 def predict(schedule: Schedule, buckets: Sequence[Bucket], costs: Costs) -> float:
     """Seconds from the first operation's start to the last one's end."""
     return max((span.end_seconds for span in simulate(schedule, buckets, costs)), default=0.0)
-
-
-def closed_form(form: Form, h: float, b: float, r: float, devices: int, rounds: int) -> float:
-    """Seconds for `rounds` full rounds; h, b, r: one bucket's copy, broadcast and reload. From host: h is 0.
-
-    All but the serial form: the first bucket's way through all stages, the slowest stage of the rest of its round,
-    and for each further round either the slowest stage or the wait for its copies. In the two-stage form that wait
-    begins with the last broadcast, which ends before the reload beside it if reloads are slower.
-    """
-    if form is Form.SERIAL:
-        return rounds * (h + devices * (b + r))
-    slower = max(b, r)
-    first = h + b + (devices - 1) * slower + r
-    if form is Form.THREE_STAGE:
-        return first + (rounds - 1) * max(devices * slower, h + b)
-    beside = slower - b if devices > 1 else 0.0
-    return first + (rounds - 1) * ((devices - 1) * slower + max(r, h + b - beside))
 
 
 def choose(buckets: Sequence[Bucket], costs: Costs, *, devices: int, from_host: bool = False) -> Choice:
