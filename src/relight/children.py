@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-_STATE, _START_TIME = 0, 19  # fields of /proc/PID/stat, counted after the command's name
+from relight.agent.processes.probes import start_time, state
 
 
 class _Listed(msgspec.Struct):
@@ -120,16 +120,9 @@ def kill_listed(private_dir: Path) -> int:
     return killed
 
 
-def start_time(pid: int) -> int | None:
-    """Return the start time, with the pid a process's identity; None if it is gone or a zombie."""
-    fields = _stat(pid)
-    return None if fields is None or fields[_STATE] in "ZX" else int(fields[_START_TIME])
-
-
 def is_stopped(pid: int) -> bool:
     """Return whether a signal has stopped the process (SIGSTOP)."""
-    fields = _stat(pid)
-    return fields is not None and fields[_STATE] == "T"
+    return state(pid) == "T"
 
 
 def describe_exit(status: int) -> str:
@@ -157,12 +150,3 @@ def _read_lines(path: Path) -> list[bytes]:
         return path.read_bytes().splitlines()
     except OSError:
         return []
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat after the command's name, which may contain anything."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()

@@ -17,6 +17,7 @@ import time
 
 from relight.transfer.plan.progress import describe_publishing, describe_restores
 from relight.wire.messages import StatusUpdate
+from relight.words import count
 
 PLAIN_SECONDS = 10.0  # between two progress lines where there is no live one
 MAX_QUEUED_BYTES = 2**20
@@ -138,10 +139,10 @@ def progress_line(update: StatusUpdate) -> str:
         parts.append(update.stage)
     parts += [describe_restores(update.restoring) or update.waiting, describe_publishing(update.publishing)]
     if update.failures:
-        parts.append(f"{_count(update.failures, 'failure')} survived")
+        parts.append(f"{count(update.failures, 'failure')} survived")
     parts.append(f"generation {update.generation}")
     if update.standbys_ready:
-        parts.append(f"{_count(update.standbys_ready, 'standby')} ready")
+        parts.append(f"{count(update.standbys_ready, 'standby')} ready")
     return " · ".join(part for part in parts if part)
 
 
@@ -157,11 +158,6 @@ def fit_line(text: str) -> str:
 def printable(text: str, keep: str = "") -> str:
     """Text from elsewhere must not move the cursor or ring the bell."""
     return "".join(c if c.isprintable() or c in keep else " " if c.isspace() else "\ufffd" for c in text)
-
-
-def _count(number: int, noun: str) -> str:
-    plural = {"standby": "standbys"}.get(noun, f"{noun}s")
-    return f"{number} {noun if number == 1 else plural}"
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -8,6 +8,7 @@ from relight.chaos.plan import describe_fault
 from relight.core.protocol.fault import Fault
 from relight.prove.compare import Change, Difference, RankDifference
 from relight.prove.names import Uses
+from relight.words import count
 
 EQUAL = "equal"
 DIFFERENT = "different"
@@ -56,10 +57,6 @@ def verdict_of(error: str, rounds: tuple[RoundResult, ...]) -> str:
     if any(each.error for each in rounds):
         return FAILED
     return EQUAL if any(each.struck and each.steps_compared for each in rounds) else NOTHING
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def describe_faults(faults: tuple[Fault, ...]) -> tuple[str, ...]:

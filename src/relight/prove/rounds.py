@@ -19,10 +19,11 @@ from relight.core.protocol.events import FaultStruck
 from relight.core.protocol.fault import Fault, Plan
 from relight.prove.compare import Attempt, Difference, collect, compared, first_difference, first_divergence
 from relight.prove.names import Uses, uses_of
-from relight.prove.result import Proof, RoundResult, count, describe_faults, verdict_of
+from relight.prove.result import Proof, RoundResult, describe_faults, verdict_of
 from relight.server.records.journal import read_journal
 from relight.wire.evidence import read_evidence
 from relight.wire.settings import JobSettings, encode_settings
+from relight.words import count
 
 LOOK_SECONDS = 0.5
 _OUTPUT = "terminal.txt"

@@ -8,6 +8,7 @@ from relight.core.account.report import FailureReport, JobReport, RecoveryReport
 from relight.core.detection.stack import main_frames
 from relight.timeline.draw.terminal import duration
 from relight.timeline.report import describe_writes, plain
+from relight.words import count
 
 # A stage is worth a sentence if it took this share of a recovery, and this long.
 _SHARE = 0.3
@@ -49,7 +50,7 @@ def _outcome(report: JobReport) -> str:
         first, _, _ = report.error.partition("\n")
         of = f" of {report.until:,}" if report.until else ""
         return f"The job ended early, after {report.steps:,}{of} steps: {first}"
-    steps = _count(report.steps - report.began_at, "step")
+    steps = count(report.steps - report.began_at, "step")
     if report.began_at >= report.until > 0:
         return f"There was nothing left to do: the checkpoint is at step {report.began_at:,}."
     if report.began_at:
@@ -59,8 +60,8 @@ def _outcome(report: JobReport) -> str:
     share = report.time_lost_seconds / report.wall_seconds if report.wall_seconds else 0.0
     same = report.bits_as_undisturbed == verdict.YES
     return (
-        f"All {steps} are done in {duration(report.wall_seconds)}. {_count(len(report.failures), 'failure')} cost "
-        f"{duration(report.time_lost_seconds)} ({share:.2%} of the time) and {_count(report.steps_repeated, 'step')} "
+        f"All {steps} are done in {duration(report.wall_seconds)}. {count(len(report.failures), 'failure')} cost "
+        f"{duration(report.time_lost_seconds)} ({share:.2%} of the time) and {count(report.steps_repeated, 'step')} "
         f"computed again{'; the state at the end is what it would have been without' if same else ''}."
     )
 
@@ -71,8 +72,8 @@ def _so_far(report: JobReport, unfinished: str) -> str:
     if not report.failures:
         return f"{said}; nothing has failed."
     return (
-        f"{said}. So far {_count(len(report.failures), 'failure')} cost {duration(report.time_lost_seconds)} and "
-        f"{_count(report.steps_repeated, 'step')} computed again."
+        f"{said}. So far {count(len(report.failures), 'failure')} cost {duration(report.time_lost_seconds)} and "
+        f"{count(report.steps_repeated, 'step')} computed again."
     )
 
 
@@ -85,11 +86,11 @@ def _recovery(report: JobReport, recovery: RecoveryReport) -> str:
     if recovery.tier != "replica":
         said.append(
             f"No replica had all of the state ({recovery.reason}), so all ranks went back to version "
-            f"{recovery.target_version}: {_count(recovery.steps_undone, 'finished step')} had to be computed again."
+            f"{recovery.target_version}: {count(recovery.steps_undone, 'finished step')} had to be computed again."
         )
     if recovery.restarts:
         said.append(
-            f"{_count(recovery.restarts, 'more failure')} struck while it recovered, and each began the recovery again."
+            f"{count(recovery.restarts, 'more failure')} struck while it recovered, and each began the recovery again."
         )
     if writes := describe_writes(recovery):
         said.append(f"{writes[0].upper()}{writes[1:]}.")
@@ -214,10 +215,10 @@ def _patterns(report: JobReport) -> list[str]:
     """Return the observations that several failures together allow."""
     said = []
     by_rank = Counter(failure.rank for failure in report.failures if failure.rank >= 0)
-    for rank, count in by_rank.most_common(1):
-        if count >= _REPEATED and count > len(report.failures) / 2 and len(by_rank) < report.world_size:
+    for rank, times in by_rank.most_common(1):
+        if times >= _REPEATED and times > len(report.failures) / 2 and len(by_rank) < report.world_size:
             said.append(
-                f"{count} of {len(report.failures)} failures are rank {rank}'s: look at what only that rank has (its "
+                f"{times} of {len(report.failures)} failures are rank {rank}'s: look at what only that rank has (its "
                 f"device, its share of the data; logs/rank-{rank}.log)."
             )
     cold = [r for r in report.recoveries if "fresh process" in r.replacement_kind]
@@ -226,7 +227,7 @@ def _patterns(report: JobReport) -> list[str]:
         slower = _mean(cold) - _mean(warm)
         if slower > _WORTH_SECONDS:
             said.append(
-                f"{_count(len(cold), 'recovery', 'recoveries')} without a warm standby took {duration(slower)} longer "
+                f"{count(len(cold), 'recovery', 'recoveries')} without a warm standby took {duration(slower)} longer "
                 f"than those with one, on average."
             )
     hosts = [f for f in report.failures if f.kind == "host lost"]
@@ -257,11 +258,11 @@ def _patterns(report: JobReport) -> list[str]:
     said += _most(report)
     if report.cut_collectives:
         said.append(
-            f"Outside the protected part of a step, {_count(report.cut_collectives, 'collective')} of a rank got cut "
+            f"Outside the protected part of a step, {count(report.cut_collectives, 'collective')} of a rank got cut "
             "short, which gave each rank its own value: put collectives into the block, before optimizer.step()."
         )
     if report.controller_restarts:
-        said.append(f"The controller died and was started again {_count(report.controller_restarts, 'time')}.")
+        said.append(f"The controller died and was started again {count(report.controller_restarts, 'time')}.")
     return said
 
 
@@ -292,7 +293,3 @@ def _mean(recoveries: list[RecoveryReport]) -> float:
 def _list(words: Iterable[str]) -> str:
     found = list(words)
     return found[0] if len(found) == 1 else ", ".join(found[:-1]) + f" and {found[-1]}" if found else ""
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

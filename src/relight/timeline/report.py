@@ -11,6 +11,7 @@ from rich.text import Text
 from relight.core.account import verdict
 from relight.core.account.report import FailureReport, JobReport, PublishReport, RecoveryReport, RecoveryStages
 from relight.timeline.draw.terminal import duration
+from relight.words import count
 
 _STAGES = tuple(name.removesuffix("_seconds") for name in RecoveryStages.__struct_fields__)
 
@@ -73,17 +74,17 @@ def headline_steps(report: JobReport) -> str:
     """Return the work and the time of a finished job, without steps before a checkpoint from which it started."""
     here, seconds = report.steps - report.began_at, duration(report.wall_seconds)
     if not report.began_at:
-        return f"{_count(here, 'step')} in {seconds}"
+        return f"{count(here, 'step')} in {seconds}"
     if not here:
         return f"nothing left to do: the checkpoint is at step {report.began_at}, and {report.until} were asked for"
-    return f"{_count(here, 'step')} in {seconds}, from step {report.began_at} to step {report.steps}"
+    return f"{count(here, 'step')} in {seconds}, from step {report.began_at} to step {report.steps}"
 
 
 def _headline(report: JobReport) -> Text:
     text = Text()
     text.append(f"Job {plain(report.job)}: ", "bold")
     if report.error:
-        text.append(f"{_how_it_ended(report)} after {_count(report.steps, 'step')}.\n", "bold red")
+        text.append(f"{_how_it_ended(report)} after {count(report.steps, 'step')}.\n", "bold red")
         text.append(plain(report.error))
     else:
         text.append(f"{headline_steps(report)}.")
@@ -211,7 +212,7 @@ def _totals(report: JobReport) -> Table:
     lost = duration(report.time_lost_seconds)
     if report.wall_seconds > 0:
         lost += f" ({report.time_lost_seconds / report.wall_seconds:.2%} of the job)"
-    standbys = f", {_count(report.standbys, 'standby')}" if report.standbys else ""
+    standbys = f", {count(report.standbys, 'standby')}" if report.standbys else ""
     rows = {
         "ranks": f"{report.world_size}{standbys}",
         "steps": f"{report.steps} of {report.until}" if report.until >= report.steps else str(report.steps),
@@ -237,7 +238,7 @@ def _totals(report: JobReport) -> Table:
 
 def _published(published: PublishReport) -> str:
     engines = ", ".join(f"{name} has {version}" for name, version in sorted(published.engines.items()))
-    updates = f"{_count(published.updates, 'version')} ({_bytes(published.updates_bytes)})"
+    updates = f"{count(published.updates, 'version')} ({_bytes(published.updates_bytes)})"
     return f"{updates}; {engines or 'no engine is connected'}"
 
 
@@ -269,10 +270,6 @@ def _numbers(numbers: Sequence[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs) or "–"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _bytes(count: int) -> str:

@@ -14,6 +14,7 @@ from relight.transfer.plan.manifest import describe_bytes
 from relight.transfer.plan.progress import describe_publishing, describe_restores
 from relight.watch.run import State
 from relight.watch.status import RankLine, Status
+from relight.words import count
 
 _COLOURS = {State.RUNNING: "green", State.FINISHED: "green", State.FAILED: "red", State.LOST: "red"}
 _PHASE_COLOURS = {"DEAD": "bold red", "PARKED": "yellow"}
@@ -43,9 +44,9 @@ def _title(status: Status) -> Text:
 def _facts(status: Status) -> list[tuple[str, str]]:
     found = [("step", _steps(status)), ("time", _time(status))]
     if status.state is State.RUNNING:
-        asked = _count(status.standbys_asked, "standby", "standbys")
+        asked = count(status.standbys_asked, "standby", "standbys")
         ready = f"{status.standbys_ready} of {asked} ready" if status.standbys_asked else "no standbys"
-        more = f"{_count(status.may_fail, 'more rank')} may fail at once"
+        more = f"{count(status.may_fail, 'more rank')} may fail at once"
         found.append(("reserve", f"{ready}; {more}"))
     if status.waiting:
         found.append(("waiting", status.waiting.removeprefix("waiting ")))
@@ -110,14 +111,14 @@ def _time(status: Status) -> str:
     if not status.failures:
         return f"{duration(status.seconds)}, nothing failed" if status.state is not State.FAILED else ended
     if status.state is State.FAILED and not status.recoveries:
-        return f"{ended}, by {_count(status.failures, 'failure')}"
+        return f"{ended}, by {count(status.failures, 'failure')}"
     share = f" (goodput {status.goodput:.2%})" if status.goodput is not None else ""
-    repeated = f", {_count(status.steps_repeated, 'step')} repeated" if status.steps_repeated else ""
-    restarts = f", {_count(status.controller_restarts, 'controller')} replaced" if status.controller_restarts else ""
+    repeated = f", {count(status.steps_repeated, 'step')} repeated" if status.steps_repeated else ""
+    restarts = f", {count(status.controller_restarts, 'controller')} replaced" if status.controller_restarts else ""
     under_way = ", without the recovery under way" if status.stage in _RECOVERING else ""
     return (
         f"{duration(status.seconds)}, of which {duration(status.time_lost_seconds)} lost to "
-        f"{_count(status.failures, 'failure')}{share}{repeated}{restarts}{under_way}"
+        f"{count(status.failures, 'failure')}{share}{repeated}{restarts}{under_way}"
     )
 
 
@@ -153,9 +154,5 @@ def whole(status: Status, most: int = MAX_LISTED) -> RenderableType:
     parts: list[RenderableType] = [head(status), Text(), grid(sorted(chosen, key=lambda line: line.rank))]
     left = len(status.ranks) - len(chosen)
     if left:
-        parts.append(Text(f"{_count(left, 'more rank')}: `relight top`, or --json", "dim"))
+        parts.append(Text(f"{count(left, 'more rank')}: `relight top`, or --json", "dim"))
     return Group(*parts) if status.ranks else head(status)
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -219,7 +219,8 @@ def _print_plan(plan: _Plan, rounds_shown: int, console: "Console") -> None:
     from relight.transfer.plan.cost import describe_seconds
     from relight.transfer.plan.manifest import describe_bytes
     from relight.weights.figure import buffers_of, drawn_buckets, figure_of, print_figure
-    from relight.weights.summary import Fact, count, table_of
+    from relight.weights.summary import Fact, table_of
+    from relight.words import count
 
     facts: list[Fact] = []
 

@@ -9,6 +9,7 @@ from relight.transfer.plan.cost import describe_seconds
 from relight.transfer.plan.manifest import describe_bytes
 from relight.transfer.plan.result import Published
 from relight.transfer.plan.timings import Measured, Work
+from relight.words import count
 
 Fact = tuple[str, str]
 
@@ -56,11 +57,6 @@ def printable(text: str, encoding: str) -> str:
 def rate(nbytes: float, seconds: float) -> str:
     """ "1.6 GiB/s", of a time above 0."""
     return f"{describe_bytes(nbytes / seconds)}/s"
-
-
-def count(number: int, noun: str) -> str:
-    """ "1 bucket", "2 buckets"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _named(name: str, lines: Iterable[str]) -> Sequence[Fact]:

@@ -57,6 +57,14 @@ def start_time(pid: int) -> int | None:
         return None
 
 
+def state(pid: int) -> str | None:
+    """Return the letter of a process's state (R, S, D, T, Z, ...). None: gone."""
+    try:
+        return _field(_stat_fields(Path(f"/proc/{pid}/stat").read_bytes()), _STATE)
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def exit_status(pid: int) -> int | None:
     """Return the status of a process that has ended but is not reaped, negative for a signal. None: not known."""
     try:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from relight.timeline.draw.terminal import duration
 from relight.timeline.model.axis import Axis, plan_axis
 from relight.timeline.model.spans import Activity, Row, Span
-from relight.timeline.model.windows import Band, Window
+from relight.timeline.model.windows import Band, Window, name_steps
 
 WIDTH = 1100
 MAX_ROWS = 64
@@ -63,7 +63,7 @@ text { font: 11px system-ui, sans-serif; fill: var(--ink, #1c1c1c) }
 
 def draw_svg(window: Window, title: str = "", width: int = WIDTH) -> str:
     """The window as one SVG document. Rows beyond MAX_ROWS that nothing happened to are left out, and counted."""
-    rows = _rows(window)
+    rows = window.choose_rows(MAX_ROWS)
     hidden = len(window.rows) - len(rows)
     axis = plan_axis(window.start_ns, window.end_ns, width - _LEFT - _RIGHT, _changes(window, rows))
     has_controller = bool(window.bands)
@@ -107,20 +107,11 @@ def legend_svg(width: int = WIDTH) -> str:
 
 
 # --- what is where ------------------------------------------------------------------------------------------------
-def _rows(window: Window) -> list[Row]:
-    by_weight = sorted(window.rows, key=lambda row: (row.rank not in window.important, row.rank))
-    return sorted(by_weight[:MAX_ROWS], key=lambda row: row.rank)
-
-
 def _changes(window: Window, rows: Sequence[Row]) -> list[int]:
     if not window.bands:
         return []
     times = [time for row in rows for span in row.spans for time in (span.start_ns, span.end_ns)]
-    return times + [time for band in window.bands for time in _times(band)] + [s.at_ns for s in window.strikes]
-
-
-def _times(band: Band) -> tuple[int, ...]:
-    return (band.struck_ns, band.noticed_ns, band.stopped_ns, band.resumed_ns, band.ended_ns)
+    return times + [time for band in window.bands for time in band.times] + [s.at_ns for s in window.strikes]
 
 
 def _x(axis: Axis, time_ns: float) -> float:
@@ -128,17 +119,8 @@ def _x(axis: Axis, time_ns: float) -> float:
 
 
 def _step_names(rows: Sequence[Row], axis: Axis) -> Iterable[str]:
-    starts: dict[tuple[int, int], int] = {}
-    for row in rows:
-        for span in row.spans:
-            if span.activity is Activity.FORWARD:
-                key = (span.step, span.generation)
-                starts[key] = min(span.start_ns, starts.get(key, span.start_ns))
-    seen: set[int] = set()
     free = 0.0
-    for (step, _), start in sorted(starts.items(), key=lambda item: (item[1], item[0])):
-        words = f"step {step} again" if step in seen else f"step {step}"
-        seen.add(step)
+    for start, words in name_steps(rows):
         x = max(_x(axis, start), free)
         if x + len(words) * _LETTER_PIXELS < _LEFT + axis.columns:
             free = x + len(words) * _LETTER_PIXELS + 8
@@ -149,7 +131,7 @@ def _controller(bands: Sequence[Band], axis: Axis) -> Iterable[str]:
     y = _TOP + _STEP_LANE
     yield _text(4, y + 17, "controller", "name")
     for band in sorted(bands, key=lambda each: each.struck_ns):
-        for (kind, words), (start, end) in zip(_CONTROLLER.items(), pairwise(_times(band)), strict=True):
+        for (kind, words), (start, end) in zip(_CONTROLLER.items(), pairwise(band.times), strict=True):
             left, right = _x(axis, start), _x(axis, end)
             if right <= left:
                 continue
@@ -205,8 +187,7 @@ def _fitting(activity: Activity, width: float) -> str:
 
 
 def _version(span: Span, left: float, right: float, top: float, window: Window) -> Iterable[str]:
-    is_blank = span.activity is Activity.PARKED and span.version < window.base_version - 1
-    if span.activity in {Activity.DEAD, Activity.STARTING} or is_blank:
+    if window.shown_version(span) is None:
         return
     kind = "dark" if span.version <= window.base_version else "light"
     yield _rect(left, top + _BAR + 2, right - left, _VERSION, kind, f"parameters of version {span.version}")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from relight.timeline.model.axis import Axis, plan_axis, share_columns
 from relight.timeline.model.spans import Activity, Row, Span, Strike
-from relight.timeline.model.windows import Band, Window
+from relight.timeline.model.windows import Band, Window, name_steps
 
 MAX_ROWS = 16
 _LEFT = 10
@@ -93,7 +93,8 @@ ASCII = Glyphs(outside=".", lightning="!", takes_over=">", cut="~", old="_", new
 def draw(window: Window, width: int, glyphs: Glyphs = UNICODE, max_rows: int = MAX_ROWS) -> list[Text]:
     """The figure, line by line, each at most `width` cells wide."""
     columns = max(_MIN_COLUMNS, width - _LEFT)
-    rows, hidden = _choose(window, max_rows)
+    rows = window.choose_rows(max_rows)
+    hidden = len(window.rows) - len(rows)
     axis = plan_axis(window.start_ns, window.end_ns, columns, _changes(window, rows))
     lines = [_line("step", _step_labels(rows, axis))]
     if window.strikes:
@@ -147,15 +148,6 @@ def duration(seconds: float, minus: str = "-", micro: str = "µ") -> str:
 
 
 # --- rows -------------------------------------------------------------------------------------------------------
-def _choose(window: Window, max_rows: int) -> tuple[list[Row], int]:
-    """All rows, or those that matter and the lowest ranks."""
-    if len(window.rows) <= max_rows:
-        return list(window.rows), 0
-    by_weight = sorted(window.rows, key=lambda row: (row.rank not in window.important, row.rank))
-    chosen = sorted(by_weight[:max_rows], key=lambda row: row.rank)
-    return chosen, len(window.rows) - len(chosen)
-
-
 def _changes(window: Window, rows: Sequence[Row]) -> list[int]:
     """When something changes; empty if nothing was recovered, for then the figure is to be to scale."""
     if not window.bands:
@@ -163,7 +155,7 @@ def _changes(window: Window, rows: Sequence[Row]) -> list[int]:
     times = [time for row in rows for span in row.spans for time in (span.start_ns, span.end_ns)]
     times += [strike.at_ns for strike in window.strikes]
     for band in window.bands:
-        times += [band.struck_ns, band.noticed_ns, band.stopped_ns, band.resumed_ns]
+        times += band.times[:-1]
     return times
 
 
@@ -171,7 +163,12 @@ def _rank_lines(row: Row, window: Window, axis: Axis, glyphs: Glyphs) -> list[Te
     cells = _cells(row.spans, axis)
     return [
         _line(f"rank {row.rank}", _phase_line(cells, row.rank, window, axis, glyphs)),
-        _line("", _version_line([_version(span, window) for span in cells], window.base_version, glyphs)),
+        _line(
+            "",
+            _version_line(
+                [None if span is None else window.shown_version(span) for span in cells], window.base_version, glyphs
+            ),
+        ),
     ]
 
 
@@ -235,15 +232,6 @@ def _was_struck(span: Span, rank: int, window: Window) -> bool:
     )
 
 
-def _version(span: Span | None, window: Window) -> int | None:
-    """The version of the parameters held here; None where there are none, as in a blank replacement."""
-    if span is None or span.activity in {Activity.DEAD, Activity.STARTING}:
-        return None
-    # One step before is as far back as a figure goes: an older version is what a standby was built with.
-    is_blank = span.activity is Activity.PARKED and span.version < window.base_version - 1
-    return None if is_blank else span.version
-
-
 # --- lines above and below --------------------------------------------------------------------------------------
 def _line(name: str, content: Text) -> Text:
     line = Text(no_wrap=True, overflow="crop", end="\n")
@@ -269,18 +257,7 @@ def place_labels(labels: Sequence[tuple[int, str]], columns: int, style: str = "
 
 
 def _step_labels(rows: Sequence[Row], axis: Axis) -> Text:
-    starts: dict[tuple[int, int], int] = {}
-    for row in rows:
-        for span in row.spans:
-            if span.activity is Activity.FORWARD:
-                key = (span.step, span.generation)
-                starts[key] = min(span.start_ns, starts.get(key, span.start_ns))
-    seen: set[int] = set()
-    labels = []
-    for (step, _), start in sorted(starts.items(), key=lambda item: (item[1], item[0])):
-        labels.append((axis.column(start), f"step {step} again" if step in seen else f"step {step}"))
-        seen.add(step)
-    return place_labels(labels, axis.columns)
+    return place_labels([(axis.column(start), name) for start, name in name_steps(rows)], axis.columns)
 
 
 def _strike_labels(strikes: Sequence[Strike], axis: Axis, glyphs: Glyphs) -> list[tuple[int, str]]:
@@ -299,9 +276,8 @@ def _strike_labels(strikes: Sequence[Strike], axis: Axis, glyphs: Glyphs) -> lis
 def _band_line(bands: Sequence[Band], axis: Axis, glyphs: Glyphs) -> Text:
     text = Text()
     for band in sorted(bands, key=lambda b: b.struck_ns):
-        times = (band.struck_ns, band.noticed_ns, band.stopped_ns, band.resumed_ns, band.ended_ns)
-        edges = [axis.coordinate(time) for time in times]
-        least = [int(start < end) for start, end in pairwise(times)]
+        edges = [axis.coordinate(time) for time in band.times]
+        least = [int(start < end) for start, end in pairwise(band.times)]
         column = min(int(edges[0] + 0.5), axis.columns)
         text.append(" " * (column - len(text)))
         skip = len(text) - column  # the band before reaches into this one

@@ -1,5 +1,7 @@
 """Which part of a job to draw, as a value: around a recovery, or around a step. Pure."""
 
+from collections.abc import Iterator, Sequence
+
 import msgspec
 
 from relight.core.account.report import JobReport, RecoveryReport
@@ -20,6 +22,11 @@ class Band(msgspec.Struct, frozen=True, kw_only=True):
     replaced: tuple[int, ...] = ()  # ranks that got it
     target_version: int = 0
 
+    @property
+    def times(self) -> tuple[int, ...]:
+        """The edges of its stages."""
+        return (self.struck_ns, self.noticed_ns, self.stopped_ns, self.resumed_ns, self.ended_ns)
+
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """The content of one figure. `rows` are all ranks; `important` those that must not be left out."""
@@ -36,6 +43,31 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         return all(span.activity is Activity.DEAD for row in self.rows for span in row.spans)
+
+    def choose_rows(self, most: int) -> list[Row]:
+        """The rows that matter and the lowest ranks, by rank."""
+        by_weight = sorted(self.rows, key=lambda row: (row.rank not in self.important, row.rank))
+        return sorted(by_weight[:most], key=lambda row: row.rank)
+
+    def shown_version(self, span: Span) -> int | None:
+        """The version of the parameters held there; None where there are none, as in a blank replacement."""
+        # One step before is as far back as a figure goes: an older version is what a standby was built with.
+        is_blank = span.activity is Activity.PARKED and span.version < self.base_version - 1
+        return None if is_blank or span.activity in {Activity.DEAD, Activity.STARTING} else span.version
+
+
+def name_steps(rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
+    """Yield when each step first began on these rows, in order, and its name there."""
+    starts: dict[tuple[int, int], int] = {}
+    for row in rows:
+        for span in row.spans:
+            if span.activity is Activity.FORWARD:
+                key = (span.step, span.generation)
+                starts[key] = min(span.start_ns, starts.get(key, span.start_ns))
+    seen: set[int] = set()
+    for (step, _), start in sorted(starts.items(), key=lambda item: (item[1], item[0])):
+        yield start, f"step {step} again" if step in seen else f"step {step}"
+        seen.add(step)
 
 
 def recovery_selection(report: JobReport, recoveries: tuple[RecoveryReport, ...]) -> Selection:

@@ -12,6 +12,7 @@ import msgspec
 from relight.errors import UsageError
 from relight.transfer.plan.plan import DEFAULT_BUCKET_BYTES, Bucket
 from relight.transfer.plan.schedule import Form, Kind, Operation, Schedule, make_schedule
+from relight.words import count
 
 NEAR = 1.02  # a simpler form that takes at most so many times the fastest one's time is preferred
 
@@ -126,7 +127,7 @@ def explain(
 ) -> str:
     """Why this form, in one sentence: which stage hides which, and the time of the other forms."""
     if len(buckets) < 2:
-        return f"{form}: there is nothing to overlap in {_count(len(buckets), 'bucket')}"
+        return f"{form}: there is nothing to overlap in {count(len(buckets), 'bucket')}"
     fulls = sum(bucket.nbytes for bucket in buckets) / costs.bucket_bytes
     broadcast = fulls * costs.broadcast_seconds + len(buckets) * costs.operation_seconds
     reload = fulls * costs.reload_seconds + len(buckets) * costs.operation_seconds
@@ -137,7 +138,7 @@ def explain(
     (shorter, short), (longer, long) = sorted(stages, key=lambda stage: stage[1])
     hidden = f"the {shorter} ({describe_seconds(short)} in all) hide behind the {longer} ({describe_seconds(long)})"
     others = ", ".join(f"{other} {describe_seconds(seconds[other])}" for other in seconds if other is not form)
-    shared = "" if costs.cores is None else f" on {_count(costs.cores, 'shared core')}"
+    shared = "" if costs.cores is None else f" on {count(costs.cores, 'shared core')}"
     took = f"{describe_seconds(seconds[form])}{shared} against {others}"
     if seconds[form] > NEAR * min(seconds.values()):
         return f"{form}, as asked for: {took}"
@@ -183,7 +184,3 @@ def _slowdown(busy_cores: int, costs: Costs) -> float:
 
 def _cores_of(operation: Operation, costs: Costs) -> int:
     return costs.engines if operation.kind is Kind.RELOAD else 1
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
