@@ -43,7 +43,7 @@ from benchmarks.documents import (
 )
 from benchmarks.figures import markdown_table, mebibytes, milliseconds
 from benchmarks.recovery.peers import REPOSITORY, JobFailed
-from relight.launch.commands import make_private_dir
+from relight.launch.private_dir import make_private_dir
 from relight.wire.connection.address import read_address
 from relight.wire.settings import JobSettings
 

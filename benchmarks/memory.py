@@ -46,7 +46,7 @@ from benchmarks.figures import fit_line, markdown_table, mebibytes
 from benchmarks.jobs import CONTROL_PLANE, PlainJob, RelightJob
 from benchmarks.recovery.peers import REPOSITORY, JobFailed, trial_directory
 from benchmarks.tiny_ddp import PROGRESS
-from relight.launch.commands import make_private_dir
+from relight.launch.private_dir import make_private_dir
 from relight.server.records.trace import MAX_TRACE_BYTES
 from relight.wire.connection.address import read_address
 from relight.wire.settings import JobSettings

@@ -181,14 +181,23 @@ def read_shared_token(asked: str | None) -> bytes:
             "host (head -c 32 /dev/urandom | base64 > token; chmod 600 token) and give it with --token-file"
         )
     try:
-        mode, token = os.stat(path).st_mode, Path(path).read_bytes().strip()
+        found, token = os.stat(path), Path(path).read_bytes().strip()
     except OSError as error:
         raise UsageError(f"--token-file {path}: {error.strerror or error}") from error
-    if mode & 0o077:
+    if found.st_mode & 0o077 and not _is_lent_by_group(found):
         raise UsageError(f"--token-file {path} can be read by others; chmod 600 it")
     if len(token) < MIN_TOKEN_BYTES:
         raise UsageError(f"--token-file {path} holds {len(token)} bytes; at least {MIN_TOKEN_BYTES} are needed")
     return token
+
+
+def _is_lent_by_group(found: os.stat_result) -> bool:
+    """Whether root has given a file to a group of this process to read, and no other may.
+
+    So Kubernetes hands out a Secret under `fsGroup`: the process cannot change the mode of such a file.
+    """
+    is_ours = found.st_gid != 0 and found.st_gid in (os.getegid(), *os.getgroups())
+    return found.st_uid == 0 and is_ours and found.st_mode & 0o077 == 0o040
 
 
 def hand_down_token_file(arguments: argparse.Namespace) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from relight.launch.commands import make_private_dir
 from relight.launch.launcher import INTERRUPT_SECONDS
+from relight.launch.private_dir import make_private_dir
 from relight.wire.settings import JobSettings
 from tests.cli.command import Command
 

@@ -138,6 +138,23 @@ def test_a_host_is_left_in_order_and_no_step_is_repeated(tmp_path: Path, referen
 
 
 @pytest.mark.all
+def test_a_job_is_ended_by_hand_after_a_step_and_a_checkpoint(tmp_path: Path) -> None:
+    """`relight end` on any host that sees the run directory, as a batch script does before its time limit."""
+    checkpoints = ("--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "50")
+    training = Training(ranks=4, steps=STEPS, arguments=("--pause", "0.2", "--tell", *checkpoints))
+    with Cluster(tmp_path, training, 2, standbys=1) as cluster:
+        cluster.start()
+        cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
+        cluster.run_on(1, "end", str(cluster.run_dir), "--token-file", str(tmp_path / "token"), label="-end")
+        outcome = cluster.wait()
+        assert cluster.launchers.pop("h1-end").wait(DEADLINE_SECONDS) == 0
+        cluster.check_nothing_is_left()
+    report = outcome.report
+    assert f"stopped: relight end, after {report.final_version} of {STEPS} steps" in report.error, outcome.describe()
+    assert any((tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.all
 def test_a_rank_is_lost_whose_host_has_no_standby_left(tmp_path: Path, reference: Outcome) -> None:
     """Its replacement, on the other host, gets the state over TCP and the private state through the controller."""
     with Cluster(tmp_path, TRAINING, 2, standbys=1) as cluster:

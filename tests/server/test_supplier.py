@@ -13,7 +13,7 @@ import pytest
 from relight.core.protocol.commands import CancelHost, OrderHost
 from relight.core.protocol.events import HostCancelled, HostOrdered, HostRefused
 from relight.server.supply.backend import CommandBackend, Job, read_identifier
-from relight.server.supply.slurm import SlurmBackend
+from relight.server.supply.slurm import SlurmBackend, read_draining
 from relight.server.supply.supplier import Supplier
 
 JOB = Job(name="gpt", run_dir="/data/runs/gpt", controller="n1:29400", token_file="/home/me/token")
@@ -158,3 +158,8 @@ def test_an_order_to_slurm_ends_with_its_job(tmp_path: Path, end: str, limit: bo
     said = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True).stdout
     assert ("--deadline=2026-11-24T23:46:15 --time-min=1" in said) is limit
     assert "--name ordered-1" in said
+
+
+def test_nodes_that_slurm_drains_are_found() -> None:
+    said = "n1|mixed|none\nn2|draining|a new disk\nn3|drained*|fan|2\nn4|down*|Not responding\n"
+    assert read_draining(said) == {"n2": "a new disk", "n3": "fan|2"}

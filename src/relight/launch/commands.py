@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -14,6 +12,7 @@ import msgspec
 from relight.agent.connection.join import address_towards, fetch_settings, resolve
 from relight.errors import ProtocolError
 from relight.launch.launcher import OUTPUT_SECONDS, Launcher
+from relight.launch.private_dir import make_private_dir
 from relight.launch.summary import sum_up
 from relight.parent import remove_private_dir
 from relight.server.records.claim import remove_unused
@@ -23,10 +22,9 @@ from relight.transfer.io.channel import SOCKET_NAME
 from relight.wire.connection.address import Address
 from relight.wire.connection.loopback import is_default
 from relight.wire.connection.tls import Tls, leave_to_children
-from relight.wire.settings import FIRST_NODE, HOST_ADDRESS, JobSettings, encode_settings
+from relight.wire.settings import FIRST_NODE, HOST_ADDRESS, JobSettings
 
 JOIN_SECONDS = 300.0  # for a controller on another host to be there
-MAX_TEMPORARY_BYTES = 60  # the agent's socket lies below it, and a socket's path has 107 bytes at most
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -139,20 +137,3 @@ async def _launch(
     else:
         remove_unused(Path(settings.run_dir))
     return status
-
-
-def make_private_dir(settings: JobSettings, token: bytes) -> Path:
-    """A directory that only this user can look into, with the job's token and settings."""
-    parent = tempfile.gettempdir()
-    if len(os.fsencode(parent)) > MAX_TEMPORARY_BYTES:
-        parent = "/tmp"
-    private_dir = Path(tempfile.mkdtemp(prefix="relight-", dir=parent))  # mode 0700
-    try:
-        for name, content in (("token", token), ("settings.json", encode_settings(settings))):
-            descriptor = os.open(private_dir / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-    except OSError:
-        shutil.rmtree(private_dir, ignore_errors=True)
-        raise
-    return private_dir

@@ -46,6 +46,11 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
     add_token_file(controller)
     add_tls(controller)
     controller.set_defaults(call=_controller)
+    return {"agent": agent, "controller": controller, **_add_commands_by_hand(choices)}
+
+
+def _add_commands_by_hand(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
+    """Add the commands that ask the controller of a running job for something."""
     drain = choices.add_parser(
         "drain",
         help="move the ranks of a host to others, and give the host back",
@@ -60,7 +65,18 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
     add_token_file(drain)
     add_tls(drain)
     drain.set_defaults(call=_drain)
-    return {"agent": agent, "controller": controller, "drain": drain}
+    end = choices.add_parser(
+        "end",
+        help="end a job on several hosts after a last step and a checkpoint",
+        description="End a running job on several hosts: after the next step, and a checkpoint if it keeps some. Start "
+        "the same command again to go on from there. Exit status: 0 it has ended, 1 it has not.",
+        allow_abbrev=False,
+    )
+    end.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the job's run directory")
+    add_token_file(end)
+    add_tls(end)
+    end.set_defaults(call=_end)
+    return {"drain": drain, "end": end}
 
 
 def _agent(arguments: argparse.Namespace) -> int:
@@ -91,13 +107,24 @@ def _controller(arguments: argparse.Namespace) -> int:
 
 def _drain(arguments: argparse.Namespace) -> int:
     from relight.config import find_tls, read_shared_token
-    from relight.launch.drain import drain
+    from relight.launch.asking import drain
     from relight.wire.connection.address import read_address
 
     token = read_shared_token(arguments.token_file)
     address = read_address(arguments.run_dir)
     tls = None if address is None else find_tls(arguments, address, is_first=False)
     return drain(arguments.run_dir, arguments.host, token, tls)
+
+
+def _end(arguments: argparse.Namespace) -> int:
+    from relight.config import find_tls, read_shared_token
+    from relight.launch.asking import end
+    from relight.wire.connection.address import read_address
+
+    token = read_shared_token(arguments.token_file)
+    address = read_address(arguments.run_dir)
+    tls = None if address is None else find_tls(arguments, address, is_first=False)
+    return end(arguments.run_dir, token, tls)
 
 
 def host_name() -> str:

@@ -26,7 +26,7 @@ export RELIGHT_TOKEN_FILE=${{RELIGHT_TOKEN_FILE:-$HOME/.relight-token}}
 
 # Before the time limit: a last step and a checkpoint, then the same job again, which goes on from there.
 again=
-trap 'again=yes; scancel --signal=TERM "$SLURM_JOB_ID.0"' USR1
+trap 'again=yes; {relight} end "runs/$SLURM_JOB_ID" &' USR1
 srun --no-kill --kill-on-bad-exit=0 --wait=0 \\
     {command} &
 step=$!
@@ -98,13 +98,14 @@ def slurm_script(arguments: argparse.Namespace) -> str:
         lines.append(f"#SBATCH {option}")
     flags = ["--nnodes", "auto", "--spare-nodes", str(arguments.spare_nodes)]
     flags += [] if arguments.no_orders else ["--supplier", "slurm"]
-    relight = shlex.join([sys.executable, "-m", "relight", "run", *flags])
+    relight = shlex.join([sys.executable, "-m", "relight"])
     return _SLURM.format(
         name=shlex.quote(arguments.job_name),
         nodes=arguments.nodes,
         warning=arguments.warning_seconds,
         options="\n".join(lines),
-        command=f'{relight} --run-dir "runs/$SLURM_JOB_ID" {shlex.join(given)}',
+        relight=relight,
+        command=f'{relight} run {shlex.join(flags)} --run-dir "runs/$SLURM_JOB_ID" {shlex.join(given)}',
     )
 
 

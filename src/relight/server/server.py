@@ -35,7 +35,8 @@ from relight.server.sessions.observer_sessions import ObserverSessions
 from relight.server.sessions.presence import Presence
 from relight.server.sessions.router import AgentRouter, WorkerRouter
 from relight.server.sessions.shutdown import Shutdown
-from relight.server.supply.choose import make_supplier
+from relight.server.supply.choose import SLURM, make_supplier
+from relight.server.supply.drain_watch import DrainWatch
 from relight.timeline.model.publications import Publications
 from relight.wire.connection.tls import Tls
 from relight.wire.settings import JobSettings, part_of
@@ -117,8 +118,12 @@ class Server:
     async def run(self, listener: Listener) -> int:
         """Serve until the job has ended; return the exit status."""
         ticker = asyncio.create_task(self._tick())
+        drains = DrainWatch(self.job.core, self._driver.feed) if self.job.settings.supplier == SLURM else None
+        watch = None if drains is None else asyncio.create_task(drains.run())
         await self.end.wait()
         ticker.cancel()
+        if watch is not None:
+            watch.cancel()
         if self.job.core.ended is None:  # ended by a defect, or by a disk that is full
             self._cancel_orders(self.job.core.supplying.remaining())
         await asyncio.gather(self.end.wait_for_peers(resumed=self._resumed), self._finish_supply())

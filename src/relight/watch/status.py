@@ -39,6 +39,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     stage: str  # of the controller: starting, training, stopping, restoring, saving, finishing, ended
     waiting: str  # whom the job waits for, and why; empty while it trains
+    hosts: str  # how many are here, wanted and on order, and which are avoided; empty: nothing is to be said
     error: str  # why it failed
     problem: str  # why the journal could not be read further
     script: str
@@ -91,6 +92,7 @@ def status_of(
         state=state,
         stage=job.stage,
         waiting=job.waiting(now_ns) if state is State.RUNNING else "",
+        hosts=job.hosts(now_ns) if state is State.RUNNING else "",
         error=job.ended.error if job.ended else "",
         problem=job.problem,
         script=settings.script if settings else "",

@@ -48,6 +48,8 @@ def _facts(status: Status) -> list[tuple[str, str]]:
         ready = f"{status.standbys_ready} of {asked} ready" if status.standbys_asked else "no standbys"
         more = f"{count(status.may_fail, 'more rank')} may fail at once"
         found.append(("reserve", f"{ready}; {more}"))
+    if status.hosts:
+        found.append(("hosts", status.hosts))
     if status.waiting:
         found.append(("waiting", status.waiting.removeprefix("waiting ")))
     if restoring := describe_restores(status.restoring):

@@ -28,6 +28,7 @@ SUPPLY = "hosts from the cluster"
 HOST_ADDRESS = "RELIGHT_HOST_ADDRESS"
 FIRST_NODE = "node-0"  # the agent of the host on which the job's controller was started
 Part = TypeVar("Part", bound=msgspec.Struct)
+END_BY_HAND = "relight end"  # the reason of a job that is ended by this command
 SUPERSEDED = 4  # exit status of a controller whose job another one has taken over
 
 

@@ -249,3 +249,20 @@ def test_a_successor_places_orders_again_whose_answer_is_not_known() -> None:
     assert not ordered(desk.tell(ev.ControllerRestarted()))
     desk.tell(ev.AgentJoined(agent="spare-2", slots=2, spare=True))
     assert cancelled(desk.tell(ev.ControllerRestarted())) == [("ordered-1", "17")]
+
+
+def test_people_see_what_is_on_order_and_which_machines_are_avoided() -> None:
+    desk = a_job()
+    supplying = desk.controller.supplying
+    assert supplying.describe(desk.now) == "3 here, 3 wanted"
+    lose(desk, "spare-2")
+    desk.tell(ev.HostOrdered(order="ordered-1", identifier="17"))
+    assert supplying.describe(desk.now + 5.0).startswith("2 here, 3 wanted; ordered-1 (17) on order for 5 s")
+    host_comes(desk, "ordered-1", machine="n7")
+    lose(desk, "ordered-1")
+    host_comes(desk, "ordered-2", machine="n7")
+    lose(desk, "ordered-2")
+    refuse(desk, "ordered-3")
+    said = supplying.describe(desk.now)
+    assert "no host came of the last order: QOSMaxNodePerUserLimit; the next one in 10 s" in said
+    assert "lost twice, so used only where no other has room: n7" in said

@@ -24,6 +24,7 @@ class Supplying:
         self._most = 0  # hosts that were here at once, ordered ones not counted
         self._refused = 0  # orders in a row
         self._retry_at: float | None = None
+        self._last_reason = ""  # why no host came of the last order that failed; for people
 
     # --- numbers ------------------------------------------------------------------------------------------------
     @property
@@ -182,12 +183,28 @@ class Supplying:
     def _put_off(self, order: str, reason: str, now: float) -> list[Command]:
         seconds = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._refused, 10), LONGEST_PAUSE_SECONDS)
         self._refused += 1
+        self._last_reason = reason
         self._retry_at = now + seconds
         return self._say(f"no host came of the order {order}: {reason}", f"; another one is placed in {seconds:g} s")
 
     def _say(self, text: str, more: str = "") -> list[Command]:
         self._job.job_stats.notice(text)
         return [Notice(why=text + more, level="warning")]
+
+    def describe(self, now: float) -> str:
+        """Say how many hosts are here, wanted and on order, and which machines are avoided; for people."""
+        job, said = self._job, list[str]()
+        if self.is_on and job.stage is not Stage.STARTING:
+            said.append(f"{self._staying} here, {self._wanted} wanted")
+        for order in job.orders.awaited:
+            word = f" ({order.identifier})" if order.identifier else ""
+            said.append(f"{order.name}{word} on order for {now - order.placed_at:.0f} s")
+        if self._retry_at is not None:
+            wait = max(0.0, self._retry_at - now)
+            said.append(f"no host came of the last order: {self._last_reason}; the next one in {wait:.0f} s")
+        if failed := job.hosts.failed_machines:
+            said.append(f"lost twice, so used only where no other has room: {', '.join(failed)}")
+        return "; ".join(said)
 
     # --- time ---------------------------------------------------------------------------------------------------
     def next_at(self) -> float | None:

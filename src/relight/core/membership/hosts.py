@@ -79,10 +79,14 @@ class Hosts:
         return self._losses[self.machine(agent)] >= MAX_LOSSES
 
     @property
+    def failed_machines(self) -> tuple[str, ...]:
+        """Machines that were lost so often that others are better."""
+        return tuple(sorted(machine for machine, count in self._losses.items() if count >= MAX_LOSSES))
+
+    @property
     def unwanted_machines(self) -> tuple[str, ...]:
         """Machines that another host must not be: those that are here, and those that were lost twice."""
-        failed = {machine for machine, count in self._losses.items() if count >= MAX_LOSSES}
-        return tuple(sorted(failed | set(self._machines.values())))
+        return tuple(sorted({*self.failed_machines, *self._machines.values()}))
 
     def in_order(self) -> tuple[str, ...]:
         """Names in the order of the numbers at their ends: node-2 comes before node-10."""

@@ -103,6 +103,10 @@ class Job:
         """Return the losses that a divided state survives; None: it is not divided, or training has not begun."""
         return None if self._core is None else self._core.coverage
 
+    def hosts(self, now_ns: int) -> str:
+        """Say which hosts are here, on order, and avoided; empty if there is nothing to say."""
+        return "" if self._core is None else self._core.supplying.describe(now_ns / 1e9)
+
     # --- the trace ------------------------------------------------------------------------------------------------
     def take_chunk(self, chunk: Chunk, wall_ns: int) -> None:
         """One line of `trace.jsonl`, read at `wall_ns` (Unix time)."""

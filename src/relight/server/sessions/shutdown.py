@@ -4,6 +4,7 @@ from relight.core.protocol.events import ShutdownRequested
 from relight.server.job.driver import Driver
 from relight.server.job.job import Job
 from relight.server.job.job_end import JobEnd
+from relight.wire.settings import END_BY_HAND
 
 LAUNCHER_GONE = "`relight run` was killed"
 
@@ -22,5 +23,5 @@ class Shutdown:
             self._end.hurry()
             return
         version = self._job.board.committed()  # the core hears of steps only when something happens
-        after_step = reason in ("SIGTERM", LAUNCHER_GONE)
+        after_step = reason in ("SIGTERM", LAUNCHER_GONE, END_BY_HAND)
         self._driver.feed(ShutdownRequested(reason=reason, after_step=after_step, version=version))

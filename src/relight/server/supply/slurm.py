@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from relight.core.protocol.commands import CancelHost, OrderHost
 from relight.server.supply.backend import Call, Job
@@ -55,3 +55,20 @@ class SlurmBackend:
     def _name(self, order: str) -> str:
         """Say whose it is: relight's name for the job, the job of Slurm that it is for, and the order."""
         return "-".join(filter(None, ("relight", self._job.name, self._slurm_job, order)))
+
+
+def ask_for_draining(machines: Collection[str], environment: Mapping[str, str]) -> Call:
+    """Return the `sinfo` that says which of these nodes are to be left."""
+    ours = {name: None for name in environment if name.startswith(("SINFO_",))}
+    return Call(("sinfo", "--noheader", "--Node", "--format=%N|%T|%E", f"--nodes={','.join(sorted(machines))}"), ours)
+
+
+def read_draining(output: str) -> dict[str, str]:
+    """Return the nodes that an administrator has marked for draining, with his reason."""
+    found = {}
+    for line in output.splitlines():
+        node, _, rest = line.partition("|")
+        state, _, reason = rest.partition("|")
+        if state.startswith("drain"):
+            found[node.strip()] = reason.strip()
+    return found

@@ -24,7 +24,9 @@ LEFT_OUT = {
     "Failing": {"recovery_step": "an account for people"},
     "Deciding": {"_history": "of fallback tiers", "_starts": "far below its limit"},
     "Draining": {"ordered_in": "of hosts that are drained, which does not occur"},
-    "Supplying": dict.fromkeys(("_most", "_refused", "_retry_at"), "of ordered hosts, which do not occur"),
+    "Supplying": dict.fromkeys(
+        ("_most", "_refused", "_retry_at", "_last_reason"), "of ordered hosts, which do not occur"
+    ),
     "Shutdown": {"reason": "of a signal, which does not occur"},
     "Repeating": {"standing_order": "of restarts, which do not occur"},
     "Process": {

@@ -1,0 +1,341 @@
+"""A real Slurm on one machine: its controller and each of its nodes in a network namespace with an address.
+
+Needs root, iproute2, and Debian's slurmctld, slurmd, slurm-client and munge. Nothing of it survives its end.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from benchmarks.namespaces import Network, missing
+from relight.core.account.report import JobReport, decode_report
+from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Outcome, Training, plain_environment
+
+COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "ip", "nsenter", "unshare")
+NODES = ("n1", "n2", "n3", "n4", "n5")
+HEAD = "ctl"
+# A program reports its host's name to Slurm's controller, which calls back under that name.
+_OWN_VIEW = (
+    'echo "$NODE" > /proc/sys/kernel/hostname && mount --bind "$HOSTS" /etc/hosts && '
+    'mount -t tmpfs none "$TMPDIR" && exec "$@"'
+)
+_CONFIGURATION = """\
+ClusterName=relight
+SlurmctldHost={host}({address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={base}/munge/socket,cred_expire=5
+CredType=cred/munge
+SlurmctldPort=17002
+StateSaveLocation={base}/state
+SlurmdSpoolDir={base}/spool/%n
+SlurmctldPidFile={base}/slurmctld.pid
+SlurmdPidFile={base}/slurmd-%n.pid
+SlurmctldLogFile={base}/slurmctld.log
+SlurmdLogFile={base}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=10
+SchedulerParameters=sched_interval=1
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+{nodes}
+PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_not() -> str:
+    """Return why there can be no Slurm here, or an empty string."""
+    absent = [command for command in COMMANDS if shutil.which(command) is None]
+    if absent:
+        return f"not installed: {', '.join(absent)} (slurmctld slurmd slurm-client munge iproute2)"
+    return missing()
+
+
+class Slurm:
+    """Five nodes. Use it as a context."""
+
+    def __init__(self) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix="rls-", dir="/tmp"))
+        self._temporary = self.base / "tmp"
+        self.network = Network([HEAD, *NODES])
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._write_configuration()
+
+    def _write_configuration(self) -> None:
+        for name in ("state", "spool", "munge", "tmp"):
+            (self.base / name).mkdir(mode=0o700)
+        (self.base / "munge" / "key").write_bytes(os.urandom(1024))
+        (self.base / "munge" / "key").chmod(0o600)
+        addresses = self.network.addresses
+        lines = [
+            f"NodeName={n} NodeHostname={n} NodeAddr={addresses[n]} Port=17003 CPUs=1 State=UNKNOWN" for n in NODES
+        ]
+        text = _CONFIGURATION.format(
+            host=HEAD,
+            address=addresses[HEAD],
+            base=self.base,
+            nodes="\n".join(lines),
+            names=",".join(NODES),
+        )
+        (self.base / "slurm.conf").write_text(text)
+        (self.base / "hosts").write_text(
+            "".join(f"{a} {n}\n" for n, a in (("localhost", "127.0.0.1"), *addresses.items()))
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of its commands and daemons."""
+        return {
+            **plain_environment(),
+            "SLURM_CONF": str(self.base / "slurm.conf"),
+            "HOSTS": str(self.base / "hosts"),
+            "TMPDIR": str(self._temporary),
+        }
+
+    def _inside(self, node: str, *command: str) -> list[str]:
+        """Return a command that runs on a node: with its network, its names of hosts, and temporary files of its own.
+
+        Not `ip netns exec`, which hides the control groups that slurmd needs.
+        """
+        namespace = f"--net=/run/netns/{self.network.namespaces[node]}"
+        return [
+            "nsenter",
+            namespace,
+            "unshare",
+            "--mount",
+            "--uts",
+            "env",
+            f"NODE={node}",
+            "sh",
+            "-c",
+            _OWN_VIEW,
+            "sh",
+            *command,
+        ]
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        with (self.base / f"{name}.out").open("wb") as out:
+            self._daemons[name] = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def __enter__(self) -> "Slurm":
+        munge, conf = self.base / "munge", str(self.base / "slurm.conf")
+        files = [f"--{kind}={munge / name}" for kind, name in (("socket", "socket"), ("key-file", "key"))]
+        files += [f"--{kind}-file={munge / kind}" for kind in ("pid", "log", "seed")]
+        self._start("munged", ["munged", "--foreground", "--force", *files])
+        self.wait_until((munge / "socket").exists, "munged answers")
+        self._start("slurmctld", self._inside(HEAD, "slurmctld", "-D", "-f", conf))
+        for node in NODES:
+            (self.base / "spool" / node).mkdir()
+            self._start(node, self._inside(node, "slurmd", "-D", "-N", node, "-f", conf))
+        self.wait_until(lambda: set(self.states().values()) == {"idle"}, "all nodes are idle")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.network.close()  # with all processes in it
+        for daemon in self._daemons.values():
+            daemon.kill()
+            daemon.wait(10.0)
+        shutil.rmtree(self.base, ignore_errors=True)
+
+    # --- commands -------------------------------------------------------------------------------------------------
+    def ask(self, *command: str, stdin: str = "", directory: Path | None = None, **variables: str) -> str:
+        """Run a command of Slurm on its head; return what it printed."""
+        done = subprocess.run(
+            self._inside(HEAD, *command),
+            env={**self.environment, **variables},
+            cwd=directory,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not done.returncode, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def states(self) -> dict[str, str]:
+        """The state of each node; empty while the controller does not answer."""
+        try:
+            lines = self.ask("sinfo", "-h", "-N", "-o", "%N %T").splitlines()
+        except AssertionError:
+            return {}
+        return dict(line.split() for line in lines)
+
+    def job_state(self, number: str) -> str:
+        """The state of a job, such as RUNNING."""
+        found = re.search(r"JobState=(\w+)", self.ask("scontrol", "show", "job", number))
+        return found.group(1) if found else ""
+
+    def queue(self) -> str:
+        """All jobs that are not over, by name and state."""
+        return self.ask("squeue", "-h", "-o", "%j %T %R")
+
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> float:
+        """Look again and again until the condition holds; return the seconds that it took."""
+        begun = time.monotonic()
+        while not condition():
+            assert time.monotonic() - begun < seconds, f"not within {seconds:g} s: {what}"
+            time.sleep(0.1)
+        return time.monotonic() - begun
+
+    # --- what happens to nodes --------------------------------------------------------------------------------------
+    def lose(self, node: str) -> None:
+        """Cut a node off, and kill its slurmd. All else on it runs on."""
+        self._link(node, "down")
+        for process in self.processes(node):
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "slurmd":
+                    process.kill()
+
+    def _link(self, node: str, state: str) -> None:
+        port = f"port{[HEAD, *NODES].index(node)}"
+        subprocess.run(["ip", "-n", self.network._switch, "link", "set", port, state], check=True, capture_output=True)
+
+    def processes(self, node: str) -> list[psutil.Process]:
+        """The living processes of a node."""
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.network.namespaces[node]], check=True, capture_output=True, text=True
+        )
+        found = []
+        for pid in listed.stdout.split():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(int(pid)))
+        return found
+
+    def left_on(self, node: str) -> list[str]:
+        """Processes of a node that are not Slurm's own daemon."""
+        found = []
+        for process in self.processes(node):
+            with contextlib.suppress(psutil.Error):
+                if process.name() != "slurmd" and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(" ".join(process.cmdline()) or process.name())
+        return found
+
+
+class SlurmJob:
+    """One job, submitted with `relight submit slurm`."""
+
+    def __init__(
+        self, slurm: Slurm, directory: Path, training: Training, *options: str, flags: Sequence[str] = ()
+    ) -> None:
+        """`options`: of `relight submit slurm`. `flags`: of `relight run`."""
+        self._slurm = slurm
+        self.directory = directory
+        self._final, self._hold = directory / "final", directory / "go"
+        directory.mkdir(parents=True, exist_ok=True)
+        token = directory / "token"
+        token.write_text("a secret of this test's nodes")
+        token.chmod(0o600)
+        run = (
+            *("--nproc-per-node", str(training.ranks // 3), "--oversubscribe", "--preload", "torch"),
+            *("--agent-timeout-seconds", "4", "--hang-timeout-seconds", "30"),
+            *(str(PROGRAMS / training.program), "--steps", str(training.steps), *training.arguments),
+            *("--save", str(self._final), "--hold", str(self._hold)),
+        )
+        self.script = subprocess.run(
+            [
+                *(sys.executable, "-m", "relight", "submit", "slurm", "--nodes", "4", "--spare-nodes", "1", *options),
+                *(f"--option=--output={directory}/out", "--", *run),
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=directory,
+        ).stdout
+        said = slurm.ask("sbatch", "--parsable", stdin=self.script, directory=directory, RELIGHT_TOKEN_FILE=str(token))
+        self.number = said.strip()
+        self.run_dir = directory / "runs" / self.number
+
+    def output(self) -> str:
+        """All that relight and the workers have printed."""
+        path = self.directory / "out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def journal(self) -> str:
+        """The journal so far."""
+        path = self.run_dir / "journal.jsonl"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> float:
+        """As of the cluster; the job must not end before."""
+
+        def holds() -> bool:
+            state = self._slurm.job_state(self.number)
+            assert condition() or state in ("PENDING", "RUNNING", "CONFIGURING", "REQUEUED"), (
+                f"{state} before {what}\n{self.describe()}"
+            )
+            return condition()
+
+        try:
+            return self._slurm.wait_until(holds, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.describe()}") from None
+
+    def until_it_trains(self) -> None:
+        """Wait for the third step and the warm standby."""
+        self.wait_until(lambda: "committed 3" in self.output(), "training has begun")
+        self.wait_until(lambda: '"StandbyReady"' in self.journal(), "the standby is warm")
+
+    def release(self) -> None:
+        """Let the program go on that waits because of --hold-at, and without pauses."""
+        self._hold.touch()
+
+    def wait(self) -> Outcome:
+        """Wait for the end of the job; nothing of it may be left on any node that is there."""
+        slurm = self._slurm
+        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        try:
+            slurm.wait_until(lambda: slurm.job_state(self.number) in ends, "the job ends")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.describe()}") from None
+        report = self.run_dir / "report.json"
+        saved = {path.suffix[1:]: json.loads(path.read_text()) for path in self.directory.glob("final.*")}
+        return Outcome(
+            command=("slurm",),
+            status=0 if slurm.job_state(self.number) == "COMPLETED" else 1,
+            stdout=self.output(),
+            stderr="",
+            run_dir=self.run_dir,
+            seconds=0.0,
+            report=decode_report(report.read_bytes()) if report.exists() else JobReport(job="", error="no report"),
+            finals={int(rank): saved[rank] for rank in sorted(saved) if rank.isdecimal()},
+        )
+
+    def check_nothing_is_left(self, *lost: str) -> None:
+        """Neither a job in the queue nor a process on a node, but for those that were lost."""
+        nodes = [node for node in NODES if node not in lost]
+        try:
+            self._slurm.wait_until(lambda: not self._slurm.queue(), "no job is left", 60.0)
+            self._slurm.wait_until(lambda: not any(map(self._slurm.left_on, nodes)), "no process is left", 30.0)
+        except AssertionError as error:
+            left = {node: self._slurm.left_on(node) for node in nodes}
+            raise AssertionError(f"{error}: {self._slurm.queue()}\n{left}\n{self.describe()}") from None
+
+    def describe(self) -> str:
+        """Everything that helps to understand a job that went wrong."""
+        logs = "".join(path.read_text(errors="replace")[-1500:] for path in self.run_dir.glob("logs/ordered-*.out"))
+        return (
+            f"{self._slurm.states()}\n{self._slurm.queue()}\n{self.output()[-5000:]}\n{logs}\n{self.journal()[-1500:]}"
+        )

@@ -1,0 +1,94 @@
+"""A real Slurm of five nodes: lost nodes, drained nodes, the time limit, and the end by `scancel`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.slurm import Slurm, SlurmJob, why_not
+from tests.survival.harness import Bench, Outcome, Training
+from tests.survival.judge import check_survived
+
+REASON = why_not()
+pytestmark = [
+    pytest.mark.clusters,
+    pytest.mark.skipif(bool(REASON), reason=REASON),
+    pytest.mark.timeout(1200),
+]
+STEPS = 305
+TRAINING = Training(ranks=3, steps=STEPS, arguments=("--pause", "0.2", "--tell", "--hold-at", str(STEPS - 5)))
+UNPAUSED = Training(ranks=3, steps=STEPS, arguments=("--tell",))  # the same bits; there is nothing to wait for
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    with Slurm() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """This training on one host, undisturbed."""
+    directories = iter([tmp_path_factory.mktemp("reference")])
+    return Bench(lambda: next(directories)).reference(UNPAUSED)
+
+
+def test_scancel_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
+    job = SlurmJob(slurm, tmp_path, TRAINING)
+    job.until_it_trains()
+    slurm.ask("scancel", job.number)
+    job.check_nothing_is_left()
+
+
+def test_a_node_is_drained_and_no_step_is_repeated(slurm: Slurm, tmp_path: Path, reference: Outcome) -> None:
+    job = SlurmJob(slurm, tmp_path, TRAINING)
+    job.until_it_trains()
+    slurm.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=a new disk")
+    seconds = job.wait_until(lambda: "node-1 is given back" in job.output(), "the node is given back")
+    print(f"drained: given back after {seconds:.1f} s")
+    seconds += job.wait_until(lambda: "ordered-1 joined" in job.output(), "another spare is there")
+    print(f"drained: another spare joined after {seconds:.1f} s")
+    job.release()
+    outcome = job.wait()
+    check_survived(outcome, reference)
+    job.check_nothing_is_left()
+    slurm.ask("scontrol", "update", "nodename=n2", "state=resume")
+    assert {(f.rank, f.kind) for f in outcome.report.failures} == {(1, "drained")}, outcome.describe()
+    (recovery,) = outcome.report.recoveries
+    assert (recovery.steps_repeated, recovery.steps_undone) == (0, 0), outcome.describe()
+
+
+def test_at_the_time_limit_the_job_is_queued_again(slurm: Slurm, tmp_path: Path, reference: Outcome) -> None:
+    arguments = ("--pause", "0.8", "--tell", "--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "50")
+    training = Training(ranks=3, steps=STEPS, arguments=arguments)
+    job = SlurmJob(slurm, tmp_path, training, "--time", "3", "--warning-seconds", "60")
+    job.until_it_trains()
+    job.wait_until(lambda: "Start the same command again" in job.output(), "the last checkpoint is written")
+    job.release()
+    seconds = job.wait_until(lambda: job.output().count("training; rank 0") == 2, "it trains again")
+    print(f"time limit: training again after {seconds:.1f} s")
+    outcome = job.wait()
+    job.check_nothing_is_left()
+    assert outcome.report.error == "", outcome.describe()
+    assert outcome.report.began_at > 0, outcome.describe()
+    assert outcome.report.final_state_digest == reference.report.final_state_digest, outcome.describe()
+    assert outcome.finals == reference.finals, outcome.describe()
+
+
+def test_a_lost_node_is_replaced_by_the_spare_and_the_spare_by_an_order(
+    slurm: Slurm, tmp_path: Path, reference: Outcome
+) -> None:
+    """The last test: the node that is lost does not come back."""
+    job = SlurmJob(slurm, tmp_path, TRAINING)
+    job.until_it_trains()
+    slurm.lose("n3")
+    seconds = job.wait_until(lambda: "recovered in" in job.output(), "it trains again")
+    print(f"lost: training again after {seconds:.1f} s")
+    seconds += job.wait_until(lambda: "ordered-1 joined" in job.output(), "another spare is there")
+    print(f"lost: another spare joined after {seconds:.1f} s")
+    job.release()
+    outcome = job.wait()
+    check_survived(outcome, reference)
+    job.check_nothing_is_left("n3")
+    assert [(f.rank, f.kind) for f in outcome.report.failures] == [(2, "host lost")], outcome.describe()
+    assert outcome.report.recoveries[0].replacement_kind == "standby", outcome.describe()
