@@ -136,6 +136,8 @@ def test_nothing_that_somebody_remembers_is_forgotten_in_the_keys() -> None:
         "RecoveryAttempt": set(RecoveryAttempt.__slots__),
         "Members": set(vars(here.controller.members)),
         "Process": set(vars(here.controller.members.processes["w0"])),
+        "SimulatedAgent": set(type(here.agents["node-0"]).__slots__),
+        "Host": set(vars(here.agents["node-0"].decisions)),
         "SimulatedWorker": set(SimulatedWorker.__slots__),
         "Worker": set(vars(worker.machine)),
         "Page": set(type(worker.page).__slots__),

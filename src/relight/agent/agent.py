@@ -18,7 +18,7 @@ from relight.agent.sampler import Sampler
 from relight.agent.traces import TraceReporter
 from relight.agent.workers import Workers
 from relight.wire.connection.tls import Tls
-from relight.wire.messages import Pace
+from relight.wire.messages import Pace, ToWorkers
 
 FLUSH_SECONDS = 2.0
 CONTROLLER_LOST = 3  # exit status
@@ -100,7 +100,7 @@ class Agent:
         return CONTROLLER_LOST
 
     def _take(self, message: msgspec.Struct) -> None:
-        if isinstance(message, ORDERS):
+        if isinstance(message, (*ORDERS, ToWorkers)):
             self._workers.obey(message)
         elif isinstance(message, Pace):
             self._sampler.set_pace(message)

@@ -20,19 +20,23 @@ from relight.agent.processes.process_table import ProcessTable, Record
 from relight.agent.processes.stacks import capture_stack
 from relight.agent.processes.starter import Starter
 from relight.agent.traces import TraceReporter
-from relight.core.protocol.commands import Spawn
+from relight.core.protocol.commands import Assign, Spawn
 from relight.core.protocol.events import ProcessExited
 from relight.core.protocol.gathering import HOLD_SECONDS
 from relight.errors import ProtocolError
-from relight.wire.connection.framing import encode_frame
+from relight.wire.connection.framing import decode, encode_frame, make_decoder
 from relight.wire.messages import (
     CopyPrivate,
+    FromWorker,
+    FromWorkers,
     PrivateState,
     TakePrivate,
     TakeStack,
+    ToWorkers,
     WorkerHello,
 )
 
+_assign_decoder = make_decoder(Assign)
 END_SECONDS = 10.0  # for killed processes to be gone
 
 
@@ -95,9 +99,9 @@ class Workers:
         """Return the names of the live processes, sorted."""
         return self._host.live
 
-    def obey(self, order: host.Order) -> None:
-        """Carry out an order of the controller."""
-        self._feed(host.Ordered(order))
+    def obey(self, order: host.Order | ToWorkers) -> None:
+        """Carry out an order of the controller, or pass a message on."""
+        self._feed(_event_of(order))
 
     async def end(self) -> None:
         """Kill every process and wait until all are gone."""
@@ -133,7 +137,7 @@ class Workers:
             case host.AskToLeave():
                 self._live[action.process].process.page.ask_to_leave()
             case host.Deliver():
-                frame = encode_frame(action.payload)
+                frame = encode_frame(action.message)
                 for name in action.processes:
                     self._live[name].mailbox.put(frame)
             case host.TakeRank():
@@ -146,14 +150,13 @@ class Workers:
                 self._release(action.process)
             case host.Access():
                 self._access(action.order)
-            case host.Report():
-                self._session.report(action.message)
+            case host.Report() | host.ReportTogether():
+                self._session.report(_message_of(action))
             case host.Hold():
                 self._hold = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._feed, host.HoldExpired())
             case host.EndHold():
                 if self._hold is not None:
                     self._hold.cancel()
-                    self._hold = None
             case host.Warn():
                 self._say(action.text)
 
@@ -291,11 +294,32 @@ class Workers:
 
     def relay(self, process: str, message: msgspec.Struct, payload: bytes) -> None:
         """Pass a worker's message on to the controller."""
-        self._feed(host.Said(process, message, payload))
+        self._feed(host.Said(process, message, FromWorker(process=process, payload=msgspec.Raw(payload))))
 
     def refused(self, peer_pid: int, reason: str) -> None:
         """Say that a connection was closed for what came through it."""
         self._say(f"closed a connection of process {peer_pid}: {reason}")
+
+
+def _event_of(order: host.Order | ToWorkers) -> host.Event:
+    if isinstance(order, ToWorkers):
+        return host.Addressed(order.processes, order.payload, _find_assign(order.payload))
+    return host.Ordered(order)
+
+
+def _message_of(report: host.Report | host.ReportTogether) -> msgspec.Struct:
+    if isinstance(report, host.ReportTogether):
+        return FromWorkers(messages=report.messages)  # type: ignore[arg-type]
+    return report.message
+
+
+def _find_assign(payload: msgspec.Raw) -> Assign | None:
+    """Find the one message to workers that also concerns the agent."""
+    try:
+        assign: Assign = decode(_assign_decoder, payload)
+    except ProtocolError:
+        return None
+    return assign
 
 
 def _record(process: Process, pages: str) -> Record:

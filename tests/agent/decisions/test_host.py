@@ -8,6 +8,7 @@ import pytest
 from relight.agent.decisions.host import (
     Access,
     Action,
+    Addressed,
     AskToLeave,
     Deliver,
     Dying,
@@ -22,6 +23,7 @@ from relight.agent.decisions.host import (
     Read,
     Release,
     Report,
+    ReportTogether,
     Said,
     Start,
     Started,
@@ -33,7 +35,7 @@ from relight.core.protocol.commands import Assign, Kill, Spawn
 from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted, StepResumed, TrainingDone
 from relight.core.protocol.position import Position
 from relight.wire.connection.framing import encode_payload
-from relight.wire.messages import ForgetProcess, FromWorker, FromWorkers, PrivateState, TakePrivate, ToWorkers
+from relight.wire.messages import ForgetProcess, FromWorker, PrivateState, TakePrivate
 
 
 def spawn(process: str = "a", rank: int | None = 0) -> Spawn:
@@ -44,14 +46,14 @@ def said(process: str, generation: int = 2) -> Said:
     message = StepResumed(
         process=process, rank=0, generation=generation, step=3, resumed_ns=1, forward_ns=2, commit_ns=3
     )
-    return Said(process, message, bytes(encode_payload(message)))
+    return Said(process, message, FromWorker(process=process, payload=encode_payload(message)))
 
 
 def done(process: str) -> Said:
     message = TrainingDone(
         process=process, rank=0, generation=2, version=3, lineage="", state_digest="", cut_collectives=0
     )
-    return Said(process, message, bytes(encode_payload(message)))
+    return Said(process, message, FromWorker(process=process, payload=encode_payload(message)))
 
 
 def exited(process: str) -> ProcessExited:
@@ -66,9 +68,10 @@ def reported(actions: list[Action]) -> list[msgspec.Struct]:
     return [action.message for action in actions if isinstance(action, Report)]
 
 
-def processes(message: msgspec.Struct) -> list[str]:
-    assert isinstance(message, FromWorkers)
-    return [each.process for each in message.messages]
+def processes(actions: list[Action]) -> list[str]:
+    """Name the workers whose reports go together."""
+    (together,) = [action for action in actions if isinstance(action, ReportTogether)]
+    return [getattr(message, "process", "") for message in together.messages]
 
 
 @pytest.fixture
@@ -121,13 +124,13 @@ def test_kill_reaches_live_processes_alone(host: Host) -> None:
 
 def test_messages_are_delivered_to_live_processes(host: Host) -> None:
     payload = encode_payload(ForgetProcess(process="a"))
-    assert host.handle(Ordered(ToWorkers(processes=("a", "x"), payload=payload))) == [Deliver(("a",), payload)]
+    assert host.handle(Addressed(("a", "x"), payload)) == [Deliver(("a",), payload)]
 
 
 def test_a_standby_that_takes_a_rank_is_renamed_before_it_is_told(host: Host) -> None:
     assign = Assign(process="d", rank=1, generation=2, why="")
     payload = encode_payload(assign)
-    order = Ordered(ToWorkers(processes=("d",), payload=payload))
+    order = Addressed(("d",), payload, assign)
     assert host.handle(order) == [TakeRank("d", 1), Deliver(("d",), payload)]
     assert host.handle(order) == [Deliver(("d",), payload)]
 
@@ -148,17 +151,15 @@ def test_pages_are_accessed_as_ordered(host: Host) -> None:
 def test_a_report_of_every_rank_is_sent_once_for_the_host(host: Host) -> None:
     assert host.handle(said("a")) == [Hold()]
     assert host.handle(said("b")) == []
-    end, report = host.handle(said("c"))  # the standby is not waited for
-    assert end == EndHold()
-    assert isinstance(report, Report)
-    assert processes(report.message) == ["a", "b", "c"]
+    actions = host.handle(said("c"))  # the standby is not waited for
+    assert actions[0] == EndHold()
+    assert processes(actions) == ["a", "b", "c"]
 
 
 def test_a_late_rank_does_not_hold_the_others_up(host: Host) -> None:
     host.handle(said("a"))
     host.handle(said("b"))
-    (message,) = reported(host.handle(HoldExpired()))
-    assert processes(message) == ["a", "b"]
+    assert processes(host.handle(HoldExpired())) == ["a", "b"]
     (late,) = reported(host.handle(said("c")))
     assert isinstance(late, FromWorker)
 
@@ -167,8 +168,7 @@ def test_a_late_rank_does_not_hold_the_others_up(host: Host) -> None:
 def test_a_process_that_ends_is_not_waited_for(host: Host, end: Any) -> None:
     host.handle(end)
     host.handle(said("a"))
-    (message,) = reported(host.handle(said("b")))
-    assert processes(message) == ["a", "b"]
+    assert processes(host.handle(said("b"))) == ["a", "b"]
 
 
 @pytest.mark.parametrize("next_event", [Exited(exited("b")), Dying("b", Position(), 1), Read(private("b")), done("b")])
@@ -200,3 +200,12 @@ def test_at_the_end_all_are_killed_and_what_was_gathered_is_sent(host: Host) -> 
     actions = host.handle(Ending("over"))
     assert actions[:4] == [Terminate(name, "over") for name in "abcd"]
     assert [type(action) for action in actions[4:]] == [EndHold, Report]
+
+
+def test_a_copy_shares_nothing_that_changes(host: Host) -> None:
+    host.handle(said("a"))
+    twin = host.copy()
+    host.handle(Exited(exited("b")))
+    assert (host.live, twin.live) == (("a", "c", "d"), ("a", "b", "c", "d"))
+    assert twin.handle(said("b")) == []
+    assert processes(twin.handle(said("c"))) == ["a", "b", "c"]

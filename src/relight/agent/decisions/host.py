@@ -1,7 +1,9 @@
 """The processes of one host, as their agent sees them: `handle(event) -> actions`.
 
 Events are orders of the controller, and what the host's processes do. Actions are what the agent has to do, in this
-order. Reports that every rank of the host sends once are gathered into one message (core/protocol/gathering.py).
+order. Reports that every rank of the host sends once are gathered into one message (core/protocol/gathering.py). Two
+drivers carry actions out: `agent/workers.py` with real processes, and `sim/world/agent.py` in virtual time. Messages
+between the controller and workers are passed on unread, in the form that the driver gives them.
 """
 
 from collections.abc import Iterable
@@ -14,22 +16,17 @@ from relight.core.protocol.commands import Assign, Kill, Spawn
 from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted
 from relight.core.protocol.gathering import Gathering, subject
 from relight.core.protocol.position import Position
-from relight.errors import ProtocolError
-from relight.wire.connection.framing import decode, make_decoder
 from relight.wire.messages import (
     CopyPrivate,
     ForgetProcess,
-    FromWorker,
-    FromWorkers,
     PrivateState,
     TakePrivate,
     TakeStack,
-    ToWorkers,
 )
 
-Order = Spawn | Kill | ToWorkers | CopyPrivate | TakePrivate | PrivateState | ForgetProcess | TakeStack
-ORDERS = (Spawn, Kill, ToWorkers, CopyPrivate, TakePrivate, PrivateState, ForgetProcess, TakeStack)
-_assign_decoder = make_decoder(Assign)
+Order = Spawn | Kill | CopyPrivate | TakePrivate | PrivateState | ForgetProcess | TakeStack
+ORDERS = (Spawn, Kill, CopyPrivate, TakePrivate, PrivateState, ForgetProcess, TakeStack)
+Relayed = msgspec.Struct | msgspec.Raw
 
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -38,6 +35,15 @@ class Ordered:
     """The controller has sent an order."""
 
     order: Order
+
+
+@dataclass(frozen=True)
+class Addressed:
+    """The controller has sent a message to workers. `assign`: it is this, which concerns the agent as well."""
+
+    processes: tuple[str, ...]
+    message: Relayed
+    assign: Assign | None = None
 
 
 @dataclass(frozen=True)
@@ -77,11 +83,11 @@ class Exited:
 
 @dataclass(frozen=True)
 class Said:
-    """A worker has sent a message to the controller; `payload` is its encoding."""
+    """A worker has sent a message to the controller, which goes there as `relayed`."""
 
     process: str
     message: msgspec.Struct
-    payload: bytes
+    relayed: msgspec.Struct
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class Ending:
     why: str
 
 
-Event = Ordered | Started | NotStarted | Dying | Exited | Said | Read | HoldExpired | Ending
+Event = Ordered | Addressed | Started | NotStarted | Dying | Exited | Said | Read | HoldExpired | Ending
 
 
 # --- actions ----------------------------------------------------------------------------------------------------
@@ -134,7 +140,7 @@ class Deliver:
     """Send a message to live workers."""
 
     processes: tuple[str, ...]
-    payload: msgspec.Raw
+    message: Relayed
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,13 @@ class Report:
 
 
 @dataclass(frozen=True)
+class ReportTogether:
+    """Send relayed messages of several workers as one message to the controller: it must arrive."""
+
+    messages: tuple[msgspec.Struct, ...]
+
+
+@dataclass(frozen=True)
 class Hold:
     """Feed HoldExpired after HOLD_SECONDS, unless an EndHold comes before."""
 
@@ -183,11 +196,12 @@ class Warn:
     text: str
 
 
-Action = Start | Terminate | AskToLeave | Deliver | TakeRank | Release | Access | Report | Hold | EndHold | Warn
+Reports = Report | ReportTogether
+Action = Start | Terminate | AskToLeave | Deliver | TakeRank | Release | Access | Reports | Hold | EndHold | Warn
 
 
 # --- the machine ------------------------------------------------------------------------------------------------
-@dataclass
+@dataclass(frozen=True)
 class _Live:
     rank: int | None
     ends: bool = False  # it was seen dying, or was killed: it has nothing more to say
@@ -200,8 +214,14 @@ class Host:
         """`started_before`: the processes that predecessors of this agent have started."""
         self._live: dict[str, _Live] = {}
         self._started = set(started_before)
-        self._gathering: Gathering[FromWorker] = Gathering()
+        self._gathering: Gathering[msgspec.Struct] = Gathering()
         self._holds = False
+
+    def copy(self) -> "Host":
+        """Return an equal one that shares nothing that changes."""
+        twin = Host(self._started)
+        twin._live, twin._gathering, twin._holds = self._live.copy(), self._gathering.copy(), self._holds
+        return twin
 
     @property
     def live(self) -> tuple[str, ...]:
@@ -213,6 +233,9 @@ class Host:
         match event:
             case Ordered():
                 return self._on_order(event.order)
+            case Addressed():
+                receivers = tuple([name for name in event.processes if name in self._live])
+                return [*self._take_rank(event.assign), Deliver(receivers, event.message)]
             case Started():
                 return self._on_started(event)
             case NotStarted():
@@ -255,11 +278,8 @@ class Host:
                     return []
                 if order.after_step:
                     return [AskToLeave(order.process)]
-                live.ends = True
+                self._live[order.process] = _Live(live.rank, ends=True)
                 return [Terminate(order.process, order.why)]
-            case ToWorkers():
-                receivers = tuple(name for name in order.processes if name in self._live)
-                return [*self._ranks_given(order.payload), Deliver(receivers, order.payload)]
             case ForgetProcess():
                 if order.process in self._live:
                     return [Warn(f"{order.process} is not forgotten: it is alive")]
@@ -267,16 +287,11 @@ class Host:
             case CopyPrivate() | TakePrivate() | PrivateState() | TakeStack():
                 return [Access(order)]
 
-    def _ranks_given(self, payload: msgspec.Raw) -> list[Action]:
-        """Find an Assign: the one message to workers that also concerns the agent."""
-        try:
-            assign: Assign = decode(_assign_decoder, payload)
-        except ProtocolError:
+    def _take_rank(self, assign: Assign | None) -> list[Action]:
+        live = None if assign is None else self._live.get(assign.process)
+        if assign is None or live is None or live.rank == assign.rank:
             return []
-        live = self._live.get(assign.process)
-        if live is None or live.rank == assign.rank:
-            return []
-        live.rank = assign.rank
+        self._live[assign.process] = _Live(assign.rank, live.ends)
         return [TakeRank(assign.process, assign.rank)]
 
     def _on_started(self, event: Started) -> list[Action]:
@@ -291,17 +306,16 @@ class Host:
         live = self._live.get(event.process)
         if live is None:
             return []
-        live.ends = True
+        self._live[event.process] = _Live(live.rank, ends=True)
         return self._report(ProcessDying(process=event.process, position=event.position, noticed_ns=event.noticed_ns))
 
     def _on_said(self, event: Said) -> list[Action]:
-        relayed = FromWorker(process=event.process, payload=msgspec.Raw(event.payload))
         about = subject(event.message)
         if about is None:
-            return self._report(relayed)
+            return self._report(event.relayed)
         actions = [] if self._gathering.joins(about) else self._send_gathered()
         expected = [name for name, live in self._live.items() if live.rank is not None and not live.ends]
-        if self._gathering.add(event.process, about, relayed, expected):
+        if self._gathering.add(event.process, about, event.relayed, expected):
             actions += self._send_gathered()
         elif len(self._gathering) == 1:
             self._holds = True
@@ -317,5 +331,5 @@ class Host:
         self._holds = False
         gathered = self._gathering.take()
         if gathered:
-            actions.append(Report(gathered[0] if len(gathered) == 1 else FromWorkers(messages=tuple(gathered))))
+            actions.append(Report(gathered[0]) if len(gathered) == 1 else ReportTogether(tuple(gathered)))
         return actions

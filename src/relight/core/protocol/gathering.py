@@ -33,6 +33,12 @@ class Gathering(Generic[Message]):
         self._said: set[str] = set()  # processes that have said it, those included that do not wait any more
         self._waiting: list[Message] = []
 
+    def copy(self) -> "Gathering[Message]":
+        """Return an equal one that shares nothing that changes."""
+        twin: Gathering[Message] = Gathering()
+        twin._about, twin._said, twin._waiting = self._about, self._said.copy(), self._waiting.copy()
+        return twin
+
     def __len__(self) -> int:
         return len(self._waiting)
 

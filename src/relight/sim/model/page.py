@@ -9,6 +9,7 @@ class Page:
     """The position page and the two slots of private state. `words` and `slots` are separate, as in the real one."""
 
     __slots__ = (
+        "asked_to_leave",
         "collectives",
         "commits",
         "generation",
@@ -36,6 +37,7 @@ class Page:
         self.progress = 0
         self.stamp_ns = 0
         self.commits = 0
+        self.asked_to_leave = False
         self.words = [-1, -1]
         self.slots: list[tuple[int, int] | None] = [None, None]
 
@@ -46,6 +48,7 @@ class Page:
         twin.version, twin.prepared, twin.torn = self.version, self.prepared, self.torn
         twin.collectives, twin.progress, twin.stamp_ns = self.collectives, self.progress, self.stamp_ns
         twin.commits, twin.words, twin.slots = self.commits, self.words.copy(), self.slots.copy()
+        twin.asked_to_leave = self.asked_to_leave
         return twin
 
     def key(self) -> Hashable:

@@ -99,7 +99,10 @@ def _offer_step(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
     if worker.lower is not None:
         worker.lower.between_steps()
     writes.publish(worker)
-    worker.go_to("OUTSIDE")
+    if worker.page.asked_to_leave:
+        worker.die(0)
+    else:
+        worker.go_to("OUTSIDE")
 
 
 def _begin_step(worker: "Worker") -> None:

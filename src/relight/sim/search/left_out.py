@@ -42,6 +42,17 @@ LEFT_OUT = {
         **dict.fromkeys(("_names", "_left"), "follows from _holders"),
         "_forgettable": "dead, and no rank's predecessor",
     },
+    "SimulatedAgent": {
+        "host": "there is one",
+        "table": "for its successor, of which there is none",
+        "hold": "reports do not wait for each other",
+        "decisions": "described by its parts",
+    },
+    "Host": {
+        "_live": "follows from the workers, whose ends are seen at once",
+        "_started": "no order to start is given twice",
+        **dict.fromkeys(("_gathering", "_holds"), "reports do not wait for each other"),
+    },
     "SimulatedWorker": {
         **dict.fromkeys(("name", "world", "ticket"), "names do not matter"),
         **dict.fromkeys(("resume_on_thaw", "waits_on"), "of thawing and patience, which do not occur"),
@@ -61,5 +72,6 @@ LEFT_OUT = {
     "Page": {
         **dict.fromkeys(("collectives", "progress", "stamp_ns", "commits"), "for the detector, which does not look"),
         **dict.fromkeys(("generation", "step", "prepared"), "evidence for people"),
+        "asked_to_leave": "of slow ranks, which do not occur",
     },
 }

@@ -32,7 +32,7 @@ from relight.sim.model.network import Copying, Group
 from relight.sim.model.page import Page
 from relight.sim.model.shapes import ONE_WRITE, Pattern
 from relight.sim.model.worker import SimulatedWorker
-from relight.sim.world.node import CopyPrivate
+from relight.wire.messages import CopyPrivate
 
 if TYPE_CHECKING:
     from relight.sim.search.situation import Situation

@@ -103,6 +103,7 @@ class Situation(World):
         twin.groups = {generation: group.copy() for generation, group in self.groups.items()}
         twin.meetings = {generation: meeting.copy() for generation, meeting in self.meetings.items()}
         twin._controller_is_shared = True
+        twin.agents = {name: agent.copy() for name, agent in self.agents.items()}
         twin.spawned = self.spawned.copy()
         twin.host_of = self.host_of.copy()
         twin._moving = deque()

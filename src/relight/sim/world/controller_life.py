@@ -84,7 +84,7 @@ class ControllerLife:
         job.feed(ev.ControllerRestarted())
         if self.is_away:
             return
-        self._unheard += [job.agents.unseen_exit(name) for name in self._never_started()]
+        self._unheard += [job.agent_life.unseen_exit(name) for name in self._never_started()]
         while self._unheard and not self.is_away:
             event = self._unheard.pop(0)
             if self._can_still_say(event):

@@ -117,7 +117,7 @@ class Faults:
                         worker.struck = True  # on some ranks a collective is over, and on others not: these get blamed
                 job.watcher.watch()
             case "agent":
-                job.agents.die(job.hosts.numbered(trouble.host), until)
+                job.agent_life.die(job.hosts.numbered(trouble.host), until)
             case "controller":
                 job.controller_life.doom(trouble)
             case _:

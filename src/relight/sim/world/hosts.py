@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Kill
 from relight.core.protocol.fault import Action as Fault
 from relight.sim.model.schedule import NetworkFault
 from relight.sim.model.worker import SimulatedWorker
@@ -190,7 +191,8 @@ class Hosts:
 
     def kills(self, process: str) -> None:
         """An agent was told to kill what lived on."""
-        self._job.workers[process].die(-9)
+        unknown = Kill(process=process, why="this job does not know it")
+        self._job.agent_of(process).obey(self._job, process, unknown)
 
     def _welcome(self, host: Host) -> None:
         if host.known or self._job.end is not None:

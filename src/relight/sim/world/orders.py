@@ -21,7 +21,7 @@ from relight.core.protocol.commands import (
     Stop,
     WindDown,
 )
-from relight.sim.world.node import CopyPrivate, TakePrivate
+from relight.wire.messages import CopyPrivate, TakePrivate
 
 if TYPE_CHECKING:
     from relight.sim.world.world import World
@@ -65,9 +65,9 @@ def _hand_over_private_state(world: "World", rank: int, version: int) -> None:
         if source in world.fenced:
             continue
         if world.host_of[source] == world.host_of[target]:
-            world.tell(target, CopyPrivate(source, version))
+            world.tell(target, CopyPrivate(source=source, target=target, version=version))
         else:
-            world.tell(source, TakePrivate(target, version))
+            world.tell(source, TakePrivate(source=source, target=target, version=version))
 
 
 def _open_store(world: "World", generation: int) -> None:

@@ -4,6 +4,7 @@ import heapq
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,8 @@ from relight.sim.model.points import PAUSES
 from relight.sim.model.schedule import Schedule
 from relight.sim.model.shapes import pattern_of
 from relight.sim.model.worker import SimulatedWorker
-from relight.sim.world.agents import Agents
+from relight.sim.world.agent import SimulatedAgent
+from relight.sim.world.agent_life import AgentLife
 from relight.sim.world.channels import Channels
 from relight.sim.world.controller_life import ControllerLife
 from relight.sim.world.faults import Faults
@@ -109,9 +111,10 @@ class SimulatedJob(World):
         self._planned = 0
         self._happened = 0
         self.hosts = Hosts(self, schedule.nodes, schedule.world_size // schedule.nodes, schedule.spares)
-        self.channels = Channels(self, parts.hold_seconds)
+        self.channels = Channels(self)
+        self._hold_seconds = parts.hold_seconds if schedule.gathers else 0.0
         self.links = Links(self)
-        self.agents = Agents(self)
+        self.agent_life = AgentLife(self)
         self.supplier = Supplier(self)
         self.faults = Faults(self)
         self.controller_life = ControllerLife(self)
@@ -121,14 +124,14 @@ class SimulatedJob(World):
             "up": self.channels.pass_up,
             "down": self.channels.pass_down,
             "again": self.channels.pass_again,
-            "gathered": self.channels.send_gathered,
+            "held": self._expire_hold,
             "settle": self.links.settle,
             "connect": self.links.connect,
             "arrive": self.links.arrive,
-            "dying": self.agents.report_dying,
-            "dead": self.agents.report_exit,
-            "thaw": self.agents.thaw,
-            "agent_back": self.agents.come_back,
+            "dying": self.agent_life.report_dying,
+            "dead": self.agent_life.report_exit,
+            "thaw": self.agent_life.thaw,
+            "agent_back": self.agent_life.come_back,
             "controller_back": self.controller_life.come_back,
             "host": self.hosts.perform,
             "supplier": self.supplier.perform,
@@ -247,19 +250,21 @@ class SimulatedJob(World):
     def note(self, what: str, thing: object) -> None:
         self.trace.append((self.now, what, thing))
 
-    def send(self, worker: SimulatedWorker, event: ev.Event) -> None:
-        if self.schedule.gathers:
-            self.channels.gather(worker, event)
-        else:
-            super().send(worker, event)
+    def post_together(self, events: Sequence[Any]) -> None:
+        self.channels.plan_together(events)
 
-    def send_at_once(self, worker: SimulatedWorker, event: ev.Event) -> None:
-        """Send without waiting for reports of other ranks."""
-        super().send(worker, event)
+    def hold(self, agent: SimulatedAgent) -> None:
+        if self._hold_seconds:
+            self.after(self._hold_seconds, ("held", agent.host, agent.hold))
+        else:
+            super().hold(agent)
+
+    def _expire_hold(self, host: str, hold: int) -> None:
+        self.agents[host].expire(self, hold)
 
     def ended(self, worker: SimulatedWorker, status: int) -> None:
         if self.chance() < self.schedule.seen_dying:
-            self.agents.plan_notice(worker, status)
+            self.agent_life.plan_notice(worker, status)
         else:
             super().ended(worker, status)
 

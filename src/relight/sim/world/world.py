@@ -10,7 +10,7 @@ virtual clock, drawn from a seed; exhaustive.py tries all of them, one after ano
     ("settle", generation, number, rank, completes)
     ("connect", generation, rank)      it has formed the group
     ("arrive", process)                the source's state is here
-    ("dead", process, status)          its node notices the death
+    ("dead", process, status)          its agent notices the death
     ("background", process, what, version, generation)  work beside its main thread continues
 """
 
@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from relight.agent.decisions.host import Said
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import CancelHost, Command, EndJob, OrderHost, Restore, Save
@@ -27,6 +28,7 @@ from relight.sim.model.network import Group, Rendezvous
 from relight.sim.model.shapes import ONE_WRITE, Pattern
 from relight.sim.model.worker import SimulatedWorker
 from relight.sim.world import copies, groups, node, tiers
+from relight.sim.world.agent import SimulatedAgent
 from relight.sim.world.orders import carry_out
 
 Action = tuple[Any, ...]
@@ -58,6 +60,7 @@ class World:
         self.pattern = pattern
         self.workers: dict[str, SimulatedWorker] = {}
         self.checker = Checker(settings.world_size, until, self.workers, pattern)
+        self.agents: dict[str, SimulatedAgent] = {}  # of each host
         self.spawned: set[str] = set()  # processes that were ordered to be started
         self.host_of: dict[str, str] = {}  # on which host
         self.fenced: set[str] = set()  # processes of a host that was given up: their messages are dropped
@@ -122,6 +125,28 @@ class World:
         """Let an action happen."""
         _PERFORM[action[0]](self, *action[1:])
 
+    # --- agents ---------------------------------------------------------------------------------------------------
+    def agent_of(self, process: str) -> SimulatedAgent:
+        """The agent of the host on which a process runs, or is about to be started."""
+        name = self.host_of[process]
+        if name not in self.agents:
+            self.agents[name] = SimulatedAgent(name, {})
+        return self.agents[name]
+
+    def post(self, process: str, event: ev.Event) -> None:
+        """Send to the controller what an agent says about one of its processes, or for it."""
+        self.up.setdefault(process, deque()).append(event)
+        self.plan(("up", process))
+
+    def post_together(self, events: Sequence[Any]) -> None:
+        """Send reports of several processes as one message."""
+        for event in events:
+            self.post(event.process, event)
+
+    def hold(self, agent: SimulatedAgent) -> None:
+        """Let reports wait for each other. Without a clock they do not wait."""
+        agent.expire(self, agent.hold)
+
     # --- what workers need (model/surroundings.py) ------------------------------------------------------------------
     def plan_step(self, worker: SimulatedWorker) -> None:
         self.plan(("step", worker.name, worker.ticket))
@@ -133,8 +158,7 @@ class World:
         self.plan(("background", worker.name, what, version, worker.machine.generation))
 
     def send(self, worker: SimulatedWorker, event: ev.Event) -> None:
-        self.up.setdefault(worker.name, deque()).append(event)
-        self.plan(("up", worker.name))
+        self.agent_of(worker.name).feed(self, Said(worker.name, event, event))
 
     def ended(self, worker: SimulatedWorker, status: int) -> None:
         self.note("exit", f"{worker.name} (rank {worker.rank}) {status}")

@@ -1,12 +1,14 @@
 """Agents of a timed job: how they notice deaths, what is lost with one, and what its successor finds.
 
-Modelled, not production: agent/processes/adoption.py, and `attach` of server/network/agents.py.
+Modelled, not production: agent/processes/adoption.py, and `attach` of server/network/agents.py. What agents decide is
+production code: see agent.py.
 """
 
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from relight.agent.decisions.host import Dying, Started
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Spawn
 from relight.core.protocol.position import Position
@@ -21,12 +23,11 @@ if TYPE_CHECKING:
 _NOTICE_SECONDS = (0.0005, 0.01)
 
 
-class Agents:
-    """The agents of all hosts."""
+class AgentLife:
+    """The deaths of agents, and what each notices of its processes."""
 
     def __init__(self, job: "SimulatedJob") -> None:
         self._job = job
-        self.gone: set[str] = set()  # processes of which their node knows that they end
         self._unwitnessed: set[str] = set()  # processes that ended, and then their agent before it could report it
         self._unconnected: set[str] = set()  # frozen processes that have not met the successor of their agent
 
@@ -41,16 +42,11 @@ class Agents:
 
     def report_dying(self, process: str) -> None:
         """Report that a main thread has ended, before the memory of its process is freed."""
-        if process in self._unwitnessed:
-            return
-        self.gone.add(process)
-        worker = self._job.workers[process]
-        position = worker.page.position(counters=True)
-        self._job.send(worker, ev.ProcessDying(process=process, position=position, noticed_ns=1))
+        job = self._job
+        job.agent_of(process).feed(job, Dying(process, job.workers[process].page.position(counters=True), 1))
 
     def report_exit(self, process: str, status: int) -> None:
         """Report that a process has ended."""
-        self.gone.add(process)
         if process not in self._unwitnessed:
             node.report_exit(self._job, process, status)
 
@@ -60,7 +56,8 @@ class Agents:
         job = self._job
         if not host.alive:
             return
-        job.channels.take_gathered(host.name)
+        if host.name in job.agents:
+            job.agents[host.name] = job.agents[host.name].successor()
         for queues in (job.up, job.down):
             for process in sorted(queues):
                 if job.host_of[process] == host.name and job.chance() < 0.5:
@@ -83,6 +80,7 @@ class Agents:
         job = self._job
         host = job.hosts.called(host_name)
         if not host.known:
+            self._adopt(host)
             return
         if job.several_hosts and host.alive and max(host.silent_until.values()) > job.now:
             job.after(max(host.silent_until.values()) - job.now, ("agent_back", host_name))
@@ -95,8 +93,14 @@ class Agents:
             if not coming and (worker is None or not worker.alive):
                 job.feed(self.unseen_exit(name))
         job.feed(ev.AgentJoined(agent=host_name, slots=host.slots, spare=host.spare))
+        self._adopt(host)
+
+    def _adopt(self, host: Host) -> None:
+        job = self._job
         for worker in job.hosts.workers(host):
-            if worker.alive and worker.name not in job.fenced:
+            if worker.alive:
+                agent = job.agent_of(worker.name)
+                agent.feed(job, Started(worker.name, 1, agent.table[worker.name]))
                 self._connect_again(worker)
 
     def _connect_again(self, worker: SimulatedWorker) -> None:
@@ -104,7 +108,6 @@ class Agents:
         if worker.frozen:
             self._unconnected.add(worker.name)
             return
-        self._job.send(worker, ev.ProcessStarted(process=worker.name, pid=1))
         if worker.last_report is not None:
             self._job.send(worker, worker.last_report)
         worker.say_again()
