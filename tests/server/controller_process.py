@@ -134,11 +134,12 @@ class Peer:
         slots: int = 0,
         processes: tuple[str, ...] = (),
         life: str = "",
+        **more: Any,
     ) -> Hello:
         challenge = self.expect(Challenge)
         hello = ConnectingSide(token or self.controller.token).answer(
             challenge,
-            Hello(protocol_version=version, role=role, name=name, slots=slots, processes=processes, life=life),
+            Hello(protocol_version=version, role=role, name=name, slots=slots, processes=processes, life=life, **more),
         )
         self.send(hello)
         return hello

@@ -20,6 +20,7 @@ from relight.wire.messages import (
     StatusUpdate,
     Welcome,
 )
+from relight.wire.versions import describe_difference, installed_versions
 from tests.server.controller_process import ControllerProcess, Peer
 
 Start = Callable[..., ControllerProcess]
@@ -185,3 +186,21 @@ def test_the_token_is_never_sent(controller: ControllerProcess) -> None:
     peer = controller.connect()
     hello = peer.say_hello("observer", "someone")
     assert controller.token not in msgspec.msgpack.encode(hello)
+
+
+def test_a_host_with_other_versions_is_refused_by_name(controller: ControllerProcess) -> None:
+    """Its bits would be others; and whoever looks at the first host sees which one it is."""
+    versions = installed_versions()
+    peer = controller.connect()
+    peer.say_hello("agent", "node-7", slots=1, versions={**versions, "torch": "1.0.0", "python": "3.9"})
+    reason = peer.expect(Refused).reason
+    assert f"it has torch 1.0.0, and the job's first host has torch {versions['torch']}" in reason
+    assert any("refused node-7" in line.note and "torch 1.0.0" in line.note for line in controller.journal())
+    controller.agent().expect(Spawn)
+
+
+def test_versions_that_are_not_known_are_not_compared() -> None:
+    assert describe_difference({"relight": "1"}, {"relight": "1", "torch": "2"}) == ""
+    assert describe_difference({"relight": "1", "torch": "2"}, {}) == ""
+    both = describe_difference({"relight": "1", "torch": "2"}, {"relight": "3", "torch": "4"})
+    assert "it has relight 3 and torch 4, and the job's first host has relight 1 and torch 2" in both

@@ -19,6 +19,7 @@ from relight.agent.traces import TraceReporter
 from relight.agent.workers import Workers
 from relight.wire.connection.tls import Tls
 from relight.wire.messages import Pace, ToWorkers
+from relight.wire.versions import installed_versions
 
 FLUSH_SECONDS = 2.0
 CONTROLLER_LOST = 3  # exit status
@@ -51,7 +52,15 @@ class Agent:
         self._seconds = launch.settings.controller_timeout_seconds
         self._printer = Printer(launch.settings.run_dir)
         self._session = ControllerSession(
-            Session(name, launch.slots, secrets.token_hex(8), self._seconds, spare=spare, machine=machine),
+            Session(
+                name,
+                launch.slots,
+                secrets.token_hex(8),
+                self._seconds,
+                spare=spare,
+                machine=machine,
+                versions=installed_versions(),
+            ),
             *(token, launch.settings.nodes, find_controller, self._say),
             tls=tls,
             server_name=server_name,

@@ -64,6 +64,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     slots: int = 0
     spare: bool = False  # an agent's: its host is none of the nodes that the job starts on
     machine: str = ""  # an agent's: the name that the cluster has for its host
+    versions: dict[str, str] = {}  # an agent's: of what its workers run
     processes: tuple[str, ...] = ()  # an agent's: alive, or ended without the controller's knowledge
     life: str = ""  # names this run of the agent (see wire.outbox)
     controller: str = ""  # the life of the controller that the agent heard last

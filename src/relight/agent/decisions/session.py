@@ -1,5 +1,7 @@
 """The agent's side of the conversation with controllers, whichever connection and whichever controller it is."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from relight.core.protocol.events import ProcessExited
@@ -12,16 +14,26 @@ class Session:
     """Counts messages in both directions, so that each arrives once (wire/connection/outbox.py)."""
 
     def __init__(
-        self, name: str, slots: int, life: str, patience_seconds: float, *, spare: bool = False, machine: str = ""
+        self,
+        name: str,
+        slots: int,
+        life: str,
+        patience_seconds: float,
+        *,
+        spare: bool = False,
+        machine: str = "",
+        versions: Mapping[str, str] = {},
     ) -> None:
         """`life` names this run of the agent. `patience_seconds`: how long it lives without a controller.
 
         `spare`: its host is none of the nodes that the job starts on. `machine`: the cluster's name for that.
+        `versions`: of what its workers run.
         """
         self._name = name
         self._slots = slots
         self._spare = spare
         self._machine = machine
+        self._versions = dict(versions)
         self._life = life
         self._patience_seconds = patience_seconds
         self._controller_life = ""
@@ -40,6 +52,7 @@ class Session:
             slots=self._slots,
             spare=self._spare,
             machine=self._machine,
+            versions=self._versions,
             processes=tuple(sorted({*unreported, *live})),
             life=self._life,
             controller=self._controller_life,

@@ -1,9 +1,6 @@
 """Writes the files that describe the whole job: report.json at its end, coverage.json of a divided state."""
 
-import contextlib
 import functools
-import importlib.metadata
-import platform
 from pathlib import Path
 
 import msgspec
@@ -14,6 +11,7 @@ from relight.core.controller import Controller
 from relight.core.replay import replay
 from relight.server.job.job import Job
 from relight.server.records.journal import records
+from relight.wire.versions import installed_versions
 
 
 class ReportFiles:
@@ -44,7 +42,7 @@ class ReportFiles:
             storage_waits=tuple(self._job.journal.storage_waits),
             notices=(*report.notices, *unused),
             error=error,
-            versions={**_versions(), **report.versions},
+            versions={**installed_versions(), **report.versions},
         )
         self._write(self._run_dir / "report.json", "the report", encode_report(report))
 
@@ -69,12 +67,3 @@ class ReportFiles:
             draft.replace(path)
         except OSError as error:
             self._job.observers.alarm(f"{what} {path} cannot be written: {error.strerror or error}")
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of what the workers run, without importing it."""
-    found = {"python": platform.python_version()}
-    for name in ("relight", "torch"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found

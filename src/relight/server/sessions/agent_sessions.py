@@ -19,6 +19,7 @@ from relight.wire.connection.framing import decode, make_decoder
 from relight.wire.connection.outbox import COUNTED
 from relight.wire.connection.streams import read_payload
 from relight.wire.messages import AgentUp, Hello, Pace, Refused
+from relight.wire.versions import describe_difference, installed_versions
 
 CONFIRM_SECONDS = 0.1  # until a report is confirmed, if no command goes to the agent before
 
@@ -44,6 +45,7 @@ class AgentSessions:
         self._presence = presence
         self._end = end
         self._sample_seconds = SAMPLE_SECONDS  # the pace that agents were given last
+        self._versions = installed_versions()
         self._unconfirmed: list[Agent] = []  # with reports to be confirmed together
         self._decode = make_decoder(AgentUp)
 
@@ -59,6 +61,8 @@ class AgentSessions:
             return
         reason = self._why_refused(hello)
         if reason:
+            if self._job.agents.get(hello.name) is None:
+                self._job.refusals.note(f"refused {hello.name} ({connection.peer}): {reason}")
             connection.send(Refused(reason=reason))
             return
         agent = self._welcome(connection, peer)
@@ -85,7 +89,7 @@ class AgentSessions:
             return "this agent was away for so long that commands for it were lost"
         if agent is not None and agent.is_double(hello):
             return f"an agent named {hello.name} is connected already; give this one another --name or --node-rank"
-        return ""
+        return describe_difference(self._versions, hello.versions)
 
     def _welcome(self, connection: Connection, peer: Peer) -> Agent:
         hello = peer.hello
