@@ -189,7 +189,7 @@ def test_the_token_is_never_sent(controller: ControllerProcess) -> None:
 
 
 def test_a_host_with_other_versions_is_refused_by_name(controller: ControllerProcess) -> None:
-    """Its bits would be others; and whoever looks at the first host sees which one it is."""
+    """Its bits would be others. The output of the first host names it."""
     versions = installed_versions()
     peer = controller.connect()
     peer.say_hello("agent", "node-7", slots=1, versions={**versions, "torch": "1.0.0", "python": "3.9"})
