@@ -25,6 +25,7 @@ from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Outcome, Training
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "ip", "nsenter", "unshare")
 NODES = ("n1", "n2", "n3", "n4", "n5")
 HEAD = "ctl"
+ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")  # states of a job that is over
 # A program reports its host's name to Slurm's controller, which calls back under that name.
 _OWN_VIEW = (
     'echo "$NODE" > /proc/sys/kernel/hostname && mount --bind "$HOSTS" /etc/hosts && '
@@ -283,9 +284,7 @@ class SlurmJob:
 
         def holds() -> bool:
             state = self._slurm.job_state(self.number)
-            assert condition() or state in ("PENDING", "RUNNING", "CONFIGURING", "REQUEUED"), (
-                f"{state} before {what}\n{self.describe()}"
-            )
+            assert condition() or state not in ENDS, f"{state} before {what}\n{self.describe()}"
             return condition()
 
         try:
@@ -305,9 +304,8 @@ class SlurmJob:
     def wait(self) -> Outcome:
         """Wait for the end of the job; nothing of it may be left on any node that is there."""
         slurm = self._slurm
-        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         try:
-            slurm.wait_until(lambda: slurm.job_state(self.number) in ends, "the job ends")
+            slurm.wait_until(lambda: slurm.job_state(self.number) in ENDS, "the job ends")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from None
         report = self.run_dir / "report.json"
