@@ -4,6 +4,7 @@ A failing test prints its seed. To look at it: `python -m relight.sim --seed N`,
 """
 
 from collections import Counter
+from typing import ClassVar
 
 import pytest
 
@@ -11,6 +12,7 @@ from relight.core.protocol.commands import FallbackTier, Restore, Save
 from relight.core.protocol.events import AgentJoined, AgentLost
 from relight.core.protocol.fault import Action
 from relight.sim.model.contents import Violation
+from relight.sim.model.fallback_tiers import FallbackTiers
 from relight.sim.model.points import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
 from relight.sim.model.schedule import (
     ACTIONS,
@@ -21,8 +23,9 @@ from relight.sim.model.schedule import (
     random_schedule,
     schedule_of,
 )
+from relight.sim.model.worker import SimulatedWorker
 from relight.sim.search.swarm import search, try_seed
-from relight.sim.world.timed import SimulatedJob
+from relight.sim.world.timed import Parts, SimulatedJob, run_schedule
 
 BLOCK = 200
 
@@ -274,3 +277,24 @@ def test_the_schedules_reach_what_matters() -> None:
         "asleep": 50,
     }
     assert not {what: (seen[what], least) for what, least in floor.items() if seen[what] < least}
+
+
+class TiersOfRunningProcesses(FallbackTiers):
+    def go_on(self, what: str, version: int, generation: int) -> None:
+        assert not self._worker.frozen
+        super().go_on(what, version, generation)
+
+
+class WorkerWithThose(SimulatedWorker):
+    tiers_kind: ClassVar[type[FallbackTiers]] = TiersOfRunningProcesses
+
+
+def test_work_beside_the_main_thread_stands_still_in_a_frozen_process() -> None:
+    stalled = 0
+    for seed in range(60):
+        schedule = random_schedule(
+            seed, faults=2, actions=(Action.FREEZE,), points=("OUTSIDE", "FORWARD", "GRADIENT"), fallback=True
+        )
+        job = run_schedule(schedule, Parts(worker=WorkerWithThose))
+        stalled += any(worker.stalled for worker in job.workers.values())
+    assert stalled > 3

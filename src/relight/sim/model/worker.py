@@ -42,8 +42,8 @@ class SimulatedWorker:
     __slots__ = tuple(
         (
             "alive awake content copying doubts frozen gradient group_generation hung last_report lower machine "
-            "meeting_generation name next_private offer operation page point private resume_on_thaw staged state "
-            "struck surprised ticket todo undo unread waits_on world"
+            "meeting_generation name next_private offer operation page point private resume_on_thaw staged stalled "
+            "state struck surprised ticket todo undo unread waits_on world"
         ).split()
     )
 
@@ -80,6 +80,7 @@ class SimulatedWorker:
         self.ticket = 0  # goes up whenever the main thread moves: what was planned for an older one is void
         self.awake = False  # it is planned that the main thread moves
         self.resume_on_thaw = False
+        self.stalled: tuple[tuple[object, ...], ...] = ()  # what continues once it thaws
         self.waits_on = False  # its patience has ended once, and it waits for something else
 
     def copy(self, world: Surroundings) -> Self:
@@ -264,7 +265,7 @@ class SimulatedWorker:
             if self.resume_on_thaw:
                 self.resume_on_thaw = False
                 self.world.plan_step(self)
-            self.world.offered(self)
+            self.world.thawed(self)
 
     def raise_in_script(self, summary: str) -> None:
         """The script raises: report, then leave; or stay, if a last checkpoint may need what is here."""

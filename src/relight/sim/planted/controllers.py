@@ -150,7 +150,9 @@ class GivesARankAwayTooSoon(Stopping):
 
 
 class ForgetsRestoredReplacements(Failing):
-    """Once ours: a replacement counted as a replica from Resume on, and not from the end of its copy."""
+    """A defect of an earlier version: a replacement counted as a replica from Resume on, and not from the end of its
+    copy.
+    """
 
     def open_generation(self, now: float, stop_limit_seconds: float | None = None) -> list[Command]:
         for process in self._job.members.by_rank().values():
@@ -168,7 +170,9 @@ class ForgetsThePredecessors(Failing):
 
 
 class IgnoresFrozenProcessesAtTheEnd(Processes):
-    """Once ours: no process was declared failed once training was done, and nothing else ended the wait."""
+    """A defect of an earlier version: no process was declared failed once training was done, and nothing else ended the
+    wait.
+    """
 
     def on_suspected(self, event: ev.ProcessSuspected, now: float) -> list[Command]:
         if self._job.stage is Stage.FINISHING:
@@ -184,7 +188,8 @@ class IgnoresBrokenCollectives(Training):
 
 
 class BlamesEveryoneForASlowRestore(Restoring):
-    """Once ours: at the deadline everyone who was not restored had failed, and that was everyone."""
+    """A defect of an earlier version: at the deadline everyone who was not restored had failed, and that was
+    everyone."""
 
     def on_restore_timeout(self, now: float) -> list[Command]:
         if self._job.attempt.suspected_restore is not None:
@@ -196,7 +201,9 @@ class BlamesEveryoneForASlowRestore(Restoring):
 
 
 class ComparesTheStopDeadlineInAnotherWay(Saving):
-    """Once ours: `asked_at + limit` is past, `now - asked_at >= limit` is not. The deadline passed for ever."""
+    """A defect of an earlier version: `asked_at + limit` is past, `now - asked_at >= limit` is not. The deadline passed
+    for ever.
+    """
 
     def late(self, now: float) -> list[Process]:
         limit = self._job.attempt.stop_limit_seconds
@@ -204,22 +211,25 @@ class ComparesTheStopDeadlineInAnotherWay(Saving):
 
 
 class SaysNothingAgain(Repeating):
-    """Once ours: what an agent had not passed on when it died was lost, and waited for until a deadline."""
+    """A defect of an earlier version: what an agent had not passed on when it died was lost, and waited for until a
+    deadline.
+    """
 
     def to_agent(self, now: float) -> list[Command]:  # noqa: ARG002
         return []
 
 
 class SavesWithWhatWentWithTheAgent(Saving):
-    """Once ours: the order to write a last checkpoint was said again to an agent that was restarted, though a dead
-    rank's private state, which it relied on, had gone with its predecessor."""
+    """A defect of an earlier version: the order to write a last checkpoint was said again to an agent that was
+    restarted, though a dead rank's private state, which it relied on, had gone with its predecessor.
+    """
 
     def _can_do_without_what_is_gone(self, save: Save) -> bool:  # noqa: ARG002
         return False
 
 
 class TakesUnknownEndsForAlike(Processes):
-    """Once ours: two processes that ended unseen had "failed twice in the same place"."""
+    """A defect of an earlier version: two processes that ended unseen had "failed twice in the same place"."""
 
     def on_exited(self, event: ev.ProcessExited, now: float) -> list[Command]:
         known = event if event.exit_status is not None else msgspec.structs.replace(event, exit_status=999)
@@ -235,7 +245,9 @@ class WaitsForTheMemoryOfTheDead(Processes):
 
 
 class Oversleeps(Controller):
-    """Once ours: a controller that had slept past a deadline killed who had answered while it slept."""
+    """A defect of an earlier version: a controller that had slept past a deadline killed who had answered while it
+    slept.
+    """
 
     def expire(self, now: float) -> tuple[Command, ...]:
         self._extended = self.job.deadline
@@ -243,7 +255,9 @@ class Oversleeps(Controller):
 
 
 class TakesAShortSleepForNone(Controller):
-    """Once ours: one that had slept until just after a deadline took itself for punctual, and did the same."""
+    """A defect of an earlier version: one that had slept until just after a deadline took itself for punctual, and did
+    the same.
+    """
 
     def expire(self, now: float) -> tuple[Command, ...]:
         if self.job.deadline is not None and now - self.job.deadline <= HEARING_SECONDS:
@@ -269,7 +283,7 @@ class SaysNothingAfterItsRestart(Repeating):
 
 
 class StartsOnSpares(Agents):
-    """Once ours: a spare that joined before a node took its ranks, and the node was the spare."""
+    """A defect of an earlier version: a spare that joined before a node took its ranks, and the node was the spare."""
 
     def on_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
         return super().on_joined(msgspec.structs.replace(event, spare=False), now)
@@ -283,14 +297,18 @@ class DrainsInTheMiddleOfAStep(Draining):
 
 
 class GivesHostsBackTooSoon(Draining):
-    """Once ours: a host was given back while a standby there was being killed, and a recovery waited for its end."""
+    """A defect of an earlier version: a host was given back while a standby there was being killed, and a recovery
+    waited for its end.
+    """
 
     def _occupied(self) -> set[str]:
         return {process.agent for process in self._job.leaving}
 
 
 class TakesAnotherAgentForTheSame(Agents):
-    """Once ours: if agent and controller died together, the successor did not know that the agent was another one."""
+    """A defect of an earlier version: if agent and controller died together, the successor did not know that the agent
+    was another one.
+    """
 
     def on_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
         if event.agent in self._job.hosts and self._job.job_stats.controller_restarts:
@@ -299,14 +317,17 @@ class TakesAnotherAgentForTheSame(Agents):
 
 
 class TrustsThePagesOfALostAgent(Agents):
-    """Once ours: a dead process's private state was still asked for when its agent, or its host, had died as well."""
+    """A defect of an earlier version: a dead process's private state was still asked for when its agent, or its host,
+    had died as well.
+    """
 
     def _forget_pages(self, agent: str) -> None:
         pass
 
 
 class WaitsForTheLostAtTheEnd(Agents):
-    """Once ours: if the last processes of a finished job were a lost host's, the job did not end."""
+    """A defect of an earlier version: if the last processes of a finished job were a lost host's, the job did not
+    end."""
 
     def on_lost(self, event: ev.AgentLost, now: float) -> list[Command]:
         out = super().on_lost(event, now)

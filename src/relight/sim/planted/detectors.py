@@ -8,7 +8,9 @@ from relight.core.protocol.position import IN_STEP, Phase
 
 
 class BlamesWhoStopsLater(Detector):
-    """Once ours: a survivor that had long waited for a hung rank was blamed if another one stopped sooner."""
+    """A defect of an earlier version: a survivor that had long waited for a hung rank was blamed if another one stopped
+    sooner.
+    """
 
     def _update(self, sample: object, now: float) -> None:
         super()._update(sample, now)  # type: ignore[arg-type]
@@ -17,7 +19,9 @@ class BlamesWhoStopsLater(Detector):
 
 
 class TakesFinishingForTraining(Detector):
-    """Once ours: a rank that finished its step by itself was taken for a sign that all had been told to go on."""
+    """A defect of an earlier version: a rank that finished its step by itself was taken for a sign that all had been
+    told to go on.
+    """
 
     def _peers_train(self, watch: object, ranks: Mapping[int, object]) -> bool:
         if super()._peers_train(watch, ranks):  # type: ignore[arg-type]
@@ -32,7 +36,9 @@ class TakesFinishingForTraining(Detector):
 
 
 class DoesNotCountTheDone(Detector):
-    """Once ours: a rank that hung just after Resume was waited for for ever if the others were done with training."""
+    """A defect of an earlier version: a rank that hung just after Resume was waited for for ever if the others were
+    done with training.
+    """
 
     def _peers_train(self, watch: object, ranks: Mapping[int, object]) -> bool:
         working = {rank: peer for rank, peer in ranks.items() if peer.position.phase is not Phase.DONE}  # type: ignore[attr-defined]
@@ -40,21 +46,27 @@ class DoesNotCountTheDone(Detector):
 
 
 class ForgetsThoseWhoAreAllParked(Detector):
-    """Once ours: if all ranks hung just after Resume, no rank was behind another, and nothing happened any more."""
+    """A defect of an earlier version: if all ranks hung just after Resume, no rank was behind another, and nothing
+    happened any more.
+    """
 
     def _parked(self, ranks: Mapping[int, object]) -> list[ev.Event]:  # noqa: ARG002
         return []
 
 
 class BlamesTheBereft(Detector):
-    """Once ours: when a host was given up, a rank that had long waited for it was blamed unless it stopped at once."""
+    """A defect of an earlier version: when a host was given up, a rank that had long waited for it was blamed unless it
+    stopped at once.
+    """
 
     def _excuse_the_bereft(self, members: frozenset[str], ranks: Mapping[int, object], now: float) -> None:
         pass
 
 
 class ComparesWithWhoIsOutOfSight(Detector):
-    """Once ours: if hangs were noticed in 10 s or less, a survivor was blamed for waiting for a lost host."""
+    """A defect of an earlier version: if hangs were noticed in 10 s or less, a survivor was blamed for waiting for a
+    lost host.
+    """
 
     def __init__(self, settings: DetectorSettings) -> None:
         super().__init__(settings)
@@ -66,7 +78,9 @@ class ComparesWithWhoIsOutOfSight(Detector):
 
 
 class ComparesThoughSeldomHeard(Detector):
-    """Once ours: with many agents, each heard seldom, a survivor was blamed for waiting for a lost host."""
+    """A defect of an earlier version: with many agents, each heard seldom, a survivor was blamed for waiting for a lost
+    host.
+    """
 
     def expect(self, sample_seconds: float) -> None:
         super().expect(sample_seconds)
@@ -82,7 +96,9 @@ class TakesSlowSamplingForBlindness(Detector):
 
 
 class BlamesByAnOldSample(Detector):
-    """Once ours: with many agents, a rank was blamed by a sample from when it had waited for the others."""
+    """A defect of an earlier version: with many agents, a rank was blamed by a sample from when it had waited for the
+    others.
+    """
 
     def _note_since_when(self, ranks: Mapping[int, object], last: frozenset[int]) -> None:
         super()._note_since_when(ranks, last)  # type: ignore[arg-type]

@@ -87,8 +87,9 @@ class KeepsPrivateStateTooLate(SimulatedWorker):
 
 
 class ComparesInTheBarrier(SimulatedWorker):
-    """Once ours: ranks were prepared before their states were compared. A rank that had not heard the result, since
-    another one died or only the corrupted one said it, finished the step with a gradient from a wrong state.
+    """A defect of an earlier version: ranks were prepared before their states were compared. A rank that had not heard
+    the result, since another one died or only the corrupted one said it, finished the step with a gradient from a
+    wrong state.
     """
 
     @staticmethod
@@ -132,7 +133,9 @@ class PublishesEarly(SimulatedWorker):
 
 
 class SaysOnceThatItHasSaved(SimulatedWorker):
-    """Once ours: that the last checkpoint is complete was lost with an agent, and was not said again."""
+    """A defect of an earlier version: that the last checkpoint is complete was lost with an agent, and was not said
+    again.
+    """
 
     def report(self, event: Event) -> None:
         if isinstance(event, Saved):
@@ -168,8 +171,9 @@ class _TakesKeptForEstablished(FallbackTiers):
 
 
 class TakesKeptForEstablished(SimulatedWorker):
-    """Once ours: buddies had changed, and the version that all had gone back to counted as established, though the new
-    ones had yet to fetch it. What an earlier buddy had, the only copy, was overwritten."""
+    """A defect of an earlier version: buddies had changed, and the version that all had gone back to counted as
+    established, though the new ones had yet to fetch it. What an earlier buddy had, the only copy, was overwritten.
+    """
 
     tiers_kind: ClassVar[type[FallbackTiers]] = _TakesKeptForEstablished
 
@@ -209,7 +213,9 @@ class _MixesHistories(FallbackTiers):
 
 
 class MixesHistoriesOnDisk(SimulatedWorker):
-    """Once ours: pieces of a checkpoint that was left incomplete counted for the same step of a later history."""
+    """A defect of an earlier version: pieces of a checkpoint that was left incomplete counted for the same step of a
+    later history.
+    """
 
     tiers_kind: ClassVar[type[FallbackTiers]] = _MixesHistories
 
@@ -220,8 +226,9 @@ def _drop_undo(worker: SimulatedWorker) -> None:
 
 
 class AbsorbsAfterTheFirstWrite(SimulatedWorker):
-    """Once ours: an interruption after the first of two writes was absorbed as if nothing was written. The step was
-    repeated, and that update was applied twice."""
+    """A defect of an earlier version: an interruption after the first of two writes was absorbed as if nothing was
+    written. The step was repeated, and that update was applied twice.
+    """
 
     points: ClassVar[Mapping[str, Continue]] = {**_POINTS, "OUTSIDE": _then(_POINTS["OUTSIDE"], _drop_undo)}
 

@@ -47,15 +47,18 @@ class ForgetsThatItWentDown(Deciding):
 
 
 class TakesWhatIsUndoneForPrivateState(Deciding):
-    """Once ours: a rank died on the way down, before it had begun; its page still had versions that were undone."""
+    """A defect of an earlier version: a rank died on the way down, before it had begun; its page still had versions
+    that were undone.
+    """
 
     def _private_versions(self, rank: int) -> frozenset[int]:
         return self._job.members.private_versions(rank)
 
 
 class ForgetsWhoThrewItsPrivateStateAway(Deciding):
-    """Once ours: only of a dead rank it was asked what is left of its private state. A survivor that had begun to go
-    down, and was then to copy from a replica that was there already, had none."""
+    """A defect of an earlier version: only of a dead rank it was asked what is left of its private state. A survivor
+    that had begun to go down, and was then to copy from a replica that was there already, had none.
+    """
 
     def _lost_private(self, reports: Sequence[ev.Stopped]) -> dict[int, frozenset[int]]:
         held = self._job.members.by_rank()
@@ -63,8 +66,9 @@ class ForgetsWhoThrewItsPrivateStateAway(Deciding):
 
 
 class NamesBuddiesOfThoseWhoAreLeft(Job):
-    """Once ours: a controller that came back in a recovery named buddies though a rank had no process; a rank that
-    still waited for its first Begin counted by rank, and found itself nowhere."""
+    """A defect of an earlier version: a controller that came back in a recovery named buddies though a rank had no
+    process; a rank that still waited for its first Begin counted by rank, and found itself nowhere.
+    """
 
     def buddies(self) -> tuple[int, ...]:
         held = self.members.by_rank()
@@ -73,7 +77,9 @@ class NamesBuddiesOfThoseWhoAreLeft(Job):
 
 
 class TakesARecalledSnapshotForACopy(Restoring):
-    """Once ours: what a lost rank had left in its buddy's memory differed from a survivor's state; the job ended."""
+    """A defect of an earlier version: what a lost rank had left in its buddy's memory differed from a survivor's state;
+    the job ended.
+    """
 
     def on_restored(self, event: ev.Restored, now: float) -> list[Command]:
         if self._job.attempt.decision is not None:
@@ -82,7 +88,7 @@ class TakesARecalledSnapshotForACopy(Restoring):
 
 
 class TakesTheLivingForSnapshots(Deciding):
-    """Once ours: who had gone back already was named as a source of its snapshot, and had none."""
+    """A defect of an earlier version: who had gone back already was named as a source of its snapshot, and had none."""
 
     def decide(self, now: float) -> list[Command]:
         with replaced("has_gone_back", lambda *_: False):
@@ -99,7 +105,9 @@ class TakesTheLivingForSnapshots(Deciding):
 
 
 class KeepsToTheBuddies(Deciding):
-    """Once ours: if buddy memory was lost in the middle of going back to it, a newer checkpoint did not count."""
+    """A defect of an earlier version: if buddy memory was lost in the middle of going back to it, a newer checkpoint
+    did not count.
+    """
 
     def _fall_back(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         target = self._job.fallback.target
@@ -111,8 +119,8 @@ class KeepsToTheBuddies(Deciding):
 
 
 class KeepsTheNewest(Deciding):
-    """Once ours: a recovery kept the newest snapshots, of which some were in one memory only, and let go of older ones
-    that the next death would have left whole.
+    """A defect of an earlier version: a recovery kept the newest snapshots, of which some were in one memory only, and
+    let go of older ones that the next death would have left whole.
     """
 
     def _worth_keeping(self, reports: Sequence[ev.Stopped]) -> int:
@@ -164,7 +172,8 @@ class IgnoresDifferences(Training):
 
 
 class CountsEarlierCopiesAsVotes(Failing):
-    """Once ours: a copy that was made before a recovery began again voted on whose state is right."""
+    """A defect of an earlier version: a copy that was made before a recovery began again voted on whose state is
+    right."""
 
     def on_corruption(
         self,
@@ -181,8 +190,8 @@ class CountsEarlierCopiesAsVotes(Failing):
 
 
 class TakesOneRankForAMajority(Failing):
-    """Once ours: if all the others were copied from one rank, that rank alone outvoted them, although it may be the one
-    that changed since.
+    """A defect of an earlier version: if all the others were copied from one rank, that rank alone outvoted them,
+    although it may be the one that changed since.
     """
 
     def on_corruption(
@@ -199,7 +208,9 @@ class TakesOneRankForAMajority(Failing):
 
 
 class SaysOnceThatTheLastIsToDie(Processes):
-    """Once ours: after the last step, an order to kill that died with an agent was not given to its successor."""
+    """A defect of an earlier version: after the last step, an order to kill that died with an agent was not given to
+    its successor.
+    """
 
     def on_suspected(self, event: ev.ProcessSuspected, now: float) -> list[Command]:
         out = super().on_suspected(event, now)

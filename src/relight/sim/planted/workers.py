@@ -157,7 +157,7 @@ class ObeysOldOrders(Worker):
 
 
 class WaitsForBeginOnly(Worker):
-    """Once ours: a rank whose Begin was lost with its agent did not hear Stop either."""
+    """A defect of an earlier version: a rank whose Begin was lost with its agent did not hear Stop either."""
 
     @property
     def is_ready(self) -> bool:
@@ -251,6 +251,8 @@ class SavesWhatWasWritten(Worker):
 
 
 class DoesNotClaimPrivateState(Worker):
-    """Once ours: a replacement that died in its first step left a page that named no private state."""
+    """A defect of an earlier version: a replacement that died in its first step left a page that named no private
+    state.
+    """
 
     table: ClassVar[Table] = _with(ev.StateTaken, (State.COPYING,), _without(recovery.on_taken, act.ClaimVersion))

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 
 def continue_in_background(world: "World", process: str, what: str, version: int, generation: int) -> None:
-    """Let a copy, a fetch or a write beside the main thread continue."""
+    """Let a copy, a fetch or a write beside the main thread continue; of a frozen process, once it thaws."""
     worker = world.workers[process]
-    if worker.alive and worker.lower is not None:
+    if not worker.alive or worker.lower is None:
+        return
+    if worker.frozen:
+        worker.stalled += (("background", process, what, version, generation),)
+    else:
         worker.lower.go_on(what, version, generation)
 
 

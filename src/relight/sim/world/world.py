@@ -188,6 +188,12 @@ class World:
     def offered(self, source: SimulatedWorker) -> None:
         copies.request_again(self, source)
 
+    def thawed(self, worker: SimulatedWorker) -> None:
+        stalled, worker.stalled = worker.stalled, ()
+        for action in stalled:
+            self.plan(action)
+        self.offered(worker)
+
     def make_tiers(self, worker: SimulatedWorker) -> FallbackTiers | None:
         if not (self.buddy_every or self.checkpoint_every):
             return None
