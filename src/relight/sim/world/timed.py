@@ -108,6 +108,8 @@ class SimulatedJob(World):
         self.trace: list[tuple[float, str, object]] = []
         self.chance = random.Random(f"delays {schedule.seed}").random
         self._due: list[tuple[float, int, Action]] = []
+        self._deadline: float | None = None  # of the controller, after so many lines of its journal
+        self._deadline_after = -1
         self._planned = 0
         self._happened = 0
         self.hosts = Hosts(self, schedule.nodes, schedule.world_size // schedule.nodes, schedule.spares)
@@ -162,7 +164,9 @@ class SimulatedJob(World):
 
     def _advance(self) -> None:
         life = self.controller_life
-        deadline = None if life.is_away else self.controller.next_deadline()
+        if self._deadline_after != len(self.journal):  # else the controller has not changed
+            self._deadline, self._deadline_after = self.controller.next_deadline(), len(self.journal)
+        deadline = None if life.is_away else self._deadline
         if deadline is not None and deadline < life.asleep_until:
             deadline = life.asleep_until
         if self._due and (deadline is None or self._due[0][0] <= deadline):
