@@ -28,10 +28,6 @@ class CheckpointError(RelightError):
     """A checkpoint cannot be read or used; the message says which, and why."""
 
 
-class StateMismatchError(RelightError):
-    """Replicas that must hold the same bits do not."""
-
-
 class MissingPartsError(UsageError):
     """No rank holds some bytes of divided weights, perhaps only for now."""
 

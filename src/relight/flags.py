@@ -169,7 +169,7 @@ def add_token_file(group: argparse._ActionsContainer) -> None:
 
 
 def add_tls(group: argparse._ActionsContainer) -> None:
-    """Add the flags of `wire.tls.FLAGS`."""
+    """Add the flags of `wire.connection.tls.FLAGS`."""
     texts = (
         "use TLS, and accept only hosts whose certificate this authority has signed",
         "this host's certificate, for the name or address under which the others reach it",

@@ -41,7 +41,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 # --- handshake (TCP only) ---------------------------------------------------------------------------------------
 class StartTls(_Message, frozen=True, kw_only=True):
-    """First frame of a listening side that speaks TLS only, in the clear; the rest follows in TLS (see wire.tls)."""
+    """First frame of a listening side that speaks TLS only, in the clear; the rest follows in TLS."""
 
     protocol_version: int
 
@@ -54,7 +54,7 @@ class Challenge(_Message, frozen=True, kw_only=True):
 
 
 class Hello(_Message, frozen=True, kw_only=True):
-    """The connecting side's answer: its role and name, and the proof that it knows the token (see wire.handshake)."""
+    """The connecting side's answer: its role and name, and the proof that it knows the token (connection/)."""
 
     protocol_version: int
     role: str  # to the controller "agent" or "observer"
@@ -66,13 +66,13 @@ class Hello(_Message, frozen=True, kw_only=True):
     machine: str = ""  # an agent's: the name that the cluster has for its host
     versions: dict[str, str] = {}  # an agent's: of what its workers run
     processes: tuple[str, ...] = ()  # an agent's: alive, or ended without the controller's knowledge
-    life: str = ""  # names this run of the agent (see wire.outbox)
+    life: str = ""  # names this run of the agent (connection/outbox.py)
     controller: str = ""  # the life of the controller that the agent heard last
     received: int = 0  # counted messages that it has received from that one
 
 
 class Welcome(_Message, frozen=True, kw_only=True):
-    """The listening side accepts the peer, and proves that it knows the token (see wire.handshake)."""
+    """The listening side accepts the peer, and proves that it knows the token (connection/handshake.py)."""
 
     job: str = ""
     mac: bytes = b""
@@ -197,7 +197,7 @@ class FromWorker(_Message, frozen=True, kw_only=True):
 
 
 class FromWorkers(_Message, frozen=True, kw_only=True):
-    """Frames of several workers that belong together, oldest first (see core.gathering)."""
+    """Frames of several workers that belong together, oldest first (see core.protocol.gathering)."""
 
     messages: tuple[FromWorker, ...]
 

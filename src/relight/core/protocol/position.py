@@ -52,11 +52,6 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     commits: Whole = 0  # steps that this process itself has finished; unlike its version, never inherited
     work_ns: tuple[Whole, Whole, Whole] = (0, 0, 0)  # FORWARD, BACKWARD, OPTIMIZER; waiting not counted
 
-    def describe(self) -> str:
-        """The position in words, for evidence lines."""
-        where = f"step {self.step}" if self.phase in IN_STEP else f"version {self.version}"
-        return f"{self.phase.name} of {where} (generation {self.generation}, attempt {self.attempt})"
-
 
 def usual_step_ns(position: Position) -> int:
     """The average time of a step of this process, waiting for others not counted; 0: it has finished none."""
@@ -64,7 +59,7 @@ def usual_step_ns(position: Position) -> int:
 
 
 # Layout: nineteen little-endian words. The private state's two slots and the phase trace follow the page in the
-# same mapping (see agent.page for the reader, training.page for the writer).
+# same mapping (read by agent/processes/page.py, written by training/connection/page.py).
 _LAYOUT = struct.Struct("<14qd4q")
 PAGE_BYTES = 4096
 TRACE_RECORDS = 8192

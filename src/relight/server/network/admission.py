@@ -46,7 +46,7 @@ class Admission:
         self._strangers: dict[Connection, asyncio.Timeout] = {}  # oldest first, with what ends their handshake
 
     def welcome(self, connection: Connection, peer: Peer, life: str = "", received: int = 0) -> None:
-        """Send the last message of the handshake, with this side's proof. `life`, `received`: see wire.outbox."""
+        """Send the last message of the handshake, with this side's proof. `life`, `received`: see wire/connection."""
         settings = encode_settings(self._settings)
         connection.send(
             Welcome(

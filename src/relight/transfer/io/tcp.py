@@ -1,9 +1,10 @@
 """TCP between workers of a job on different hosts: typed messages, and raw bytes between them, for threads.
 
-Before anything else both sides prove that they know the job's token, without sending it (wire.handshake). A stranger
-gets a few bytes, a few seconds, and at most one message of MAX_PROOF_BYTES read. After that, sizes are checked before
-anything is allocated, as everywhere. Without TLS, what is sent is neither encrypted nor signed piece by piece, as with
-gloo and NCCL: the proof keeps out a peer that can reach the port, not one that can change packets on the way.
+Before anything else both sides prove that they know the job's token, without sending it (wire/connection/handshake.py).
+A stranger gets a few bytes, a few seconds, and at most one message of MAX_PROOF_BYTES read. After that, sizes are
+checked before anything is allocated, as everywhere. Without TLS, what is sent is neither encrypted nor signed piece by
+piece, as with gloo and NCCL: the proof keeps out a peer that can reach the port, not one that can change packets on the
+way.
 """
 
 import contextlib

@@ -4,8 +4,9 @@
     connecting side -> listening side    Hello(protocol_version, role, name, nonce, mac, ...)
     listening side  -> connecting side   Welcome(mac, ...), or Refused(reason)
 
-In TLS (wire.tls) all this comes after StartTls. No input or output here: what reads and writes is server.admission and
-agent.controller_connection for the controller's port, transfer.io.tcp for state and weights between workers.
+In TLS (tls.py) all this comes after StartTls. No input or output here: server/network/admission.py and
+agent/connection/controller_connection.py read and write it at the controller's port, transfer/io/tcp.py for state and
+weights between workers.
 """
 
 import hashlib
