@@ -11,9 +11,28 @@ import torch
 
 HERE = Path(__file__).parent
 SOURCES = sorted((HERE / "csrc").glob("*.cpp"))
+HEADERS = sorted((HERE / "csrc").glob("*.h"))
 OUTPUT = HERE / "build"
 LIBRARY = OUTPUT / "_late.so"
 _TORCH = Path(torch.__file__).parent
+_FLAGS = (
+    "-std=c++20",
+    "-O1",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wno-sign-compare",
+    "-Wno-unknown-pragmas",
+    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+    *(
+        f"-isystem{path}"
+        for path in (
+            _TORCH / "include",
+            _TORCH / "include" / "torch" / "csrc" / "api" / "include",
+            Path(sysconfig.get_path("include")),
+        )
+    ),
+)
 
 
 def is_built() -> bool:
@@ -36,21 +55,9 @@ def build() -> None:
 
 
 def _compile(source: Path) -> str:
-    made = OUTPUT / f"{source.stem}.{_digest(source, HERE / 'csrc' / 'late.h')}.o"
+    made = OUTPUT / f"{source.stem}.{_digest(source, *HEADERS)}.o"
     if not made.exists():
-        include = _TORCH / "include"
-        headers = [include, include / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_path("include"))]
-        flags = [
-            "-std=c++20",
-            "-O1",
-            "-fPIC",
-            "-fvisibility=hidden",
-            "-Wall",
-            "-Wno-sign-compare",
-            "-Wno-unknown-pragmas",
-        ]
-        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-        _run("g++", *flags, abi, *(f"-isystem{path}" for path in headers), "-c", str(source), "-o", str(made))
+        _run("g++", *_FLAGS, "-c", str(source), "-o", str(made))
     return str(made)
 
 
@@ -63,7 +70,7 @@ def _digest(*paths: Path) -> str:
 
 
 def _stamp() -> str:
-    return _digest(*SOURCES, HERE / "csrc" / "late.h")
+    return _digest(*SOURCES, *HEADERS)
 
 
 if __name__ == "__main__":

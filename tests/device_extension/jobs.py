@@ -48,8 +48,8 @@ CASES = {
     "checkpoint": Case(ddp("--batchnorm", "--local-buffers", "--checkpoint", "checkpoints")),
     "publish": Case(ddp("--batchnorm", "--publish", "2")),
     "hsdp": Case(divided()),
-    "hsdp-mixed": Case(divided("--mixed", "--fused", "--clip", "--embed")),
-    "hsdp-verify": Case(divided("--batchnorm"), flags=("--verify-every", "2")),
+    "hsdp-mixed": Case(divided("--mixed", "--fused", "--clip")),
+    "hsdp-verify": Case(divided(), flags=("--verify-every", "2")),
     "buddy": Case(
         divided("--layout", "fsdp", "--buddy", "2", "--pause", "0.03", ranks=2), recovers_from="buddy memory"
     ),

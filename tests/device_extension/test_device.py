@@ -53,6 +53,16 @@ def test_operators_have_the_cpus_values(device: torch.device) -> None:
     assert own.max().item() == x.max().item()
 
 
+def test_autocast_computes_in_the_lower_precision(device: torch.device) -> None:
+    layers = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)).to(device)
+    with torch.autocast("late", dtype=torch.bfloat16):
+        assert layers[0](torch.ones(2, 4, device=device)).dtype == torch.bfloat16
+        assert layers(torch.ones(2, 4, device=device)).dtype == torch.float32
+    layers.bfloat16()(torch.ones(2, 4, device=device, dtype=torch.bfloat16)).sum().backward()
+    assert layers[1].weight.grad is not None
+    assert layers[1].weight.grad.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_training_is_repeatable(device: torch.device, fused: bool) -> None:
     assert torch.equal(train(device, fused), train(device, fused))
@@ -189,6 +199,18 @@ class TestCollectives:
         late.native.set_device(1)
         second.allreduce([values[1]]).wait()  # type: ignore[attr-defined]
         assert [value.cpu().tolist() for value in values] == [[3.0] * 4] * 2
+
+    def test_an_abort_waits_for_what_hangs_in_another_communicator(self) -> None:
+        (one, _), (other, _) = self.form([0, 1]), self.form([0, 1])
+        for backend in (one, other):
+            backend.allreduce([torch.ones(4, device="late:0")])  # type: ignore[attr-defined]
+        aborting = threading.Thread(target=one.abort)  # type: ignore[attr-defined]
+        aborting.start()
+        aborting.join(0.3)
+        assert aborting.is_alive()
+        other.abort()  # type: ignore[attr-defined]
+        aborting.join(10)
+        assert not aborting.is_alive()
 
     def test_without_a_peer_it_hangs_until_it_is_aborted(self) -> None:
         first, _ = self.form([0, 1])

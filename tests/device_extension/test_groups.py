@@ -59,19 +59,27 @@ def test_what_gloo_cannot_end_is_abandoned(groups: list[GenerationGroup]) -> Non
 
 
 @pytest.mark.parametrize("is_planted", [False, True], ids=["", "planted: nothing aborts the device's collectives"])
-def test_closing_a_group_ends_collectives_of_the_device(
+def test_closing_groups_ends_collectives_of_the_device(
     groups: list[GenerationGroup], is_planted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The abort of one may wait for those of the others."""
     if is_planted:
         monkeypatch.setattr(generation_group, "abort_backend", NOTHING)
-    groups[0].launch("allreduce", [torch.ones(3, device="late:0")])  # its peer never comes
-    groups[0].break_connections()
+    of_one_rank = [groups[0], form_groups()[0]]
+
+    def close() -> None:
+        for group in of_one_rank:
+            group.break_connections()
+
+    for group in of_one_rank:
+        group.launch("allreduce", [torch.ones(3, device="late:0")])  # its peer never comes
+    close()
     waiting = threading.Thread(target=torch.accelerator.synchronize, args=(0,), daemon=True)
     waiting.start()
     waiting.join(0.5 if is_planted else 10)
     assert waiting.is_alive() == is_planted
     monkeypatch.undo()
-    groups[0].break_connections()
+    close()
     waiting.join(10)
     assert not waiting.is_alive()
 

@@ -80,7 +80,7 @@ def test_a_wait_that_is_left_out_is_reported(bench: Bench, bug: str, fault: str)
     """In a job whose steps are computed on a stream of the script's own. The first one is enough."""
     case = CASES["own-stream"]
     if bug == "undone":  # the other rank learns of it when it has launched a forward pass, and waited for nothing
-        arguments = (*case.training.arguments, "--pause-after-forward", "0.5")
+        arguments = (*case.training.arguments, "--linger-at", "3")
         case = dataclasses.replace(case, training=dataclasses.replace(case.training, arguments=arguments))
     outcome = run(bench, case.training, faults=[fault] if fault else [], devices=case.devices(), bug=bug)
     assert races_of(outcome), outcome.describe()

@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--zero-first", action="store_true", help="zero_grad at the start of the step")
     parser.add_argument("--noise", type=float, default=0.01, help="how much of random numbers to add to x")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds more for each step, until HOLD is there")
-    parser.add_argument("--pause-after-forward", type=float, default=0.0, help="seconds")
+    parser.add_argument("--linger-at", type=int, default=-1, help="wait 3 s behind the forward pass of this step")
     parser.add_argument("--hold-at", type=int, default=-1, help="after this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
     parser.add_argument("--tell", action="store_true", help="print each committed step")
@@ -263,7 +263,7 @@ def main() -> None:
                     noise = (random.random() + numpy.random.random()) * options.noise
                     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.autocast):
                         loss = F.cross_entropy(run(x + noise), y) / len(batches)
-                    time.sleep(options.pause_after_forward)
+                    time.sleep(3.0 if step.number == options.linger_at else 0.0)
                     if step.number == options.overflow_at:
                         loss = loss * float("inf")
                     (scaler.scale(loss) if scaler else loss).backward()

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -78,6 +79,10 @@ class Cuda(Accelerator):
         return unpin
 
     def make_backend(self, store: Store, rank: int, size: int, timeout: timedelta) -> DeviceBackend:
+        # Without this, torch ends a process whose peer is gone; who is replaced is for the controller to decide.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        # Switches of NVLink add in an order of their own: a group that is formed again could have other sums.
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         options = dist.ProcessGroupNCCL.Options()
         set_timeout(options, timeout)
         nccl: Any = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)

@@ -4,7 +4,7 @@
 // of that one and the one before. Every rank reads what it needs from all of them. Nothing notices the end of a
 // process, so an operation with a lost peer never ends, until `abort`.
 
-#include "late.h"
+#include "tensors.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
@@ -133,7 +133,11 @@ class LateBackend final : public c10d::Backend {
   }
 
   const std::string getBackendName() const override { return "late"; }
-  void abort() override { shared_->is_aborted = true; }
+  // As NCCL's, which frees memory of the device: it waits for what hangs there, also in another communicator.
+  void abort() override {
+    shared_->is_aborted = true;
+    drain(device_);
+  }
   void shutdown() override { shared_->is_aborted = true; }
 
   c10::intrusive_ptr<c10d::Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {

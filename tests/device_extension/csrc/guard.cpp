@@ -1,6 +1,6 @@
 // What torch asks of a kind of device: guards, streams, events, generators, hooks.
 
-#include "late.h"
+#include "tensors.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>

@@ -1,8 +1,6 @@
 // A device that is late: what its parts offer each other. See ../__init__.py.
 #pragma once
 
-#include <ATen/core/Generator.h>
-#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
@@ -76,6 +74,7 @@ bool query_stream(c10::Stream stream);
 void synchronize(const Event& event);
 void synchronize_stream(c10::Stream stream);
 void synchronize_device(int device);
+void drain(int device);  // as `synchronize_device`, for the device's own use: the host learns nothing
 void set_lateness(double milliseconds);
 
 // --- memory.cpp: memory of the device, which the host cannot read
@@ -83,6 +82,13 @@ void* shadow(const void* address);  // where the device's own thread finds it
 int device_of(const void* address);
 c10::Allocator* device_allocator();
 void record_on_stream(const c10::DataPtr& pointer, c10::Stream stream);
+struct Exported {  // memory of the device, for another process
+  int process, descriptor;
+  size_t offset, nbytes;
+};
+Exported export_memory(const void* address, size_t nbytes);  // as long as it is not freed
+void* import_memory(const Exported& exported, int device);  // orders nothing between the processes
+void release_memory(const void* address);  // that was imported
 int64_t allocated_bytes(int device);
 void set_memory_limit(int64_t nbytes);
 
@@ -102,13 +108,5 @@ std::optional<Pinned> find_pinned(const void* address);
 void register_host(uintptr_t address, size_t nbytes);
 void unregister_host(uintptr_t address);
 void close_pages(const void* memory, const std::vector<Closed>& parts);
-
-// --- operators.cpp
-Access access_to(const at::Tensor& tensor, bool is_write);
-
-// --- guard.cpp
-at::Generator& generator_of(int device);
-void seed_all(uint64_t seed);
-uint64_t next_seed(int device, std::optional<at::Generator> generator);  // of one operation that draws numbers
 
 }  // namespace late

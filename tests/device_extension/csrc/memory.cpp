@@ -5,6 +5,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -22,7 +23,7 @@ namespace late {
 namespace {
 
 constexpr size_t kDeviceBytes = size_t(8) << 30;  // addresses, not memory
-constexpr size_t kGrain = 512;
+constexpr size_t kGrain = 512, kPage = 4096;
 
 struct Block {
   char* address;
@@ -102,6 +103,27 @@ class Memory {
     if (found != blocks_.end() && stream.id() != found->second->stream) found->second->users.insert(stream.id());
   }
 
+  // Where the memory lies in this process's file, for another process.
+  Exported exported(const void* address, size_t nbytes) {
+    return {getpid(), descriptor, static_cast<size_t>(static_cast<const char*>(address) - base), nbytes};
+  }
+
+  // Map a part of another process's file at addresses of this one's device that nothing else gets.
+  void* import(const Exported& memory, int device) {
+    auto path = "/proc/" + std::to_string(memory.process) + "/fd/" + std::to_string(memory.descriptor);
+    int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    TORCH_CHECK(file >= 0, "process ", memory.process, ", whose memory was exported, is gone");
+    size_t first = memory.offset / kPage * kPage, nbytes = memory.offset - first + memory.nbytes;
+    nbytes = (nbytes + kPage - 1) / kPage * kPage;
+    std::unique_lock lock(mutex_);
+    size_t place = kDeviceBytes * device + (next_[device] + kPage - 1) / kPage * kPage;
+    next_[device] = place - kDeviceBytes * device + nbytes;
+    void* mapped = mmap(other + place, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, first);
+    close(file);
+    TORCH_CHECK(mapped != MAP_FAILED, "the exported memory cannot be mapped");
+    return base + place + (memory.offset - first);
+  }
+
   int descriptor;
   char *base, *other;
   std::map<int, size_t> used;
@@ -174,6 +196,12 @@ c10::Allocator* device_allocator() {
 }
 void record_on_stream(const c10::DataPtr& pointer, c10::Stream stream) {
   if (pointer.get() != nullptr) memory().used_by(pointer.get(), stream);
+}
+Exported export_memory(const void* address, size_t nbytes) { return memory().exported(address, nbytes); }
+void* import_memory(const Exported& exported, int device) { return memory().import(exported, device); }
+void release_memory(const void* address) {
+  // The mapping stays until the process ends: work on a stream may still use it.
+  if (is_in_use(address)) report("imported memory is released while the device still uses it");
 }
 int64_t allocated_bytes(int device) { return memory().used[device]; }
 void set_memory_limit(int64_t nbytes) { memory().limit = nbytes; }

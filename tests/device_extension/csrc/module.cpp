@@ -1,6 +1,6 @@
 // What Python sees of the late device.
 
-#include "late.h"
+#include "tensors.h"
 
 #include <ATen/ATen.h>
 
@@ -22,6 +22,16 @@ PYBIND11_MODULE(_late, module) {
   module.def("register_host", &late::register_host);
   module.def("unregister_host", &late::unregister_host);
   module.def("races", &late::take_reports);
+  module.def("export_memory", [](const at::Tensor& tensor) {
+    auto exported = late::export_memory(tensor.data_ptr(), tensor.nbytes());
+    return std::tuple(exported.process, exported.descriptor, exported.offset, exported.nbytes);
+  });
+  module.def("import_memory", [](std::tuple<int, int, size_t, size_t> handle, int device) {
+    auto [process, descriptor, offset, nbytes] = handle;
+    void* address = late::import_memory({process, descriptor, offset, nbytes}, device);
+    auto options = at::TensorOptions().dtype(at::kByte).device(c10::Device(late::kType, device));
+    return at::from_blob(address, {static_cast<int64_t>(nbytes)}, [](void* place) { late::release_memory(place); }, options);
+  });
   module.def("allocated_bytes", &late::allocated_bytes);
   module.def("set_memory_limit", &late::set_memory_limit);
   module.def("set_lateness", &late::set_lateness);

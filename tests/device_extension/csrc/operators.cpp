@@ -2,12 +2,13 @@
 //
 // The work on a stream knows addresses and shapes, and holds no tensor: memory that is freed too early is used again.
 
-#include "late.h"
+#include "tensors.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_copy_from_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -145,11 +146,15 @@ std::optional<std::vector<c10::IValue>> make_results(
   } catch (const std::exception&) {
     return std::nullopt;
   }
+  // The CPU's kernel keeps statistics in the type of its parameters, others in float32.
+  bool has_statistics = op.schema().name() == "aten::native_layer_norm" && arguments[2].isTensor();
   std::vector<c10::IValue> results;
   for (const auto& value : stack)
     results.push_back(mapped(value, [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return tensor;
-      return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::Device(kType, device)));
+      auto options = tensor.options().device(c10::Device(kType, device));
+      if (has_statistics && !results.empty()) options = options.dtype(arguments[2].toTensor().dtype());
+      return at::empty_strided(tensor.sizes(), tensor.strides(), options);
     }));
   return results;
 }
@@ -356,10 +361,17 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_local_scalar_dense", local_scalar);
   library.impl("_fused_sdp_choice", choose_attention);
   library.impl("record_stream", record_stream);
+  library.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&fallback>());  // not torch's of parts
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {  // what models of the tests use
+  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(layer_norm, fp32)
+  KERNEL_PRIVATEUSEONE(cross_entropy_loss, fp32)
+}
 
 }  // namespace
 

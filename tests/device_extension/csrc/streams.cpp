@@ -69,7 +69,7 @@ class Scheduler {
     return done(target);
   }
 
-  void await(const std::vector<Target>& targets) {
+  void await(const std::vector<Target>& targets, bool raises = true) {
     std::unique_lock lock(mutex_);
     for (const Target& target : targets) {
       if (done(target)) continue;
@@ -79,7 +79,7 @@ class Scheduler {
       finished_.wait(lock, [&] { return done(target); });
       demands_.erase(place);
     }
-    if (!error_.empty()) {
+    if (raises && !error_.empty()) {
       std::string error = std::move(error_);
       error_.clear();
       lock.unlock();
@@ -293,6 +293,7 @@ void synchronize_device(int device) {
   scheduler().await(scheduler().everything(device));
   note_host_wait(clock);
 }
+void drain(int device) { scheduler().await(scheduler().everything(device), false); }
 void set_lateness(double milliseconds) { scheduler().set_lateness(milliseconds); }
 
 }  // namespace late

@@ -139,10 +139,14 @@ class GenerationGroup:
         self._broken = True
         self._all_reduce.abandon()
         if self._device is not None:
-            abort_backend(self.group, self._device)
+            threading.Thread(target=self._abort, args=(self._device,), name="relight-abort", daemon=True).start()
         if self._sockets is not None:
             self._sockets.cut()
             self._abandon_soon()
+
+    def _abort(self, device: torch.device) -> None:
+        """Abort the device's collectives, beside other groups': each may wait for whatever hangs on the device."""
+        abort_backend(self.group, device)
 
     def is_broken(self) -> bool:
         return self._sockets is not None and self._sockets.is_broken()
