@@ -8,7 +8,7 @@ CODE := $(wildcard src tests benchmarks examples checks)
 JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test-fast test test-all test-device test-clusters test-versions demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried gpu bench docs clean
+.PHONY: help setup check format test-fast test test-all test-device test-device-all test-clusters test-versions demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried gpu bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,7 +43,11 @@ test-all: setup ## the tests, with the long matrix
 
 test-device: setup ## build a device that is late, with g++, and test on it: in minutes
 	$(BIN)/python -m tests.device_extension.build
-	$(BIN)/python -m pytest -m late tests/device_extension
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "late and not all" tests/device_extension
+
+test-device-all: setup ## the same with the long matrix: every way to train, every way to end a rank, every phase
+	$(BIN)/python -m tests.device_extension.build
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m late tests/device_extension
 
 test-clusters: setup ## jobs on a real Slurm in network namespaces; as root, with slurmctld, slurmd, munge, iproute2
 	$(BIN)/python -m pytest -m clusters -rs tests/clusters
