@@ -33,6 +33,11 @@ class Holder:
     def size(self):
         return sum(one.detach().abs().mean() for one in self.best)
 """
+_READER = """
+class Reader:
+    def __init__(self, rank):
+        self.rank, self.place = rank, 2 * rank
+"""
 RUNNING = """
 class Running:
     def __init__(self):
@@ -200,6 +205,15 @@ CARRIED = {
         ("holder.keep(value)",),
         on_loss=("loss = loss * (1 + holder.size() / 10)",),
         definition=_HOLDER,
+    ),
+    # Made from the rank before the loop.
+    "of-rank": Carried(("offset = 0.1 * (job.rank + 1)",), on_input=("x = x + offset",), kept="offset"),
+    "reader-of-rank": Carried(
+        ("reader = Reader(job.rank)",),
+        ("reader.place += 1",),
+        on_input=("x = x * (1 + (reader.rank + reader.place % 3) / 100)",),
+        kept="(reader.rank, reader.place)",
+        definition=_READER,
     ),
     "closure": Carried(
         ("meter = make_meter()",), on_loss=("loss = loss / (1 + meter(loss.item()))",), definition=_METER

@@ -38,7 +38,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "carried": (
         *("none", "running-mean", "deque", "counter", "numpy-generator", "torch-generator", "attribute", "global"),
         *("tensor", "list", "dict", "closure", "part", "layer", "best-state", "best-state-shown", "best-copy", "view"),
-        *("optimizer-state", "by-parameter", "holder"),
+        *("optimizer-state", "by-parameter", "holder", "of-rank", "reader-of-rank"),
     ),
     "draws": ("none", "torch", "numpy", "random", "all"),
     "before": ("none", "all-reduce", "all-gather", "broadcast", "async"),

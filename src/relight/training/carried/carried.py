@@ -29,6 +29,7 @@ class Carried:
         is_id: Callable[[int], bool] = lambda _: False,
         is_of_data: Callable[[Any], bool] = lambda _: False,
         parts: Parts | None = None,
+        data: Any = None,
     ) -> None:
         """Nothing is carried until the loop is found.
 
@@ -38,12 +39,14 @@ class Carried:
             is_id: of a number that is the `id` of a tensor handed over.
             is_of_data: of an object that dataset, sampler or `collate_fn` holds, or is.
             parts: names of what was handed over, so that it can be carried which of it a variable stands for.
+            data: the loader or function that was handed over.
         """
         self._catalog = Catalog(is_foreign, say, is_of_data, parts)
         self._search = Search(self._catalog)
         self._kept = self._catalog.kept
         self._loop = self._catalog.loop
         self._spots = self._loop.spots
+        self._spots.data = data
         self._keeper = Keeper(self._catalog, is_id)
         self._adoption = Adoption(self._catalog)
         self.rank_values = RankValues(self._catalog)

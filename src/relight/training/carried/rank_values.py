@@ -39,6 +39,8 @@ _UNKNOWN = (
     "a rank was lost before all ranks had compared what the script makes from them, and its replacement was built "
     "as the last rank. Where that matters: relight.init(late_standby=True)"
 )
+_DATA_ROOT: Place = (("data", "", "data"),)
+_OF_LOADERS = ("dataset", "sampler", "batch_sampler", "collate_fn")
 _DATA = frozenset({"tensor", "array", "list", "tuple", "dict", "deque"})
 
 
@@ -153,8 +155,10 @@ class RankValues:
         spots = catalog.loop.spots
         spots.frames.forget()
         survey = Survey(spots, catalog.is_foreign, traces=True)
-        for place, value in list(_loaders(spots.frames)):
-            survey.look((*place, ("attribute", "dataset", "")), value.dataset)
+        for place, value in (*_loaders(spots.frames), (_DATA_ROOT, spots.data)):
+            survey.look(place, value)  # a function, with what it encloses
+            for name in _OF_LOADERS if isinstance(value, DataLoader) else ():
+                survey.look((*place, ("attribute", name, "")), getattr(value, name))
         for place in survey.found:
             is_kept = any(key_of(place[:length]) in catalog.kept for length in range(1, len(place) + 1))
             if is_kept or place in catalog.dead or (spot := spots.find(place)) is None:

@@ -117,13 +117,7 @@ def take_inventory(
     progress = runtime.worker
     progress.lineage = _birth(runtime, state, seed)
     publishing, scalars = Publishing(runtime, state, progress), Scalars(runtime, progress)
-    carried = Carried(
-        _kept_otherwise(state, batches),
-        runtime.notices.say,
-        is_id=lambda number: number in state.slots.by_id,
-        is_of_data=batches.holds,
-        parts=state.references,
-    )
+    carried = _carried(runtime, state, batches, data)
     private = PrivateState(runtime, state, batches, carried, scalars)
     reader = CheckpointReader(runtime, state, progress, batches, assignment, private)
     checkpointing = Checkpointing(runtime, state, progress, reader, assignment)
@@ -157,6 +151,17 @@ def take_inventory(
     if runtime.settings.buddy_every:
         snapshots.ask(runtime.settings.buddy_every)
     return inventory
+
+
+def _carried(runtime: Runtime, state: TrackedState, batches: Batches, data: Any) -> Carried:
+    return Carried(
+        _kept_otherwise(state, batches),
+        runtime.notices.say,
+        is_id=lambda number: number in state.slots.by_id,
+        is_of_data=batches.holds,
+        parts=state.references,
+        data=data,
+    )
 
 
 def _kept_otherwise(state: TrackedState, batches: Batches) -> Callable[[Any], bool]:

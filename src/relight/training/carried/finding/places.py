@@ -257,6 +257,7 @@ class Spots:
     def __init__(self, parts: Parts | None = None) -> None:
         self.frames = Frames(())
         self.parts = parts or NoParts()
+        self.data: Any = None  # that was handed over
 
     def find(self, place: Place) -> Spot | None:
         """None if something on the way to it is not there."""
@@ -266,6 +267,8 @@ class Spots:
             spot = FrameSpot(self, int(first), name)
         elif kind == "declared":
             spot = FixedSpot(self.frames.declared[int(first)])
+        elif kind == "data":
+            spot = FixedSpot(self.data)
         elif kind == "held":
             if int(first) >= len(self.frames.held):
                 return None
