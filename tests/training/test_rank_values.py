@@ -82,7 +82,17 @@ def compared(sources: list[str], directory: Path) -> dict[str, Any]:
     for source in sources:
         run_script(source, RankLoop(gather), directory)
     (slots,) = found
-    return {"ranks": RANKS, "slots": list(slots), "table": [sum(column) for column in zip(*tables, strict=True)]}
+    table = [sum(column) for column in zip(*tables, strict=True)]
+    described: list[dict[str, Any]] = []
+
+    def learn(values: RankValues) -> None:
+        values.learn(RANKS, slots, table)
+        described.append(values.describe())
+
+    for source in sources:
+        run_script(source, RankLoop(learn), directory)
+    assert all(one == described[0] for one in described)
+    return described[0]
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -107,6 +117,21 @@ def test_a_replacement_computes_as_its_rank(seed: int, tmp_path: Path) -> None:
         else:
             assert result == expected, (rank, chosen)
             assert loop.doubt is None
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_process_that_starts_later_takes_the_numbers_of_the_job(is_last: bool, tmp_path: Path) -> None:
+    """A checkpoint of the script's own was written since, and changes what is made before the loop."""
+    found = "resumed_at = {at}\nweights = torch.ones(2) * {at}\n"
+    sources = [SCRIPT.format(rank=rank, made=found.format(at=0), read="resumed_at") for rank in range(RANKS)]
+    known = compared(sources, tmp_path)
+    loop = RankLoop()
+    rank = RANKS - 1 if is_last else 0
+    assert loop.carried.rank_values.adopt(known, RANKS, RANKS - 1, rank) == ""
+    later = SCRIPT.format(rank=RANKS - 1, made=found.format(at=5), read="resumed_at")
+    assert run_script(later, loop, tmp_path) == [(0,)] * 3
+    assert loop.doubt is not None
+    assert loop.doubt.startswith("weights: made before the loop, equal on all ranks when the job began")
 
 
 def test_a_rank_that_was_lost_before_the_comparison_is_doubted() -> None:

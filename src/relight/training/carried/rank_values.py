@@ -1,9 +1,11 @@
-"""Values that a script made from its rank, before its loop.
+"""Values that a script made before its loop, from its rank or from what it found at its start.
 
 A standby is built as the last rank. So a variable or attribute that was made from the rank (`start = rank * size`) has
-the last rank's value in it, also when it takes another rank. The ranks therefore compare, once, what their loops can
-reach and steps do not change. A replacement whose value is the last rank's, and not that of the rank it takes, takes
-that rank's: numbers are set, and other values are doubted.
+the last rank's value in it, also when it takes another rank. And a process that starts later may find something else
+(the script's own checkpoint). The ranks therefore compare, once, what their loops can reach and steps do not change. A
+replacement whose value is the last rank's, and not that of the rank it takes, takes that rank's; so does one whose
+value is not that of all ranks. Numbers are set, and other values are doubted. Values that differ from process to
+process (a time) stay as they are.
 
 All values of a rank are compared in an all-reduce of `SLOTS` sums. Names fall into slots by their hashes; the few slots
 in which ranks differ are then gathered rank by rank.
@@ -39,6 +41,14 @@ _UNKNOWN = (
     "a rank was lost before all ranks had compared what the script makes from them, and its replacement was built "
     "as the last rank. Where that matters: relight.init(late_standby=True)"
 )
+_OF_RANK = (
+    "{names}: made from the rank before the loop, and a replacement was built as the last rank. Make it anew in "
+    "job.on_rank_change(...), or let standbys build when they have a rank: relight.init(late_standby=True)"
+)
+_OF_START = (
+    "{names}: made before the loop, equal on all ranks when the job began, and other in a process that started "
+    "later. Do not let it depend on what changes while the job runs (files, clocks)"
+)
 _DATA_ROOT: Place = (("data", "", "data"),)
 _OF_LOADERS = ("dataset", "sampler", "batch_sampler", "collate_fn")
 _DATA = frozenset({"tensor", "array", "list", "tuple", "dict", "deque"})
@@ -57,6 +67,7 @@ class RankValues:
         self._catalog = catalog
         self._ranks = 0  # that were compared
         self._slots: list[int] = []  # in which they differ
+        self._common: list[int] = []  # of each other slot with one value in it: the slot, and its WIDTH integers
         self._table: list[int] = []  # WIDTH integers for each of these slots, rank after rank
         self._pending: tuple[int, int] | None = None  # the rank that this process was built as, and the one it has
 
@@ -83,12 +94,15 @@ class RankValues:
         return table
 
     def learn(self, ranks: int, slots: Sequence[int], table: Sequence[int]) -> None:
-        """Keep the table of all ranks."""
+        """Keep the table of all ranks, and the values in which they do not differ."""
         self._ranks, self._slots, self._table = ranks, list(slots), list(table)
+        for number, found in self._by_slot().items():
+            if number not in slots and len(found) == 1 and _can_be_told(found[0].value):
+                self._common += [number, found[0].digest, *_number_of(found)]
 
     def describe(self) -> dict[str, Any]:
         """Return what a replacement needs to know."""
-        return {"ranks": self._ranks, "slots": self._slots, "table": self._table}
+        return {"ranks": self._ranks, "slots": self._slots, "table": self._table, "common": self._common}
 
     # --- in a replacement -------------------------------------------------------------------------------------------
     def adopt(self, described: dict[str, Any], world_size: int, built_as: int, rank: int) -> str:
@@ -96,11 +110,13 @@ class RankValues:
 
         Returns why equal bits cannot be vouched for, or "".
         """
+        if self._ranks:
+            return ""  # its values were compared, or taken on already
         if described.get("ranks") != world_size:
             return "" if built_as == rank else _UNKNOWN
-        self.learn(world_size, described["slots"], described["table"])
-        if built_as != rank:
-            self._pending = built_as, rank
+        self._ranks, self._slots, self._table = world_size, described["slots"], described["table"]
+        self._common = described["common"]
+        self._pending = built_as, rank
         return ""
 
     @property
@@ -109,31 +125,37 @@ class RankValues:
         return self._pending is not None
 
     def put_in(self) -> str | None:
-        """Set the numbers that were made from the rank. Returns why equal bits cannot be vouched for."""
+        """Set the numbers that are others in the rank. Returns why equal bits cannot be vouched for."""
         assert self._pending is not None
         built_as, rank = self._pending
         self._pending = None
         by_slot = self._by_slot()
-        lacking = []
-        for place, number in enumerate(self._slots):
+        of_rank, of_start = [], []
+        for place, number in enumerate(self._slots if built_as != rank else ()):
             found = by_slot.get(number, [])
             as_built, wanted = self._entry(built_as, place), self._entry(rank, place)
             if _together(found) != as_built[0] or as_built[0] == wanted[0]:
                 continue  # it does not follow from the rank, or has been set already
-            if len(found) == 1 and wanted[1] != _NO_NUMBER and (spot := self._catalog.loop.spots.find(found[0].place)):
-                spot.set(_number_from(*wanted[1:]))
-            else:
-                lacking += [describe(one.place) for one in found if len(found) > 1 or kind_of(one.value) in _DATA]
+            if len(found) > 1 or not self._set(found, wanted):
+                of_rank += [describe(one.place) for one in found if len(found) > 1 or kind_of(one.value) in _DATA]
+        for start in range(0, len(self._common), 1 + WIDTH):
+            number, *wanted = self._common[start : start + 1 + WIDTH]
+            found = by_slot.get(number, [])
+            if len(found) == 1 and found[0].digest != wanted[0] and not self._set(found, wanted):
+                of_start.append(describe(found[0].place))
         self._catalog.loop.spots.frames.forget()
         self._catalog.comparison.look_again()
-        if not lacking:
-            return None
-        more = f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
-        return (
-            f"{', '.join(sorted(lacking)[:_NAMED])}{more}: made from the rank before the loop, and a replacement was "
-            "built as the last rank. Make it anew in job.on_rank_change(...), or let standbys build when they have a "
-            "rank: relight.init(late_standby=True)"
-        )
+        if of_rank:
+            return _OF_RANK.format(names=_listed(of_rank))
+        return _OF_START.format(names=_listed(of_start)) if of_start else None
+
+    def _set(self, found: Sequence[_Found], wanted: Sequence[int]) -> bool:
+        """Set the only value of a slot, if it is to be a number."""
+        spot = self._catalog.loop.spots.find(found[0].place) if found else None
+        if spot is None or wanted[1] == _NO_NUMBER:
+            return False
+        spot.set(_number_from(wanted[1], wanted[2], wanted[3]))
+        return True
 
     def _entry(self, rank: int, place: int) -> Sequence[int]:
         start = WIDTH * (len(self._slots) * rank + place)
@@ -174,6 +196,16 @@ def _loaders(frames: Any) -> Iterator[tuple[Place, DataLoader[Any]]]:
             for name, value in frames.read(number).items():
                 if isinstance(value, DataLoader):
                     yield (("frame", str(number), name),), value
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(sorted(names)[:_NAMED]) + more
+
+
+def _can_be_told(value: Any) -> bool:
+    """Whether a value that differs in a replacement matters: a text may be a path of the process's own."""
+    return kind_of(value) in _DATA or isinstance(value, (bool, int, float))
 
 
 def _together(found: Sequence[_Found]) -> int:

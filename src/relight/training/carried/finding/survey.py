@@ -1,6 +1,7 @@
 """A look at everything that a running script can reach, to see by values what its code did not show."""
 
 import enum
+import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from torch import nn
 from relight.training.carried.code.refs import Place, is_added, is_own_optimizer, is_user_type
 from relight.training.carried.code.source import is_user_file
 from relight.training.carried.finding.places import Spots
-from relight.training.carried.values.parts import Parts
+from relight.training.carried.values.parts import Parts, is_part
 from relight.training.carried.values.values import (
     Mark,
     attributes_of,
@@ -42,6 +43,7 @@ class Survey:
 
     def __init__(self, spots: Spots, is_foreign: Callable[[Any], bool], *, traces: bool = False) -> None:
         self._is_foreign = is_foreign
+        self._is_part = functools.partial(is_part, spots.parts)
         self._traces = traces
         self._left = _MOST_BYTES  # to be copied
         self.attributes: dict[Place, frozenset[str]] = {}  # of the objects at these places
@@ -79,7 +81,9 @@ class Survey:
             self._seen.add(id(value))
             self._look_into_class(place, value, depth)
         if kind == "opaque" and self._traces and isinstance(value, (dict, list, set, deque)):
-            self.found[place] = trace(value)  # of a class of its own: it cannot be carried, but its changes are seen
+            self.found[place] = trace(
+                value, self._is_part
+            )  # of a class of its own: it cannot be carried, but its changes are seen
             return
         if kind == "opaque":
             self._look_into_opaque(place, value, depth)
@@ -105,7 +109,7 @@ class Survey:
                     step = ("item", type(key).__name__, str(key))
                     self._look((*place, step), one, depth + 1)
             return
-        self.found[place] = trace(value) if self._traces else self._glance(value)
+        self.found[place] = trace(value, self._is_part) if self._traces else self._glance(value)
 
     def _glance(self, value: Any) -> Any:
         """A mark that tells whether the value changes, and puts it back unless it is large."""
@@ -119,7 +123,7 @@ class Survey:
             self._left -= value.nbytes
         if kind in ("list", "tuple", "dict", "set", "deque") and len(value) > _LONGEST:
             return Mark("length", value, len(value))
-        return remember(value)
+        return remember(value, is_part=self._is_part)
 
     def _look_into_opaque(self, place: Place, value: Any, depth: int) -> None:
         if id(value) in self._seen:
@@ -163,7 +167,7 @@ class Survey:
             if tensor is not None and id(tensor) not in self._seen and not self._is_foreign(tensor):
                 self._seen.add(id(tensor))
                 there = (*place, ("attribute", name, ""))
-                self.found[there] = trace(tensor) if self._traces else self._glance(tensor)
+                self.found[there] = trace(tensor, self._is_part) if self._traces else self._glance(tensor)
                 self.modules[there] = place
         for name, inner in modules_in(module).items():
             if inner is not None and id(inner) not in self._seen and not self._is_foreign(inner):
@@ -204,11 +208,16 @@ def _is_object(value: Any) -> bool:
     return kind_of(value) in ("object", "opaque")
 
 
-def trace(value: Any, depth: int = 0) -> Any:
-    """A mark by which a later look at a value sees whether it is another one, or holds something else."""
+def trace(value: Any, is_part: Callable[[Any], bool] = lambda _: False, depth: int = 0) -> Any:
+    """A mark by which a later look at a value sees whether it is another one, or holds something else.
+
+    `is_part`: of a tensor whose contents are kept otherwise: here it only matters that it is this one.
+    """
     kind = kind_of(value)
     if kind in ("plain", "number"):
         return repr(value) if isinstance(value, (float, complex)) else value
+    if kind == "tensor" and is_part(value):
+        return id(value)
     if kind == "tensor":
         gradient = gradient_of(value)
         own = None if gradient is None else (id(gradient), version_of(gradient))
@@ -226,6 +235,6 @@ def trace(value: Any, depth: int = 0) -> Any:
     if kind == "opaque" or depth > _DEEPEST or (kind != "object" and len(value) > _TRACED):
         return id(value), len(value) if hasattr(type(value), "__len__") and kind != "opaque" else 0
     if kind == "set":
-        return id(value), frozenset(trace(one, depth + 1) for one in value)
+        return id(value), frozenset(trace(one, is_part, depth + 1) for one in value)
     pairs = value.items() if kind == "dict" else attributes_of(value).items() if kind == "object" else enumerate(value)
-    return id(value), [(name, trace(one, depth + 1)) for name, one in pairs]
+    return id(value), [(name, trace(one, is_part, depth + 1)) for name, one in pairs]

@@ -41,7 +41,7 @@ class References:
         for name, optimizer in optimizers.items():
             self._things.setdefault(id(optimizer), ("optimizer", name))
         self._of_memory: dict[int, Name] = {}  # of the optimizers' own tensors, as of so many of them
-        self._entries = -1
+        self._entries: list[tuple[int, int]] = []  # what `_of_memory` was made of
 
     def name_of(self, value: Any) -> Name | None:
         """Return the name of a part; None for other values.
@@ -118,7 +118,7 @@ class References:
 
     def _own_tensor(self, value: torch.Tensor) -> Name | None:
         """Return the name of a tensor that an optimizer keeps, such as a momentum."""
-        entries = sum(len(optimizer.state) for optimizer in self._optimizers.values())
+        entries = [(id(optimizer.state), len(optimizer.state)) for optimizer in self._optimizers.values()]
         if entries != self._entries:
             self._entries = entries
             self._of_memory = {
