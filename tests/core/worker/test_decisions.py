@@ -254,6 +254,20 @@ def test_a_newer_stop_supersedes_a_decision(worker: Worker) -> None:
     assert worker.order is None
 
 
+def test_a_collective_that_was_cut_short_after_the_write_tears_the_state(worker: Worker) -> None:
+    reach_barrier(worker)
+    assert feed(worker, ev.BarrierPassed(), stop(2), ev.CutShort()) == ()
+    feed(worker, ev.StepFinished("next"), ev.StepWanted())
+    assert worker.status().torn
+
+
+def test_a_step_that_is_undone_without_a_failure_is_another_attempt(worker: Worker) -> None:
+    enter_step(worker)
+    assert feed(worker, ev.StepUndone()) == ()
+    assert kinds(feed(worker, ev.StepWanted())) == ["OfferStep"]
+    assert (worker.version, worker.attempt) == (0, 1)
+
+
 # --- a surprise ---------------------------------------------------------------------------------------------------
 def commit_surprise(worker: Worker, *before: ev.Event) -> act.Actions:
     reach_barrier(worker)

@@ -62,6 +62,14 @@ class CollectiveBroke(_Event, frozen=True):
     """A collective failed because of a peer, not of the script."""
 
 
+class CutShort(_Event, frozen=True):
+    """A collective after the write was cut short by a recovery: the step ends with this rank's own value."""
+
+
+class StepUndone(_Event, frozen=True):
+    """The step was undone before its barrier, to be computed again, though nothing has failed."""
+
+
 class StepFinished(_Event, frozen=True):
     """The block has ended and every write is done.
 
@@ -130,6 +138,8 @@ Event = (
     | PrivateKept
     | BarrierPassed
     | CollectiveBroke
+    | CutShort
+    | StepUndone
     | StepFinished
     | Interrupted
     | Ordered

@@ -111,6 +111,18 @@ def on_barrier_passed(worker: "Worker", event: ev.BarrierPassed) -> act.Actions:
     return pass_barrier(worker, WRITE)
 
 
+def on_cut_short(worker: "Worker", event: ev.CutShort) -> act.Actions:  # noqa: ARG001
+    """Count this rank as torn: another one may have the right value."""
+    worker.torn = True
+    return ()
+
+
+def on_undone(worker: "Worker", event: ev.StepUndone) -> act.Actions:  # noqa: ARG001
+    """Count the attempt; the loop asks for the step again."""
+    worker.attempt += 1
+    return ()
+
+
 def on_finished(worker: "Worker", event: ev.StepFinished) -> act.Actions:
     """Commit: one more step is applied."""
     worker.version += 1

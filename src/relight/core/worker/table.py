@@ -50,6 +50,8 @@ TABLE: Table = {
     ev.StatesDiffer: {State.IN_STEP: step.on_states_differ},
     ev.PrivateKept: {State.IN_STEP: step.on_private_kept},
     ev.BarrierPassed: {State.AT_BARRIER: step.on_barrier_passed},
+    ev.CutShort: _in(State, step.on_cut_short),
+    ev.StepUndone: {State.IN_STEP: step.on_undone},
     ev.StepFinished: {State.WRITING: step.on_finished},
     ev.CollectiveBroke: _in(State, step.on_broken),
     ev.Interrupted: _in((*_TRAINING, State.DONE), recovery.on_interrupted),

@@ -9,6 +9,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from relight.core.protocol.position import Phase
+from relight.core.worker.events import CutShort
 from relight.errors import StepInterrupted
 from relight.training.connection.page import PositionPage
 from relight.training.process.groups import ProcessGroups
@@ -90,8 +91,8 @@ class Protection:
         worker, notices = self._worker, self._notices
         self.cut_collectives += 1
         where = "after the write" if self.in_step else "between two steps"
-        if self.in_step:  # the step goes on with this value; a rank that has the right one may still be there
-            worker.torn = True
+        if self.in_step:
+            worker.handle(CutShort())
         text = (
             f"{operation} {where} was cut short by a recovery; its result is this rank's own value. Put collectives "
             "inside `with step`, before optimizer.step(), where they are repeated"

@@ -250,7 +250,7 @@ class StepLoop:
         self._state.clear_gradients()
         self._carried.roll_back()
         self._runtime.page.stamp(Phase.OUTSIDE)
-        self._progress.attempt += 1
+        self._runtime.handle(happened.StepUndone())
         return True
 
     def _keep_what_a_surprise_left(self, actions: act.Actions) -> None:
