@@ -44,7 +44,7 @@ CASES = {
     "fused": Case(ddp("--optimizer", "adamw-fused", "--scaler", "--ema")),
     "foreach": Case(ddp("--optimizer", "adamw-foreach", "--batchnorm")),
     "own-stream": Case(ddp("--own-stream", "--batchnorm", "--clip", "--checkpoint", "checkpoints")),
-    "verify": Case(ddp("--batchnorm"), flags=("--verify-every", "2")),
+    "verify": Case(ddp(), flags=("--verify-every", "2")),
     "checkpoint": Case(ddp("--batchnorm", "--local-buffers", "--checkpoint", "checkpoints")),
     "publish": Case(ddp("--batchnorm", "--publish", "2")),
     "hsdp": Case(divided()),
