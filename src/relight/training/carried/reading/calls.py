@@ -57,7 +57,7 @@ class Calls:
         if isinstance(function, ast.Attribute) and inherited is None:
             receiver, changes = self._receiver(node, function, use, is_statement=is_statement)
             if changes:
-                into = self._reading.into(function.value)
+                into = self._reading.into_changed(function.value)
                 self._flow.mutate(receiver, self._reading.at(node))
                 for argument in arguments:
                     self._reading.value(argument, into if is_statement else union([into, use]))

@@ -67,3 +67,6 @@ class Reading:
 
     def into(self, target: ast.expr) -> Use:
         return self.targets.into(target)
+
+    def into_changed(self, target: ast.expr) -> Use:
+        return self.targets.into_changed(target)

@@ -40,7 +40,7 @@ class Statements:
             case ast.AnnAssign(value=ast.expr() as right):
                 self._reading.assign(node.target, self._reading.value(right, self._reading.into(node.target)))
             case ast.AugAssign():
-                into = self._reading.into(node.target)
+                into = self._reading.into_changed(node.target)
                 self._reading.value(node.target, into)
                 self._reading.value(node.value, into)
                 self._reading.assign(node.target, Ref())

@@ -85,6 +85,13 @@ class Targets:
             case _:
                 return None
 
+    def into_changed(self, target: ast.expr) -> Use:
+        """Places that a value goes into by which the value of `target` is changed in place: also what it stands for."""
+        into, alias = self.into(target), self._reading.refer(target).alias
+        if into is None or alias is None or alias.key is None:
+            return into
+        return into | {alias.key} if alias.is_part or has_contents(alias.value) else into
+
     def effect(self, body: Sequence[ast.stmt]) -> Use:
         """Places that a condition decides in front of these statements."""
         found: list[Use] = []
