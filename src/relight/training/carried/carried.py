@@ -215,7 +215,12 @@ class Carried:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether a name that decides a step is still empty, and the code sets it after the last write of a step."""
+        """Whether a name that decides a step is set after the last write, and was not yet.
+
+        It is empty until then, or stands for a part of the state, which is kept otherwise.
+        """
+        if any(one.feeds and one.after_write for one in self._catalog.unchanged_parts()):
+            return True
         late = [one for one in self._kept.values() if one.feeds and one.after_write]
         if not late:
             return False

@@ -71,6 +71,7 @@ class Catalog:
         feeds: bool = True,
         late: bool = False,
         seen: bool = False,
+        after_write: bool = False,
         mark: Any = None,
     ) -> Kept | None:
         """Carry a place from now on. None: it is left out, is not there, or is kept otherwise.
@@ -85,7 +86,7 @@ class Catalog:
         spot = self._spots.find(place)
         if spot is None:
             return None
-        one, value = Kept(key, name, where, spot, feeds, late, seen=seen), spot.get()
+        one, value = Kept(key, name, where, spot, feeds, late, seen=seen, after_write=after_write), spot.get()
         if value is not MISSING:
             if self.is_foreign(value) and not late:  # nothing to carry until it stands for something else
                 self._stands_for.setdefault(key, (one, self.mark_of(value, one) if mark is None else mark))
@@ -124,6 +125,10 @@ class Catalog:
         if one.feeds and not one.seen and not self.is_foreign(value):
             raise one.refusal(why)
         self.leave_out(one, why)
+
+    def unchanged_parts(self) -> list[Kept]:
+        """Names that have stood for the same part of the state since the loop began."""
+        return [one for one, _ in self._stands_for.values()]
 
     def follow_parts(self) -> None:
         """Carry the names that stand for another part of the state than at first, or for none."""

@@ -75,10 +75,10 @@ class Search:
         if (holder := self._of_data(found.place)) is not None:
             self._refuse_of_data(found, where, holder)
             return
-        one = self._catalog.keep(self._loop.lasting(found.place), where, feeds=found.feeds, late=found.late)
+        lasting, catalog = self._loop.lasting(found.place), self._catalog
+        one = catalog.keep(lasting, where, feeds=found.feeds, late=found.late, after_write=found.after_write)
         if one is None:
             return
-        one.after_write = found.after_write
         value = one.spot.get()
         if found.is_counted and one.feeds:
             raise refusals.of_counter(one)

@@ -29,6 +29,7 @@ from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, p
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 _MISSING = object()
+_MOST_STEADY = 32  # containers that no step has changed so far, compared in every step: some microseconds each
 # Made by torch itself, which keeps what a step needs there; `BucketLayout` and `ShardedModules` look after it.
 WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
 
@@ -53,7 +54,12 @@ class AttributeLog:
         self._looked_at: set[Key] = set()
         self._change_in_place: set[Key] = set()  # containers that steps change without assigning them
         self._in_place: dict[Key, Any] = {}  # these, as they were when the step began
-        self._all_containers: dict[Key, tuple[Any, bytes]] = {}  # while learning: each one, and how it was
+        self._compared: dict[
+            Key, tuple[Any, bytes]
+        ] = {}  # containers that the step is not known to change, as they were
+        self._steady: dict[
+            Key, tuple[Any, bytes]
+        ] = {}  # those that no step has changed, of modules of the script's own
         self._orders: dict[
             int, tuple[dict[str, Any], list[str]]
         ] = {}  # of tables from which the step deleted something
@@ -118,6 +124,7 @@ class AttributeLog:
             self._before[key] = (holder if holder is not None else {}, _MISSING if holder is None else holder[name])
         elif name not in OWN_ATTRIBUTES:
             self._looked_at.discard(key)
+            self._steady.pop(key, None)
             self._before_between(key)
 
     def _note_order(self, module: nn.Module, name: str) -> None:
@@ -139,7 +146,7 @@ class AttributeLog:
         self._hooks.begin()
         values = {key: self._value(key) for key in self._change_in_place}
         self._in_place = {key: copy.deepcopy(value) for key, value in values.items() if plain_bytes(value) is not None}
-        self._all_containers = {key: (value, seen) for key, value, seen in self._excerpts()} if learning else {}
+        self._compared = {key: (value, seen) for key, value, seen in self._excerpts()} if learning else self._steady
 
     def roll_back(self) -> None:
         """Make every attribute and hook what it was when the step began."""
@@ -160,11 +167,11 @@ class AttributeLog:
             holder.clear()
             holder.update(members)
         self._orders.clear()
-        for key, (value, before) in self._all_containers.items():
-            tree = unpack(decode_tree(before))
-            mine = put_back(value, tree, self._is_view) if self._seen(value) != before else value
-            vars(self._paths[key[0]][1])[key[1]] = mine
-        self._all_containers = {}
+        for key, (value, before) in self._compared.items():
+            if self._seen(value) != before:
+                value = put_back(value, unpack(decode_tree(before)), self._is_view)  # noqa: PLW2901
+            vars(self._paths[key[0]][1])[key[1]] = value
+        self._compared = {}
         for (module_id, name), value in self._in_place.items():
             tables = vars(self._paths[module_id][1])
             if name in tables:
@@ -179,19 +186,26 @@ class AttributeLog:
                 continue
             if self._is_state(module, name, vars(module)[name]):
                 self._state[self._path(key)] = key
-        if self._all_containers:
-            for key, (value, before) in self._all_containers.items():
-                replaced = self._value(key) is not value and key not in self._before  # past `__setattr__`
-                if replaced or self._seen(value) != before:
-                    self._change_in_place.add(key)
-                    self._state[self._path(key)] = key
+        self._compare_containers()
 
     def commit(self) -> None:
         """Keep the values that the step assigned."""
         self._hooks.commit()
+        if self._compared:
+            self._compare_containers()  # also what changed after an early barrier
+            moved = self._change_in_place | self._before.keys()
+            steady = [key for key in self._compared if key not in moved and self._is_own(key)]
+            self._steady = {key: self._compared[key] for key in steady[:_MOST_STEADY]}
+            self._compared = {}
         self._before.clear()
-        self._all_containers = {}
         self._recording = False
+
+    def _compare_containers(self) -> None:
+        for key, (value, before) in self._compared.items():
+            replaced = self._value(key) is not value and key not in self._before  # past `__setattr__`
+            if replaced or self._seen(value) != before:
+                self._change_in_place.add(key)
+                self._state[self._path(key)] = key
 
     def __len__(self) -> int:
         """How many attributes the step under way has assigned."""
@@ -230,6 +244,10 @@ class AttributeLog:
                 # What is a view of a parameter here, and of its own there, must not be written through.
                 own = is_mutable(mine) and not self._is_view(mine)
                 vars(module)[name] = put_back(mine, value, self._is_view) if own else value
+
+    def _is_own(self, key: Key) -> bool:
+        """Whether a module is of a class of the script's own: torch's change none of their containers late."""
+        return not type(self._paths[key[0]][1]).__module__.startswith("torch.")
 
     def _value(self, key: Key) -> Any:
         return vars(self._paths[key[0]][1]).get(key[1])
