@@ -558,8 +558,9 @@ def test_what_is_only_read_through_data_needs_no_copy(run: Any, first: int) -> N
 def test_a_copy_of_what_has_changed_already_does_not_count(run: Any) -> None:
     def late(script: Script) -> None:
         if script.number >= LEARNING_STEPS + 3:
-            for parameter in script.net.parameters():
-                parameter.data.mul_(0.9)
+            with torch.no_grad():
+                for parameter in script.net.parameters():
+                    parameter.mul_(0.9)
         late_collective(script)  # the optimizer's write is copied, and comes after
 
     script = run(late)
@@ -573,6 +574,29 @@ def test_a_copy_of_what_has_changed_already_does_not_count(run: Any) -> None:
     with pytest.raises(InterruptedError):
         _body_up_to_the_barrier(script)
     assert not script.transaction.unimaged_changes()
+
+
+def test_the_first_change_through_data_is_undone(run: Any) -> None:
+    """Pruning begins after a hundred steps: what `.data` gives is copied before it can be changed."""
+
+    def late(script: Script) -> None:
+        if script.number >= LEARNING_STEPS + 3:
+            script.net.first.weight.data *= 0.9
+            script.net.last.bias.data = script.net.last.bias.data + 1
+        plain(script)
+
+    script = run(late)
+    for _ in range(LEARNING_STEPS + 3):
+        script.step()
+    before = script.bits()
+    for _ in range(3):
+        with pytest.raises(InterruptedError):
+            _body_up_to_the_barrier(script)
+        assert not script.transaction.unimaged_changes()
+        script.undo()
+        assert script.bits() == before
+        script.step()
+        before = script.bits()
 
 
 def test_updates_by_hand_are_seen(run: Any) -> None:

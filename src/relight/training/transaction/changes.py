@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from relight.training.state.modules.attributes import AttributeLog
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.torch_private.ddp import around_buffer_sync
@@ -21,9 +23,13 @@ class ChangeWatch:
         self._seen_assignments = 0  # of buffers, at the last look at where they are
         self._undo: list[Callable[[], Any]] = []
 
-    def install(self, wrappers: Iterable[Any]) -> None:
-        """Watch until `remove`. `wrappers`: the DDP wrappers, whose broadcasts of buffers are not counted."""
-        self.access.install()
+    def install(self, wrappers: Iterable[Any], before_reach: Callable[[torch.Tensor], None]) -> None:
+        """Watch until `remove`.
+
+        `wrappers`: the DDP wrappers, whose broadcasts of buffers are not counted. `before_reach` is called for a tensor
+        before its `.data` is reached for the first time in a step.
+        """
+        self.access.install(before_reach)
         for module in wrappers:
             self._undo.append(around_buffer_sync(module, self.scan, self._discount))
         self.look_again()
@@ -110,6 +116,14 @@ class ChangeWatch:
     def written(self, now: list[int]) -> list[Key]:
         """Return the tensors that the step under way has written, and the other buffers of their modules."""
         return list(dict.fromkeys(key for first in self.newer(now) for key in self._slots.siblings(first)))
+
+    def is_written(self, key: Key) -> bool:
+        """Whether a tensor was written since the step began, or it is not known."""
+        versions, place = self._versions, self._slots.index.get(key)
+        if versions is None or place is None or place >= len(versions):
+            return True
+        tensor = self._slots.tensors[place]
+        return tensor.is_inference() or version_of(tensor) != versions[place]
 
     # --- access through `.data` -----------------------------------------------------------------------------------
     def reached_by_data(self) -> list[Key]:

@@ -8,7 +8,7 @@ it. A write that is not counted there either (through NumPy's view of it, say) s
 Flags of hundreds of parameters are costly to read in every step, so that one was set is noticed in the same way.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -40,21 +40,26 @@ class DataAccess:
         """The `id` of each tensor written through `.data`, also with an equal value, as far as torch counts writes."""
         return self._assigned | {number for number, given in self._given.items() if _writes(given)}
 
-    def install(self) -> None:
+    def install(self, before_reach: Callable[[torch.Tensor], None] = lambda _: None) -> None:
+        """Begin. `before_reach` is called for a watched tensor before its `.data` is read or set first."""
         watched_of, reached = self, self.reached
 
         @not_compiled
         def get(tensor: torch.Tensor) -> torch.Tensor:
             data: torch.Tensor = DATA.__get__(tensor)
             if id(tensor) in watched_of._watched:
-                reached.add(id(tensor))
+                if id(tensor) not in reached:
+                    reached.add(id(tensor))
+                    before_reach(tensor)
                 return watched_of._give(id(tensor), data)
             return data
 
         @not_compiled
         def put(tensor: torch.Tensor, value: torch.Tensor) -> None:
             if id(tensor) in watched_of._watched:
-                reached.add(id(tensor))
+                if id(tensor) not in reached:
+                    reached.add(id(tensor))
+                    before_reach(tensor)
                 watched_of._assigned.add(id(tensor))
                 watched_of._given.pop(id(tensor), None)
             DATA.__set__(tensor, value)

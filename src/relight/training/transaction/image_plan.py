@@ -81,6 +81,16 @@ class ImagePlan:
         """A module goes to training or evaluation: its buffers may change from here on, and did not before."""
         self._images.take(self._slots.of_module(module))
 
+    def before_reach(self, tensor: torch.Tensor) -> None:
+        """Copy a tensor whose `.data` is about to be read or set: what that changes shows only afterwards."""
+        key = self._slots.by_id.get(id(tensor))
+        if self._steps_to_learn or key is None or key in self._only_read or key in self._still:
+            return
+        if key not in self._images and not self._changes.is_written(key):
+            self._images.take([key])
+            self._early[key] = None
+            self._suspects.add(key)
+
     def see_end(self) -> set[Key]:
         """Return the tensors that have changed up to the barrier, while learning."""
         at_end = self._changed()

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from relight.training.state.modules.slots import Key
@@ -46,7 +47,7 @@ class Transaction:
     def install(self) -> None:
         """Watch changes until `remove`: for the time of the loop."""
         self._attributes.install(self)
-        self._changes.install(self._state.wrappers())
+        self._changes.install(self._state.wrappers(), self._before_reach)
 
     def remove(self) -> None:
         """Watch no more."""
@@ -131,6 +132,11 @@ class Transaction:
         """Copy a module's buffers before it goes to training or evaluation. Called by `AttributeLog`."""
         if self.is_open and not self._is_early:
             self._plan.before_mode(module)
+
+    def _before_reach(self, tensor: torch.Tensor) -> None:
+        """Copy a parameter before the step may change it through `.data`, as no step did before."""
+        if self.is_open and not self._is_early:
+            self._plan.before_reach(tensor)
 
     def prepare(self, *, early: bool) -> None:
         """Find out, in front of the barrier, what is private and what has changed; `early`: in front of a write."""
