@@ -17,16 +17,16 @@ INTERRUPTED = 128 + signal.SIGINT
 def main() -> int:
     """Run the command line; return the exit status."""
     try:
-        heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored in a shell's background
-        if heard:
+        is_handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored in a shell's background
+        if is_handled:
             signal.signal(signal.SIGINT, _leave_at_once)
         from relight.cli import main as run
 
         # In this block, since `signal.signal` is partly Python and can be interrupted.
-        if heard:
+        if is_handled:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         status = run()
-        if heard:
+        if is_handled:
             signal.signal(signal.SIGINT, _leave_at_once)
     except KeyboardInterrupt:
         status = INTERRUPTED

@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--zero-first", action="store_true", help="zero_grad at the start of the step")
     parser.add_argument("--noise", type=float, default=0.01, help="how much of random numbers to add to x")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds more for each step, until HOLD is there")
-    parser.add_argument("--linger-at", type=int, default=-1, help="wait 3 s behind the forward pass of this step")
+    parser.add_argument("--linger-at", type=int, default=-1, help="wait 3 s after the forward pass of this step")
     parser.add_argument("--hold-at", type=int, default=-1, help="after this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
     parser.add_argument("--tell", action="store_true", help="print each committed step")

@@ -1,4 +1,4 @@
-"""Strangers are told why they are refused; no other peer notices more than a line about it."""
+"""A peer that is refused learns the reason; the other peers print a line about it at most."""
 
 import socket
 import struct

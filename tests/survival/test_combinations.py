@@ -187,7 +187,7 @@ def test_no_standby(bench: Bench) -> None:
 @pytest.mark.all
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_standby_fails_while_it_waits(bench: Bench, number: signal.Signals) -> None:
-    """A standby has no rank: losing one is told, and it is replaced; then it is no failure of the training."""
+    """A lost standby is reported and replaced. It has no rank, so its loss is no failure of the training."""
     training = Training(steps=7, arguments=("--hold-at", "2"))
     flags = ("--outside-hang-timeout-seconds", "600")
     with bench.start(training, faults=[FIRST], flags=flags) as job:

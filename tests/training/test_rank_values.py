@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relight.training.carried.rank_values import SLOTS, RankValues
+from relight.training.carried.rank_values import SLOTS, RankValues, differing_slots, entries_of, row_of
 from tests.training.carried_loop import Loop, Step, run_script
 
 SEEDS = 60
@@ -30,6 +30,9 @@ OTHERS = {
     "a list": ("files = ['a', 'b', 'c', 'd'][RANK::3]", "files[0]"),
     "a dict": ("named = {'rank': RANK}", "named['rank']"),
     "a tensor": ("offset = torch.full((3,), float(RANK))", "float(offset.sum())"),
+    "a text": ("path = f'part-{RANK}'", "path"),
+    "an item of a tuple": ("pair = (RANK, Thing())", "pair[0]"),
+    "a number of NumPy": ("first = numpy.int64(RANK * 3)", "int(first)"),
     "an array": ("table = numpy.arange(4) + RANK", "int(table[0])"),
 }
 SCRIPT = """
@@ -68,16 +71,17 @@ def compared(sources: list[str], directory: Path) -> dict[str, Any]:
     """Return the knowledge of ranks after their comparison: one after another instead of by an all-reduce."""
     rows: list[list[int]] = []
     for source in sources:
-        run_script(source, RankLoop(lambda values: rows.append(values.row())), directory)
+        run_script(source, RankLoop(lambda values: rows.append(row_of(values.look()))), directory)
     sums = [sum(column) for column in zip(*rows, strict=True)]
     assert len(sums) == SLOTS
     tables: list[list[int]] = []
     found: set[tuple[int, ...]] = set()
 
     def gather(values: RankValues) -> None:
-        slots = values.differing(values.row(), sums, RANKS)
+        own = values.look()
+        slots = differing_slots(row_of(own), sums, RANKS)
         found.add(tuple(slots))
-        tables.append(values.entries(slots, len(tables), RANKS))
+        tables.append(entries_of(own, slots, len(tables), RANKS))
 
     for source in sources:
         run_script(source, RankLoop(gather), directory)
@@ -86,7 +90,7 @@ def compared(sources: list[str], directory: Path) -> dict[str, Any]:
     described: list[dict[str, Any]] = []
 
     def learn(values: RankValues) -> None:
-        values.learn(RANKS, slots, table)
+        values.learn(values.look(), RANKS, slots, table)
         described.append(values.describe())
 
     for source in sources:

@@ -171,8 +171,8 @@ class Supplying:
     def remaining(self) -> list[CancelHost]:
         """Return the cancellations of all orders, for a job that ends without a decision."""
         why = "the job is over"
-        here = self._job.orders.open.values()
-        return [CancelHost(order=o.name, identifier=o.identifier, why=why) for o in here] + self.leftover()
+        placed = self._job.orders.open.values()
+        return [CancelHost(order=o.name, identifier=o.identifier, why=why) for o in placed] + self.leftover()
 
     def leftover(self) -> list[CancelHost]:
         """Return the cancellations that the supplier has not confirmed."""

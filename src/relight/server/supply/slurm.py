@@ -64,7 +64,7 @@ def ask_for_draining(machines: Collection[str], environment: Mapping[str, str]) 
 
 
 def read_draining(output: str) -> dict[str, str]:
-    """Return the nodes that an administrator has marked for draining, with his reason."""
+    """Return the nodes that an administrator has marked for draining, with the reason."""
     found = {}
     for line in output.splitlines():
         node, _, rest = line.partition("|")

@@ -25,6 +25,7 @@ from relight.training.carried.finding.places import MISSING, key_of
 from relight.training.carried.finding.survey import Survey
 from relight.training.carried.values.values import kind_of
 from relight.training.torch_private.mesh import is_distributed
+from relight.words import listed
 
 SLOTS = 2**15
 WIDTH = 4  # integers of one slot of one rank: its digest, and a number as kind, upper and lower half
@@ -35,7 +36,6 @@ _EDGE = 2**13  # elements at either end of a larger tensor
 _LONGEST = 5000  # items of a container
 _DEEPEST = 3
 _HALF = 32
-_NAMED = 3
 _NO_NUMBER, _INT, _FLOAT, _BOOL = range(4)
 _UNKNOWN = (
     "a rank was lost before all ranks had compared what the script makes from them, and its replacement was built "
@@ -60,6 +60,30 @@ class _Found(NamedTuple):
     digest: int
 
 
+Look = dict[int, list[_Found]]  # by slot
+
+
+def row_of(own: Look) -> list[int]:
+    """Return the digests of a rank's values: `SLOTS` integers to be summed over all ranks."""
+    return [_together(own.get(number, [])) for number in range(SLOTS)]
+
+
+def differing_slots(row: Sequence[int], sums: Sequence[int], world_size: int) -> list[int]:
+    """Return the slots in which ranks differ. The same on all ranks. `row` is this rank's, `sums` that of all."""
+    found = [number for number in range(SLOTS) if sums[number] != world_size * row[number]]
+    return found[: min(_MOST_SLOTS, _MOST_GATHERED // (WIDTH * world_size))]
+
+
+def entries_of(own: Look, slots: Sequence[int], rank: int, world_size: int) -> list[int]:
+    """Return a rank's part of the table of these slots; zeros elsewhere, so that a sum is the whole table."""
+    table = [0] * (WIDTH * len(slots) * world_size)
+    start = WIDTH * len(slots) * rank
+    for place, number in enumerate(slots):
+        found = own.get(number, [])
+        table[start + WIDTH * place : start + WIDTH * (place + 1)] = [_together(found), *_number_of(found)]
+    return table
+
+
 class RankValues:
     """Compares this rank's values with those of others, and gives them to a replacement."""
 
@@ -72,32 +96,23 @@ class RankValues:
         self._pending: tuple[int, int] | None = None  # the rank that this process was built as, and the one it has
 
     # --- on every rank, once ----------------------------------------------------------------------------------------
-    def row(self) -> list[int]:
-        """Return the digests of this rank's values: `SLOTS` integers to be summed over all ranks."""
-        slots = self._by_slot()
-        return [_together(slots.get(number, [])) for number in range(SLOTS)]
+    def look(self) -> Look:
+        """Return this rank's values as they are now."""
+        slots: Look = {}
+        for place, value in self._values():
+            if (digest := _digest(value)) is not None:
+                key = key_of(place)
+                number = xxhash.xxh3_64_intdigest(key.encode()) % SLOTS
+                whole = xxhash.xxh3_64_intdigest(f"{key}\n{digest}".encode()) >> 64 - _BITS
+                slots.setdefault(number, []).append(_Found(place, value, whole))
+        return slots
 
-    def differing(self, row: Sequence[int], sums: Sequence[int], world_size: int) -> list[int]:
-        """Return the slots in which ranks differ. The same on all ranks. `row` is this rank's, `sums` that of all."""
-        found = [number for number in range(SLOTS) if sums[number] != world_size * row[number]]
-        return found[: min(_MOST_SLOTS, _MOST_GATHERED // (WIDTH * world_size))]
-
-    def entries(self, slots: Sequence[int], rank: int, world_size: int) -> list[int]:
-        """Return this rank's part of the table of these slots; zeros elsewhere, so that a sum is the whole table."""
-        by_slot = self._by_slot()
-        table = [0] * (WIDTH * len(slots) * world_size)
-        start = WIDTH * len(slots) * rank
-        for place, number in enumerate(slots):
-            found = by_slot.get(number, [])
-            own = [_together(found), *_number_of(found)]
-            table[start + WIDTH * place : start + WIDTH * (place + 1)] = own
-        return table
-
-    def learn(self, ranks: int, slots: Sequence[int], table: Sequence[int]) -> None:
+    def learn(self, own: Look, ranks: int, slots: Sequence[int], table: Sequence[int]) -> None:
         """Keep the table of all ranks, and the values in which they do not differ."""
         self._ranks, self._slots, self._table = ranks, list(slots), list(table)
-        for number, found in self._by_slot().items():
-            if number not in slots and len(found) == 1 and _can_be_told(found[0].value):
+        for number, found in own.items():
+            # A text may be a path or a date of the process's own.
+            if number not in slots and len(found) == 1 and _matters(value := found[0].value) and type(value) is not str:
                 self._common += [number, found[0].digest, *_number_of(found)]
 
     def describe(self) -> dict[str, Any]:
@@ -129,30 +144,32 @@ class RankValues:
         assert self._pending is not None
         built_as, rank = self._pending
         self._pending = None
-        by_slot = self._by_slot()
+        own = self.look()
         of_rank, of_start = [], []
         for place, number in enumerate(self._slots if built_as != rank else ()):
-            found = by_slot.get(number, [])
+            found = own.get(number, [])
             as_built, wanted = self._entry(built_as, place), self._entry(rank, place)
             if _together(found) != as_built[0] or as_built[0] == wanted[0]:
                 continue  # it does not follow from the rank, or has been set already
             if len(found) > 1 or not self._set(found, wanted):
-                of_rank += [describe(one.place) for one in found if len(found) > 1 or kind_of(one.value) in _DATA]
+                of_rank += [describe(one.place) for one in found if len(found) > 1 or _matters(one.value)]
         for start in range(0, len(self._common), 1 + WIDTH):
             number, *wanted = self._common[start : start + 1 + WIDTH]
-            found = by_slot.get(number, [])
+            found = own.get(number, [])
             if len(found) == 1 and found[0].digest != wanted[0] and not self._set(found, wanted):
                 of_start.append(describe(found[0].place))
         self._catalog.loop.spots.frames.forget()
         self._catalog.comparison.look_again()
         if of_rank:
-            return _OF_RANK.format(names=_listed(of_rank))
-        return _OF_START.format(names=_listed(of_start)) if of_start else None
+            return _OF_RANK.format(names=listed(sorted(of_rank)))
+        return _OF_START.format(names=listed(sorted(of_start))) if of_start else None
 
     def _set(self, found: Sequence[_Found], wanted: Sequence[int]) -> bool:
         """Set the only value of a slot, if it is to be a number."""
-        spot = self._catalog.loop.spots.find(found[0].place) if found else None
-        if spot is None or wanted[1] == _NO_NUMBER:
+        spots = self._catalog.loop.spots
+        spot = spots.find(found[0].place) if found else None
+        holder = spots.find(found[0].place[:-1]) if found and len(found[0].place) > 1 else None
+        if spot is None or wanted[1] == _NO_NUMBER or (holder is not None and isinstance(holder.get(), tuple)):
             return False
         spot.set(_number_from(wanted[1], wanted[2], wanted[3]))
         return True
@@ -162,16 +179,6 @@ class RankValues:
         return self._table[start : start + WIDTH]
 
     # --- what there is ----------------------------------------------------------------------------------------------
-    def _by_slot(self) -> dict[int, list[_Found]]:
-        slots: dict[int, list[_Found]] = {}
-        for place, value in self._values():
-            if (digest := _digest(value)) is not None:
-                key = key_of(place)
-                number = xxhash.xxh3_64_intdigest(key.encode()) % SLOTS
-                whole = xxhash.xxh3_64_intdigest(f"{key}\n{digest}".encode()) >> 64 - _BITS
-                slots.setdefault(number, []).append(_Found(place, value, whole))
-        return slots
-
     def _values(self) -> Iterator[tuple[Place, Any]]:
         catalog = self._catalog
         spots = catalog.loop.spots
@@ -198,14 +205,9 @@ def _loaders(frames: Any) -> Iterator[tuple[Place, DataLoader[Any]]]:
                     yield (("frame", str(number), name),), value
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(sorted(names)[:_NAMED]) + more
-
-
-def _can_be_told(value: Any) -> bool:
-    """Whether a value that differs in a replacement matters: a text may be a path of the process's own."""
-    return kind_of(value) in _DATA or isinstance(value, (bool, int, float))
+def _matters(value: Any) -> bool:
+    """Whether a difference in a value may change what steps compute."""
+    return kind_of(value) in (*_DATA, "number") or isinstance(value, (bool, int, float, str))
 
 
 def _together(found: Sequence[_Found]) -> int:

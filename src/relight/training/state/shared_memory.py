@@ -17,13 +17,13 @@ from relight.training.torch_private.mesh import is_distributed
 from relight.training.torch_private.modules import tables_in
 from relight.training.torch_private.zero import state_of
 from relight.transfer.io.codec import Flat, local_part
+from relight.words import listed
 
 # Members of a group: the tensor's path, its first byte from that of the group, and a number that is equal for paths of
 # one tensor object.
 Member = tuple[str, int, int]
 Group = tuple[Member, ...]
 Groups = set[Group]
-_NAMED = 3  # paths in a message
 
 
 def groups_in(described: Any) -> Groups:
@@ -76,8 +76,7 @@ class SharedMemory:
                 _join(group, places, received)
         self._slots.refresh()
         differing = sorted({path for group in wanted ^ set(self.describe()) for path, _, _ in group})
-        more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
-        return ", ".join(differing[:_NAMED]) + more
+        return listed(differing)
 
     def _places(self) -> Iterator[_Place]:
         for owner, module in self._handed.modules.items():
@@ -169,7 +168,7 @@ def _separate(place: _Place) -> None:
 def _join(group: Group, places: Mapping[str, _Place], received: Collection[str]) -> None:
     if any(start for _, start, _ in group) or any(path not in places for path, _, _ in group):
         return
-    first, *others = sorted(group, key=lambda member: _rank(places[member[0]], received))
+    first, *others = sorted(group, key=lambda member: _precedence(places[member[0]], received))
     kept = places[first[0]].tensor
     objects = {first[2]: kept}
     for path, _, number in others:
@@ -186,6 +185,6 @@ def _join(group: Group, places: Mapping[str, _Place], received: Collection[str])
             place.put(objects[number])
 
 
-def _rank(place: _Place, received: Collection[str]) -> tuple[bool, bool]:
+def _precedence(place: _Place, received: Collection[str]) -> tuple[bool, bool]:
     """Sort first the tensor whose memory the others are to share: one that was received, and rather a parameter."""
     return place.path not in received, not isinstance(place.tensor, torch.nn.Parameter)

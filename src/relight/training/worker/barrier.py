@@ -10,6 +10,7 @@ from relight.core.worker import events as happened
 from relight.core.worker.states import State
 from relight.core.worker.step import on_barrier_passed, on_gradients_ready, on_private_kept
 from relight.errors import StepInterrupted, UsageError
+from relight.training.carried.rank_values import differing_slots, entries_of, row_of
 from relight.training.checkpoint.snapshots import Snapshots
 from relight.training.process.private import PrivateState
 from relight.training.process.progress import Progress
@@ -181,14 +182,15 @@ class Barrier:
         rank, world_size = runtime.rank, runtime.world_size
         if not self._progress.is_first or world_size == 1:
             return
-        row = values.row()
+        own = values.look()
+        row = row_of(own)
         sums = self._add_up(runtime, row)
         if sums is None:
             return
-        slots = values.differing(row, sums, world_size)
-        table = self._add_up(runtime, values.entries(slots, rank, world_size)) if slots else []
+        slots = differing_slots(row, sums, world_size)
+        table = self._add_up(runtime, entries_of(own, slots, rank, world_size)) if slots else []
         if table is not None:
-            values.learn(world_size, slots, table)
+            values.learn(own, world_size, slots, table)
             self._state.rank_values = values.describe()
 
     def _complete_all_reduce(self, runtime: Runtime) -> happened.BarrierPassed | None:

@@ -54,12 +54,10 @@ class AttributeLog:
         self._looked_at: set[Key] = set()
         self._change_in_place: set[Key] = set()  # containers that steps change without assigning them
         self._in_place: dict[Key, Any] = {}  # these, as they were when the step began
-        self._compared: dict[
-            Key, tuple[Any, bytes]
-        ] = {}  # containers that the step is not known to change, as they were
-        self._steady: dict[
-            Key, tuple[Any, bytes]
-        ] = {}  # those that no step has changed, of modules of the script's own
+        # Containers that the step is not known to change, as they were; and those that no step has changed so far, of
+        # modules of the script's own.
+        self._compared: dict[Key, tuple[Any, bytes]] = {}
+        self._steady: dict[Key, tuple[Any, bytes]] = {}
         self._orders: dict[
             int, tuple[dict[str, Any], list[str]]
         ] = {}  # of tables from which the step deleted something

@@ -11,9 +11,9 @@ from torch import nn
 
 from relight.training.state.modules.hooks import hook_name
 from relight.training.torch_private.modules import buffers_in, hooks_in, parameters_in
+from relight.words import listed
 
 _DIGITS = 8  # for each module
-_NAMED = 3  # modules in a message
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")  # they look after themselves
 
 
@@ -28,8 +28,7 @@ def structure(modules: Mapping[str, nn.Module]) -> dict[str, str]:
 def structure_differs(modules: Mapping[str, nn.Module], other: Mapping[str, str]) -> str:
     """Which modules are built otherwise than where `other` was taken; empty: none is."""
     names = list(dict.fromkeys(_differing(modules, other)))
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    return listed(names)
 
 
 def _differing(modules: Mapping[str, nn.Module], other: Mapping[str, str]) -> Iterator[str]:
