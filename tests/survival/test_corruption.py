@@ -81,6 +81,14 @@ def test_who_compares_in_each_step_has_lost_nothing(bench: Bench) -> None:
     check_survived(outcome, bench.reference(Training()))
 
 
+def test_buffers_of_ranks_do_not_count_when_the_first_step_is_verified(bench: Bench) -> None:
+    """BatchNorm's buffers differ between ranks, and that steps change them is known after the first step only."""
+    arguments = ("--batchnorm", "--local-buffers")
+    faults = ["flip-parameter rank 1 in FORWARD of step 3"]
+    outcome = bench.run(Training(arguments=arguments), faults=faults, flags=("--verify-every", "1"))
+    check_survived(outcome, bench.reference(Training(arguments=arguments)))
+
+
 @pytest.mark.all
 def test_a_bit_that_flips_after_the_last_comparison_is_found_at_the_end(bench: Bench) -> None:
     outcome = bench.run(Training(), faults=["flip-parameter rank 1 in FORWARD of step 5"])

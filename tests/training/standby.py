@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh
 
 from relight.training.process.groups import ProcessGroups
@@ -45,6 +46,7 @@ def standby(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standby]:
     for name in (*REPLACED.split(), "gather_object", "monitored_barrier"):  # put back later
         monkeypatch.setattr(distributed_c10d, name, getattr(distributed_c10d, name))
         monkeypatch.setattr(dist, name, getattr(distributed_c10d, name), raising=False)
+    monkeypatch.setattr(Join, "__init__", Join.__init__)
     monkeypatch.setattr(DeviceMesh, "_coordinate_on_dim", None, raising=False)
     runtime: Any = Standby()
 

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 from relight.errors import UsageError
 from tests.training.standby import Standby
@@ -59,3 +60,12 @@ def test_alone_it_keeps_its_own_values(standby: Standby) -> None:
 def test_the_default_store_is_refused_with_what_to_write_instead(standby: Standby) -> None:
     with pytest.raises(UsageError, match="Exchange values with"):
         distributed_c10d._get_default_store().set("key", "value")
+
+
+@pytest.mark.usefixtures("standby")
+def test_uneven_inputs_are_refused() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    with pytest.raises(UsageError, match=r"Leave join\(\) out"):
+        model.join()
+    with model.join(enable=False):
+        model(torch.ones(1, 2))

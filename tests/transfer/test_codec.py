@@ -71,11 +71,25 @@ def test_non_contiguous_tensor_and_parameter() -> None:
     assert torch.equal(back[1], parameter)
 
 
-def test_numpy_values_and_python_streams() -> None:
-    tree: dict[str, Any] = {"array": np.arange(6).reshape(2, 3), "scalar": np.float32(1.5), "stream": random.getstate()}
+def test_numpy_values() -> None:
+    tree: dict[str, Any] = {"array": np.arange(6).reshape(2, 3), "scalar": np.float32(1.5)}
     back = decode_tree(encode_tree(tree, "tree"))
     assert np.array_equal(back["array"], tree["array"])
     assert back["scalar"] == 1.5
+    assert type(back["scalar"]) is np.float32
+
+
+def test_numbers_of_numpy_keep_their_type() -> None:
+    """np.float64 is a float too, but it makes a float64 of a float32, which a float does not."""
+    tree = [np.float64(0.1), np.float32(0.1), np.int64(3), np.bool_(True), np.array(2.5), 0.1]
+    back = decode_tree(encode_tree(tree, "tree"))
+    assert [type(value) for value in back] == [type(value) for value in tree]
+    assert back == tree
+
+
+def test_streams_of_python() -> None:
+    tree = {"stream": random.getstate()}
+    back = decode_tree(encode_tree(tree, "tree"))
     assert back["stream"] == tree["stream"]
 
 

@@ -1,5 +1,7 @@
 """The state that belongs to one rank alone: buffers that forward changes, `per_rank` objects, attributes, numbers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,6 +55,17 @@ class RankPrivate:
             for index, own in numbers.items():
                 state_of(self._handed.optimizers[name])[parameters[index]].update(own)
         self._attributes.adopt(tree.get("attributes", {}))
+
+    @contextmanager
+    def widened(self) -> Iterator[None]:
+        """Count everything that steps may make a rank's own as private meanwhile: in the first step it is not known."""
+        known = self.buffers, self.with_own_numbers
+        self.buffers = {key for key in self._slots.index if key not in self._slots.parameters}
+        self.with_own_numbers = set(self._handed.optimizers)
+        try:
+            yield
+        finally:
+            self.buffers, self.with_own_numbers = known
 
     # --- names of the buffers, in a copy of the replica -----------------------------------------------------------
     def named_buffers(self) -> list[list[str]]:

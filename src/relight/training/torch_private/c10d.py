@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.join import Join
 
 from relight.errors import UsageError
 
@@ -55,6 +56,21 @@ def adapt(groups: Groups) -> None:
     for name, replacement in alone.items():
         _replace(name, functools.partial(_when, groups.is_detached, replacement))
     _replace("monitored_barrier", functools.partial(_monitored_barrier, groups.is_own))
+    Join.__init__ = _refuse_join(Join.__init__)  # type: ignore[method-assign]
+
+
+def _refuse_join(original: Any) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, joinables: Any, enable: bool = True, *args: Any, **kwargs: Any) -> None:
+        if enable:
+            raise UsageError(
+                "join() is for ranks with different numbers of batches; in relight's steps every rank has as many, and "
+                "each writes as often as the others. Leave join() out, or call it with enable=False. Where ranks have "
+                "different numbers of micro-batches, use model.no_sync() for all but the last of each rank"
+            )
+        original(self, joinables, enable, *args, **kwargs)
+
+    return init
 
 
 def _replace(name: str, wrap: Callable[[Any], Any]) -> None:

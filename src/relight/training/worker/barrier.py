@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 from relight.core.protocol.fault import Point
 from relight.core.protocol.position import Phase
@@ -160,6 +161,10 @@ class Barrier:
         version = self._progress.version
         if not self._progress.compares(runtime.settings.verify_every, first=runtime.world_size > 1):
             return
+        with self._state.rank_private.widened() if self._progress.is_first else nullcontext():
+            self._compare_states(runtime, version)
+
+    def _compare_states(self, runtime: Runtime, version: int) -> None:
         entries = self._digest_exchange.entries(runtime.rank, runtime.world_size, self._assignment.shard)
         runtime.page.stamp(Phase.BARRIER)
         sums = self._add_up(runtime, [1, version, *entries])

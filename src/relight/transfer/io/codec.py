@@ -44,7 +44,7 @@ class Flat:
     def _flatten(self, tree: Any, path: str) -> Any:
         if tree is None or isinstance(tree, (bool, str, bytes)):
             return tree
-        if isinstance(tree, float):
+        if isinstance(tree, float) and type(tree).__module__ != "numpy":
             return float(tree)
         if isinstance(tree, int):
             return int(tree) if -(2**63) <= tree < 2**64 else {_TAG: "int", "v": str(int(tree))}
@@ -66,7 +66,8 @@ class Flat:
             return {_TAG: "dict", "v": pairs}
         array = _as_numpy(tree)
         if array is not None:
-            return {_TAG: "numpy", "d": array.dtype.str, "s": list(array.shape), "v": array.tobytes()}
+            shape = list(array.shape) if array is tree else None  # None: a scalar, whose type decides that of results
+            return {_TAG: "numpy", "d": array.dtype.str, "s": shape, "v": array.tobytes()}
         raise UsageError(
             f"{path or 'state'} is a {type(tree).__module__}.{type(tree).__qualname__}: state_dict() may hold tensors, "
             "numbers, strings, bytes, None, and lists, tuples, sets and dicts of these, so that it can be copied to a "
@@ -94,7 +95,8 @@ def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
     if kind == "numpy":
         import numpy as np
 
-        return np.frombuffer(value, dtype=np.dtype(tree["d"])).reshape(tree["s"]).copy()
+        array = np.frombuffer(value, dtype=np.dtype(tree["d"]))
+        return array[0] if tree["s"] is None else array.reshape(tree["s"]).copy()
     raise UsageError(f"unknown kind {kind!r} in a transferred tree")
 
 
