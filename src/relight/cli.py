@@ -17,6 +17,7 @@ from relight.flags import ADDRESS_HELP, add_run_flags, hint_at_misplaced_flags, 
 from relight.goodput import command as goodput_command
 from relight.launch import hosts_command, submit
 from relight.prove import command as prove_command
+from relight.prove import doctor_command
 from relight.watch import command as watch_command
 from relight.weights import command as weights_command
 
@@ -31,6 +32,7 @@ a script needs these lines (see the README):
 examples:
   relight run --nproc-per-node 4 --standby 1 train.py --lr 0.1
   relight chaos --nproc-per-node 4 --standby 2 --chaos "kill rank 2 in BACKWARD of step 13" train.py
+  relight doctor train.py --lr 0.1
   relight prove --nproc-per-node 2 train.py
   relight status
   relight report
@@ -240,6 +242,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
     for more in (
         *own,
         prove_command.add_command,
+        doctor_command.add_command,
         watch_command.add_commands,
         weights_command.add_commands,
         goodput_command.add_command,

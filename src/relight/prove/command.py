@@ -87,7 +87,7 @@ def _prove(arguments: argparse.Namespace) -> int:
         if value < lowest:
             raise UsageError(f"{flag} {value}: expected {lowest} or more")
     hint_at_misplaced_flags(arguments.script_and_arguments)
-    settings = build_settings(_as_for_run(arguments), datetime.datetime.now())
+    settings = build_settings(as_for_run(arguments), datetime.datetime.now())
     base = Path(settings.run_dir)
     if settings.world_size < 2:
         raise UsageError(
@@ -96,7 +96,7 @@ def _prove(arguments: argparse.Namespace) -> int:
     if (base / "undisturbed").exists():
         raise UsageError(f"--run-dir {base} holds an earlier proof; choose another")
     plans = plan_rounds(arguments.faults_seed, arguments.rounds, arguments.steps, settings.world_size)
-    proof = Prover(settings, base, arguments.steps, _tell, _show).prove(plans, arguments.faults_seed)
+    proof = Prover(settings, base, arguments.steps, tell, show).prove(plans, arguments.faults_seed)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(proof), indent=2).decode())
     else:
@@ -104,7 +104,7 @@ def _prove(arguments: argparse.Namespace) -> int:
     return 0 if proof.verdict == EQUAL else 1
 
 
-def _as_for_run(arguments: argparse.Namespace) -> argparse.Namespace:
+def as_for_run(arguments: argparse.Namespace) -> argparse.Namespace:
     """The flags of `relight run` that this command does not have are at their defaults."""
     parser = argparse.ArgumentParser()
     add_run_flags(parser)
@@ -117,11 +117,12 @@ def _as_for_run(arguments: argparse.Namespace) -> argparse.Namespace:
     return complete
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Print a line for people."""
     print(f"relight: {text}", file=sys.stderr, flush=True)
 
 
-def _show(text: str) -> None:
-    """The line that is renewed; on a terminal only."""
+def show(text: str) -> None:
+    """Renew the line of progress; on a terminal only."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

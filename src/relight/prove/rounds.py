@@ -1,32 +1,25 @@
 """Runs the attempts of a proof one after another, each as a job of its own, and compares what they wrote down."""
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
 
 import msgspec
 
-from relight.core.account.report import JobReport, decode_report
+from relight.core.account.report import JobReport
 from relight.core.account.verdict import describe_doubts
 from relight.core.protocol.events import FaultStruck
 from relight.core.protocol.fault import Fault, Plan
+from relight.prove.attempt import run_attempt
 from relight.prove.compare import Attempt, Difference, collect, compared, first_difference, first_divergence
 from relight.prove.names import Uses, uses_of
 from relight.prove.result import Proof, RoundResult, describe_faults, verdict_of
 from relight.server.records.journal import read_journal
 from relight.wire.evidence import read_evidence
-from relight.wire.settings import JobSettings, encode_settings
+from relight.wire.settings import JobSettings
 from relight.words import count
 
-LOOK_SECONDS = 0.5
-_OUTPUT = "terminal.txt"
 Tell = Callable[[str], None]
 
 
@@ -153,73 +146,13 @@ class Prover:
             evidence=True,
             traced_step=traced_step,
         )
-        path = run_dir / "settings.json"
-        path.write_bytes(encode_settings(settings))
         started = time.monotonic()
-        with _Interrupts() as interrupts:
-            with (run_dir / _OUTPUT).open("wb") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "relight.prove", str(path)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C ends it in order, from here
-                    env={"PYTHONHASHSEED": "0", **os.environ},
-                )
-            interrupts.pass_to(process)
-            while process.poll() is None:
-                self._show(f"{name}: step {_newest_step(run_dir)} of {steps}, {time.monotonic() - started:.0f} s")
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(LOOK_SECONDS)
+        report = run_attempt(
+            settings,
+            lambda: self._show(f"{name}: step {_newest_step(run_dir)} of {steps}, {time.monotonic() - started:.0f} s"),
+        )
         self._show("")
-        return self._report(run_dir, process.returncode), time.monotonic() - started
-
-    def _report(self, run_dir: Path, status: int) -> JobReport:
-        try:
-            report = decode_report((run_dir / "report.json").read_bytes())
-        except (OSError, msgspec.DecodeError):
-            report = JobReport(job=run_dir.name)
-        if status and not report.error:
-            error = f"status {status}; what it printed is in {run_dir / _OUTPUT}"
-            return msgspec.structs.replace(report, error=error)
-        return report
-
-
-class _Interrupts:
-    """Ctrl-C during an attempt ends the attempt in order, and then raises KeyboardInterrupt.
-
-    Not at once: an exception that is raised just anywhere can be lost, in a callback of the garbage collector for one.
-    """
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._interrupted = False
-        self._before: Any = None
-
-    def __enter__(self) -> Self:
-        self._before = signal.getsignal(signal.SIGINT)
-        if self._before is not signal.SIG_IGN:  # as in a shell's background
-            signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def pass_to(self, process: "subprocess.Popen[bytes]") -> None:
-        """Name the process that gets the signal, also if it came before."""
-        self._process = process
-        if self._interrupted:
-            process.send_signal(signal.SIGINT)
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is not None and self._process is not None:
-            self._process.send_signal(signal.SIGINT)
-            self._process.wait()
-        signal.signal(signal.SIGINT, self._before)
-        if self._interrupted and kind is None:
-            raise KeyboardInterrupt
-
-    def _note(self, *_: object) -> None:
-        self._interrupted = True
-        if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
+        return report, time.monotonic() - started
 
 
 def _newest_step(run_dir: Path) -> int:

@@ -176,7 +176,7 @@ class Training:
             training.log_to("tensorboard")
             training.log_to(lambda: wandb.init(project="p", id="x", resume="allow"))
         """
-        if not self._runtime.settings.evidence:  # an experiment has no curves
+        if not self._runtime.settings.is_trial:  # which has no curves
             self._parts.scalars.log_to(logger)
 
     def checkpoint(self, directory: str | Path, *, every: int, keep: int = 2, resume: bool = True) -> None:

@@ -284,10 +284,16 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 600.0
     max_identical_errors: int = 2  # the same exception at the same step: a bug, not a failure
     plan: Plan = Plan()
-    # --- `relight prove`
+    # --- `relight prove` and `relight doctor`
     stop_after: int = 0  # the job ends after so many steps, with the loop; 0: the script continues after its loop
-    evidence: bool = False  # workers write down digests of each step, and touch no checkpoint and no logger
+    evidence: bool = False  # workers write down digests of each step
     traced_step: int = -1  # of this one also every operation
+    examined: bool = False  # workers write down what they protect
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether workers touch none of the user's checkpoints and loggers."""
+        return self.evidence or self.examined
 
 
 def part_of(kind: type[Part], settings: JobSettings) -> Part:

@@ -49,7 +49,7 @@ class Checkpointing:
         """See `Training.checkpoint`."""
         if every < 1 or keep < 1:
             raise UsageError(f"checkpoint(every={every}, keep={keep}): at least 1 each")
-        if self._runtime.settings.evidence:  # an experiment neither begins from the user's checkpoints nor adds to them
+        if self._runtime.settings.is_trial:  # which neither begins from the user's checkpoints nor adds to them
             directory = Path(self._runtime.settings.run_dir) / "checkpoints"
         self._schedule = CheckpointSchedule(Path(directory).absolute(), every, keep, resume)
 

@@ -133,6 +133,11 @@ class Batches:
         return watch.seen
 
     @property
+    def are_handed_over(self) -> bool:
+        """Whether there is data whose position is kept."""
+        return not isinstance(self._source, NoSource)
+
+    @property
     def derivable(self) -> bool:
         """Whether data position and streams follow from step and rank alone."""
         return not self._preserve and self._source.state() is None

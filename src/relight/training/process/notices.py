@@ -15,15 +15,15 @@ class Notices:
         self._process = process
         self._worker = worker
         self._faults = faults
-        self._said: set[str] = set()
+        self.said: dict[str, str] = {}  # texts by key
         self.doubts: dict[str, BitsDoubted] = {}  # by reason
         self.doubts_of_job: tuple[str, ...] = ()  # those of all ranks, as of the newest recovery
         self._risk = (-1, "")  # the newest step after which a recovery makes this a doubt
 
     def say(self, key: str, text: str) -> None:
         """Tell the user once."""
-        if key not in self._said:
-            self._said.add(key)
+        if key not in self.said:
+            self.said[key] = text
             self._link.send(WorkerNotice(process=self._process, rank=self._worker.rank, text=text))
 
     def doubt(self, reason: str, step: int | None = None) -> None:

@@ -17,6 +17,7 @@ from relight.core.worker.step import on_finished, on_step_entered, on_wanted
 from relight.errors import UsageError
 from relight.training.step import Step
 from relight.training.worker.broken_steps import BrokenSteps, drop_frames
+from relight.training.worker.examine import examine
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.membership import Membership
 from relight.training.worker.position import show_position
@@ -150,6 +151,8 @@ class StepLoop:
             batch = parts.batches.rehearse(parts.assignment.batch_index)
         else:
             parts.barrier.compare_rank_values()
+            if runtime.settings.examined:
+                examine(parts)
             batch = parts.batches.get(step.number, parts.assignment.batch_index)
             if parts.evidence is not None:
                 parts.evidence.begin(step.number)

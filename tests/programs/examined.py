@@ -1,0 +1,61 @@
+"""Small scripts for `relight doctor`: one with nothing to change, and others with something."""
+
+import argparse
+import os
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import relight
+
+
+def train_in_epochs(training: relight.Training) -> None:
+    for _ in range(2):
+        for step in training.steps(until=1000):
+            with step:
+                pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--how", default="clean", choices=["clean", "hidden", "nan", "nested", "fails", "none"])
+    how = parser.parse_args().how
+    torch.set_num_threads(1)
+    relight.init()
+    if how == "none":
+        return
+    model = DDP(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 4)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def batch_of(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(number)
+        return torch.randn(16, 8, generator=generator), torch.randint(0, 4, (16,), generator=generator)
+
+    training = relight.Training(model=model, optimizer=optimizer, data=batch_of)
+    training.checkpoint("mine", every=3)
+    smoothed = 1.0
+    if how == "nested":
+        train_in_epochs(training)
+    for step in training.steps(until=1000):
+        with step as (x, y):
+            if how == "fails" and step.number == 2:
+                raise ValueError("this script is broken")
+            loss = F.cross_entropy(model(x), y)
+            if how == "hidden":  # it is in no variable of the script
+                seen = 1.0 + float(os.environ.get("SEEN", "0"))
+                os.environ["SEEN"] = str(seen)
+                loss = loss * seen
+            if how == "nan":
+                loss = loss * float("nan")
+            step.report(loss)
+            (loss / smoothed).backward()
+            smoothed = 0.9 * smoothed + 0.1 * loss.item()
+            optimizer.step()
+            optimizer.zero_grad()
+    print("the code after the loop was run")
+
+
+if __name__ == "__main__":
+    main()
