@@ -49,7 +49,7 @@ test-device-all: setup ## the same with the long matrix: every way to train, eve
 	$(BIN)/python -m tests.device_extension.build
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m late tests/device_extension
 
-test-clusters: setup ## jobs on a real Slurm in network namespaces; as root, with slurmctld, slurmd, munge, iproute2
+test-clusters: $(VENV)/.ray ## jobs on a real Ray, and on a real Slurm in network namespaces; as root, with slurmctld, slurmd, munge, iproute2
 	$(BIN)/python -m pytest -m clusters -rs tests/clusters
 
 test-integrations: $(VENV)/.huggingface ## the tests of integrations that need other packages; installs these
@@ -112,6 +112,10 @@ $(VENV)/.setup: pyproject.toml constraints.txt
 
 $(VENV)/.huggingface: $(VENV)/.setup
 	$(PIP) --editable '.[huggingface]'
+	@touch $@
+
+$(VENV)/.ray: $(VENV)/.setup
+	$(PIP) --editable '.[ray]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.setup
