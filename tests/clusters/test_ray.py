@@ -105,7 +105,7 @@ class RayJob:
 
     def keepers(self) -> dict[str, psutil.Process]:
         """The living process between an actor and `relight`, by the number of the node or the command."""
-        found = {}
+        found = dict[str, psutil.Process]()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
