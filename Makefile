@@ -49,7 +49,7 @@ test-device-all: setup ## the same with the long matrix: every way to train, eve
 	$(BIN)/python -m tests.device_extension.build
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m late tests/device_extension
 
-test-clusters: $(VENV)/.ray ## jobs on a real Ray, and on a real Slurm in network namespaces; as root, with slurmctld, slurmd, munge, iproute2
+test-clusters: $(VENV)/.ray ## jobs on a real Ray, a real Slurm and an emulated Kubernetes; as root, with slurmctld, slurmd, munge, iproute2
 	$(BIN)/python -m pytest -m clusters -rs tests/clusters
 
 test-integrations: $(VENV)/.huggingface ## the tests of integrations that need other packages; installs these

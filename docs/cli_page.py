@@ -32,6 +32,7 @@ VARIABLES = """\
 | `RELIGHT_TOKEN_FILE` | `run`, `agent`, `controller` | default of `--token-file` |
 | `RELIGHT_TLS_CA`, `RELIGHT_TLS_CERT`, `RELIGHT_TLS_KEY` | the same | defaults of the options `--tls-...` |
 | `RELIGHT_HOST_ADDRESS` | `run`, `agent` | [this host's address for others](OPERATING.md#addresses-between-hosts) |
+| `RELIGHT_MACHINE` | `run`, `agent` | the cluster's name for this machine; default: Slurm's, or the host name |
 | `PET_NNODES`, `PET_NODE_RANK`, `PET_MASTER_ADDR`, ... | `run` | defaults of these options, as for torchrun |
 | those of Slurm, Kubernetes, MPI, Ray | `run` | [with `--nnodes auto`](CLUSTERS.md#which-variables-are-read) |
 | `OMP_NUM_THREADS` | workers | threads of torch; 1 unless you set it, in jobs of two ranks or more |

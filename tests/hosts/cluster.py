@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import psutil
 
@@ -313,7 +314,7 @@ class Cluster:
         left = [process for number in range(len(self._names)) for process in self.processes(number)]
         assert not left, f"{[process.cmdline() for process in left]}\n{self.describe()}"
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -98,7 +98,7 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
         find_controller,
         take_over=options.adopt,
         spare=options.spare,
-        machine=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        machine=os.environ.get("RELIGHT_MACHINE") or os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         tls=Tls.from_environment(),
         # The run directory has the name that the controller was given.
         server_name=lambda address: (

@@ -1,4 +1,4 @@
-"""`relight submit`: the batch script of a job for a cluster manager, printed or submitted."""
+"""`relight submit`: a job as a cluster manager wants it, printed or submitted. Here: the batch script for Slurm."""
 
 import argparse
 import shlex
@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from relight.errors import UsageError
+from relight.launch import jobset
 
 WARNING_SECONDS = 120  # before the time limit, for a last step and a checkpoint
 
@@ -41,8 +42,8 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
     """Add `relight submit`."""
     submit = choices.add_parser(
         "submit",
-        help="write the batch script of a job for Slurm, or submit it",
-        description="Write the batch script of a job for a cluster manager, or submit it.",
+        help="write a job for Slurm or Kubernetes, or submit it",
+        description="Write a job as a cluster manager wants it, or submit it.",
         allow_abbrev=False,
     )
     managers = submit.add_subparsers(dest="manager", required=True, metavar="MANAGER")
@@ -80,6 +81,7 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
     slurm.add_argument("--now", action="store_true", help="submit the script with sbatch, and print the job's number")
     slurm.add_argument("run_arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
     slurm.set_defaults(call=_submit)
+    jobset.add_manager(managers)
     return {"submit": submit}
 
 

@@ -1,0 +1,127 @@
+"""`relight submit k8s`: the JobSet, as its published schema, the shell and `relight run` read it."""
+
+import json
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.cli import main, make_parser
+from relight.errors import UsageError
+from relight.launch.jobset import _NODE, job_set
+
+RUN = ("--nproc-per-node", "2", "my train.py", "--lr", "0.1")
+LAST = ("--nodes", "4", "--spare-nodes", "1", "--image", "registry/train:1")
+
+
+def manifest(*options: str, run: tuple[str, ...] = RUN) -> dict[str, Any]:
+    parser, _ = make_parser()
+    return job_set(parser.parse_args(["submit", "k8s", *options, "--", *run]))
+
+
+def pod(group: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = group["template"]["spec"]["template"]["spec"]
+    return found
+
+
+def test_only_the_pod_that_failed_is_made_again_unless_it_is_the_head() -> None:
+    spec = manifest(*LAST)["spec"]
+    assert [(group["name"], group["replicas"]) for group in spec["replicatedJobs"]] == [("head", 1), ("node", 3)]
+    assert [(rule["action"], rule["targetReplicatedJobs"]) for rule in spec["failurePolicy"]["rules"]] == [
+        ("RestartJob", ["node"]),
+        ("RestartJobSet", ["head"]),
+    ]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["head"]}
+    for group in spec["replicatedJobs"]:
+        assert group["template"]["spec"]["backoffLimit"] == 0
+        assert pod(group)["restartPolicy"] == "Never"
+        assert not pod(group)["automountServiceAccountToken"]
+        assert pod(group)["securityContext"]["fsGroup"]
+        assert pod(group)["volumes"][0]["secret"]["defaultMode"] == 0o440
+
+
+def test_the_lines_are_ones_for_relight_run() -> None:
+    head, node = (pod(group)["containers"][0]["command"] for group in manifest(*LAST)["spec"]["replicatedJobs"])
+    lines = (head[2].removeprefix("exec "), next(line for line in node[2].splitlines() if line.startswith("relight")))
+    ranks = []
+    for line in lines:
+        words = shlex.split(line.replace("$NODE_RANK", "3").removesuffix("&"))
+        arguments = make_parser()[0].parse_args(words[1:])
+        assert arguments.script_and_arguments == ["my train.py", "--lr", "0.1"]
+        assert (arguments.nnodes, arguments.spare_nodes, arguments.token_file) == ("4", 1, "/etc/relight/token")
+        ranks.append((arguments.node_rank, arguments.rdzv_endpoint))
+    assert ranks == [(0, "[$POD_IP]:29400"), (3, "relight-head-0-0.relight:29400")]
+
+
+def test_options_have_their_places_in_the_pods() -> None:
+    (head,) = manifest(
+        *("--nodes", "1", "--image", "i", "--gpus", "8", "--claim", "runs:/runs", "--grace-seconds", "30")
+    )["spec"]["replicatedJobs"]
+    (container,) = pod(head)["containers"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert container["workingDir"] == "/runs"
+    assert pod(head)["volumes"][-1]["persistentVolumeClaim"] == {"claimName": "runs"}
+    assert pod(head)["terminationGracePeriodSeconds"] == 30
+
+
+@pytest.mark.parametrize(
+    ("told", "script", "status"),
+    [
+        (True, "trap 'exit 0' TERM", 143),  # left in order: the Job must not count as done
+        (True, "trap 'exit 3' TERM", 3),
+        (False, "trap 'exit 0' TERM; kill -TERM $$", 0),  # training finished
+    ],
+)
+def test_a_node_that_was_told_to_leave_is_not_done(tmp_path: Path, told: bool, script: str, status: int) -> None:
+    job = tmp_path / "job"
+    job.write_text(f"{script}\necho ready\nwhile :; do read -r line < {tmp_path}/pipe; done\n")
+    subprocess.run(["mkfifo", str(tmp_path / "pipe")], check=True)
+    with subprocess.Popen(
+        ["/bin/sh", "-c", _NODE.format(command=f"sh {job}")], stdout=subprocess.PIPE, start_new_session=True
+    ) as shell:
+        assert shell.stdout is not None
+        if told:
+            assert shell.stdout.readline() == b"ready\n"
+            shell.send_signal(signal.SIGTERM)
+        assert shell.wait(30.0) == status
+
+
+@pytest.mark.parametrize(
+    ("options", "run", "says"),
+    [
+        (LAST, (), "no script given"),
+        (("--nodes", "2", "--spare-nodes", "2", "--image", "i"), RUN, "one must hold the ranks"),
+        ((*LAST, "--job-name", "My_job"), RUN, "--job-name My_job"),
+        ((*LAST, "--claim", "runs"), RUN, "expected NAME:PATH"),
+        ((*LAST, "--gpus", "-1"), RUN, "cannot be negative"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: tuple[str, ...], run: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        manifest(*options, run=run)
+
+
+def test_without_kubectl_the_manifest_can_still_be_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["submit", "k8s", *LAST, "--apply", "--", *RUN]) == 2
+    assert "without --apply the manifest is printed" in capsys.readouterr().err
+    assert main(["submit", "k8s", *LAST, "--", *RUN]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "JobSet"
+
+
+def test_what_the_api_server_refuses_is_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        "#!/bin/sh\n/bin/cat > /dev/null\necho 'Error: jobsets is forbidden: exceeded quota' >&2\nexit 1\n"
+    )
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["submit", "k8s", *LAST, "--apply", "--", *RUN]) == 1
+    assert "exceeded quota" in capfd.readouterr().err
