@@ -30,6 +30,13 @@ def test_gradients_are_added_up_in_the_order_of_torchrun(name: str) -> None:
     assert undisturbed(name).digests == digests_in(sections(without_relight(name))[name])
 
 
+@pytest.mark.parametrize("name", ["cnn_batchnorm", "lbfgs", "frozen_batchnorm", "fake_quant"])
+def test_state_of_one_rank_is_none_that_differs(name: str) -> None:
+    """Buffers that forward changes, from the first step on or later, and numbers that an optimizer keeps."""
+    ending = undisturbed(name, flags=("--verify-every", "1"))
+    assert (ending.status, ending.bits, ending.failures) == (0, "yes", 0), ending.words
+
+
 @pytest.mark.all
 @pytest.mark.parametrize("name", names())
 def test_a_shape_survives_kills_in_each_phase_and_at_random_times(name: str) -> None:

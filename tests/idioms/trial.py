@@ -70,9 +70,9 @@ def without_relight(*names: str) -> str:
     return done.stdout + done.stderr
 
 
-def undisturbed(name: str, keep: Path | None = None) -> Ending:
-    """The job as it should be. Its run directory is copied into `keep`."""
-    return _run(name, [], keep)
+def undisturbed(name: str, keep: Path | None = None, flags: Sequence[str] = ()) -> Ending:
+    """The job as it should be, with more flags of `relight run`. Its run directory is copied into `keep`."""
+    return _run(name, [], keep, flags=flags)
 
 
 def killed_in_phases(name: str, sentences: Sequence[str], keep: Path | None = None) -> Ending:
@@ -90,12 +90,17 @@ def killed_at_random(name: str, seed: int, strikes: int = STRIKES, keep: Path | 
 
 
 def _run(
-    name: str, faults: Sequence[str], keep: Path | None, disturb: Callable[[Job], None] | None = None, planned: int = 0
+    name: str,
+    faults: Sequence[str],
+    keep: Path | None,
+    disturb: Callable[[Job], None] | None = None,
+    planned: int = 0,
+    flags: Sequence[str] = (),
 ) -> Ending:
     """A job with faults in words, disturbed from outside; `planned`: how many failures are on purpose."""
     training = Training(ranks=ranks_of(name), steps=0, program=str(path_of(name)))
     with tempfile.TemporaryDirectory(prefix="idiom-") as directory:
-        job = IdiomJob(Path(directory), training, faults=faults, standbys=1, hang_seconds=2 * HANG_SECONDS)
+        job = IdiomJob(Path(directory), training, faults=faults, standbys=1, hang_seconds=2 * HANG_SECONDS, flags=flags)
         with job:
             if disturb is not None:
                 disturb(job)

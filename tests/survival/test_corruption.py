@@ -81,11 +81,17 @@ def test_who_compares_in_each_step_has_lost_nothing(bench: Bench) -> None:
     check_survived(outcome, bench.reference(Training()))
 
 
-def test_buffers_of_ranks_do_not_count_when_the_first_step_is_verified(bench: Bench) -> None:
-    """BatchNorm's buffers differ between ranks, and that steps change them is known after the first step only."""
-    arguments = ("--batchnorm", "--local-buffers")
-    faults = ["flip-parameter rank 1 in FORWARD of step 3"]
-    outcome = bench.run(Training(arguments=arguments), faults=faults, flags=("--verify-every", "1"))
+@pytest.mark.parametrize(
+    ("fault", "arguments"),
+    [
+        ("flip-parameter rank 1 in FORWARD of step 0", ("--batchnorm", "--local-buffers")),
+        ("flip-buffer rank 1 in FORWARD of step 0", ("--batchnorm", "--local-buffers")),
+        ("flip-buffer rank 1 in FORWARD of step 0", ("--local-buffers",)),
+    ],
+)
+def test_a_bit_that_flips_in_the_first_step(bench: Bench, fault: str, arguments: tuple[str, ...]) -> None:
+    """BatchNorm's buffers differ between ranks by then; a buffer that no step changes must not."""
+    outcome = bench.run(Training(arguments=arguments), faults=[fault], flags=("--verify-every", "1"))
     check_survived(outcome, bench.reference(Training(arguments=arguments)))
 
 

@@ -57,11 +57,12 @@ class RankPrivate:
         self._attributes.adopt(tree.get("attributes", {}))
 
     @contextmanager
-    def widened(self) -> Iterator[None]:
-        """Count everything that steps may make a rank's own as private meanwhile: in the first step it is not known."""
+    def including(self, buffers: set[Key], *, numbers: bool) -> Iterator[None]:
+        """Count these buffers, and `numbers` of all optimizers, as the rank's own inside the block."""
         known = self.buffers, self.with_own_numbers
-        self.buffers = {key for key in self._slots.index if key not in self._slots.parameters}
-        self.with_own_numbers = set(self._handed.optimizers)
+        self.buffers = self.buffers | buffers
+        if numbers:
+            self.with_own_numbers = set(self._handed.optimizers)
         try:
             yield
         finally:

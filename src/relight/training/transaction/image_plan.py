@@ -118,8 +118,12 @@ class ImagePlan:
         written = self._changes.written(now)
         self._note_newcomers(written)
         if written:
-            buffers = [key for key in written if key not in self._slots.parameters]
-            self._private.buffers.update(key for key in buffers if early or self._state.members.trains(key))
+            self._private.buffers |= self.private_among(written, early=early)
+
+    def private_among(self, written: list[Key], *, early: bool) -> set[Key]:
+        """Return the buffers among tensors that were changed by the barrier and are the rank's own for that."""
+        buffers = [key for key in written if key not in self._slots.parameters]
+        return {key for key in buffers if early or self._state.members.trains(key)}
 
     def uncopied(self) -> list[Key]:
         """Return tensors that the step under way has changed, or may have, and of which there is no earlier copy."""

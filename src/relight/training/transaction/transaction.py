@@ -96,6 +96,16 @@ class Transaction:
         self._see_assigned_buffers()
         return self._plan.uncopied()
 
+    def private_buffers(self, *, early: bool) -> set[Key]:
+        """Return buffers that the step under way makes the rank's own, before `prepare` notes them.
+
+        `early`: the barrier is in front of a write; or it is as if it were, and all that have changed count.
+        """
+        self._see_assigned_buffers()
+        changes, averages = self._changes, self._state.averages
+        found = self._plan.private_among([*changes.written(changes.scan()), *changes.written_by_data()], early=early)
+        return found | averages.like(found) if averages else found
+
     # --- a step -------------------------------------------------------------------------------------------------
     def begin(self) -> None:
         """Copy what is known to change before the barrier."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 
 from relight.core.protocol.fault import Point
 from relight.core.protocol.position import Phase
@@ -93,8 +93,8 @@ class Barrier:
         runtime.synchronize()  # a rank that has only launched the collectives is not prepared (docs/PROTOCOL.md)
         if worker.closed:
             raise StepInterrupted("the generation was closed before this rank was prepared")
-        self._compare(runtime)
         self._is_early = early
+        self._compare(runtime)
         # A step's handlers are called directly: that is faster.
         self._carry_out(on_gradients_ready(worker, _READY))
         self._carry_out(on_private_kept(worker, _KEPT))
@@ -161,11 +161,8 @@ class Barrier:
         version = self._progress.version
         if not self._progress.compares(runtime.settings.verify_every, first=runtime.world_size > 1):
             return
-        with self._state.rank_private.widened() if self._progress.is_first else nullcontext():
-            self._compare_states(runtime, version)
-
-    def _compare_states(self, runtime: Runtime, version: int) -> None:
-        entries = self._digest_exchange.entries(runtime.rank, runtime.world_size, self._assignment.shard)
+        with self._comparable():
+            entries = self._digest_exchange.entries(runtime.rank, runtime.world_size, self._assignment.shard)
         runtime.page.stamp(Phase.BARRIER)
         sums = self._add_up(runtime, [1, version, *entries])
         if sums is None:
@@ -177,6 +174,12 @@ class Barrier:
             runtime.reports.await_replacement(version, digests[: runtime.world_size], self._name_differing(runtime))
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
         self._progress.handle(happened.StatesAgree())
+
+    def _comparable(self) -> AbstractContextManager[None]:
+        """Leave out of digests what this step makes a rank's own: it may be the first that changes a buffer."""
+        is_first = self._progress.is_first
+        found = self._transaction.private_buffers(early=self._is_early or is_first)
+        return self._state.rank_private.including(found, numbers=is_first)
 
     def compare_rank_values(self) -> None:
         """At the start of the job's first step: let every rank know what the others made from their ranks.
@@ -255,7 +258,8 @@ class Barrier:
             return sums
 
         try:
-            own, shard = state.digests_by_tensor(), self._assignment.shard
-            return differing_tensors(own, shard, runtime.rank, runtime.world_size, add_up)
+            with self._comparable():
+                own = state.digests_by_tensor()
+            return differing_tensors(own, self._assignment.shard, runtime.rank, runtime.world_size, add_up)
         except (RuntimeError, StepInterrupted):
             return ()
