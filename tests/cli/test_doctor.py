@@ -81,6 +81,30 @@ def test_a_script_that_fails_by_itself_shows_its_own_traceback(begin: Begin) -> 
     assert "FAILED" in result.output
 
 
+@pytest.mark.parametrize(
+    ("first_line", "argument", "words"),
+    [
+        ("import no_such_module", "--how=clean", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("", "--unknown", "unrecognized arguments: --unknown"),
+    ],
+)
+def test_a_script_that_ends_before_init_shows_what_it_printed(
+    begin: Begin, tmp_path: Path, first_line: str, argument: str, words: str
+) -> None:
+    script = tmp_path / "early.py"
+    script.write_text(f"{first_line}\n{PROGRAM.read_text()}")
+    result = begin("doctor", str(script), argument).finish(DEADLINE_SECONDS)
+    assert result.status == 2, result.errors + result.output
+    assert "The script failed by itself:" in result.output
+    assert words in result.output
+    assert "before its first step" in result.output
+
+
+def test_a_checkpoint_that_is_late_on_another_disk_is_nothing_to_change(begin: Begin) -> None:
+    result = doctor(begin, "every-step")
+    assert result.status == 0, result.errors + result.output
+
+
 def test_a_script_without_relight_is_told_the_four_lines_and_not_run(relight: Relight, tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(PLAIN)
     result = relight("doctor", "plain.py")

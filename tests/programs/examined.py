@@ -10,6 +10,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import relight
 
+HOW = ["clean", "every-step", "hidden", "nan", "nested", "fails", "none"]
+
 
 def train_in_epochs(training: relight.Training) -> None:
     for _ in range(2):
@@ -20,7 +22,7 @@ def train_in_epochs(training: relight.Training) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--how", default="clean", choices=["clean", "hidden", "nan", "nested", "fails", "none"])
+    parser.add_argument("--how", default="clean", choices=HOW)
     how = parser.parse_args().how
     torch.set_num_threads(1)
     relight.init()
@@ -34,7 +36,7 @@ def main() -> None:
         return torch.randn(16, 8, generator=generator), torch.randint(0, 4, (16,), generator=generator)
 
     training = relight.Training(model=model, optimizer=optimizer, data=batch_of)
-    training.checkpoint("mine", every=3)
+    training.checkpoint("mine", every=1 if how == "every-step" else 3)
     smoothed = 1.0
     if how == "nested":
         train_in_epochs(training)

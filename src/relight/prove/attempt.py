@@ -16,6 +16,7 @@ from relight.wire.settings import JobSettings, encode_settings
 
 LOOK_SECONDS = 0.5
 OUTPUT = "terminal.txt"
+_MOST_LINES = 40
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -43,6 +44,15 @@ def run_attempt(settings: JobSettings, look: Callable[[], None]) -> JobReport:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_SECONDS)
     return _report(run_dir, process.returncode)
+
+
+def newest_lines(logs: Path) -> dict[int, str]:
+    """Return the last lines that each rank printed, from the directory of the job's logs."""
+    found = {}
+    for path in sorted(logs.glob("rank-*.log")):
+        lines = path.read_text(errors="replace").rstrip().splitlines()[-_MOST_LINES:]
+        found[int(path.stem.removeprefix("rank-"))] = "\n".join(lines)
+    return found
 
 
 def _report(run_dir: Path, status: int) -> JobReport:

@@ -1,7 +1,7 @@
 """The diagnosis of `relight doctor`, from the records of one short job; and in sentences. Pure."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ FAILED = "failed"
 STATUSES = {NOTHING: 0, CHANGE: 1, REFUSED: 2, FAILED: 2}
 _MOST_SHOWN = 12
 _PLACE = re.compile(r"\S+:\d+\b")
+_ENDED = re.compile(r"rank (\d+) .* before its first step$")
 _OF_RANK = re.compile(r"^rank \d+: ")
 FOUR_LINES = """\
   job = relight.init()                      # instead of dist.init_process_group(...)
@@ -60,9 +61,14 @@ def without_relight(script: str, ranks: int) -> Diagnosis:
 
 
 def diagnose(
-    script: str, ranks: int, report: JobReport, events: Sequence[Event], examined: Sequence[Examined]
+    script: str,
+    ranks: int,
+    report: JobReport,
+    events: Sequence[Event],
+    examined: Sequence[Examined],
+    printed: Mapping[int, str],
 ) -> Diagnosis:
-    """Diagnose a script that was run. `events`: of the job's journal."""
+    """Diagnose a script that was run. `events`: of the job's journal; `printed`: the last lines of each rank."""
     remarks = tuple(dict.fromkeys(text for one in examined for text in one.of_machine))
     failures = [event for event in events if isinstance(event, WorkerFailed)]
     first = examined[0] if examined else None
@@ -79,7 +85,8 @@ def diagnose(
     findings = _warnings(events, examined, remarks)
     if not report.error:
         return msgspec.structs.replace(found, verdict=CHANGE if findings else NOTHING, findings=findings)
-    reasons, verdict, trace = _reasons(report, failures, entered=any(isinstance(e, TrainingEntered) for e in events))
+    entered = any(isinstance(event, TrainingEntered) for event in events)
+    reasons, verdict, trace = _reasons(report, failures, printed, entered=entered)
     return msgspec.structs.replace(found, verdict=verdict, findings=(*reasons, *findings), traceback=trace)
 
 
@@ -118,7 +125,7 @@ def _conclude(found: Diagnosis) -> str:
 
 
 def _reasons(
-    report: JobReport, failures: Sequence[WorkerFailed], *, entered: bool
+    report: JobReport, failures: Sequence[WorkerFailed], printed: Mapping[int, str], *, entered: bool
 ) -> tuple[tuple[Finding, ...], str, str]:
     """Return why the job ended early, the verdict, and the traceback to show."""
     own = [failure for failure in failures if failure.kind != "usage"]
@@ -135,7 +142,8 @@ def _reasons(
         text = f"rank {lost.rank} was lost in step {lost.step}, in {lost.phase} ({lost.kind}): {lost.evidence}"
         return (Finding(text=text),), FAILED, lost.stack
     verdict = REFUSED if report.error.startswith("the state of version") else FAILED
-    return (Finding(text=report.error),), verdict, ""
+    ended = _ENDED.match(report.error)  # before relight.init(), so no worker has told why
+    return (Finding(text=report.error),), verdict, printed.get(int(ended[1]), "") if ended else ""
 
 
 def _of_failure(failure: WorkerFailed) -> Finding:

@@ -104,19 +104,22 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _examine(settings: JobSettings, steps: int) -> "Diagnosis":
     """Run the job, and read what it left."""
-    from relight.prove.attempt import run_attempt
+    from relight.prove.attempt import newest_lines, run_attempt
     from relight.prove.command import show, tell
     from relight.prove.diagnosis import diagnose
     from relight.server.records.journal import read_journal
     from relight.wire.examined import read_examined
+    from relight.words import count
 
     settings = msgspec.structs.replace(settings, stop_after=steps, examined=True, max_failures=0)
     run_dir, started = Path(settings.run_dir), time.monotonic()
-    tell(f"{steps} steps of {settings.script} on {settings.world_size} ranks, without a failure")
+    ranks = count(settings.world_size, "rank")
+    tell(f"{count(steps, 'step')} of {settings.script} on {ranks}, without a failure")
     report = run_attempt(settings, lambda: show(f"{time.monotonic() - started:.0f} s"))
     show("")
     try:
         events = [line.event for line in read_journal(run_dir / "journal.jsonl")[1] if line.event is not None]
     except OSError:
         events = []
-    return diagnose(settings.script, settings.world_size, report, events, read_examined(run_dir))
+    printed = newest_lines(run_dir / "logs")
+    return diagnose(settings.script, settings.world_size, report, events, read_examined(run_dir), printed)

@@ -79,11 +79,12 @@ class CheckpointWriter:
         if version == self.version:
             return
         if self._thread is not None and self._thread.is_alive():
-            self._runtime.notices.say(
-                "slow checkpoints",
-                f"no checkpoint of step {version}: the one of step {self.version} is still being written; raise "
-                "checkpoint(every=...). Said once",
-            )
+            if not self._runtime.settings.is_trial:  # which writes to another disk
+                self._runtime.notices.say(
+                    "slow checkpoints",
+                    f"no checkpoint of step {version}: the one of step {self.version} is still being written; raise "
+                    "checkpoint(every=...). Said once",
+                )
             return
         self.version = version
         private = self._runtime.page.read_private(version)
