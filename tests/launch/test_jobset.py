@@ -31,8 +31,8 @@ def test_only_the_pod_that_failed_is_made_again_unless_it_is_the_head() -> None:
     spec = manifest(*LAST)["spec"]
     assert [(group["name"], group["replicas"]) for group in spec["replicatedJobs"]] == [("head", 1), ("node", 3)]
     assert [(rule["action"], rule["targetReplicatedJobs"]) for rule in spec["failurePolicy"]["rules"]] == [
+        ("RestartJobSet", ["head"]),  # first: if the head is lost all fail, and that counts once
         ("RestartJob", ["node"]),
-        ("RestartJobSet", ["head"]),
     ]
     assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["head"]}
     for group in spec["replicatedJobs"]:
@@ -41,6 +41,11 @@ def test_only_the_pod_that_failed_is_made_again_unless_it_is_the_head() -> None:
         assert not pod(group)["automountServiceAccountToken"]
         assert pod(group)["securityContext"]["fsGroup"]
         assert pod(group)["volumes"][0]["secret"]["defaultMode"] == 0o440
+
+
+def test_a_job_of_one_node_names_no_group_that_it_lacks() -> None:
+    spec = manifest("--nodes", "1", "--image", "i")["spec"]
+    assert [rule["targetReplicatedJobs"] for rule in spec["failurePolicy"]["rules"]] == [["head"]]
 
 
 def test_the_lines_are_ones_for_relight_run() -> None:

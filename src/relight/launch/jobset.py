@@ -84,10 +84,10 @@ def job_set(arguments: argparse.Namespace) -> dict[str, Any]:
             "successPolicy": {"operator": "All", "targetReplicatedJobs": ["head"]},
             "failurePolicy": {
                 "maxRestarts": arguments.max_restarts,
-                "rules": [
-                    {"name": "lostNode", "action": "RestartJob", "targetReplicatedJobs": ["node"]},
+                "rules": [  # the first that matches: without the head all pods fail, and that is to count once
                     {"name": "lostHead", "action": "RestartJobSet", "targetReplicatedJobs": ["head"]},
-                ][0 if arguments.nodes > 1 else 1 :],
+                    {"name": "lostNode", "action": "RestartJob", "targetReplicatedJobs": ["node"]},
+                ][: len(groups)],
             },
             "replicatedJobs": groups,
         },
