@@ -102,6 +102,10 @@ def test_a_node_that_was_told_to_leave_is_not_done(tmp_path: Path, told: bool, s
         ((*LAST, "--job-name", "My_job"), RUN, "--job-name My_job"),
         ((*LAST, "--claim", "runs"), RUN, "expected NAME:PATH"),
         ((*LAST, "--gpus", "-1"), RUN, "cannot be negative"),
+        (("--nodes", "2", "--image", ""), RUN, "--image is empty"),
+        ((*LAST, "--namespace", "my space"), RUN, "--namespace my space"),
+        ((*LAST, "--secret", "Token"), RUN, "--secret Token"),
+        ((*LAST, "--claim", "Runs:/runs"), RUN, "--claim Runs"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: tuple[str, ...], run: tuple[str, ...], says: str) -> None:

@@ -23,9 +23,10 @@ from typing import Any
 
 import msgspec
 
-from relight.core.account.report import JobReport, decode_report
+from relight.core.account.report import JobReport
 from relight.errors import UsageError
-from relight.wire.connection.address import read_address
+from relight.timeline.model.load import load_report
+from relight.wire.connection.address import bracketed, read_address
 
 VERSION = "2.60."
 POLL_SECONDS = 0.5
@@ -133,7 +134,7 @@ def _place(ray: Any, shape: Shape, seconds: float) -> Any:
     if group.wait(min(5.0, seconds)):
         return group
     wanted = f"{count} nodes with {shape.bundle} each"
-    print(f"relight: waiting for Ray to have {wanted} free, at most {seconds:g} s", file=sys.stderr, flush=True)
+    _say(f"waiting for Ray to have {wanted} free, at most {seconds:g} s")
     try:
         if group.wait(max(0.0, seconds - 5.0)):
             return group
@@ -153,7 +154,7 @@ class _Host:
         self._token = token
         self._process: subprocess.Popen[bytes] | None = None
         if command is not None:
-            self.start((*command, f"{_bracketed(self.address())}:{port}"))
+            self.start((*command, f"{bracketed(self.address())}:{port}"))
 
     def address(self) -> str:
         """Return the address at which the other hosts reach this one."""
@@ -244,7 +245,7 @@ class _Job:
                 "--spare-nodes",
                 str(shape.spare_nodes),
             )
-            where = ("--rdzv-endpoint", f"{_bracketed(address)}:{port}", "--run-dir", str(self._run_dir))
+            where = ("--rdzv-endpoint", f"{bracketed(address)}:{port}", "--run-dir", str(self._run_dir))
             size = ("--nproc-per-node", str(shape.nproc_per_node))
             command = ("run", *place, *where, *size, *shape.flags, *script)
             get(host.start.remote(command, os.getcwd()), timeout=START_SECONDS)
@@ -267,6 +268,7 @@ class _Job:
 
     def _take(self, actor: Any, ref: Any) -> int | None:
         """Act on the answer of an actor; return the exit status of the job, once it has one."""
+        status: int | None
         try:
             started, status = self._ray.get(ref)
         except self._ray.exceptions.RayActorError:
@@ -277,7 +279,7 @@ class _Job:
             if actor in self._hosts and (not started or status == _KILLED):
                 self._move_controller()
             else:
-                return status  # type: ignore[no-any-return]
+                return status
         if not started and actor in self._hosts:
             self._start_agent(actor)
         return None
@@ -286,7 +288,7 @@ class _Job:
         """Let the node join on which Ray has started a lost actor again."""
         self._agents += 1
         address, port = read_address(self._run_dir) or self._endpoint
-        command = ("agent", "--controller", f"{_bracketed(address)}:{port}", "--name", f"ray-{self._agents}")
+        command = ("agent", "--controller", f"{bracketed(address)}:{port}", "--name", f"ray-{self._agents}")
         actor.start.remote(command, os.getcwd())
 
     def _move_controller(self) -> None:
@@ -336,10 +338,8 @@ class _Job:
 
 
 def _read_report(run_dir: Path) -> JobReport | None:
-    try:
-        return decode_report((run_dir / "report.json").read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return None
+    found = load_report(run_dir)
+    return found if isinstance(found, JobReport) else None
 
 
 def _read_details(run_dir: Path) -> str:
@@ -350,10 +350,6 @@ def _read_details(run_dir: Path) -> str:
             if command.get("type") == "EndJob":
                 return str(command.get("details", ""))
     return ""
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 def _say(text: str) -> None:

@@ -8,12 +8,14 @@ import subprocess
 from typing import Any
 
 from relight.errors import UsageError
+from relight.launch.submitted import flags_and_script
 
 PORT = 29400  # of the controller
 SECRETS = "/etc/relight"
 USER = 1000  # of the pods; must be able to write where the script does
 UNREACHABLE_SECONDS = 30  # from the moment at which Kubernetes misses a node until its pods are given up
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # of what exists already
 _INDEX = "metadata.labels['jobset.sigs.k8s.io/job-global-index']"
 
 # A pod that is evicted or deleted gets SIGTERM: its ranks move to spares, and `relight run` ends with 0. Status 0
@@ -63,9 +65,8 @@ def add_manager(managers: "argparse._SubParsersAction[Any]") -> None:
 
 def job_set(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the manifest. Raises UsageError."""
-    given = list(arguments.run_arguments)
-    given = given[1:] if given[:1] == ["--"] else given
-    _check(arguments, given)
+    given = flags_and_script(arguments, "relight submit k8s --nodes 4 --image IMAGE -- train.py")
+    _check(arguments)
     name, spares = arguments.job_name, ("--spare-nodes", str(arguments.spare_nodes))
     run = shlex.join(["relight", "run", "--nnodes", str(arguments.nodes), *spares])
     token = shlex.join(["--token-file", f"{SECRETS}/token", *given])
@@ -94,11 +95,13 @@ def job_set(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _check(arguments: argparse.Namespace, given: list[str]) -> None:
-    if not given:
-        raise UsageError("no script given; for example: relight submit k8s --nodes 4 --image IMAGE -- train.py")
-    if not 0 <= arguments.spare_nodes < arguments.nodes:
-        raise UsageError(f"--spare-nodes {arguments.spare_nodes} of {arguments.nodes} nodes: one must hold the ranks")
+def _check(arguments: argparse.Namespace) -> None:
+    if not arguments.image.strip():
+        raise UsageError("--image is empty: name the image, for example registry/train:1")
+    names = {"namespace": arguments.namespace, "secret": arguments.secret, "claim": _claim(arguments)[0]}
+    for option, name in names.items():
+        if name and not _OBJECT_NAME.fullmatch(name):
+            raise UsageError(f"--{option} {name}: use a-z, 0-9, '-' and '.', and a letter or digit first and last")
     if not _NAME.fullmatch(arguments.job_name):
         raise UsageError(f"--job-name {arguments.job_name}: use a-z, 0-9 and '-', at most 40 of them, a letter first")
     if arguments.claim and not all(_claim(arguments)):

@@ -8,6 +8,7 @@ from typing import Any
 
 from relight.errors import UsageError
 from relight.launch import jobset
+from relight.launch.submitted import flags_and_script
 
 WARNING_SECONDS = 120  # before the time limit, for a last step and a checkpoint
 
@@ -87,12 +88,7 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
 
 def slurm_script(arguments: argparse.Namespace) -> str:
     """Return the batch script. Raises UsageError."""
-    given = list(arguments.run_arguments)
-    given = given[1:] if given[:1] == ["--"] else given
-    if not given:
-        raise UsageError("no script given; for example: relight submit slurm --nodes 4 -- --nproc-per-node 8 train.py")
-    if not 0 <= arguments.spare_nodes < arguments.nodes:
-        raise UsageError(f"--spare-nodes {arguments.spare_nodes} of {arguments.nodes} nodes: one must hold the ranks")
+    given = flags_and_script(arguments, "relight submit slurm --nodes 4 -- --nproc-per-node 8 train.py")
     lines = [f"#SBATCH --time={arguments.time}"] if arguments.time else []
     for option in arguments.option:
         if not option.startswith("-") or "\n" in option:

@@ -46,19 +46,10 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    prove.add_argument("script_and_arguments", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help=argparse.SUPPRESS)
-    launch = prove.add_argument_group("launch, as with relight run")
-    launch.add_argument(
-        *("--nproc-per-node", "--nproc_per_node"), default="2", metavar="N", help="workers to start; default 2"
-    )
+    launch = add_launch_flags(prove, "workers to start; default 2")
     launch.add_argument(
         "--standby", dest="standbys", type=int, default=1, metavar="N", help="warm processes in reserve; default 1"
     )
-    launch.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
-    launch.add_argument(
-        *("--no-python", "--no_python"), action="store_true", help="SCRIPT is a program that becomes Python"
-    )
-    launch.add_argument("--oversubscribe", action="store_true", help="allow more than 16 processes for each core")
     proof = prove.add_argument_group("the proof")
     proof.add_argument("--steps", type=int, default=STEPS, metavar="K", help=f"steps of each attempt; default {STEPS}")
     proof.add_argument(
@@ -74,6 +65,19 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
     add_waiting_flags(prove.add_argument_group("noticing failures"))
     prove.set_defaults(call=_prove)
     return {"prove": prove}
+
+
+def add_launch_flags(parser: argparse.ArgumentParser, workers_help: str) -> "argparse._ArgumentGroup":
+    """Add the script with its arguments, and the flags that say how it is started; returns their group."""
+    parser.add_argument("script_and_arguments", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help=argparse.SUPPRESS)
+    launch = parser.add_argument_group("launch, as with relight run")
+    launch.add_argument(*("--nproc-per-node", "--nproc_per_node"), default="2", metavar="N", help=workers_help)
+    launch.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
+    launch.add_argument(
+        *("--no-python", "--no_python"), action="store_true", help="SCRIPT is a program that becomes Python"
+    )
+    launch.add_argument("--oversubscribe", action="store_true", help="allow more than 16 processes for each core")
+    return launch
 
 
 def _prove(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import msgspec
 
 from relight.errors import UsageError
 from relight.flags import add_settings, add_waiting_flags
+from relight.prove.command import add_launch_flags, as_for_run, show, tell
 from relight.wire.settings import VERIFICATION, JobSettings
 
 if TYPE_CHECKING:
@@ -50,19 +51,7 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    doctor.add_argument("script_and_arguments", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help=argparse.SUPPRESS)
-    launch = doctor.add_argument_group("launch, as with relight run")
-    launch.add_argument(
-        *("--nproc-per-node", "--nproc_per_node"),
-        default="2",
-        metavar="N",
-        help="workers to start; default 2, since much shows only where ranks are compared",
-    )
-    launch.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module")
-    launch.add_argument(
-        *("--no-python", "--no_python"), action="store_true", help="SCRIPT is a program that becomes Python"
-    )
-    launch.add_argument("--oversubscribe", action="store_true", help="allow more than 16 processes for each core")
+    add_launch_flags(doctor, "workers to start; default 2, since much shows only where ranks are compared")
     own = doctor.add_argument_group("the examination")
     own.add_argument("--steps", type=int, default=STEPS, metavar="K", help=f"steps to compute; default {STEPS}")
     own.add_argument("--run-dir", metavar="DIR", help="keep the files of the job there; default: they are removed")
@@ -76,7 +65,6 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
 def _doctor(arguments: argparse.Namespace) -> int:
     from relight.config import build_settings, check_script, count_workers
     from relight.flags import hint_at_misplaced_flags
-    from relight.prove.command import as_for_run
     from relight.prove.diagnosis import STATUSES, explain_diagnosis, without_relight
     from relight.prove.source import trains_without_relight
 
@@ -105,7 +93,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _examine(settings: JobSettings, steps: int) -> "Diagnosis":
     """Run the job, and read what it left."""
     from relight.prove.attempt import newest_lines, run_attempt
-    from relight.prove.command import show, tell
     from relight.prove.diagnosis import diagnose
     from relight.server.records.journal import read_journal
     from relight.wire.examined import read_examined

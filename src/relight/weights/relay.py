@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from relight.errors import TransferError, UsageError
+from relight.wire.connection.address import bracketed
 from relight.wire.connection.tls import Tls, TlsFiles, prove_certificate
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -109,7 +110,7 @@ def _relay(arguments: argparse.Namespace) -> int:
         arguments.place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{arguments.place} cannot be made: {error.strerror}") from error
-    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    endpoint = f"{bracketed(host)}:{port}"
     relay = Relay(
         endpoint,
         arguments.place,

@@ -3,6 +3,7 @@
 import socket
 from urllib.parse import quote
 
+from relight.wire.connection.address import bracketed
 from relight.wire.connection.loopback import IPV4, find_loopback
 
 DEFAULT_PORT = 7117
@@ -37,5 +38,5 @@ def page_url(host: str, port: int, token: str) -> str:
     """Return the address to open. The token is after the #, which browsers do not send: it gets into no log."""
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
-    shown = f"[{host}]" if ":" in host else host
+    shown = bracketed(host)
     return f"http://{shown}:{port}/" + (f"#token={quote(token, safe='')}" if token else "")

@@ -5,6 +5,7 @@ import os
 from relight.server.supply.backend import Backend, CommandBackend, Job
 from relight.server.supply.slurm import SlurmBackend
 from relight.server.supply.supplier import Report, Supplier
+from relight.wire.connection.address import bracketed
 from relight.wire.settings import JobSettings
 
 SLURM = "slurm"
@@ -15,7 +16,7 @@ def make_supplier(settings: JobSettings, report: Report) -> Supplier | None:
     """Return what orders the hosts of a job; None if none are ordered."""
     if not settings.supplier:
         return None
-    host = f"[{settings.controller_address}]" if ":" in settings.controller_address else settings.controller_address
+    host = bracketed(settings.controller_address)
     job = Job(
         name=settings.job,
         run_dir=settings.run_dir,

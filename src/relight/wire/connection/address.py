@@ -19,6 +19,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
+def bracketed(host: str) -> str:
+    """Return a host as it is written before a colon and a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def announce(directory: Path, host: str, port: int) -> None:
     """Say where this process listens. A reader sees all of it or what was there before."""
     draft = directory / f"controller.json.{os.getpid()}"
