@@ -4,6 +4,7 @@ import json
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,24 +73,28 @@ def test_options_have_their_places_in_the_pods() -> None:
     assert pod(head)["terminationGracePeriodSeconds"] == 30
 
 
+JOB = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("ready", flush=True)
+if sys.argv[2] == "waits":
+    signal.sigwait([signal.SIGTERM])
+sys.exit(int(sys.argv[1]))
+"""
+
+
 @pytest.mark.parametrize(
-    ("told", "script", "status"),
-    [
-        (True, "trap 'exit 0' TERM", 143),  # left in order: the Job must not count as done
-        (True, "trap 'exit 3' TERM", 3),
-        (False, "trap 'exit 0' TERM; kill -TERM $$", 0),  # training finished
-    ],
+    ("ends_with", "told", "status"),
+    [(0, True, 143), (3, True, 3), (0, False, 0)],  # 143: left in order, and the Job must not count as done
 )
-def test_a_node_that_was_told_to_leave_is_not_done(tmp_path: Path, told: bool, script: str, status: int) -> None:
-    job = tmp_path / "job"
-    job.write_text(f"{script}\necho ready\nwhile :; do read -r line < {tmp_path}/pipe; done\n")
-    subprocess.run(["mkfifo", str(tmp_path / "pipe")], check=True)
-    with subprocess.Popen(
-        ["/bin/sh", "-c", _NODE.format(command=f"sh {job}")], stdout=subprocess.PIPE, start_new_session=True
-    ) as shell:
+def test_a_node_that_was_told_to_leave_is_not_done(tmp_path: Path, ends_with: int, told: bool, status: int) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(JOB)
+    command = shlex.join([sys.executable, str(job), str(ends_with), "waits" if told else "ends"])
+    with subprocess.Popen(["/bin/sh", "-c", _NODE.format(command=command)], stdout=subprocess.PIPE) as shell:
         assert shell.stdout is not None
+        assert shell.stdout.readline() == b"ready\n"
         if told:
-            assert shell.stdout.readline() == b"ready\n"
             shell.send_signal(signal.SIGTERM)
         assert shell.wait(30.0) == status
 

@@ -19,14 +19,17 @@ _OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # of what ex
 _INDEX = "metadata.labels['jobset.sigs.k8s.io/job-global-index']"
 
 # A pod that is evicted or deleted gets SIGTERM: its ranks move to spares, and `relight run` ends with 0. Status 0
-# would say that the node's Job is done, so that no pod is made in its place.
+# would say that the node's Job is done, so that no pod is made in its place. A `wait` that the signal ends returns 143
+# also if the job has ended meanwhile; the next one returns the job's status, or 127 if it was returned before.
 _NODE = """\
-told=
-trap 'told=yes; kill -TERM "$job"' TERM
+told= job=
+trap 'told=yes; [ -z "$job" ] || kill -TERM "$job"' TERM
 {command} &
 job=$!
+[ -z "$told" ] || kill -TERM "$job"
 wait "$job"; status=$?
 while kill -0 "$job" 2>/dev/null; do wait "$job"; status=$?; done
+if [ "$status" -eq 143 ]; then wait "$job"; last=$?; [ "$last" -eq 127 ] || status=$last; fi
 [ -z "$told" ] || [ "$status" -ne 0 ] || status=143
 exit "$status"
 """
