@@ -52,7 +52,7 @@ test-device-all: setup ## the same with the long matrix: every way to train, eve
 test-clusters: $(VENV)/.ray ## jobs on a real Ray, a real Slurm and an emulated Kubernetes; as root, with slurmctld, slurmd, munge, iproute2
 	$(BIN)/python -m pytest -m clusters -rs tests/clusters
 
-test-integrations: $(VENV)/.huggingface ## the tests of integrations that need other packages; installs these
+test-integrations: $(VENV)/.huggingface $(VENV)/.lightning ## the tests of integrations that need other packages; installs these
 	$(BIN)/python -m pytest tests/integrations
 
 demo: setup ## train, break, recover, compare
@@ -112,6 +112,10 @@ $(VENV)/.setup: pyproject.toml constraints.txt
 
 $(VENV)/.huggingface: $(VENV)/.setup
 	$(PIP) --editable '.[huggingface]'
+	@touch $@
+
+$(VENV)/.lightning: $(VENV)/.setup
+	$(PIP) --editable '.[lightning]'
 	@touch $@
 
 $(VENV)/.ray: $(VENV)/.setup

@@ -1,9 +1,17 @@
 """Runs the user's script inside a worker process: `python -m relight.training.bootstrap`, started by the agent."""
 
+import importlib.util
 import os
 import runpy
 import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from relight.training.data.rng import seed_everything
 from relight.training.ending import end_with, leave, report_end
@@ -11,6 +19,49 @@ from relight.training.job import joined
 from relight.training.process.leftovers import keep_together
 from relight.training.process.stacks import answer_for_stacks
 from relight.wire.settings import JobSettings, read_settings
+
+_GROUP = "relight.after_import"  # of entry points: a function to be called once the module of that name is imported
+
+
+class Extensions(MetaPathFinder):
+    """Calls what extends a library as soon as a script imports that library, so that the script need not do it."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, EntryPoint] = {each.name: each for each in entry_points(group=_GROUP)}
+
+    def install(self) -> None:
+        """Watch imports from now on."""
+        for name in [name for name in self._waiting if name in sys.modules]:
+            self._extend(self._waiting.pop(name))
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        """Find one of these libraries as Python would, and have it extended when it has run."""
+        extension = self._waiting.pop(name, None)
+        spec = importlib.util.find_spec(name) if extension is not None else None
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def execute_and_extend(module: ModuleType) -> None:
+            execute(module)
+            self._extend(extension)
+
+        loader.exec_module = execute_and_extend
+        return spec
+
+    @staticmethod
+    def _extend(extension: Any) -> None:
+        try:
+            extension.load()()
+        except Exception as error:  # a script that needs it not is not to fail
+            warnings.warn(f"{extension.value} could not be loaded: {type(error).__name__}: {error}", stacklevel=2)
 
 
 def main() -> None:
@@ -38,6 +89,7 @@ def main() -> None:
 
 
 def _run(settings: JobSettings) -> None:
+    Extensions().install()
     if settings.module:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(settings.script, run_name="__main__", alter_sys=True)

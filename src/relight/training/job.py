@@ -61,6 +61,11 @@ class Job:
         return self._runtime.device
 
     @property
+    def run_dir(self) -> Path:
+        """Directory in which the job keeps its files (`relight run --run-dir`)."""
+        return Path(self._runtime.settings.run_dir)
+
+    @property
     def is_standby(self) -> bool:
         """Whether this process has no rank yet."""
         return self._runtime.is_standby

@@ -29,6 +29,8 @@ from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, p
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 _MISSING = object()
+# Undone with a step, and never state: torch's own, and the name of the hook that Lightning calls just now.
+_NO_STATE = OWN_ATTRIBUTES | {"_current_fx_name"}
 _MOST_STEADY = 32  # containers that no step has changed so far, compared in every step: some microseconds each
 # Made by torch itself, which keeps what a step needs there; `BucketLayout` and `ShardedModules` look after it.
 WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
@@ -120,7 +122,7 @@ class AttributeLog:
             self._modes.before_mode(module)
         if self._recording:
             self._before[key] = (holder if holder is not None else {}, _MISSING if holder is None else holder[name])
-        elif name not in OWN_ATTRIBUTES:
+        elif name not in _NO_STATE:
             self._looked_at.discard(key)
             self._steady.pop(key, None)
             self._before_between(key)
@@ -180,7 +182,7 @@ class AttributeLog:
         for key in [key for key in self._before if key not in self._looked_at]:
             self._looked_at.add(key)
             module, name = self._paths[key[0]][1], key[1]
-            if name in OWN_ATTRIBUTES or name not in vars(module):
+            if name in _NO_STATE or name not in vars(module):
                 continue
             if self._is_state(module, name, vars(module)[name]):
                 self._state[self._path(key)] = key

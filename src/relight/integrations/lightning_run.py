@@ -1,0 +1,359 @@
+"""One call of `trainer.fit()` as steps that are committed or repeated as a whole.
+
+A step is one optimizer step with all its batches; with manual optimization, one batch. Everything that follows an
+optimizer step (`on_train_batch_end`, validation, saving, logging, the end of an epoch) is done at the head of the next
+step's block, on the same weights: there a failure repeats it. The run has one step more than optimizer steps for that.
+What Lightning does inside `_FitLoop.run` and `_TrainingEpochLoop.run` is done here in the same order.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.trainer import call
+from torch.utils.data import DataLoader, IterableDataset
+
+import relight
+from relight.errors import UsageError
+from relight.integrations.lightning_effects import Effects
+from relight.integrations.lightning_state import Progress, RankProgress, is_lightnings, is_plain
+from relight.integrations.updates import grouped_loader
+
+_ENDLESS = 2**40  # steps: neither epochs nor steps are limited
+_Pending = tuple[Any, Any, int]  # outputs of a batch, the batch, and its number in the epoch
+
+
+def fit(strategy: Any, trainer: Any) -> None:
+    """Do what `_FitLoop.run` does, in steps of relight."""
+    loop = trainer.fit_loop
+    loop.setup_data()
+    if loop.skip:
+        return
+    loop.reset()
+    loop.on_run_start()
+    strategy.run = run = FitRun(strategy, trainer)
+    try:
+        train(run)
+    finally:
+        strategy.run = None
+    loop._restarting = False
+
+
+def train(run: "FitRun") -> None:
+    """Take all steps of a run."""
+    for step in run.training.steps(until=run.steps):
+        with step as batches:
+            run.take(step, batches)
+        run.effects.end(committed=step.committed)
+        if step.committed and run.progress.is_over and step.number + 1 < run.steps:
+            break
+    run.effects.close()
+
+
+class FitRun:
+    """The steps of one run. `strategy` has prepared model and optimizers; `trainer` is at the start of its fit loop."""
+
+    def __init__(self, strategy: Any, trainer: Any) -> None:
+        self._trainer = trainer
+        self._strategy = strategy
+        self._fit = fit_loop = trainer.fit_loop
+        self._epoch = fit_loop.epoch_loop
+        self._is_automatic = trainer.lightning_module.automatic_optimization
+        accumulate = trainer.accumulate_grad_batches if self._is_automatic else 1
+        self._per_epoch = math.ceil(fit_loop.max_batches / accumulate)
+        first = _updates_done(fit_loop, accumulate, self._per_epoch)
+        self._first = first
+        self._closure: Any = None  # of the optimizer step under way
+        self._pending: dict[int, _Pending] = {}  # of this step and the one before
+        self._number = 0  # of the step under way
+        self._carries_pending = _gives_batches(trainer)
+        self._fetcher = fit_loop._data_fetcher = _NoFetcher(fit_loop._combined_loader)
+        self.effects = Effects(strategy.job, trainer)
+        self.progress = Progress(trainer)
+        rank_progress = RankProgress(trainer, self.effects, self._carried_pending, self._take_pending)
+        optimizers = strategy.optimizers
+        schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
+        self.training = relight.Training(
+            model=strategy.model,
+            optimizer=_named("optimizer", optimizers),
+            data=_updates(fit_loop, accumulate, first),
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+            rng="preserve",
+            per_rank={"trainer": rank_progress},
+            progress=self.progress,
+            **_named("scheduler", schedulers),
+            **_averages(trainer),
+        )
+
+    @property
+    def steps(self) -> int:
+        """Steps of this run: those of the optimizer, and one for what follows the last."""
+        loop, trainer = self._fit, self._trainer
+        steps = _ENDLESS
+        if loop.max_epochs is not None and loop.max_epochs >= 0:
+            steps = loop.max_epochs * self._per_epoch - self._first
+        if self._is_automatic and trainer.max_steps >= 0:
+            steps = min(steps, trainer.max_steps - trainer.global_step)
+        return steps + 1
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+    def take(self, step: relight.Step, batches: list[Any]) -> None:
+        """Do one step: what follows the optimizer step before, then forward, backward and the write."""
+        self._number = step.number
+        self.effects.begin(step.number, rehearses=step.warmup)
+        trainer = self._trainer
+        trainer.training = True  # an attempt may have ended in a validation
+        trainer.lightning_module._current_fx_name = None
+        if step.warmup:
+            for number, batch in enumerate(batches):
+                self._compute(batch, number, quiet=True)
+            return
+        if step.attempt:
+            _drop_validation(trainer)
+        if step.number == 0:
+            self._lead_to_training()
+        else:
+            self._follow()
+        for number, batch in enumerate(batches):
+            if self.progress.is_over:
+                break
+            pending = self._compute(batch, self._epoch.batch_idx + 1)
+            if number < len(batches) - 1:
+                self._finish_batch(pending)
+        if self.progress.is_over:
+            self._fit.on_run_end()
+
+    def _lead_to_training(self) -> None:
+        """Begin the first epoch; of a resumed run, go on where its checkpoint was written."""
+        epoch = self._epoch
+        self._begin_epoch()
+        if epoch.restarting and epoch._should_check_val_fx(self._fetcher):
+            resumes_validation = epoch.val_loop.restarted_mid_evaluation
+            if resumes_validation or epoch.restarted_on_last:
+                epoch._skip_next_val = not resumes_validation
+                self._end_advance()
+                return
+            epoch.val_loop.increment_progress_to_evaluation_end()
+        epoch.val_loop.restarting = False
+
+    def _follow(self) -> None:
+        """Do what follows the optimizer step before this one."""
+        number = self._number - 1
+        self._finish_batch(self._pending.get(number, ({}, None, self._epoch.batch_idx)))
+        self._pending = {number: self._pending[number]} if number in self._pending else {}
+
+    # --- a batch --------------------------------------------------------------------------------------------------
+    def _compute(self, batch: Any, batch_idx: int, *, quiet: bool = False) -> _Pending:
+        """The first half of `_TrainingEpochLoop.advance`: up to the write, and the learning rates that follow it."""
+        trainer, epoch = self._trainer, self._epoch
+        module = trainer.lightning_module
+        if batch is None:
+            raise UsageError("the training data gave None for a batch")
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        if self._carries_pending and not is_plain(batch):
+            raise UsageError(
+                f"a hook on_train_batch_end of this script is given the batch, a {type(batch).__qualname__}, which "
+                "relight cannot keep for a replacement: let the data give tensors, or lists, tuples or dicts of these"
+            )
+        if not quiet:
+            self._fetcher.done = epoch.batch_progress.is_last_batch = batch_idx + 1 >= self._fit.max_batches
+        epoch.batch_progress.increment_ready()
+        trainer._logger_connector.on_batch_start(batch)
+        if not quiet:
+            call._call_callback_hooks(trainer, "on_train_batch_start", batch, batch_idx)
+            if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
+                raise UsageError(
+                    "on_train_batch_start returned -1 to skip the rest of the epoch: the steps of an epoch are laid "
+                    "out beforehand here. Set trainer.should_stop, or limit_train_batches"
+                )
+            call._call_strategy_hook(trainer, "on_train_batch_start", batch, batch_idx)
+        epoch.batch_progress.increment_started()
+        self._pending[self._number] = ({}, batch, batch_idx)
+        outputs = self._optimize(batch, batch_idx)
+        pending = self._pending[self._number] = (outputs, batch, batch_idx)
+        epoch.batch_progress.increment_processed()
+        epoch.update_lr_schedulers("step", update_plateau_schedulers=False)
+        if epoch._num_ready_batches_reached():
+            epoch.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        return pending
+
+    def _optimize(self, batch: Any, batch_idx: int) -> Any:
+        """Forward, backward, and the write if one is due. Returns the outputs of the batch."""
+        trainer, epoch = self._trainer, self._epoch
+        kwargs = epoch._build_kwargs(OrderedDict(), batch, batch_idx)
+        if not self._is_automatic:
+            return epoch.manual_optimization.run(kwargs)
+        automatic = epoch.automatic_optimization
+        make = automatic._make_closure
+
+        def make_closure(*args: Any, **kwargs: Any) -> Any:
+            self._closure = make(*args, **kwargs)
+            return self._closure
+
+        automatic._make_closure = make_closure
+        try:
+            return automatic.run(trainer.optimizers[0], batch_idx, kwargs)
+        finally:
+            del automatic._make_closure
+            self._closure = None
+
+    def keep_outputs(self) -> None:
+        """The closure of the optimizer step under way has been evaluated: its outputs are kept before the write."""
+        result = self._closure and self._closure._result
+        if result is not None and result.loss is not None:
+            _, batch, batch_idx = self._pending[self._number]
+            self._pending[self._number] = (result.asdict(), batch, batch_idx)
+
+    def _finish_batch(self, pending: _Pending) -> None:
+        """The second half of `_TrainingEpochLoop.advance`, and what follows it."""
+        trainer, epoch = self._trainer, self._epoch
+        outputs, batch, batch_idx = pending
+        call._call_callback_hooks(trainer, "on_train_batch_end", outputs, batch, batch_idx)
+        call._call_lightning_module_hook(trainer, "on_train_batch_end", outputs, batch, batch_idx)
+        trainer._logger_connector.on_batch_end()
+        epoch.batch_progress.increment_completed()
+        trainer._logger_connector.update_train_step_metrics()
+        self._end_advance()
+
+    def _end_advance(self) -> None:
+        fit_loop, epoch = self._fit, self._epoch
+        epoch.on_advance_end(self._fetcher)
+        epoch.on_iteration_done()
+        if not epoch.done:
+            return
+        fit_loop.on_advance_end()
+        fit_loop.on_iteration_done()
+        self.progress.is_over = fit_loop.done
+        if not self.progress.is_over:
+            self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._fit.on_advance_start()
+        self._epoch.reset()
+        self._epoch.on_run_start(self._fetcher)
+
+    # --- what the next step's hooks are given -----------------------------------------------------------------------
+    def _carried_pending(self) -> Any:
+        pending = self._pending.get(self._number) if self._carries_pending else None
+        if pending is None:
+            return None
+        if not is_plain(pending[0]):
+            raise UsageError(
+                "a hook on_train_batch_end of this script is given what training_step returns, which relight cannot "
+                "keep for a replacement: return a tensor, or a dict of tensors and numbers"
+            )
+        return [self._number, *pending]
+
+    def _take_pending(self, kept: Any) -> None:
+        if kept is not None:
+            self._number, *pending = kept
+            self._pending = {self._number: tuple(pending)}
+
+
+class _NoFetcher(_DataFetcher):
+    """Stands where the loops expect a data fetcher; relight gives the batches."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__()
+        self._combined_loader = loader
+
+    def __iter__(self) -> "_NoFetcher":
+        for _ in self.combined_loader.flattened:  # each draws a seed for workers when its iterator is made
+            torch.empty((), dtype=torch.int64).random_()
+        self.done = False
+        return self
+
+
+class _Updates:
+    """Lists of batches, one for each optimizer step, from loaders of any kind."""
+
+    def __init__(self, loop: Any, accumulate: int, first: int) -> None:
+        self._loader = loop._combined_loader
+        self._most = loop.max_batches
+        self._accumulate = accumulate
+        self._first_epoch, self._skipped = divmod(first, len(self))
+        self._at = 0
+        self.sampler = self  # relight tells samplers the rank and the epoch
+        self.num_replicas = 0
+
+    @property
+    def rank(self) -> int:
+        """The rank whose batches are given."""
+        return next((each.rank for each in self._samplers()), 0)
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        for each in self._samplers():
+            each.rank = rank
+
+    def _samplers(self) -> Iterator[Any]:
+        for loader in self._loader.flattened:
+            sampler = getattr(loader, "sampler", None)
+            if hasattr(sampler, "rank") and hasattr(sampler, "num_replicas"):
+                yield sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, counted from the start of this run."""
+        self._at = epoch
+        for loader in self._loader.flattened:
+            _set_sampler_epoch(loader, self._first_epoch + epoch)
+
+    def __len__(self) -> int:
+        return math.ceil(self._most / self._accumulate)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        batches = islice((batch for batch, _, _ in iter(self._loader)), self._most)
+        skipped = self._skipped if self._at == 0 else 0
+        for number in range(len(self)):
+            group = list(islice(batches, self._accumulate))
+            if number >= skipped:
+                yield group
+
+
+def _updates(loop: Any, accumulate: int, first: int) -> Any:
+    """Return the data of the steps: found by indices alone where it is one plain DataLoader."""
+    combined = loop._combined_loader
+    loader = combined.iterables
+    plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    if plain and loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
+        return grouped_loader(loader, accumulate, first=first, most=int(loop.max_batches))
+    return _Updates(loop, accumulate, first)
+
+
+def _updates_done(loop: Any, accumulate: int, per_epoch: int) -> int:
+    """Return the optimizer steps that the run of a checkpoint has made, in groups of batches."""
+    epochs = loop.epoch_progress.current
+    batches = loop.epoch_loop.batch_progress.current.ready if epochs.processed < epochs.ready else 0
+    return int(epochs.processed) * per_epoch + math.ceil(batches / accumulate)
+
+
+def _named(name: str, things: list[Any]) -> dict[str, Any]:
+    if len(things) == 1:
+        return {name: things[0]}
+    return {f"{name}_{number}": thing for number, thing in enumerate(things)}
+
+
+def _averages(trainer: Any) -> dict[str, Any]:
+    """Return the averaged models of callbacks (WeightAveraging)."""
+    found = [getattr(callback, "_average_model", None) for callback in trainer.callbacks]
+    return _named("ema", [each for each in found if isinstance(each, torch.optim.swa_utils.AveragedModel)])
+
+
+def _gives_batches(trainer: Any) -> bool:
+    """Whether code of the script's own is given the outputs and the batch when it is over."""
+    return any(not is_lightnings(each, "on_train_batch_end") for each in (trainer.lightning_module, *trainer.callbacks))
+
+
+def _drop_validation(trainer: Any) -> None:
+    """Forget what an interrupted validation has logged; metrics of the module are undone with the step."""
+    results = trainer.fit_loop.epoch_loop.val_loop._results
+    results.reset(metrics=False)
+    for metric in results.values():
+        metric.has_reset = True

@@ -1,0 +1,228 @@
+"""The state of a Lightning Trainer beside its model and optimizers, as objects with `state_dict`.
+
+`Progress` holds the same on every rank: the counters of the loops. `RankProgress` differs between ranks: values that
+were logged and not yet reduced, what hooks of the next step are given, and the state of callbacks.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback, ModelSummary, ProgressBar
+from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.loops.progress import _BaseProgress
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
+
+from relight.integrations.lightning_effects import Effects
+
+_COUNTS = (bool, int, float, str)
+_PLAIN = (*_COUNTS, type(None))
+_SHOW = (ProgressBar, ModelSummary)  # callbacks without state that training depends on
+_META = (
+    *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph"),
+    *("add_dataloader_idx", "dataloader_idx", "metric_attribute"),
+)
+_LOGGED = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+
+
+class Progress:
+    """Counters and flags of the loops, and the names under which rank 0 logs."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.is_over = False  # training stops here, on every rank
+        own = [logger.version if "_version" in vars(logger) else None for logger in trainer.loggers]
+        self._name_loggers(trainer.strategy.broadcast(own))  # each chooses by what lies in its directory
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "loops": {path: _loop_state(loop) for path, loop in _loops("fit", self._trainer.fit_loop)},
+            "versions": self._versions,
+            "is_over": self.is_over,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned, also on another rank."""
+        for path, loop in _loops("fit", self._trainer.fit_loop):
+            _load_loop(loop, saved["loops"][path])
+        self._name_loggers(saved["versions"])
+        self.is_over = saved["is_over"]
+
+    def _name_loggers(self, versions: list[Any]) -> None:
+        self._versions = versions
+        for logger, version in zip(self._trainer.loggers, versions, strict=True):
+            if version is not None:
+                vars(logger)["_version"] = version
+
+
+def _loops(path: str, loop: _Loop) -> Iterator[tuple[str, _Loop]]:
+    yield path, loop
+    for name, inner in vars(loop).items():
+        if isinstance(inner, _Loop):
+            yield from _loops(f"{path}.{name}", inner)
+
+
+def _loop_state(loop: _Loop) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for name, value in vars(loop).items():
+        if isinstance(value, _BaseProgress):
+            state[name] = value.state_dict()
+        elif type(value) in _COUNTS or name == "_seen_batches_per_dataloader":
+            state[name] = dict(value) if isinstance(value, dict) else value
+    return state
+
+
+def _load_loop(loop: _Loop, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        mine = vars(loop).get(name)
+        if isinstance(mine, _BaseProgress):
+            mine.load_state_dict(value)
+        elif isinstance(mine, dict):
+            mine.clear()
+            mine.update(value)
+        else:
+            vars(loop)[name] = value
+
+
+class RankProgress:
+    """Logged values, callbacks, what `on_train_batch_end` is given next, and what is kept back from loggers and disk.
+
+    Args:
+        trainer: the Trainer.
+        effects: of the step under way.
+        pending: returns outputs and batch of the newest step, if hooks of the script's own are given them.
+        take_pending: takes over what `pending` returned.
+    """
+
+    def __init__(
+        self, trainer: Any, effects: Effects, pending: Callable[[], Any], take_pending: Callable[[Any], None]
+    ) -> None:
+        self._trainer = trainer
+        self._effects = effects
+        self._pending = pending
+        self._take_pending = take_pending
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies."""
+        trainer = self._trainer
+        connector = trainer._logger_connector
+        return {
+            "results": _results_state(trainer.fit_loop.epoch_loop._results),
+            "logged": {name: copied(getattr(connector, name)) for name in _LOGGED},
+            "place": [connector._first_loop_iter, connector._current_fx],
+            "should_stop": trainer.should_stop,
+            "callbacks": [_callback_state(each) for each in trainer.callbacks],
+            "effects": self._effects.state_dict(),
+            "pending": copied(self._pending()),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        trainer = self._trainer
+        connector = trainer._logger_connector
+        device = trainer.strategy.root_device
+        _load_results(trainer, saved["results"], device)
+        for name in _LOGGED:
+            setattr(connector, name, moved(saved["logged"][name], device))
+        connector._first_loop_iter, connector._current_fx = saved["place"]
+        trainer.should_stop = saved["should_stop"]
+        for callback, state in zip(trainer.callbacks, saved["callbacks"], strict=True):
+            _load_callback(callback, state)
+        self._effects.load_state_dict(saved["effects"])
+        self._take_pending(moved(saved["pending"], device))
+
+
+# --- values that were logged --------------------------------------------------------------------------------------
+def _results_state(results: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "key": key,
+            "meta": {name: getattr(metric.meta, name) for name in _META},
+            "reduce": metric.meta.reduce_fx.__name__,
+            "sync": [metric.meta.sync.should, metric.meta.sync.op, metric.meta.sync.rank_zero_only],
+            "is_tensor": metric.is_tensor,
+            "has_reset": metric.has_reset,
+            "updates": metric._update_count,
+            "values": {
+                name: copied(vars(metric).get(name))
+                for name in ("_forward_cache", "_computed", *(("value", "cumulated_batch_size") * metric.is_tensor))
+            },
+        }
+        for key, metric in results.items()
+    ]
+
+
+def _load_results(trainer: Any, saved: list[dict[str, Any]], device: torch.device) -> None:
+    results = trainer.fit_loop.epoch_loop._results
+    results.clear()
+    for entry in saved:
+        should, op, on_rank_zero = entry["sync"]
+        meta = _Metadata(**entry["meta"], reduce_fx=getattr(torch, entry["reduce"]))
+        meta.sync = _Sync(fn=trainer.strategy.reduce, _should=should, rank_zero_only=on_rank_zero, _op=op)
+        metric = results[entry["key"]] = _ResultMetric(meta, entry["is_tensor"])
+        if not entry["is_tensor"]:
+            metric.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
+        for name, value in entry["values"].items():
+            if value is not None or name in vars(metric):
+                setattr(metric, name, moved(value, device))
+        metric.has_reset, metric._update_count = entry["has_reset"], entry["updates"]
+
+
+# --- callbacks ----------------------------------------------------------------------------------------------------
+def _callback_state(callback: Callback) -> dict[str, Any]:
+    if isinstance(callback, _SHOW):
+        return {"attributes": {}, "state": {}}
+    attributes = {name: copied(value) for name, value in vars(callback).items() if is_plain(value)}
+    return {"attributes": attributes, "state": copied(callback.state_dict()) if _has_own_state(callback) else {}}
+
+
+def _load_callback(callback: Callback, saved: dict[str, Any]) -> None:
+    for name, value in saved["attributes"].items():
+        mine = vars(callback).get(name)
+        setattr(callback, name, moved(value, mine.device if isinstance(mine, torch.Tensor) else None))
+    if saved["state"]:
+        callback.load_state_dict(copied(saved["state"]))
+
+
+def _has_own_state(callback: Callback) -> bool:
+    """Whether a class of the script's says what its state is; Lightning's own have plain attributes."""
+    return not is_lightnings(callback, "state_dict")
+
+
+def is_lightnings(thing: Any, method: str) -> bool:
+    """Whether a method of an object is Lightning's own."""
+    module: str = getattr(type(thing), method).__module__
+    return module.startswith("lightning.")
+
+
+# --- plain values -------------------------------------------------------------------------------------------------
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, string or tensor, or a list, tuple or dict of these."""
+    if type(value) in _PLAIN:  # no enumerations: they would come back as plain strings
+        return True
+    if isinstance(value, torch.Tensor):
+        return value.is_leaf and not value.requires_grad
+    if isinstance(value, dict):
+        return type(value) is dict and all(type(key) in _PLAIN and is_plain(each) for key, each in value.items())
+    return type(value) in (list, tuple) and all(map(is_plain, value))
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a plain value."""
+    return _mapped(value, lambda tensor: tensor.detach().clone())
+
+
+def moved(value: Any, device: torch.device | None) -> Any:
+    """Return a copy of a plain value with its tensors on a device; None: where they are."""
+    return _mapped(value, lambda tensor: tensor.clone() if device is None else tensor.clone().to(device))
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _mapped(each, function) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(each, function) for each in value)
+    return value

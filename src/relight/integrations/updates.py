@@ -1,0 +1,142 @@
+"""Batches of one optimizer step at a time, out of a DataLoader, for `relight.Training(data=...)`.
+
+A step of relight draws its data once. Here an item of the data is the list of all micro-batches of one optimizer step,
+also of the smaller last group of an epoch, and a place in it is found by indices alone.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+__all__ = ["UpdateSampler", "grouped_loader"]
+
+_Tagged = tuple[int, Any]  # number of a micro-batch in its update, and an index, or an item, of the dataset
+
+
+class UpdateSampler(Sampler[list[_Tagged]]):
+    """Indices of one optimizer step: those of `accumulate` micro-batches, fewer at the end of an epoch.
+
+    Each index comes with the number of its micro-batch. `rank` may be assigned: the batches of that rank are given
+    from then on. `first` is the position, in optimizer steps, at which a resumed run begins; `most`, the number of
+    micro-batches of an epoch if it is less than there are.
+    """
+
+    def __init__(self, micro_batches: Any, accumulate: int, *, first: int = 0, most: int | None = None) -> None:
+        self._micro_batches = micro_batches
+        self._accumulate = accumulate
+        self._most = most
+        self._first_epoch, self._skipped = divmod(first, len(self))
+        self._epoch = 0
+        self._shard, self._rank_name, size = _who_shares(micro_batches)
+        self.num_replicas = int(getattr(self._shard, size, 1))
+
+    @property
+    def rank(self) -> int:
+        """The rank whose batches are given."""
+        return int(getattr(self._shard, self._rank_name, 0))
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        if self.num_replicas > 1:
+            setattr(self._shard, self._rank_name, rank)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, counted from the start of this run."""
+        self._epoch = epoch
+        inner = getattr(self._micro_batches, "batch_sampler", self._micro_batches)
+        things: list[Any] = [self._micro_batches, inner, getattr(inner, "sampler", None)]
+        for thing in things:
+            if hasattr(thing, "set_epoch"):
+                thing.set_epoch(self._first_epoch + epoch)
+
+    def __len__(self) -> int:
+        count = len(self._micro_batches)
+        return math.ceil((count if self._most is None else min(count, self._most)) / self._accumulate)
+
+    def __iter__(self) -> Iterator[list[_Tagged]]:
+        skipped = self._skipped if self._epoch == 0 else 0
+        for number, group in enumerate(self._groups()):
+            if number >= skipped:
+                yield group
+
+    def _groups(self) -> Iterator[list[_Tagged]]:
+        group: list[_Tagged] = []
+        number = 0
+        for indices in islice(iter(self._micro_batches), self._most):
+            group += [(number, index) for index in indices]
+            number += 1
+            if number == self._accumulate:
+                yield group
+                group, number = [], 0
+        if group:
+            yield group
+
+
+def _who_shares(micro_batches: Any) -> tuple[Any, str, str]:
+    """Return the sampler that gives ranks their parts, and its attributes for rank and number of ranks."""
+    if hasattr(micro_batches, "num_processes"):  # accelerate's BatchSamplerShard
+        return micro_batches, "process_index", "num_processes"
+    return getattr(micro_batches, "sampler", None), "rank", "num_replicas"
+
+
+class _TaggedItems(Dataset[_Tagged]):
+    """Items of a dataset, each with the number of its micro-batch."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, tagged: Sequence[_Tagged]) -> list[_Tagged]:
+        numbers, indices = zip(*tagged, strict=True)
+        if hasattr(self._dataset, "__getitems__"):
+            return list(zip(numbers, self._dataset.__getitems__(list(indices)), strict=True))
+        return [(number, self._dataset[index]) for number, index in tagged]
+
+    def __getitem__(self, tagged: _Tagged) -> _Tagged:
+        number, index = tagged
+        return number, self._dataset[index]
+
+
+class _CollateEach:
+    """Collates each micro-batch by itself: a list of batches."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, tagged: Sequence[_Tagged]) -> list[Any]:
+        groups: dict[int, list[Any]] = {}
+        for number, item in tagged:
+            groups.setdefault(number, []).append(item)
+        return [self._collate(items) for items in groups.values()]
+
+
+def grouped_loader(
+    loader: DataLoader[Any], accumulate: int, *, first: int = 0, most: int | None = None
+) -> DataLoader[Any]:
+    """Make a DataLoader of lists of up to `accumulate` batches from one over a map-style dataset.
+
+    Args:
+        loader: gives single batches; it needs a batch sampler.
+        accumulate: batches per list.
+        first: lists that an earlier run has taken; the same data follows.
+        most: batches of an epoch, if it is to be shorter.
+    """
+    options = {
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+    }
+    if loader.num_workers:
+        options |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+    return DataLoader(
+        _TaggedItems(loader.dataset),
+        batch_sampler=UpdateSampler(loader.batch_sampler, accumulate, first=first, most=most),
+        collate_fn=_CollateEach(loader.collate_fn),
+        **options,
+    )
