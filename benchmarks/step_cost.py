@@ -26,18 +26,18 @@ from torch import nn
 from benchmarks.recovery.workload import Shape, build_model, build_optimizer, loss_of
 from relight.core.protocol.position import Phase
 from relight.core.worker import events as happened
-from relight.core.worker import step as decide
 from relight.core.worker.states import State
+from relight.core.worker.worker import Worker
 from relight.training.collectives.barrier_allreduce import SharedMemoryAllReduce
 from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.connection.page import PositionPage
 from relight.training.data import rng
 from relight.training.data.batches import Batches
-from relight.training.process.progress import Progress
 from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.groups import make_generation_group
 from relight.training.transaction.image_plan import LEARNING_STEPS
 from relight.training.transaction.transaction import Transaction
+from relight.training.worker.lineage import next_lineage
 from relight.training.worker.phases import BackwardHooks, gates_for
 from relight.transfer.io.codec import encode_tree
 from relight.wire.shared_barrier import SharedBarrier
@@ -49,7 +49,6 @@ BARRIER_WORKERS = (2, 4)
 BACKWARD_S = 0.1
 GATES = gates_for(BACKWARD_S)
 STAMPS = (Phase.FORWARD, Phase.BACKWARD, Phase.BARRIER, Phase.OPTIMIZER, Phase.OUTSIDE)
-WORDS = ("step", "version", "attempt", "prepared", "prepared", "torn", "torn", "version")
 SHAPE = Shape()
 
 
@@ -67,15 +66,18 @@ def parts_us(model: nn.Module) -> dict[str, float]:
     state = TrackedState({"model": model}, {"optimizer": optimizer}, {}, {})
     page = PositionPage(-1)
     batches = Batches(None, 1, 0, "step", page)
-    progress = Progress(0, is_standby=False, cap=0)
-    progress.lineage = "0" * 16
+    worker = Worker(0, is_standby=False, until=10**9)
+    worker.state = State.OUTSIDE
     numbers = iter(range(10, 10**9))
 
     def stamps() -> None:
         for phase in STAMPS:
             page.stamp(phase)
-        for word in WORDS:
-            page.put(word, 1)
+        page.show_step(1, 0)
+        page.show_prepared(-1)
+        page.show_prepared(1)
+        page.put("torn", 1)
+        page.commit(2, 2)
 
     transaction = Transaction(state, NoCollectives())
 
@@ -107,16 +109,10 @@ def parts_us(model: nn.Module) -> dict[str, float]:
 
     wanted, entered, ready = happened.StepWanted(), happened.StepEntered(), happened.GradientsReady()
     kept, passed = happened.PrivateKept(), happened.BarrierPassed()
-    progress.until = 10**9
-    progress.state = State.OUTSIDE
 
     def decisions() -> None:
-        decide.on_wanted(progress, wanted)
-        decide.on_step_entered(progress, entered)
-        decide.on_gradients_ready(progress, ready)
-        decide.on_private_kept(progress, kept)
-        decide.on_barrier_passed(progress, passed)
-        decide.on_finished(progress, happened.StepFinished(""))
+        for event in (wanted, entered, ready, kept, passed, happened.StepFinished("")):
+            worker.handle(event)
 
     streams_us = _median_us(streams)
     return {
@@ -127,7 +123,7 @@ def parts_us(model: nn.Module) -> dict[str, float]:
         "rank-private state beside the page": _median_us(private),
         "nothing changed between two steps": _median_us(fingerprints),
         "decisions of the worker": _median_us(decisions),
-        "lineage": _median_us(lambda: progress.next_lineage(4)),
+        "lineage": _median_us(lambda: next_lineage("0" * 16, 1000, 4)),
         f"{GATES} gates in a backward pass of {BACKWARD_S * 1e3:.0f} ms": gates_us(GATES),
     }
 

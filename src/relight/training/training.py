@@ -115,7 +115,7 @@ class Training:
     @property
     def version(self) -> int:
         """Number of optimizer steps that the state has taken, in all processes of the job."""
-        return self._parts.progress.version
+        return self._parts.runtime.worker.version
 
     def publish(
         self,

@@ -129,7 +129,7 @@ def on_finished(worker: "Worker", event: ev.StepFinished) -> act.Actions:
     worker.lineage = event.lineage
     worker.commits += 1
     worker.passed = False
-    worker.attempt = int(worker.version < worker.begun_before)
+    worker.attempt = 1 if worker.version < worker.begun_before else 0
     worker.state = State.OUTSIDE
     commit = _FIRST_COMMIT if worker.first_after_recovery else _COMMIT
     worker.first_after_recovery = False

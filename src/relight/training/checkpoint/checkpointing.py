@@ -17,7 +17,6 @@ from relight.training.checkpoint.schedule import CheckpointSchedule
 from relight.training.checkpoint.start import CheckpointStart
 from relight.training.checkpoint.writer import OTHERS_SECONDS, CheckpointWriter
 from relight.training.connection.page import NO_PRIVATE
-from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
@@ -33,15 +32,14 @@ class Checkpointing:
         self,
         runtime: Runtime,
         state: TrackedState,
-        progress: Progress,
         reader: CheckpointReader,
         assignment: Assignment,
     ) -> None:
         self._runtime = runtime
-        self._progress = progress
+        self._worker = runtime.worker
         self._reader = reader
         self._schedule = CheckpointSchedule()
-        self._writer = CheckpointWriter(runtime, state, progress, assignment)
+        self._writer = CheckpointWriter(runtime, state, assignment)
         self._start = CheckpointStart(runtime, state, reader, assignment)
         self._useless: set[int] = set()  # complete ones that could not be read
 
@@ -73,7 +71,7 @@ class Checkpointing:
 
     def between_steps(self) -> None:
         """Begin a checkpoint if one is due: the state is that of a finished version, and nothing writes."""
-        version = self._progress.version
+        version = self._worker.version
         if self._schedule.is_due(version):
             self._writer.begin(self._schedule, version)
 
@@ -82,7 +80,7 @@ class Checkpointing:
         if not self.every:
             return
         self._writer.wait(LAST_SECONDS)
-        self._writer.begin(self._schedule, self._progress.version)
+        self._writer.begin(self._schedule, self._worker.version)
         if not self._writer.wait(LAST_SECONDS):
             text = f"the last checkpoint was not written within {LAST_SECONDS:g} s"
             self._runtime.notices.say(text, text)

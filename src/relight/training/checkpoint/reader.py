@@ -10,7 +10,6 @@ from relight.training.checkpoint import files
 from relight.training.checkpoint.dcp import Piece
 from relight.training.data.batches import Batches
 from relight.training.process.private import PrivateState
-from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
@@ -28,14 +27,13 @@ class CheckpointReader:
         self,
         runtime: Runtime,
         state: TrackedState,
-        progress: Progress,
         batches: Batches,
         assignment: Assignment,
         private: PrivateState,
     ) -> None:
         self._runtime = runtime
         self._state = state
-        self._progress = progress
+        self._worker = runtime.worker
         self._batches = batches
         self._assignment = assignment
         self._private = private
@@ -71,7 +69,7 @@ class CheckpointReader:
         files.read_tensors(root, version, pieces, tensors)
         described = {
             "lineage": meta.lineage,
-            "until": self._progress.until,
+            "until": self._worker.until,
             "private_buffers": part.private_buffers,
             "gradients_to_none": meta.gradients_to_none,
             **part.besides,
@@ -106,7 +104,7 @@ class CheckpointReader:
 
     def adopt(self, version: int, meta: dict[str, Any]) -> None:
         """Note that the state is that of this version, and adopt what its copy carries besides tensors."""
-        self._progress.version, self._progress.lineage = version, meta["lineage"]
+        self._worker.version, self._worker.lineage = version, meta["lineage"]
         self._state.gradients_to_none = meta["gradients_to_none"]
         self._state.adopt_modes(meta.get("modes", {}))
         self._state.adopt_attributes(meta)

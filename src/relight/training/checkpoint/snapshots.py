@@ -23,7 +23,6 @@ from relight.core.protocol.events import Snapshot
 from relight.core.worker.snapshots import Due, SnapshotSlots
 from relight.errors import RelightError, StepInterrupted, UsageError
 from relight.training.checkpoint.snapshot_slots import PRIVATE_PATH, MemorySlot
-from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
@@ -38,10 +37,10 @@ _AGAIN_SECONDS = 0.5  # between two attempts to reach a ward
 class Snapshots:
     """Snapshots as `Training.buddy` asks for them. Errors are reported, and fail no training."""
 
-    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress, assignment: Assignment) -> None:
+    def __init__(self, runtime: Runtime, state: TrackedState, assignment: Assignment) -> None:
         self._runtime = runtime
         self._state = state
-        self._progress = progress
+        self._worker = runtime.worker
         self._assignment = assignment
         self.every = 0
         self._slots = SnapshotSlots(MemorySlot)  # decides
@@ -81,7 +80,7 @@ class Snapshots:
 
     def between_steps(self) -> None:
         """Begin a snapshot if one is due: the state is that of a finished version, and nothing writes."""
-        version = self._progress.version
+        version = self._worker.version
         due = self._slots.is_due(version, self.every)
         if due is Due.YES:
             self._begin(version)
@@ -178,7 +177,7 @@ class Snapshots:
         slot.make_room(specs)
         slot.rank, slot.version = runtime.rank, version
         slot.tree, slot.paths = flat.tree, [*flat.paths, PRIVATE_PATH]
-        slot.meta = state.describe(self._progress.lineage, self._progress.until)
+        slot.meta = state.describe(self._worker.lineage, self._worker.until)
         steady = {local_part(parameter).data_ptr() for parameter in state.trained_parameters()}
         later = {}
         for index, (path, source) in enumerate(zip(slot.paths, tensors, strict=True)):

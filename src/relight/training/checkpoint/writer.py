@@ -14,7 +14,6 @@ from relight.training.checkpoint import files
 from relight.training.checkpoint.dcp import Piece
 from relight.training.checkpoint.reader import prefix_of
 from relight.training.checkpoint.schedule import CheckpointSchedule
-from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
@@ -49,10 +48,10 @@ class PartCopy:
 class CheckpointWriter:
     """Writes one checkpoint at a time. Errors are reported, and fail no training."""
 
-    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress, assignment: Assignment) -> None:
+    def __init__(self, runtime: Runtime, state: TrackedState, assignment: Assignment) -> None:
         self._runtime = runtime
         self._state = state
-        self._progress = progress
+        self._worker = runtime.worker
         self._assignment = assignment
         self._writers: dict[str, int] = {"": 0}  # by part of the state: the rank that writes it
         self._host: list[torch.Tensor] = []  # a copy of the state, used again by the next
@@ -67,7 +66,7 @@ class CheckpointWriter:
     @property
     def history(self) -> str:
         """Name the history that parts of one checkpoint have in common; equal on all ranks."""
-        return f"{self._runtime.settings.run_id}-{self._progress.history}"
+        return f"{self._runtime.settings.run_id}-{self._worker.history}"
 
     @property
     def writes_part(self) -> bool:
@@ -147,7 +146,7 @@ class CheckpointWriter:
         """Return what the checkpoint of `version` says of itself."""
         return files.Meta(
             version=version,
-            lineage=self._progress.lineage,
+            lineage=self._worker.lineage,
             world_size=self._runtime.world_size,
             derivable=self._runtime.holdings.is_derivable(),
             gradients_to_none=self._state.gradients_to_none,
@@ -159,7 +158,7 @@ class CheckpointWriter:
         """Give a checkpoint its name: all parts are there. Remove older ones."""
         files.publish(schedule.root, history, meta)
         compares = self._runtime.settings.verify_every > 0
-        files.prune(schedule.root, schedule.keep, self._progress.agreed if compares else None)
+        files.prune(schedule.root, schedule.keep, self._worker.agreed if compares else None)
 
     def _await_others(self, root: Path, meta: files.Meta, history: str, given_up: threading.Event) -> bool:
         """Wait for every rank's files; a rank that was replaced in this step may never write them. False: given up."""

@@ -41,7 +41,7 @@ _LOSS = struct.Struct("<d")
 _PRIVATE_WORDS = (WORD["private_version_0"], WORD["private_version_1"])  # by slot
 _PHASE, _PROGRESS, _STAMP_NS = WORD["phase"], WORD["progress"], WORD["stamp_ns"]
 _GENERATION, _STEP, _VERSION, _COLLECTIVES = WORD["generation"], WORD["step"], WORD["version"], WORD["collectives"]
-_TORN, _COMMITS = WORD["torn"], WORD["commits"]
+_TORN, _COMMITS, _ATTEMPT, _PREPARED = WORD["torn"], WORD["commits"], WORD["attempt"], WORD["prepared"]
 _TRACE_INDEX, _LEAVE = TRACE_INDEX_OFFSET // 8, LEAVE_OFFSET // 8
 _NO_WORD = 0
 _WORK_WORDS = tuple(WORD.get(f"{phase.name.lower()}_work_ns", _NO_WORD) for phase in Phase)  # by phase
@@ -66,7 +66,7 @@ class PositionPage:
             self._hold_life_lock()
         self.phase = Phase.STARTING
         self.set_private_versions((-1, -1))
-        self._words[WORD["prepared"]] = -1
+        self.show_prepared(-1)
         self._words[WORD["rank"]] = -1
         self.report_loss(float("nan"))
 
@@ -94,6 +94,16 @@ class PositionPage:
     def put(self, name: str, value: int) -> None:
         """Store one word by its name."""
         self._words[WORD[name]] = value
+
+    def show_step(self, step: int, attempt: int) -> None:
+        """`step` comes next: all before it are applied."""
+        words = self._words
+        words[_STEP] = words[_VERSION] = step
+        words[_ATTEMPT] = attempt
+
+    def show_prepared(self, step: int) -> None:
+        """This rank waits at the barrier of `step`; -1: at none."""
+        self._words[_PREPARED] = step
 
     def commit(self, version: int, commits: int) -> None:
         """A step is finished; `commits` counts those of this process."""

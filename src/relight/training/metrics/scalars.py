@@ -18,7 +18,6 @@ import torch
 
 from relight.errors import UsageError
 from relight.training.metrics.loggers import Feed, Kind, check_logger
-from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 
 FILE_NAME = "scalars.jsonl"
@@ -30,9 +29,9 @@ _TAKEN = frozenset({"step", "time"})
 class Scalars:
     """Values that `Step.report` was given; kept only for a logger. Errors are reported, and fail no training."""
 
-    def __init__(self, runtime: Runtime, progress: Progress) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._progress = progress
+        self._worker = runtime.worker
         self._loggers: list[Kind] = []
         self._pending: dict[str, Value] = {}  # of the step under way
         self._path = Path(runtime.settings.run_dir) / FILE_NAME
@@ -46,7 +45,7 @@ class Scalars:
 
     @property
     def _is_mine(self) -> bool:
-        return bool(self._loggers) and self._runtime.rank == 0 and not self._progress.warming
+        return bool(self._loggers) and self._runtime.rank == 0 and not self._runtime.is_rehearsing
 
     # --- during a step ------------------------------------------------------------------------------------------
     def begin_step(self) -> None:
@@ -72,7 +71,7 @@ class Scalars:
         """Return the values of the step under way, for the rank-private state that is kept at the barrier."""
         if not self.has_private:
             return {}
-        return {"scalars": {"step": self._progress.version, "values": _read(self._pending)}}
+        return {"scalars": {"step": self._worker.version, "values": _read(self._pending)}}
 
     def commit(self, step: int) -> None:
         """Write the values of a committed step."""
@@ -83,10 +82,10 @@ class Scalars:
     # --- after a recovery ---------------------------------------------------------------------------------------
     def catch_up(self) -> None:
         """Write what the predecessor at rank 0 reported of the last step, if it died before it could."""
-        if not self._is_mine or self._last >= self._progress.version - 1:
+        if not self._is_mine or self._last >= self._worker.version - 1:
             return
-        kept = self._runtime.page.read_private_tree(self._progress.version).get("scalars")
-        if kept is not None and kept["step"] == self._progress.version - 1:
+        kept = self._runtime.page.read_private_tree(self._worker.version).get("scalars")
+        if kept is not None and kept["step"] == self._worker.version - 1:
             self._write(kept["step"], kept["values"])
 
     def finish(self, patience_seconds: float) -> None:

@@ -10,12 +10,12 @@ from torch.nn.modules import module as torch_module
 
 from relight.core.protocol.position import Phase
 from relight.core.worker.events import CutShort
+from relight.core.worker.worker import Worker
 from relight.errors import StepInterrupted
 from relight.training.connection.page import PositionPage
 from relight.training.process.groups import ProcessGroups
 from relight.training.process.holdings import Holdings, NoHoldings
 from relight.training.process.notices import Notices
-from relight.training.process.progress import Progress
 from relight.training.torch_private.autograd import not_compiled
 
 
@@ -24,7 +24,7 @@ class Protection:
 
     def __init__(
         self,
-        worker: Progress,
+        worker: Worker,
         page: PositionPage,
         groups: ProcessGroups,
         notices: Notices,

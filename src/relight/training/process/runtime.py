@@ -16,6 +16,7 @@ from relight.core.protocol.fault import Action, Fault, Point
 from relight.core.protocol.position import Phase
 from relight.core.worker.actions import Actions
 from relight.core.worker.events import Event, Ordered, StandbyWarm
+from relight.core.worker.worker import Worker
 from relight.device.choose import accelerator
 from relight.device.placement import Placement
 from relight.training.collectives.generation_group import Forming, GenerationGroups
@@ -28,7 +29,6 @@ from relight.training.process.groups import ProcessGroups
 from relight.training.process.holdings import Holdings, Lifecycle
 from relight.training.process.notices import Notices
 from relight.training.process.orders import Orders
-from relight.training.process.progress import Progress
 from relight.training.process.protection import Protection
 from relight.training.process.reports import Reports
 from relight.training.process.restores import Restores
@@ -52,7 +52,7 @@ class Runtime:
         self.world_size = settings.world_size
         is_standby = environment["RELIGHT_ROLE"] == "standby"
         rank = settings.world_size - 1 if is_standby else int(environment["RANK"])
-        self.worker = worker = Progress(rank, is_standby=is_standby, cap=settings.stop_after)
+        self.worker = worker = Worker(rank, is_standby=is_standby, cap=settings.stop_after)
         self.page = PositionPage(int(environment["RELIGHT_PAGE_FD"]), int(environment["RELIGHT_PAGE_OFFSET"]))
         self._shared_barrier = _open_shared_barrier(
             environment.get("RELIGHT_SHARED_BARRIER_FD", ""), settings.world_size
@@ -60,6 +60,7 @@ class Runtime:
         self.accelerator = accelerator()
         self.device = self.accelerator.device_of_slot(self.slot)
         self.placement = Placement(has_own_collectives=False, builds_late=False)  # `relight.init` decides
+        self.is_rehearsing = False  # a standby takes a step of which nothing is kept
         self.has_begun = False  # a loop of steps was begun: a process can have one
         self._built_as = rank if is_standby else None  # the rank of which a standby builds everything
         self.builds_late = False  # a standby of this job builds nothing before it knows which rank it takes

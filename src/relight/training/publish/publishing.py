@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from relight.errors import PlaceTakenError, RelightError, StepInterrupted, UsageError
-from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.publish.lent_parts import LentParts
 from relight.training.publish.reporter import PublishReporter
@@ -55,10 +54,10 @@ class SocketTaken:
 class Publishing:
     """Carries out `Training.publish`. Nothing here can fail the training; errors are reported."""
 
-    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress) -> None:
+    def __init__(self, runtime: Runtime, state: TrackedState) -> None:
         self._runtime = runtime
         self._state = state
-        self._progress = progress
+        self._worker = runtime.worker
         self._every = 0
         self._requested = False
         # modules, and what engines call their tensors
@@ -112,10 +111,10 @@ class Publishing:
             if self._is_under_way(0.0):
                 return
             engines = {engine.name: engine.version for engine in publisher.engines()}
-            due = self._requested or (self._every and self._progress.version % self._every == 0)
+            due = self._requested or (self._every and self._worker.version % self._every == 0)
             # After a recovery that went back over versions, engines may have newer ones than the ranks: they keep them.
-            newer = {name for name, version in engines.items() if version > self._progress.version}
-            if due and engines.keys() - newer and self._version != self._progress.version:
+            newer = {name for name, version in engines.items() if version > self._worker.version}
+            if due and engines.keys() - newer and self._version != self._worker.version:
                 if self._is_lacking(publisher, 0.0):
                     self._requested = True  # at the next boundary, if they have come
                     return
@@ -161,7 +160,7 @@ class Publishing:
     def finish(self) -> None:
         """All ranks hold the final version: every engine gets it before the job ends."""
         if self._lent_parts is not None:
-            self._lent_parts.hold(self._progress.version)
+            self._lent_parts.hold(self._worker.version)
             self._lent_parts.finish(LAST_SECONDS)
         if self._every and self._runtime.rank == 0 and self._runtime.generation > 1:
             self._await_place()
@@ -174,7 +173,7 @@ class Publishing:
             self._is_under_way(LAST_SECONDS)
             if self._runtime.generation > 1:  # the publisher before may have died with its engines connected
                 publisher.wait_for_engines(1, max(0.0, self._opened + COMING_SECONDS - time.monotonic()))
-            behind = [engine.name for engine in publisher.engines() if engine.version != self._progress.version]
+            behind = [engine.name for engine in publisher.engines() if engine.version != self._worker.version]
             if behind and self._every and not self._is_lacking(publisher, COMING_SECONDS):
                 self._begin(publisher, behind).confirm()
                 self._is_under_way(LAST_SECONDS)
@@ -241,7 +240,7 @@ class Publishing:
                 token=self._runtime.restores.token,
                 tls=self._runtime.restores.tls,
             )
-        self._lent_parts.hold(self._progress.version)
+        self._lent_parts.hold(self._worker.version)
 
     def _is_lacking(self, publisher: Publisher, patience_seconds: float) -> bool:
         """Whether some part of the weights is held by no rank that is connected so far."""
@@ -271,13 +270,13 @@ class Publishing:
         source: Source = own or self._weights.whole()
         handle = self._handle = publisher.begin(
             source,
-            version=self._progress.version,
+            version=self._worker.version,
             generation=self._runtime.generation,
             confirmed=False,
             only=only,
             held=None if own is None else own.held,
         )
-        self._version = self._progress.version
+        self._version = self._worker.version
         self._reporter.update_begun(handle, self._version)
         return handle
 

@@ -17,7 +17,7 @@ def examine(parts: Inventory) -> None:
     said = runtime.notices.said
     found = Examined(
         rank=runtime.rank,
-        steps=parts.progress.version,
+        steps=parts.runtime.worker.version,
         protected=tuple(_protected(parts)),
         has_data=parts.batches.are_handed_over,
         carried=tuple(parts.carried.names),

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import xxhash
 from torch.optim.lr_scheduler import LRScheduler
 
 from relight.core.protocol.events import Snapshot
@@ -17,7 +16,6 @@ from relight.training.data.batches import Batches
 from relight.training.data.reach import GENERATORS
 from relight.training.metrics.scalars import Scalars
 from relight.training.process.private import PrivateState
-from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
@@ -25,6 +23,7 @@ from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
 from relight.training.worker.barrier import Barrier
 from relight.training.worker.evidence import Evidence, begin_evidence
+from relight.training.worker.lineage import first_lineage
 from relight.training.worker.phases import PhaseHooks
 from relight.training.worker.recovery import Recovery
 from relight.training.worker.repeat import RepeatCheck
@@ -38,7 +37,6 @@ class Inventory:
 
     runtime: Runtime
     state: TrackedState
-    progress: Progress
     assignment: Assignment
     batches: Batches
     carried: Carried
@@ -114,22 +112,21 @@ def take_inventory(
     assignment = Assignment()
     assignment.follow(state, runtime.rank, runtime.world_size)
     batches = Batches(data, accumulate, seed, rng, runtime.page, stage=state.stages(), short_groups=short_groups)
-    progress = runtime.worker
-    progress.lineage = _birth(runtime, state, seed)
-    publishing, scalars = Publishing(runtime, state, progress), Scalars(runtime, progress)
+    # One for all stages of a pipeline.
+    runtime.worker.lineage = first_lineage(seed, runtime.world_size, "" if state.stages() else state.layout())
+    publishing, scalars = Publishing(runtime, state), Scalars(runtime)
     carried = _carried(runtime, state, batches, data)
     private = PrivateState(runtime, state, batches, carried, scalars)
-    reader = CheckpointReader(runtime, state, progress, batches, assignment, private)
-    checkpointing = Checkpointing(runtime, state, progress, reader, assignment)
-    snapshots = Snapshots(runtime, state, progress, assignment)
+    reader = CheckpointReader(runtime, state, batches, assignment, private)
+    checkpointing = Checkpointing(runtime, state, reader, assignment)
+    snapshots = Snapshots(runtime, state, assignment)
     transaction = Transaction(state, runtime.protection, carried, batches)
     tiers = FallbackTiers(snapshots, checkpointing, publishing)
-    recovery = Recovery(runtime, state, progress, batches, assignment, private, tiers, transaction, carried.rank_values)
-    barrier = Barrier(runtime, state, progress, assignment, private, transaction, recovery, snapshots, publishing)
+    recovery = Recovery(runtime, state, batches, assignment, private, tiers, transaction, carried.rank_values)
+    barrier = Barrier(runtime, state, assignment, private, transaction, recovery, snapshots, publishing)
     inventory = Inventory(
         runtime=runtime,
         state=state,
-        progress=progress,
         assignment=assignment,
         batches=batches,
         carried=carried,
@@ -137,8 +134,8 @@ def take_inventory(
         transaction=transaction,
         barrier=barrier,
         recovery=recovery,
-        repeat_check=RepeatCheck(runtime, state, progress),
-        phases=PhaseHooks(runtime, state, progress),
+        repeat_check=RepeatCheck(runtime, state),
+        phases=PhaseHooks(runtime, state),
         writes=WriteWatch(state.name_of, barrier.before_write, lambda: runtime.protection.in_step),
         snapshots=snapshots,
         checkpointing=checkpointing,
@@ -178,9 +175,3 @@ def _kept_otherwise(state: TrackedState, batches: Batches) -> Callable[[Any], bo
         )
 
     return is_kept_otherwise
-
-
-def _birth(runtime: Runtime, state: TrackedState, seed: int) -> str:
-    """The lineage of version 0: the same on all ranks, one for all stages of a pipeline."""
-    text = f"{seed}/{runtime.world_size}/{'' if state.stages() else state.layout()}"
-    return xxhash.xxh3_64_hexdigest(text.encode())

@@ -13,17 +13,21 @@ from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State
-from relight.core.worker.step import on_finished, on_step_entered, on_wanted
 from relight.errors import UsageError
 from relight.training.step import Step
 from relight.training.worker.broken_steps import BrokenSteps, drop_frames
 from relight.training.worker.examine import examine
 from relight.training.worker.inventory import Inventory
+from relight.training.worker.lineage import next_lineage
 from relight.training.worker.membership import Membership
 from relight.training.worker.position import show_position
 from relight.training.worker.script_checks import ScriptChecks
 
 _NOT_ENTERED = "the loop took a step but did not enter it: write `with step as batch:` in its body"
+# Looked up once: each look-up in an enumeration takes 0.1 us.
+_DONE, _OUTSIDE = State.DONE, State.OUTSIDE
+_FORWARD, _PHASE_OUTSIDE = Phase.FORWARD, Phase.OUTSIDE
+_BETWEEN_STEPS, _AFTER_WRITE, _AFTER_STEP = Point.BETWEEN_STEPS, Point.AFTER_WRITE, Point.AFTER_STEP
 # Made once: a step allocates none of them.
 _WANTED = happened.StepWanted()
 _ENTERED = happened.StepEntered()
@@ -36,9 +40,10 @@ class StepLoop:
     def __init__(self, parts: Inventory) -> None:
         self._parts = parts
         self._runtime = parts.runtime
-        self._progress = parts.progress
+        self._worker = parts.runtime.worker
         self._state = parts.state
         self._carried = parts.carried
+        self._forward_ns = 0  # when the step under way began
         self._transaction = parts.transaction
         self._checks = ScriptChecks(parts)
         self._broken_steps = BrokenSteps(parts, self._checks)
@@ -46,7 +51,7 @@ class StepLoop:
 
     def run(self, until: int) -> Iterator[Step]:
         """Steps until so many are committed on every rank."""
-        self._progress.until = until
+        self._worker.until = until
         self._parts.install()
         try:
             if self._runtime.is_standby:
@@ -60,16 +65,16 @@ class StepLoop:
             while True:
                 yield from self._offer()
                 if self._membership.finish():
-                    if self._progress.version < self._progress.until:
+                    if self._worker.version < self._worker.until:
                         raise SystemExit(0)  # what the script does after training is not due yet
                     doubt = self._carried.turn(sys._getframe())  # for the code after the loop
-                    if doubt := doubt or self._carried.end(computed=self._progress.commits > 0):
+                    if doubt := doubt or self._carried.end(computed=self._worker.commits > 0):
                         self._runtime.notices.doubt(doubt)
                     return
         except GeneratorExit:
             # Either `break` (early stopping; every rank must do so after the same step), or an exception on its way
             # out of the loop. Which one shows when the script ends: then it is finished, or reported.
-            self._progress.until = self._progress.version
+            self._worker.until = self._worker.version
             self._membership.left_early = True
             raise
         finally:
@@ -79,22 +84,22 @@ class StepLoop:
     def _rehearse(self) -> Iterator[Step]:
         """A step of which nothing is kept: the script compiles, allocates, and shows DDP its order."""
         self._runtime.faults.strike(Point.WARMUP)
-        self._progress.warming = True
+        self._runtime.is_rehearsing = True
         self._begin_turn()
         step = Step(self, 0, 0, warmup=True)
         yield step
         if not step.entered:
             raise UsageError(_NOT_ENTERED)
-        self._progress.warming = False
+        self._runtime.is_rehearsing = False
         self._state.attributes.roll_back()
 
     def _offer(self) -> Iterator[Step]:
-        runtime, progress, parts = self._runtime, self._progress, self._parts
+        runtime, worker, parts = self._runtime, self._worker, self._parts
         while True:
-            actions = on_wanted(progress, _WANTED)  # a step's handlers are called directly: that is faster
-            if progress.state is State.DONE:
+            actions = worker.handle(_WANTED)
+            if worker.state is _DONE:
                 return
-            if progress.state is not State.OUTSIDE:
+            if worker.state is not _OUTSIDE:
                 self._broken_steps.recover(actions)
                 continue
             self._checks.refuse_changes_between_steps()
@@ -103,26 +108,26 @@ class StepLoop:
             parts.publishing.between_steps()
             parts.checkpointing.between_steps()
             parts.snapshots.between_steps()
-            runtime.faults.strike(Point.BETWEEN_STEPS)
+            runtime.faults.strike(_BETWEEN_STEPS)
             if runtime.page.asked_to_leave:
                 runtime.leave()
-            step = Step(self, progress.version, progress.attempt)
+            step = Step(self, worker.version, worker.attempt)
             yield step
             if not step.entered:
                 raise UsageError(_NOT_ENTERED)
 
     def _begin_turn(self) -> None:
         """The loop asks for a step: a failed attempt goes back to here. Code above the block runs again with it."""
-        progress = self._progress
+        runtime, worker = self._runtime, self._worker
         doubt = self._carried.turn(sys._getframe())
-        if doubt is not None and not progress.warming:
-            self._runtime.notices.doubt(doubt)
-        if not progress.warming and self._carried.needs_keeping:
-            self._parts.private.keep(progress.version, between=True)
+        if doubt is not None and not runtime.is_rehearsing:
+            runtime.notices.doubt(doubt)
+        if not runtime.is_rehearsing and self._carried.needs_keeping:
+            self._parts.private.keep(worker.version, between=True)
         self._carried.remember()
         if self._carried.computes_above:
-            self._parts.batches.begin_turn(progress.version, self._parts.assignment.batch_index)
-        if progress.warming:
+            self._parts.batches.begin_turn(worker.version, self._parts.assignment.batch_index)
+        if runtime.is_rehearsing:
             self._state.attributes.begin(learning=True)  # also what is changed in place is undone
         else:
             self._state.see_gradients()
@@ -131,23 +136,23 @@ class StepLoop:
     # --- what a step asks -------------------------------------------------------------------------------------
     def enter_step(self, step: Step) -> Any:
         """`with step`: FORWARD begins with drawing the batch."""
-        runtime, progress, parts = self._runtime, self._progress, self._parts
-        if progress.warming:
-            progress.passed = progress.wrote = False
+        runtime, worker, parts = self._runtime, self._worker, self._parts
+        if runtime.is_rehearsing:
+            worker.passed = worker.wrote = False
         else:
-            on_step_entered(progress, _ENTERED)
-        runtime.page.put("prepared", -1)
+            worker.handle(_ENTERED)
+        runtime.page.show_prepared(-1)
         runtime.protection.in_step = True
         parts.writes.begin_step()
-        runtime.page.stamp(Phase.FORWARD)
-        progress.forward_ns = time.monotonic_ns()
+        runtime.page.stamp(_FORWARD)
+        self._forward_ns = time.monotonic_ns()
         parts.scalars.begin_step()
         parts.recovery.begin_step()
         frame = sys._getframe(2)
-        if (doubt := self._carried.enter(frame)) is not None and not progress.warming:
+        if (doubt := self._carried.enter(frame)) is not None and not runtime.is_rehearsing:
             runtime.notices.doubt(doubt)
         self._checks.look_at_block(frame)
-        if progress.warming:
+        if runtime.is_rehearsing:
             batch = parts.batches.rehearse(parts.assignment.batch_index)
         else:
             parts.barrier.compare_rank_values()
@@ -172,7 +177,7 @@ class StepLoop:
                 raise
             error = broken
         else:
-            if self._progress.warming:
+            if self._runtime.is_rehearsing:
                 return isinstance(error, Exception) and self._give_up_rehearsal(error)
             if not isinstance(error, Exception) or not self._broken_steps.is_interruption(error):
                 return False
@@ -198,7 +203,7 @@ class StepLoop:
         return self._parts.batches.epoch(step)
 
     def report(self, loss: torch.Tensor | float | None, values: dict[str, torch.Tensor | float]) -> None:
-        if self._progress.warming:
+        if self._runtime.is_rehearsing:
             return
         self._parts.scalars.report(values if loss is None else {"loss": loss, **values})
         if loss is not None:
@@ -206,41 +211,43 @@ class StepLoop:
 
     # --- committing -------------------------------------------------------------------------------------------
     def _complete(self, step: Step) -> None:
-        runtime, progress, parts = self._runtime, self._progress, self._parts
-        if progress.warming:
+        runtime, worker, parts = self._runtime, self._worker, self._parts
+        if runtime.is_rehearsing:
             self._carried.roll_back()
             return
-        trained = progress.wrote or self._transaction.wrote_parameters
-        progress.stepped |= trained
-        if not trained:
+        trained = worker.wrote or self._transaction.wrote_parameters
+        if trained:
+            self._checks.saw_update = True
+        else:
             self._checks.warn_of_pending_gradients()
-        if not progress.passed and self._is_to_be_repeated():
+        if not worker.passed and self._is_to_be_repeated():
             return
-        if progress.passed:
+        if worker.passed:
             parts.recovery.before_barrier()  # of the next step: a wrapper may have been used for the first time since
         parts.barrier.at_end()
         runtime.synchronize()
-        runtime.faults.strike(Point.AFTER_WRITE)
+        runtime.faults.strike(_AFTER_WRITE)
         self._transaction.commit()
         surprise = self._checks.describe_surprise(step.number) if self._transaction.surprise else ""
-        actions = on_finished(progress, happened.StepFinished(progress.next_lineage(runtime.world_size), surprise))
+        lineage = next_lineage(worker.lineage, worker.version, runtime.world_size)
+        actions = worker.handle(happened.StepFinished(lineage, surprise))
         if surprise:
             self._keep_what_a_surprise_left(actions)
         self._carried.commit()
-        runtime.page.commit(progress.version, progress.commits)
+        runtime.page.commit(worker.version, worker.commits)
         step.committed = True
         runtime.protection.in_step = False
         parts.batches.done()
         self._checks.warn_of_stray_data()
         self._checks.note_boundary()
-        runtime.page.stamp(Phase.OUTSIDE)
+        runtime.page.stamp(_PHASE_OUTSIDE)
         parts.scalars.commit(step.number)
         if parts.evidence is not None:
             parts.evidence.commit(step.number, runtime.rank, runtime.generation, step.attempt)
         if _RESUMED in actions:
             self._report_first_commit(step)
-        runtime.faults.strike(Point.AFTER_STEP)
-        if progress.closed:  # a recovery decided to finish this step, or waits for it
+        runtime.faults.strike(_AFTER_STEP)
+        if worker.closed:  # a recovery decided to finish this step, or waits for it
             self._broken_steps.recover(self._runtime.handle(_WANTED))
 
     def _is_to_be_repeated(self) -> bool:
@@ -260,20 +267,20 @@ class StepLoop:
         """All is well after a surprise, unless a failure struck inside: then the bits are doubted."""
         for action in actions:
             if isinstance(action, act.KeepPrivateAnew):
-                self._parts.private.keep(self._progress.version)
+                self._parts.private.keep(self._worker.version)
             elif isinstance(action, act.Doubt):
                 self._runtime.notices.doubt(action.reason)
 
     def _report_first_commit(self, step: Step) -> None:
-        runtime, progress = self._runtime, self._progress
+        runtime = self._runtime
         runtime.link.send(
             StepResumed(
                 process=runtime.process,
                 rank=runtime.rank,
                 generation=runtime.generation,
                 step=step.number,
-                resumed_ns=progress.resumed_ns,
-                forward_ns=progress.forward_ns,
+                resumed_ns=self._parts.recovery.resumed_ns,
+                forward_ns=self._forward_ns,
                 commit_ns=time.monotonic_ns(),
             )
         )

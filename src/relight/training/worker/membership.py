@@ -20,7 +20,7 @@ class Membership:
     def __init__(self, parts: Inventory, checks: ScriptChecks, broken_steps: BrokenSteps) -> None:
         self._parts = parts
         self._runtime = parts.runtime
-        self._progress = parts.progress
+        self._worker = parts.runtime.worker
         self._checks = checks
         self._recover = broken_steps.recover
         self.left_early = False  # the script left the loop with steps to go
@@ -29,22 +29,22 @@ class Membership:
     # --- entering ---------------------------------------------------------------------------------------------
     def enter(self) -> None:
         """As one of the initial ranks: start from a checkpoint or anew, and wait until all may begin."""
-        runtime, progress, parts = self._runtime, self._progress, self._parts
+        runtime, worker, parts = self._runtime, self._worker, self._parts
         if parts.checkpointing.resume():
             parts.state.zero.gather()
         else:
             parts.batches.start(0, parts.assignment.batch_index)
-        parts.private.keep(progress.version)
+        parts.private.keep(worker.version)
         runtime.protection.started = True
         runtime.handle(happened.ScriptEntered())
         runtime.link.send(
             TrainingEntered(
                 process=runtime.process,
                 rank=runtime.rank,
-                version=progress.version,
+                version=worker.version,
                 layout_digest=parts.state.layout(),
                 state_digest=parts.state.digest(),
-                until=progress.until,
+                until=worker.until,
                 shard=parts.assignment.shard,
                 state_bytes=parts.state.parameter_bytes(),
                 buddy_every=parts.snapshots.every if parts.snapshots.active else 0,
@@ -74,8 +74,8 @@ class Membership:
     # --- leaving ----------------------------------------------------------------------------------------------
     def finish(self) -> bool:
         """All steps are committed here: True once that holds everywhere, False if a recovery sent this rank back."""
-        runtime, progress, parts = self._runtime, self._progress, self._parts
-        if progress.state is not State.DONE:
+        runtime, worker, parts = self._runtime, self._worker, self._parts
+        if worker.state is not State.DONE:
             actions = runtime.handle(happened.StepWanted())
             if act.ReportDone() not in actions:
                 self._recover(actions)
@@ -87,8 +87,8 @@ class Membership:
                 process=runtime.process,
                 rank=runtime.rank,
                 generation=runtime.generation,
-                version=progress.version,
-                lineage=progress.lineage,
+                version=worker.version,
+                lineage=worker.lineage,
                 state_digest=parts.state.digest(),
                 cut_collectives=runtime.protection.cut_collectives,
                 doubts=len(runtime.notices.doubts),
@@ -112,7 +112,7 @@ class Membership:
         if self.left_early:
             released = False
             while not released:
-                self._progress.until = self._progress.version  # it will take no further step
+                self._worker.until = self._worker.version  # it will take no further step
                 released = self.finish()
 
     @property

@@ -14,7 +14,6 @@ from torch import nn
 from relight.core.protocol.fault import Point
 from relight.core.protocol.position import Phase
 from relight.errors import StepInterrupted
-from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.autograd import at_backward, gradient_hooks, not_compiled, put_hook
@@ -39,10 +38,10 @@ def before_forward(module: nn.Module, arguments: Any) -> None:  # noqa: ARG001
 class PhaseHooks:
     """Installed for the duration of the loop."""
 
-    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress) -> None:
+    def __init__(self, runtime: Runtime, state: TrackedState) -> None:
         self._runtime = runtime
         self._state = state
-        self._progress = progress
+        self._worker = runtime.worker
         self._undo: list[Callable[[], None]] = []
         self._gates = BackwardHooks(self._look)
         self._gate_count = FEWEST_GATES
@@ -92,7 +91,7 @@ class PhaseHooks:
         return [*spread(now, self._gate_count), *spread(frozen, self._gate_count)]
 
     def _active(self) -> bool:
-        return self._runtime.protection.in_step and not self._progress.passed and not self._progress.warming
+        return self._runtime.protection.in_step and not (self._worker.passed or self._runtime.is_rehearsing)
 
     def on_forward(self) -> None:
         """A module that was handed over, or a copy of one, is called."""

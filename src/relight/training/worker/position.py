@@ -7,9 +7,7 @@ from relight.training.process.runtime import Runtime
 def show_position(runtime: Runtime) -> None:
     """Show on the page which step comes next."""
     worker, page = runtime.worker, runtime.page
-    page.put("step", worker.version)
-    page.put("version", worker.version)
-    page.put("attempt", worker.attempt)
+    page.show_step(worker.version, worker.attempt)
     runtime.faults.step, runtime.faults.attempt = worker.version, worker.attempt
     if page.phase is not Phase.OUTSIDE:
         page.stamp(Phase.OUTSIDE)

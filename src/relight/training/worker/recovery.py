@@ -19,7 +19,6 @@ from relight.training.collectives.generation_group import Forming, GenerationGro
 from relight.training.data.batches import Batches
 from relight.training.process.orders import Superseded
 from relight.training.process.private import PrivateState
-from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
@@ -34,7 +33,6 @@ class Recovery:
         self,
         runtime: Runtime,
         state: TrackedState,
-        progress: Progress,
         batches: Batches,
         assignment: Assignment,
         private: PrivateState,
@@ -47,10 +45,10 @@ class Recovery:
         self._snapshots = tiers.snapshots
         self._runtime = runtime
         self._state = state
-        self._progress = progress
-        self._taking = StateTaking(
-            runtime, state, progress, batches, assignment, private, tiers, transaction, rank_values
-        )
+        self._worker = runtime.worker
+        self._taking = StateTaking(runtime, state, batches, assignment, private, tiers, transaction, rank_values)
+        self._finish_started_ns = 0
+        self.resumed_ns = 0  # when this rank last began to train again
         self._forming: Forming | None = None
         self._groups: GenerationGroups = {}
         self.carry_outs: Mapping[type[act.Action], Callable[..., happened.Event | None]] = {
@@ -69,7 +67,11 @@ class Recovery:
             act.ReportSaved: self._report_saved,
             **self._taking.carry_outs,
         }
-        self._layouts = state.track_layouts(progress)
+        self._layouts = state.track_layouts(self._worker)
+
+    def begin_finish(self) -> None:
+        """This rank finishes the step by itself, from now on."""
+        self._finish_started_ns = time.monotonic_ns()
 
     def begin_step(self) -> None:
         """Every attempt of a step begins with the same state of the communication, whatever came before."""
@@ -84,7 +86,7 @@ class Recovery:
     # --- carrying out -----------------------------------------------------------------------------------------------
     def run(self, actions: act.Actions) -> None:
         """Carry out what was decided, and what follows from it. Returns once this rank trains on."""
-        runtime, worker = self._runtime, self._progress
+        runtime, worker = self._runtime, self._worker
         runtime.protection.in_step = False
         if actions:
             runtime.page.stamp(Phase.PARKED)
@@ -98,8 +100,8 @@ class Recovery:
                 actions = worker.handle(event)
                 if act.OpenGeneration() in actions:
                     runtime.open_generation(self._groups)
-        worker.resumed_ns = time.monotonic_ns()
-        runtime.page.put("prepared", -1)
+        self.resumed_ns = time.monotonic_ns()
+        runtime.page.show_prepared(-1)
 
     def hold_for_save(self) -> None:
         """The script has failed in this process, and it will be killed; but its state may be the last there is."""
@@ -114,14 +116,14 @@ class Recovery:
         except Superseded:
             return happened.Ordered()
         except RestoreError as error:
-            if self._progress.state not in (State.COPYING, State.FORMING):
+            if self._worker.state not in (State.COPYING, State.FORMING):
                 raise
             return happened.RestoreFailed(str(error))
         return event
 
     def _await_event(self) -> happened.Event:
         """Wait for the order that decides what comes next."""
-        runtime, worker = self._runtime, self._progress
+        runtime, worker = self._runtime, self._worker
         if worker.state is State.ORDERED:
             return happened.StepLeft()
         runtime.orders.await_ready()
@@ -142,12 +144,12 @@ class Recovery:
         self._state.pipelines.reset()
 
     def _begin_forming(self, action: act.BeginForming) -> None:  # noqa: ARG002
-        runtime, progress, order = self._runtime, self._progress, self._order
+        runtime, order = self._runtime, self._order
         runtime.notices.note_recovery(order.target, runtime.holdings.standing_risk())
         self._taking.work = RestoreWork(
-            finish_seconds=_seconds_since(progress.finish_started_ns), began_ns=time.monotonic_ns()
+            finish_seconds=_seconds_since(self._finish_started_ns), began_ns=time.monotonic_ns()
         )
-        progress.finish_started_ns = 0
+        self._finish_started_ns = 0
         self._forming = runtime.begin_forming(order.generation, runtime.groups.table.to_form(runtime.rank))
 
     def _await_copies(self, action: act.AwaitCopies) -> None:  # noqa: ARG002
@@ -156,14 +158,14 @@ class Recovery:
 
     @property
     def _order(self) -> Restore:
-        order = self._progress.order
+        order = self._worker.order
         assert isinstance(order, Restore)
         return order
 
     # --- the last checkpoint ----------------------------------------------------------------------------------------
     def _save_part(self, action: act.SavePart) -> happened.Event:  # noqa: ARG002
         """The job is to end: this rank's part of a last checkpoint. What goes wrong ends the job without one."""
-        order = self._progress.order
+        order = self._worker.order
         assert isinstance(order, Save)
         try:
             return happened.PartSaved(path=self._tiers.checkpointing.save(order))
@@ -173,7 +175,7 @@ class Recovery:
             return happened.Ordered()  # there is a newer order
 
     def _report_saved(self, action: act.ReportSaved) -> None:
-        runtime, order = self._runtime, self._progress.order
+        runtime, order = self._runtime, self._worker.order
         assert order is not None
         saved = Saved(
             process=runtime.process,
@@ -203,14 +205,14 @@ class Recovery:
         return happened.GroupsFormed()
 
     def _report_restored(self, action: act.ReportRestored) -> None:  # noqa: ARG002
-        runtime, progress, work = self._runtime, self._progress, self._taking.work
+        runtime, worker, work = self._runtime, self._worker, self._taking.work
         runtime.link.send(
             Restored(
                 process=runtime.process,
                 rank=runtime.rank,
                 generation=self._order.generation,
-                version=progress.version,
-                lineage=progress.lineage,
+                version=worker.version,
+                lineage=worker.lineage,
                 state_digest=work.digest,
                 layout_digest=self._state.layout(),
                 progress=RestoreProgress(
@@ -226,13 +228,13 @@ class Recovery:
         )
 
     def _report_failure(self, action: act.ReportRestoreFailure) -> None:
-        order = self._progress.order
+        order = self._worker.order
         assert order is not None
         self._runtime.reports.restore_failed(order.generation, action.evidence)
 
     def _open_generation(self, action: act.OpenGeneration) -> None:  # noqa: ARG002
         """The groups are attached already, while no order could arrive."""
-        resume: Resume = self._progress.orders[Resume]
+        resume: Resume = self._worker.orders[Resume]
         self._runtime.notices.doubts_of_job = resume.doubts
 
     def _discard_distrusted(self, action: act.DiscardDistrusted) -> None:

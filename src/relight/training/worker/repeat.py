@@ -13,7 +13,6 @@ import torch
 import xxhash
 
 from relight.errors import UsageError
-from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
 from relight.transfer.io.codec import Flat, local_part, tensor_digests
@@ -24,10 +23,10 @@ _NAMED = 3  # tensors, in the message
 class RepeatCheck:
     """For the main thread. All ranks take the step twice, without having to agree on it."""
 
-    def __init__(self, runtime: Runtime, state: TrackedState, progress: Progress) -> None:
+    def __init__(self, runtime: Runtime, state: TrackedState) -> None:
         self._runtime = runtime
         self._state = state
-        self._progress = progress
+        self._worker = runtime.worker
         self._is_over = (
             not runtime.settings.repeat_check or runtime.settings.evidence
         )  # `relight prove` sees for itself
@@ -38,13 +37,13 @@ class RepeatCheck:
 
         Raises UsageError if it was, and this one ended with other bits.
         """
-        progress, runtime = self._progress, self._runtime
+        worker, runtime = self._worker, self._runtime
         if self._is_over:
             return False
-        if runtime.generation != 1 or runtime.closed or progress.version > progress.began + 1:
+        if runtime.generation != 1 or runtime.closed or worker.version > worker.began + 1:
             self._is_over = True  # a failure came first: then a step is repeated anyway
             return False
-        if progress.version != progress.began + 1:
+        if worker.version != worker.began + 1:
             return False
         if self._first is None:
             self._first = self._digests()
@@ -60,7 +59,7 @@ class RepeatCheck:
         own = Flat({"buffers": state.private()["buffers"], "per_rank": state.private()["per_rank"]})
         found = {**state.digests_by_tensor()}
         found |= {path: _digest(tensor) for path, tensor in zip(own.paths, own.tensors, strict=True)}
-        if not self._progress.wrote:
+        if not self._worker.wrote:
             for (owner, name), parameter in state.slots.parameters.items():
                 if parameter.grad is not None:
                     found[f"the gradient of {owner}.{name}"] = _digest(local_part(parameter.grad))
@@ -73,7 +72,7 @@ class RepeatCheck:
             return
         more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
         raise UsageError(
-            f"step {self._progress.version} was computed twice from the same start, and ended with other bits in "
+            f"step {self._worker.version} was computed twice from the same start, and ended with other bits in "
             f"{', '.join(different[:_NAMED])}{more}. So a recovery could not repeat a step: the block reads something "
             "that its own first attempt has changed, and that relight does not put back. Often this is a generator of "
             "random numbers without a seed, a file, a clock, or an object that was not handed over: hand it over, "

@@ -20,6 +20,7 @@ class ScriptChecks:
         self._parts = parts
         self._runtime = parts.runtime
         self._looked_at_block = False
+        self.saw_update = False  # some step of this process trained something
         self._fingerprint: tuple[Any, ...] | None = None  # of what steps alone may change, after the newest one
 
     def look_at_block(self, frame: FrameType) -> None:
@@ -59,7 +60,7 @@ class ScriptChecks:
         """Raises UsageError if what was handed over is not what it was after the newest step."""
         if self._fingerprint is None:
             return
-        state, transaction, version = self._parts.state, self._parts.transaction, self._parts.progress.version
+        state, transaction, version = self._parts.state, self._parts.transaction, self._runtime.worker.version
         changed = transaction.changed_between_steps() if self._parts.carried.computes_outside else []
         names = ["parameters"] if any(key in state.slots.parameters for key in changed) else []
         names += [f"buffer {listed(changed)}"] if changed and not names else []
@@ -85,7 +86,7 @@ class ScriptChecks:
             "lost with a failure. Put the whole accumulation into one step: relight.Training(..., accumulate=K)",
         )
         self._runtime.notices.doubt_if_lost_after(
-            self._parts.progress.version,
+            self._runtime.worker.version,
             "a step ended with gradients but without optimizer.step(), and a recovery threw them away. Put the "
             "whole accumulation into one step: relight.Training(..., accumulate=K)",
         )
@@ -100,11 +101,11 @@ class ScriptChecks:
 
     def warn_of_nothing_trained(self) -> None:
         """After the last step."""
-        progress = self._parts.progress
-        if progress.commits and not progress.stepped and self._parts.state.has_gradients():
+        worker = self._runtime.worker
+        if worker.commits and not self.saw_update and self._parts.state.has_gradients():
             self._runtime.notices.say(
                 "nothing trained",
-                f"{progress.commits} steps had gradients, and none of them called optimizer.step(): the model is what "
+                f"{worker.commits} steps had gradients, and none of them called optimizer.step(): the model is what "
                 "it was at the start",
             )
 
@@ -128,7 +129,7 @@ class ScriptChecks:
         if math.isnan(loss):
             self._runtime.notices.say(
                 "nan",
-                f"rank {self._runtime.rank}: the loss of step {self._parts.progress.version} is NaN. Training goes on: "
+                f"rank {self._runtime.rank}: the loss of step {self._runtime.worker.version} is NaN. Training goes on: "
                 "the same bits would give NaN again, so no recovery helps; look at the learning rate, or clip "
                 "gradients",
             )

@@ -19,7 +19,6 @@ from relight.training.connection.page import NO_PRIVATE
 from relight.training.data.batches import Batches
 from relight.training.process.orders import Superseded
 from relight.training.process.private import PrivateState
-from relight.training.process.progress import Progress
 from relight.training.process.runtime import Runtime
 from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
@@ -68,7 +67,6 @@ class StateTaking:
         self,
         runtime: Runtime,
         state: TrackedState,
-        progress: Progress,
         batches: Batches,
         assignment: Assignment,
         private: PrivateState,
@@ -78,7 +76,7 @@ class StateTaking:
     ) -> None:
         self._runtime = runtime
         self._state = state
-        self._progress = progress
+        self._worker = runtime.worker
         self._batches = batches
         self._assignment = assignment
         self._private = private
@@ -100,7 +98,7 @@ class StateTaking:
 
     @property
     def _order(self) -> Restore:
-        order = self._progress.order
+        order = self._worker.order
         assert isinstance(order, Restore)
         return order
 
@@ -113,8 +111,8 @@ class StateTaking:
 
     def _offer(self, action: act.Offer) -> None:  # noqa: ARG002
         """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
-        progress, order, work = self._progress, self._order, self.work
-        meta = work.meta or self._state.describe(progress.lineage, progress.until)
+        worker, order, work = self._worker, self._order, self.work
+        meta = work.meta or self._state.describe(worker.lineage, worker.until)
         offer = Offer(order.generation, order.target, meta, self._state.replicated())
         self._runtime.restores.server.offer(offer)
         if order.tier is FallbackTier.REPLICA:
