@@ -3,7 +3,6 @@
 import argparse
 import datetime
 import errno
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -197,7 +196,7 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 def _find_run_dir(asked: Path | None) -> Path:
     """The directory that was given, or that of the newest run."""
     if asked is None:
-        from relight.watch.run import find_run
+        from relight.watch.run_dir import find_run
 
         return find_run(None)
     if not asked.is_dir():
@@ -229,7 +228,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"relight {_version()}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = choices.add_parser("run", help="train a script, through failures", **_style("run"))
     chaos = choices.add_parser("chaos", help="run a script with faults on purpose", **_style("chaos"))
@@ -333,11 +332,18 @@ def _style(command: str) -> dict[str, Any]:
     }
 
 
-def _version() -> str:
-    try:
-        return importlib.metadata.version("relight")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+class _Version(argparse.Action):
+    """`--version`: looked up only if it is asked for, which no other command waits for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib import metadata
+
+        try:
+            version = metadata.version("relight")
+        except metadata.PackageNotFoundError:
+            version = "(not installed)"
+        print(f"relight {version}")
+        parser.exit()
 
 
 if __name__ == "__main__":

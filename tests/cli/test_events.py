@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relight.core.protocol.events import ShutdownRequested
-from relight.watch.run import SILENT_SECONDS
+from relight.server.records.journal import SILENT_SECONDS
 from tests.cli.command import Command
 from tests.cli.conftest import Relight
 from tests.dashboard.made_up import MadeUpJob

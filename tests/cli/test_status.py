@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from relight.core.protocol.events import ShutdownRequested
-from relight.watch.run import SILENT_SECONDS
+from relight.server.records.journal import SILENT_SECONDS
 from relight.watch.status import Status
 from tests.cli.command import Command
 from tests.cli.conftest import Relight

@@ -13,7 +13,8 @@ from relight.core.membership.recent import KEPT, Recent
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Command, EndJob
 from relight.core.protocol.position import Phase, Position
-from relight.core.replay import Record, replay
+from relight.core.protocol.record import Record
+from relight.core.replay import replay
 from relight.sim.world.timed import JournalEntry
 from tests.core.test_controller import Desk
 

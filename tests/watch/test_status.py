@@ -11,7 +11,9 @@ from rich.console import Console
 from relight.core.protocol.events import BitsDoubted, ProcessSuspected, ShutdownRequested
 from relight.core.protocol.position import Position
 from relight.errors import UsageError
-from relight.watch.run import SILENT_SECONDS, Run, State, find_run
+from relight.server.records.journal import SILENT_SECONDS
+from relight.watch.run import Run
+from relight.watch.run_dir import State, find_run
 from relight.watch.status import Status
 from relight.watch.tables import whole
 from relight.watch.top import Looker, page, scrolled

@@ -19,10 +19,10 @@ from relight.agent.traces import TraceReporter
 from relight.agent.workers import Workers
 from relight.wire.connection.tls import Tls
 from relight.wire.messages import Pace, ToWorkers
+from relight.wire.settings import CONTROLLER_LOST
 from relight.wire.versions import installed_versions
 
 FLUSH_SECONDS = 2.0
-CONTROLLER_LOST = 3  # exit status
 
 
 class Agent:

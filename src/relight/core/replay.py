@@ -2,17 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from relight.core.controller import Controller, ControllerSettings
-from relight.core.protocol.events import Event
-
-
-class Record(msgspec.Struct, frozen=True):
-    """One event, or the passing of a deadline, as the journal has it."""
-
-    now: float
-    event: Event | None  # None: that its deadline has passed
+from relight.core.protocol.record import Record
 
 
 def replay(

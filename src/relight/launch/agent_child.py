@@ -4,7 +4,6 @@ import asyncio
 import os
 from pathlib import Path
 
-from relight.agent.agent import CONTROLLER_LOST
 from relight.children import Child, start_module
 from relight.launch.observer import Observer
 from relight.launch.progress import JobProgress, first_of
@@ -12,7 +11,7 @@ from relight.launch.restart_policy import RestartPolicy
 from relight.launch.supervisor import Supervisor
 from relight.terminal import Screen
 from relight.wire.connection.address import Address
-from relight.wire.settings import JobSettings
+from relight.wire.settings import CONTROLLER_LOST, JobSettings
 
 GRACE_SECONDS = 2.0  # for the news of the job's end, which an agent may have heard first
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from relight.watch.run import EXIT_STATUS, State, find_run
+from relight.watch.run_dir import EXIT_STATUS, State, find_run
 
 _STATES = "exit status: 0 finished, 1 failed, 3 running, 4 lost (no controller runs it), 2 wrong command line"
 

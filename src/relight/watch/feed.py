@@ -10,9 +10,9 @@ import msgspec
 
 from relight.dashboard.sources.tail import Tail
 from relight.errors import UsageError
+from relight.server.records.journal import JOURNAL, SILENT_SECONDS
 from relight.watch.event_feed import EventFeed
 from relight.watch.events import Event
-from relight.watch.run import JOURNAL, SILENT_SECONDS
 from relight.wire.status import decode_line
 
 POLL_SECONDS = 0.2

@@ -5,7 +5,6 @@ few seconds; a journal without an end that has not changed for long is that of a
 """
 
 import contextlib
-import enum
 import os
 import time
 from pathlib import Path
@@ -15,29 +14,14 @@ import msgspec
 from relight.core.account.report import JobReport
 from relight.dashboard.model.job import Job
 from relight.dashboard.sources.tail import Tail
-from relight.errors import UsageError
-from relight.server.records import journal
+from relight.server.records.journal import JOURNAL, SILENT_SECONDS
 from relight.timeline.model.load import load_report
 from relight.timeline.model.spans import Chunk
+from relight.watch.run_dir import State
 from relight.wire.status import decode_line
 
-RUNS = Path("runs")
-JOURNAL = journal.JOURNAL
-SILENT_SECONDS = journal.SILENT_SECONDS
 TRACE_BYTES = 2 * 2**20  # of the newest phase changes; and
 TRACE_BYTES_PER_RANK = 8 * 1024
-
-
-class State(enum.StrEnum):
-    """How a job stands."""
-
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"  # it ended by itself, and said why
-    LOST = "lost"  # it did not end, and no controller runs it
-
-
-EXIT_STATUS = {State.FINISHED: 0, State.FAILED: 1, State.RUNNING: 3, State.LOST: 4}
 
 
 def judge(job: Job, silent_seconds: float) -> State:
@@ -45,25 +29,6 @@ def judge(job: Job, silent_seconds: float) -> State:
     if job.ended is not None:
         return State.FAILED if job.ended.error else State.FINISHED
     return State.RUNNING if silent_seconds < SILENT_SECONDS else State.LOST
-
-
-def find_run(asked: Path | None) -> Path:
-    """The directory of a run: the one asked for, or the newest under `runs/`. Raises UsageError."""
-    if asked is not None:
-        if not asked.is_dir():
-            raise UsageError(f"there is no run directory {asked}; `relight run` prints the path of each run")
-        if not (asked / JOURNAL).is_file():
-            raise UsageError(f"{asked} holds no {JOURNAL}: it is no run's directory, or its job has not begun")
-        return asked
-    found = []
-    for path in RUNS.glob(f"*/{JOURNAL}"):
-        try:
-            found.append((path.stat().st_mtime, path.parent))
-        except OSError:  # removed meanwhile
-            continue
-    if not found:
-        raise UsageError(f"there is no run under {RUNS.absolute()}; give the directory of one")
-    return max(found)[1]
 
 
 class Run:

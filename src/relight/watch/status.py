@@ -10,7 +10,8 @@ from relight.core.account.verdict import describe_bits
 from relight.dashboard.model import view
 from relight.dashboard.model.job import Job
 from relight.dashboard.model.stragglers import find_stragglers
-from relight.watch.run import State, judge
+from relight.watch.run import judge
+from relight.watch.run_dir import State
 from relight.wire.status import PublishStatus, RestoreStatus
 
 FORMAT_VERSION = 1

@@ -12,7 +12,7 @@ from relight.timeline.draw.terminal import duration
 from relight.timeline.report import plain
 from relight.transfer.plan.manifest import describe_bytes
 from relight.transfer.plan.progress import describe_publishing, describe_restores
-from relight.watch.run import State
+from relight.watch.run_dir import State
 from relight.watch.status import RankLine, Status
 from relight.words import count
 

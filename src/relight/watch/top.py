@@ -16,7 +16,8 @@ from rich.text import Text
 
 from relight.dashboard.sources.memory import Memory
 from relight.watch import tables
-from relight.watch.run import Run, State
+from relight.watch.run import Run
+from relight.watch.run_dir import State
 from relight.watch.status import Status, status_of
 
 REFRESH_SECONDS = 0.5

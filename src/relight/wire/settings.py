@@ -29,6 +29,7 @@ HOST_ADDRESS = "RELIGHT_HOST_ADDRESS"
 FIRST_NODE = "node-0"  # the agent of the host on which the job's controller was started
 Part = TypeVar("Part", bound=msgspec.Struct)
 END_BY_HAND = "relight end"  # the reason of a job that is ended by this command
+CONTROLLER_LOST = 3  # exit status of an agent that its controller has left for good
 SUPERSEDED = 4  # exit status of a controller whose job another one has taken over
 
 

@@ -1,7 +1,6 @@
 """The versions of what the workers of a host run, without importing it."""
 
 import contextlib
-import importlib.metadata
 import platform
 from collections.abc import Mapping
 
@@ -10,6 +9,8 @@ COMPARED = ("relight", "torch")  # all hosts of a job must have the same
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python, relight and torch here; of what is not installed, none."""
+    import importlib.metadata  # the controller compares versions, and does not look here
+
     found = {"python": platform.python_version()}
     for name in COMPARED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -11,7 +11,8 @@ from relight.core.account.verdict import NOT_KNOWN, YES, describe_bits
 from relight.core.controller import Controller
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Notice, Resume
-from relight.core.replay import Record, replay
+from relight.core.protocol.record import Record
+from relight.core.replay import replay
 from tests.core.recovery.test_corruption import differs
 from tests.core.test_controller import Desk, one
 from tests.core.test_memory import Recorded

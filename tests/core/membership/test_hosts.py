@@ -8,7 +8,8 @@ from relight.core.controller import Controller, ControllerSettings, Stage
 from relight.core.membership.hosts import Hosts
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Assign, Begin, EndJob, Kill, Notice, Release, Restore, Resume, Spawn, Stop
-from relight.core.replay import Record, replay
+from relight.core.protocol.record import Record
+from relight.core.replay import replay
 from tests.core.test_controller import Desk
 
 

@@ -7,7 +7,6 @@ between the controller and workers are passed on unread, in the form that the dr
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import assert_never
 
 import msgspec
@@ -16,29 +15,21 @@ from relight.core.protocol.commands import Assign, Kill, Spawn
 from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted
 from relight.core.protocol.gathering import Gathering, subject
 from relight.core.protocol.position import Position
-from relight.wire.messages import (
-    CopyPrivate,
-    ForgetProcess,
-    PrivateState,
-    TakePrivate,
-    TakeStack,
-)
+from relight.wire import messages as msg
 
-Order = Spawn | Kill | CopyPrivate | TakePrivate | PrivateState | ForgetProcess | TakeStack
-ORDERS = (Spawn, Kill, CopyPrivate, TakePrivate, PrivateState, ForgetProcess, TakeStack)
+Order = Spawn | Kill | msg.CopyPrivate | msg.TakePrivate | msg.PrivateState | msg.ForgetProcess | msg.TakeStack
+ORDERS = (Spawn, Kill, msg.CopyPrivate, msg.TakePrivate, msg.PrivateState, msg.ForgetProcess, msg.TakeStack)
 Relayed = msgspec.Struct | msgspec.Raw
 
 
 # --- events -----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Ordered:
+class Ordered(msgspec.Struct, frozen=True):
     """The controller has sent an order."""
 
     order: Order
 
 
-@dataclass(frozen=True)
-class Addressed:
+class Addressed(msgspec.Struct, frozen=True):
     """The controller has sent a message to workers. `assign`: it is this, which concerns the agent as well."""
 
     processes: tuple[str, ...]
@@ -46,8 +37,7 @@ class Addressed:
     assign: Assign | None = None
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """A process runs: the agent has started it, or has adopted it from a predecessor."""
 
     process: str
@@ -56,8 +46,7 @@ class Started:
     lost: bool = False  # the controller counts it as dead already
 
 
-@dataclass(frozen=True)
-class NotStarted:
+class NotStarted(msgspec.Struct, frozen=True):
     """A process could not be started."""
 
     process: str
@@ -65,8 +54,7 @@ class NotStarted:
     noticed_ns: int
 
 
-@dataclass(frozen=True)
-class Dying:
+class Dying(msgspec.Struct, frozen=True):
     """The main thread of a process has ended; its memory is not freed yet."""
 
     process: str
@@ -74,15 +62,13 @@ class Dying:
     noticed_ns: int
 
 
-@dataclass(frozen=True)
-class Exited:
+class Exited(msgspec.Struct, frozen=True):
     """A process is gone."""
 
     report: ProcessExited
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(msgspec.Struct, frozen=True):
     """A worker has sent a message to the controller, which goes there as `relayed`."""
 
     process: str
@@ -90,20 +76,17 @@ class Said:
     relayed: msgspec.Struct
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(msgspec.Struct, frozen=True):
     """The private state that a TakePrivate order asked for has been read."""
 
-    state: PrivateState
+    state: msg.PrivateState
 
 
-@dataclass(frozen=True)
-class HoldExpired:
+class HoldExpired(msgspec.Struct, frozen=True):
     """The time of a Hold action has passed."""
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """The agent ends."""
 
     why: str
@@ -113,84 +96,72 @@ Event = Ordered | Addressed | Started | NotStarted | Dying | Exited | Said | Rea
 
 
 # --- actions ----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Start a process; answered by Started or NotStarted."""
 
     order: Spawn
 
 
-@dataclass(frozen=True)
-class Terminate:
+class Terminate(msgspec.Struct, frozen=True):
     """Kill a process; `why` is evidence of its end."""
 
     process: str
     why: str
 
 
-@dataclass(frozen=True)
-class AskToLeave:
+class AskToLeave(msgspec.Struct, frozen=True):
     """Have a worker end by itself, between two steps."""
 
     process: str
 
 
-@dataclass(frozen=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     """Send a message to live workers."""
 
     processes: tuple[str, ...]
     message: Relayed
 
 
-@dataclass(frozen=True)
-class TakeRank:
+class TakeRank(msgspec.Struct, frozen=True):
     """A standby has been given a rank: its output is labelled so from now on."""
 
     process: str
     rank: int
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """Release the page and the output of a dead process."""
 
     process: str
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(msgspec.Struct, frozen=True):
     """Copy, read or write private state in the pages of processes, or capture a stack."""
 
-    order: CopyPrivate | TakePrivate | PrivateState | TakeStack
+    order: msg.CopyPrivate | msg.TakePrivate | msg.PrivateState | msg.TakeStack
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """Send a message to the controller: it must arrive."""
 
     message: msgspec.Struct
 
 
-@dataclass(frozen=True)
-class ReportTogether:
+class ReportTogether(msgspec.Struct, frozen=True):
     """Send relayed messages of several workers as one message to the controller: it must arrive."""
 
     messages: tuple[msgspec.Struct, ...]
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """Feed HoldExpired after HOLD_SECONDS, unless an EndHold comes before."""
 
 
-@dataclass(frozen=True)
-class EndHold:
+class EndHold(msgspec.Struct, frozen=True):
     """Cancel the Hold."""
 
 
-@dataclass(frozen=True)
-class Warn:
+class Warn(msgspec.Struct, frozen=True):
     """Print a line for people."""
 
     text: str
@@ -201,8 +172,7 @@ Action = Start | Terminate | AskToLeave | Deliver | TakeRank | Release | Access 
 
 
 # --- the machine ------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Live:
+class _Live(msgspec.Struct, frozen=True):
     rank: int | None
     ends: bool = False  # it was seen dying, or was killed: it has nothing more to say
 
@@ -280,11 +250,11 @@ class Host:
                     return [AskToLeave(order.process)]
                 self._live[order.process] = _Live(live.rank, ends=True)
                 return [Terminate(order.process, order.why)]
-            case ForgetProcess():
+            case msg.ForgetProcess():
                 if order.process in self._live:
                     return [Warn(f"{order.process} is not forgotten: it is alive")]
                 return [Release(order.process)]
-            case CopyPrivate() | TakePrivate() | PrivateState() | TakeStack():
+            case msg.CopyPrivate() | msg.TakePrivate() | msg.PrivateState() | msg.TakeStack():
                 return [Access(order)]
 
     def _take_rank(self, assign: Assign | None) -> list[Action]:

@@ -20,7 +20,7 @@ import msgspec
 from relight.core.account.report import StorageWait
 from relight.core.protocol.commands import Assign, Begin, Command, Stop
 from relight.core.protocol.events import Event
-from relight.core.replay import Record
+from relight.core.protocol.record import Record
 from relight.server.records.reserve import Reserve
 from relight.wire.settings import JobSettings
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Spawn
-from relight.core.replay import Record, replay
+from relight.core.protocol.record import Record
+from relight.core.replay import replay
 from relight.sim.model.schedule import NetworkFault
 
 if TYPE_CHECKING:
