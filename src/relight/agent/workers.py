@@ -24,17 +24,8 @@ from relight.core.protocol.commands import Assign, Spawn
 from relight.core.protocol.events import ProcessExited
 from relight.core.protocol.gathering import HOLD_SECONDS
 from relight.errors import ProtocolError
+from relight.wire import messages as msg
 from relight.wire.connection.framing import decode, encode_frame, make_decoder
-from relight.wire.messages import (
-    CopyPrivate,
-    FromWorker,
-    FromWorkers,
-    PrivateState,
-    TakePrivate,
-    TakeStack,
-    ToWorkers,
-    WorkerHello,
-)
 
 _assign_decoder = make_decoder(Assign)
 END_SECONDS = 10.0  # for killed processes to be gone
@@ -99,7 +90,7 @@ class Workers:
         """Return the names of the live processes, sorted."""
         return self._host.live
 
-    def obey(self, order: host.Order | ToWorkers) -> None:
+    def obey(self, order: host.Order | msg.ToWorkers) -> None:
         """Carry out an order of the controller, or pass a message on."""
         self._feed(_event_of(order))
 
@@ -160,19 +151,19 @@ class Workers:
             case host.Warn():
                 self._say(action.text)
 
-    def _access(self, order: CopyPrivate | TakePrivate | PrivateState | TakeStack) -> None:
+    def _access(self, order: msg.CopyPrivate | msg.TakePrivate | msg.PrivateState | msg.TakeStack) -> None:
         match order:
-            case CopyPrivate():
+            case msg.CopyPrivate():
                 self._pages.copy_private(order)
-            case TakePrivate():
+            case msg.TakePrivate():
                 state = self._pages.read_private(order)
                 if state is not None:
                     self._feed(host.Read(state))
-            case PrivateState():
+            case msg.PrivateState():
                 target = self._live.get(order.target)
                 if target is not None:
                     target.process.page.inherit(order.version, order.payload, order.batch)
-            case TakeStack():
+            case msg.TakeStack():
                 task = asyncio.create_task(self._take_stack(order.process))
                 self._asking.add(task)
                 task.add_done_callback(self._asking.discard)
@@ -277,7 +268,7 @@ class Workers:
             self._say(f"the process table cannot be written ({error.strerror}); a successor will kill the processes")
 
     # --- workers' connections (see link.Host) -------------------------------------------------------------------
-    def admit(self, hello: WorkerHello, peer_pid: int) -> Mailbox:
+    def admit(self, hello: msg.WorkerHello, peer_pid: int) -> Mailbox:
         """Return the mailbox of the worker that says hello. Raises ProtocolError or OSError if it is another one."""
         if hello.pid != peer_pid:
             raise ProtocolError(f"it calls itself process {hello.pid}")
@@ -294,22 +285,22 @@ class Workers:
 
     def relay(self, process: str, message: msgspec.Struct, payload: bytes) -> None:
         """Pass a worker's message on to the controller."""
-        self._feed(host.Said(process, message, FromWorker(process=process, payload=msgspec.Raw(payload))))
+        self._feed(host.Said(process, message, msg.FromWorker(process=process, payload=msgspec.Raw(payload))))
 
     def refused(self, peer_pid: int, reason: str) -> None:
         """Say that a connection was closed for what came through it."""
         self._say(f"closed a connection of process {peer_pid}: {reason}")
 
 
-def _event_of(order: host.Order | ToWorkers) -> host.Event:
-    if isinstance(order, ToWorkers):
+def _event_of(order: host.Order | msg.ToWorkers) -> host.Event:
+    if isinstance(order, msg.ToWorkers):
         return host.Addressed(order.processes, order.payload, _find_assign(order.payload))
     return host.Ordered(order)
 
 
 def _message_of(report: host.Report | host.ReportTogether) -> msgspec.Struct:
     if isinstance(report, host.ReportTogether):
-        return FromWorkers(messages=report.messages)  # type: ignore[arg-type]
+        return msg.FromWorkers(messages=report.messages)  # type: ignore[arg-type]
     return report.message
 
 

@@ -7,19 +7,9 @@ from collections.abc import Callable
 from relight.agent.connection.controller_connection import ControllerConnection
 from relight.errors import ProtocolError
 from relight.terminal import Screen
+from relight.wire import messages as msg
 from relight.wire.connection.framing import encode_frame, make_decoder
 from relight.wire.connection.tls import Tls
-from relight.wire.messages import (
-    PROTOCOL_VERSION,
-    DrainAnswer,
-    DrainHost,
-    Hello,
-    JobEnded,
-    NoticeUpdate,
-    ObserverDown,
-    StatusUpdate,
-    StopAgent,
-)
 
 REOBSERVE_SECONDS = 0.2
 
@@ -41,10 +31,10 @@ class Observer:
         self._tls = tls
         self._connection: ControllerConnection | None = None
         self._asked_to_end = ""
-        self._drain: DrainHost | None = None  # what was asked for
+        self._drain: msg.DrainHost | None = None  # what was asked for
         self._lost = ""  # why there was no connection the last time
-        self._decode = make_decoder(ObserverDown)
-        self.ended: JobEnded | None = None
+        self._decode = make_decoder(msg.ObserverDown)
+        self.ended: msg.JobEnded | None = None
         self.released: set[str] = set()  # hosts that were given back: they were drained
         self.winding_down = False  # a last step is being taken, or a checkpoint written
         self.silent_looks = 0  # since the last update; counted by ControllerChild
@@ -74,9 +64,9 @@ class Observer:
         """Ask the controller to end the job; at the next connection if there is none."""
         self._asked_to_end = why
         if self._connection is not None:
-            self._connection.send(encode_frame(StopAgent(why=why)))
+            self._connection.send(encode_frame(msg.StopAgent(why=why)))
 
-    def ask_to_drain(self, order: DrainHost) -> None:
+    def ask_to_drain(self, order: msg.DrainHost) -> None:
         """Ask the controller to leave a host in order; at the next connection if there is none."""
         self._drain = order
         if self._connection is not None:
@@ -88,7 +78,9 @@ class Observer:
             self._connection.abort()
 
     async def _connect(self, host: str, port: int) -> ControllerConnection:
-        hello = Hello(protocol_version=PROTOCOL_VERSION, role="observer", name=f"launcher-{os.getpid()}", mac=b"")
+        hello = msg.Hello(
+            protocol_version=msg.PROTOCOL_VERSION, role="observer", name=f"launcher-{os.getpid()}", mac=b""
+        )
         connection, _ = await ControllerConnection.connect(
             (host, port),
             self._read_token(),
@@ -104,16 +96,16 @@ class Observer:
             self.ask_to_drain(self._drain)
         return connection
 
-    def _take(self, update: ObserverDown) -> None:
+    def _take(self, update: msg.ObserverDown) -> None:
         self.silent_looks = 0
         match update:
-            case StatusUpdate():
+            case msg.StatusUpdate():
                 self.winding_down = update.winding_down
                 self._screen.progress(update)
-            case NoticeUpdate():
+            case msg.NoticeUpdate():
                 self._screen.say(update.text, update.level)
-            case DrainAnswer():
+            case msg.DrainAnswer():
                 if not update.refused:
                     self.released.add(update.host)
-            case JobEnded():
+            case msg.JobEnded():
                 self.ended = update

@@ -23,18 +23,7 @@ from pathlib import Path
 import msgspec
 
 from relight.training import bootstrap
-from relight.wire.template import (
-    DESCRIPTOR_VARIABLES,
-    GO,
-    MOST_BYTES,
-    MOST_DESCRIPTORS,
-    Answer,
-    Fork,
-    Forked,
-    Order,
-    Ready,
-    Reap,
-)
+from relight.wire import template
 
 # What a worker imports in its first steps, for modules with torch among them.
 _WITH_TORCH = (
@@ -58,7 +47,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a worker would copy every page that it looks at
     agent = socket.socket(fileno=int(where)) if where.isdecimal() else listen(where)
-    _send(agent, Ready(refusal))
+    _send(agent, template.Ready(refusal))
     serve(agent)
     bootstrap.main()
 
@@ -96,13 +85,13 @@ def listen(path: str) -> socket.socket:
 
 def serve(agent: socket.socket) -> None:
     """Carry out the agent's orders; end with the agent. Returns in each worker."""
-    decoder = msgspec.json.Decoder(Order)
+    decoder = msgspec.json.Decoder(template.Order)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(agent, MOST_BYTES, MOST_DESCRIPTORS)
+        message, descriptors, _, _ = socket.recv_fds(agent, template.MOST_BYTES, template.MOST_DESCRIPTORS)
         if not message:  # the agent is gone: whatever adopts the workers reaps them
             os._exit(0)
         match decoder.decode(message):
-            case Fork() as order:
+            case template.Fork() as order:
                 pid = os.fork()
                 if pid == 0:
                     agent.close()
@@ -110,17 +99,17 @@ def serve(agent: socket.socket) -> None:
                     return
                 for descriptor in descriptors:
                     os.close(descriptor)
-                _send(agent, Forked(pid))
-            case Reap(pid):
+                _send(agent, template.Forked(pid))
+            case template.Reap(pid):
                 os.waitpid(pid, 0)
 
 
-def become(order: Fork, descriptors: list[int]) -> None:
+def become(order: template.Fork, descriptors: list[int]) -> None:
     """Make this process, just forked, what `subprocess` would have started."""
     os.setsid()
     os.chdir(order.directory)
     go, out, err, *passed = descriptors
-    if os.read(go, 1) != GO:
+    if os.read(go, 1) != template.GO:
         os._exit(0)
     os.close(go)
     for received, standard in ((out, 1), (err, 2)):
@@ -139,7 +128,7 @@ def become(order: Fork, descriptors: list[int]) -> None:
 def renumber(environment: Mapping[str, str], numbers: Mapping[int, int]) -> dict[str, str]:
     """Return the environment with the numbers that descriptors have in this process."""
     result = dict(environment)
-    for name in DESCRIPTOR_VARIABLES:
+    for name in template.DESCRIPTOR_VARIABLES:
         listed = [number for number in result.get(name, "").split(",") if number]
         result[name] = ",".join(str(numbers[int(number)]) for number in listed)
     return result
@@ -161,7 +150,7 @@ def show_environment(environment: Mapping[str, str]) -> None:
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-def _send(agent: socket.socket, answer: Answer) -> None:
+def _send(agent: socket.socket, answer: template.Answer) -> None:
     try:
         agent.sendall(msgspec.json.encode(answer))
     except BrokenPipeError:

@@ -14,28 +14,7 @@ from relight.core.controller import Controller, ControllerSettings
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Begin, EndJob, Notice, Restore, Resume, Stop
 from relight.server.records.journal import JournalHeader, JournalLine, decode_line
-from relight.watch.events import (
-    BitsDoubted,
-    ControllerRestarted,
-    Event,
-    Failure,
-    FailureExplained,
-    FaultInjected,
-    HostJoined,
-    HostLost,
-    JobEnded,
-    JobStarted,
-    NoticeSaid,
-    ProcessEnded,
-    ProcessStarted,
-    RecoveryDecided,
-    RecoveryFinished,
-    RecoveryStarted,
-    StandbyReady,
-    TrainingResumed,
-    TrainingStarted,
-    WeightsPublished,
-)
+from relight.watch import events as out
 from relight.wire.settings import JobSettings, part_of
 from relight.wire.status import PublishStatus, StatusLine
 
@@ -56,7 +35,7 @@ class EventFeed:
         self._published: dict[str, tuple[int, int, str]] = {}  # by process: updates, version and error, as reported
         self._begun = 0  # the newest generation that was ordered to train
 
-    def take(self, line: bytes) -> Iterator[Event]:
+    def take(self, line: bytes) -> Iterator[out.Event]:
         """Events of one line. Raises msgspec.DecodeError if it is not understood."""
         if self._settings is None:
             yield self._start(msgspec.json.decode(line, type=JournalHeader))
@@ -67,11 +46,11 @@ class EventFeed:
         """Add a line of `status.jsonl`, before the lines of the journal that follow it; it is reported in its turn."""
         self._statuses.append(line)
 
-    def flush(self) -> Iterator[Event]:
+    def flush(self) -> Iterator[out.Event]:
         """Events of all that was added: no line of the journal is older."""
         return self._of_statuses(math.inf)
 
-    def _of_statuses(self, until: float) -> Iterator[Event]:
+    def _of_statuses(self, until: float) -> Iterator[out.Event]:
         while self._statuses and self._statuses[0].now <= until and self._settings is not None and not self.ended:
             line = self._statuses.popleft()
             status = line.status
@@ -82,7 +61,7 @@ class EventFeed:
             if before == now or status.version < 0:
                 continue
             self._now = max(self._now, line.now)
-            yield WeightsPublished(
+            yield out.WeightsPublished(
                 **self._common(),
                 version=status.version,
                 engines={engine.name: engine.version for engine in status.engines},
@@ -91,11 +70,11 @@ class EventFeed:
                 update_seconds=round(status.update_seconds, 6),
             )
 
-    def _start(self, header: JournalHeader) -> Event:
+    def _start(self, header: JournalHeader) -> out.Event:
         self._settings = settings = header.settings
         self._core = Controller(part_of(ControllerSettings, settings), full_account=True)
         self._dated = datetime.datetime.fromisoformat(header.wall), 0.0
-        return JobStarted(
+        return out.JobStarted(
             **self._common(),
             script=settings.script,
             world_size=settings.world_size,
@@ -114,7 +93,7 @@ class EventFeed:
             "generation": self._core.generation,
         }
 
-    def _take(self, line: JournalLine) -> Iterator[Event]:
+    def _take(self, line: JournalLine) -> Iterator[out.Event]:
         is_end = isinstance(line.command, EndJob)
         yield from self._of_statuses(math.inf if is_end else line.now)
         self._now = max(self._now, line.now)
@@ -128,29 +107,29 @@ class EventFeed:
             self._core.expire(line.now)
             yield from self._of_job_stats()
         elif line.note:
-            yield NoticeSaid(**self._common(), level="warning", text=line.note)
+            yield out.NoticeSaid(**self._common(), level="warning", text=line.note)
         elif isinstance(line.command, EndJob) and not self.ended:
             yield from self._of_job_stats(is_over=True)
             yield self._end(line.command)
             self.ended = True
         elif isinstance(line.command, Notice):
-            yield NoticeSaid(**self._common(), level=line.command.level, text=line.command.why)
+            yield out.NoticeSaid(**self._common(), level=line.command.level, text=line.command.why)
         elif line.command is not None:
             yield from self._of_order(line.command)
 
-    def _of_event(self, event: ev.Event) -> Iterator[Event]:
+    def _of_event(self, event: ev.Event) -> Iterator[out.Event]:
         common = self._common()
         match event:
             case ev.AgentJoined():
-                yield HostJoined(**common, host=event.agent)
+                yield out.HostJoined(**common, host=event.agent)
             case ev.AgentLost():
-                yield HostLost(**common, host=event.agent, evidence=event.evidence)
+                yield out.HostLost(**common, host=event.agent, evidence=event.evidence)
             case ev.ProcessStarted():
                 rank, host = self._place(event.process)
-                yield ProcessStarted(**common, process=event.process, rank=rank, host=host, pid=event.pid)
+                yield out.ProcessStarted(**common, process=event.process, rank=rank, host=host, pid=event.pid)
             case ev.ProcessExited():
                 rank, host = self._place(event.process)
-                yield ProcessEnded(
+                yield out.ProcessEnded(
                     **common,
                     process=event.process,
                     rank=rank,
@@ -159,29 +138,29 @@ class EventFeed:
                     evidence=event.evidence,
                 )
             case ev.StandbyReady():
-                yield StandbyReady(**common, process=event.process, host=self._place(event.process)[1])
+                yield out.StandbyReady(**common, process=event.process, host=self._place(event.process)[1])
             case ev.FaultStruck():
-                yield FaultInjected(**common, process=event.process, fault=describe_fault(event.fault))
+                yield out.FaultInjected(**common, process=event.process, fault=describe_fault(event.fault))
             case ev.BitsDoubted():
                 rank, step, reason = event.rank, event.step, event.reason
-                yield BitsDoubted(**common, rank=rank, process=event.process, step=step, reason=reason)
+                yield out.BitsDoubted(**common, rank=rank, process=event.process, step=step, reason=reason)
             case ev.ControllerRestarted():
-                yield ControllerRestarted(**common)
+                yield out.ControllerRestarted(**common)
 
     def _place(self, name: str) -> tuple[int | None, str]:
         process = self._core.members.processes.get(name)
         return (None, "") if process is None else (process.rank, process.agent)
 
-    def _of_order(self, order: msgspec.Struct) -> Iterator[Event]:
+    def _of_order(self, order: msgspec.Struct) -> Iterator[out.Event]:
         common = self._common()
         match order:
             case Begin() if not self._begun:
                 self._begun = order.generation
-                yield TrainingStarted(**common, until=self._core.job.until)
+                yield out.TrainingStarted(**common, until=self._core.job.until)
             case Stop():
-                yield RecoveryStarted(**common, reason=order.why)
+                yield out.RecoveryStarted(**common, reason=order.why)
             case Restore():
-                yield RecoveryDecided(
+                yield out.RecoveryDecided(
                     **common,
                     target_version=order.target,
                     sources=tuple(source.rank for source in order.sources) if order.targets else (),
@@ -190,16 +169,16 @@ class EventFeed:
                 )
             case Resume() if order.generation > self._begun:  # a successor of a dead controller says it again
                 self._begun = order.generation
-                yield TrainingResumed(**common)
+                yield out.TrainingResumed(**common)
 
-    def _of_job_stats(self, *, is_over: bool = False) -> Iterator[Event]:
+    def _of_job_stats(self, *, is_over: bool = False) -> Iterator[out.Event]:
         """Failures and recoveries that the job's account did not have before."""
         job_stats, common = self._core.job_stats, self._common()
         for failure in job_stats.failures.newest[self._failures :]:
             self._failures += 1
             if failure.kind == ENDED:
                 self._unexplained.append(failure)
-            yield Failure(
+            yield out.Failure(
                 **{**common, "generation": failure.generation},
                 number=failure.number,
                 rank=failure.rank,
@@ -215,14 +194,16 @@ class EventFeed:
             failure = job_stats.failures.newest[reported.number - 1]
             if failure is not reported:
                 self._unexplained.remove(reported)
-                yield FailureExplained(**common, number=failure.number, kind=failure.kind, evidence=failure.evidence)
+                yield out.FailureExplained(
+                    **common, number=failure.number, kind=failure.kind, evidence=failure.evidence
+                )
         recoveries = self._core.report().recoveries if is_over else job_stats.recoveries.newest
         for recovery in recoveries[self._recoveries :]:
             self._recoveries += 1
             yield self._finish(recovery)
 
-    def _finish(self, recovery: RecoveryReport) -> Event:
-        return RecoveryFinished(
+    def _finish(self, recovery: RecoveryReport) -> out.Event:
+        return out.RecoveryFinished(
             **self._common(),
             number=recovery.number,
             failures=recovery.failures,
@@ -241,9 +222,9 @@ class EventFeed:
             stages=recovery.stages,
         )
 
-    def _end(self, command: EndJob) -> Event:
+    def _end(self, command: EndJob) -> out.Event:
         report = self._core.report()
-        return JobEnded(
+        return out.JobEnded(
             **self._common(),
             error=command.error,
             steps=report.steps,

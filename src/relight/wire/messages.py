@@ -7,27 +7,8 @@ that proves knowledge of the job's token. The agent relays workers' messages and
 import msgspec
 
 from relight.core.detection.sampling import Sample as Sample  # noqa: PLC0414 (the agents' side finds it here)
+from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Assign, Begin, Kill, Release, Restore, Resume, Save, Spawn, Stop, WindDown
-from relight.core.protocol.events import (
-    BitsDoubted,
-    CollectiveFailed,
-    FaultStruck,
-    ProcessDying,
-    ProcessExited,
-    ProcessStarted,
-    Restored,
-    RestoreFailed,
-    Saved,
-    StandbyReady,
-    StateDiffers,
-    StepResumed,
-    Stopped,
-    TrainingDone,
-    TrainingEntered,
-    WorkerFailed,
-    WorkerNotice,
-    WorkerReleased,
-)
 from relight.core.protocol.position import Position
 from relight.wire.status import GpuStatus, PublishStatus, RestoreStatus
 
@@ -152,21 +133,21 @@ class WorkerHello(_Message, frozen=True, kw_only=True):
 
 WorkerUp = (
     WorkerHello
-    | StandbyReady
-    | TrainingEntered
-    | Stopped
-    | Restored
-    | RestoreFailed
-    | StepResumed
-    | WorkerFailed
-    | CollectiveFailed
-    | StateDiffers
-    | Saved
-    | TrainingDone
-    | WorkerReleased
-    | WorkerNotice
-    | BitsDoubted
-    | FaultStruck
+    | ev.StandbyReady
+    | ev.TrainingEntered
+    | ev.Stopped
+    | ev.Restored
+    | ev.RestoreFailed
+    | ev.StepResumed
+    | ev.WorkerFailed
+    | ev.CollectiveFailed
+    | ev.StateDiffers
+    | ev.Saved
+    | ev.TrainingDone
+    | ev.WorkerReleased
+    | ev.WorkerNotice
+    | ev.BitsDoubted
+    | ev.FaultStruck
     | StoreSet
     | StoreWait
     | StoreAdd
@@ -295,9 +276,9 @@ class StopAgent(_Message, frozen=True, kw_only=True):
 
 AgentUp = (
     Hello
-    | ProcessStarted
-    | ProcessDying
-    | ProcessExited
+    | ev.ProcessStarted
+    | ev.ProcessDying
+    | ev.ProcessExited
     | FromWorker
     | FromWorkers
     | PrivateState

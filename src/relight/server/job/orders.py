@@ -1,24 +1,6 @@
 """Carries out the core's commands: each becomes messages to agents, a change of the store, or a line for people."""
 
-from relight.core.protocol.commands import (
-    Assign,
-    Begin,
-    CancelHost,
-    Command,
-    EndJob,
-    Kill,
-    Notice,
-    OrderHost,
-    RefuseDrain,
-    Release,
-    ReleaseHost,
-    Restore,
-    Resume,
-    Save,
-    Spawn,
-    Stop,
-    WindDown,
-)
+from relight.core.protocol import commands as cmd
 from relight.server.job.job import Job
 from relight.server.job.job_end import JobEnd
 from relight.server.job.private_state import PrivateStates
@@ -39,44 +21,44 @@ class Orders:
         self._end = end
         self._supplier = supplier
 
-    def carry_out(self, command: Command) -> None:
+    def carry_out(self, command: cmd.Command) -> None:
         """Send the messages that `command` asks for."""
         match command:
-            case Spawn():
+            case cmd.Spawn():
                 self._job.agents.spawn(command)
-            case Kill():
+            case cmd.Kill():
                 self._job.agents.kill(command)
-            case Assign():
+            case cmd.Assign():
                 self._job.store.open(command.generation)
                 self._job.agents.order((command.process,), command)
-            case Begin() | Stop():
-                if isinstance(command, Begin):
+            case cmd.Begin() | cmd.Stop():
+                if isinstance(command, cmd.Begin):
                     self._reports.write_coverage()
                 self._job.store.open(command.generation)
                 self._job.agents.order(self._job.core.audience(command.audience), command)
-            case Restore():
+            case cmd.Restore():
                 self._private.hand_over(command)
                 self._job.agents.order(self._job.core.audience(command.audience), command)
-            case Resume():
+            case cmd.Resume():
                 self._job.agents.order(self._job.core.audience(command.audience), command)
                 self._job.agents.forget_dead()
-            case Save():
+            case cmd.Save():
                 self._private.collect(command)
                 self._job.agents.order(self._job.core.audience(command.audience), command)
-            case WindDown() | Release():
+            case cmd.WindDown() | cmd.Release():
                 self._job.agents.order(self._job.core.audience(command.audience), command)
-            case ReleaseHost():
+            case cmd.ReleaseHost():
                 self._job.agents.release(command)
                 self._job.observers.send(DrainAnswer(host=command.agent, why=command.why, refused=False))
-            case RefuseDrain():
+            case cmd.RefuseDrain():
                 self._job.observers.send(DrainAnswer(host=command.agent, why=command.why, refused=True))
-            case OrderHost():
+            case cmd.OrderHost():
                 if self._supplier is not None:
                     self._supplier.order(command)
-            case CancelHost():
+            case cmd.CancelHost():
                 if self._supplier is not None:
                     self._supplier.cancel(command)
-            case Notice():
+            case cmd.Notice():
                 self._job.observers.tell(command.level, command.why)
-            case EndJob():
+            case cmd.EndJob():
                 self._end.begin(command)

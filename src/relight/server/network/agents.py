@@ -8,21 +8,9 @@ import msgspec
 from relight.core.membership.members import Process
 from relight.core.protocol.commands import Kill, ReleaseHost, Spawn, WorkerCommand
 from relight.server.network.connection import Connection
+from relight.wire import messages as msg
 from relight.wire.connection.framing import encode_frame, encode_payload
 from relight.wire.connection.outbox import Outbox
-from relight.wire.messages import (
-    CopyPrivate,
-    ForgetProcess,
-    Hello,
-    PrivateState,
-    Received,
-    StopAgent,
-    StoreLost,
-    StoreReply,
-    TakePrivate,
-    TakeStack,
-    ToWorkers,
-)
 from relight.wire.settings import FIRST_NODE
 
 KEPT_UNASKED = 256  # an agent may say the end of a process twice
@@ -64,11 +52,11 @@ class Agent:
         if self._connection is not None:
             self._connection.send(message)
 
-    def is_double(self, hello: Hello) -> bool:
+    def is_double(self, hello: msg.Hello) -> bool:
         """Return whether this is another agent with the name of one that is connected."""
         return self.connected and hello.life != self.life
 
-    def recognise(self, hello: Hello, life: str) -> str:
+    def recognise(self, hello: msg.Hello, life: str) -> str:
         """Continue the count of messages with an agent; return the controller's life as this agent knows it."""
         life = f"{life}.{self.number}"
         if hello.life != self.life:
@@ -113,7 +101,7 @@ class Agent:
 
     def _confirmation(self) -> bytes:
         self._confirmed = self.received
-        return encode_frame(Received(count=self.received))
+        return encode_frame(msg.Received(count=self.received))
 
     def confirm(self, count: int) -> None:
         self._outbox.confirm(count)
@@ -179,7 +167,7 @@ class Agents:
         agent = self._agents.get(command.agent)
         if agent is not None and agent.name != FIRST_NODE:
             agent.released = True
-            agent.say(StopAgent(why=command.why))
+            agent.say(msg.StopAgent(why=command.why))
 
     def owns(self, agent: Agent, process: str) -> bool:
         """Return whether this agent was ordered to start this process, which may have ended since."""
@@ -201,14 +189,14 @@ class Agents:
         agent = self._owner.get(process)
         if agent is None or not agent.connected:
             return False
-        agent.say(TakeStack(process=process))
+        agent.say(msg.TakeStack(process=process))
         return True
 
     def note_exit(self, agent: Agent, process: str) -> None:
         agent.running.discard(process)
         self._dead.add(process)
 
-    def order(self, processes: Sequence[str], command: WorkerCommand | StoreLost) -> None:
+    def order(self, processes: Sequence[str], command: WorkerCommand | msg.StoreLost) -> None:
         """Send a command in one frame to each agent that runs any of these processes."""
         payload = encode_payload(command)
         names_of: dict[Agent, list[str]] = {}
@@ -217,16 +205,16 @@ class Agents:
             if agent is not None:
                 names_of.setdefault(agent, []).append(name)
         for agent, names in names_of.items():
-            agent.send(ToWorkers(processes=tuple(names), payload=payload))
+            agent.send(msg.ToWorkers(processes=tuple(names), payload=payload))
 
     def tell_store_lost(self, processes: Sequence[str]) -> None:
         """Ask these processes to say again what they had put into the store."""
-        self.order(processes, StoreLost())
+        self.order(processes, msg.StoreLost())
 
-    def reply(self, process: str, reply: StoreReply) -> None:
+    def reply(self, process: str, reply: msg.StoreReply) -> None:
         owner = self._owner.get(process)
         if owner is not None:
-            owner.send(ToWorkers(processes=(process,), payload=encode_payload(reply)))
+            owner.send(msg.ToWorkers(processes=(process,), payload=encode_payload(reply)))
 
     def copy_private(self, sources: Sequence[str], target: str, version: int) -> None:
         """Copy a rank's private state from the pages of its dead holders to that of its new one, before that restores.
@@ -236,18 +224,18 @@ class Agents:
         for source in sources:
             holder, taker = self._owner.get(source), self._owner[target]
             if holder is taker:
-                taker.send(CopyPrivate(source=source, target=target, version=version))
+                taker.send(msg.CopyPrivate(source=source, target=target, version=version))
             elif holder is not None:
-                holder.send(TakePrivate(source=source, target=target, version=version))
+                holder.send(msg.TakePrivate(source=source, target=target, version=version))
 
     def take_private(self, sources: Sequence[str], target: str, version: int) -> None:
         """Ask for the private state of these dead holders of a rank, newest last, for a checkpoint."""
         for source in sources:
             holder = self._owner.get(source)
             if holder is not None:
-                holder.send(TakePrivate(source=source, target=target, version=version))
+                holder.send(msg.TakePrivate(source=source, target=target, version=version))
 
-    def pass_on(self, state: PrivateState) -> None:
+    def pass_on(self, state: msg.PrivateState) -> None:
         """Send private state to the host of its target, if there still is one."""
         taker = self._owner.get(state.target)
         if taker is not None:
@@ -259,7 +247,7 @@ class Agents:
         if owner is None:
             return
         self._dead.discard(process)
-        owner.send(ForgetProcess(process=process))
+        owner.send(msg.ForgetProcess(process=process))
         self._unasked.append(process)
         if len(self._unasked) > KEPT_UNASKED:
             self._owner.pop(self._unasked.popleft(), None)
@@ -270,5 +258,5 @@ class Agents:
             self._owner.pop(process, None)
         for process in sorted(self._dead):
             if process in self._owner:
-                self._owner[process].send(ForgetProcess(process=process))
+                self._owner[process].send(msg.ForgetProcess(process=process))
         self._forgotten, self._dead = self._dead, set()

@@ -14,24 +14,8 @@ from relight.server.network.agents import Agent
 from relight.server.records.trace import StatusFile, TraceFile
 from relight.server.sessions.health import HealthMonitor
 from relight.server.sessions.shutdown import Shutdown
+from relight.wire import messages as msg
 from relight.wire.connection.framing import decode, make_decoder
-from relight.wire.messages import (
-    AgentUp,
-    FromWorker,
-    FromWorkers,
-    Hello,
-    PrivateState,
-    Received,
-    Samples,
-    StackTaken,
-    StoreAdd,
-    StoreRecall,
-    StoreSet,
-    StoreWait,
-    TraceChunk,
-    WorkerHello,
-    WorkerUp,
-)
 from relight.wire.status import GpuStatus, PublishStatus, RestoreStatus
 
 
@@ -42,9 +26,9 @@ class WorkerRouter:
         self._job = job
         self._driver = driver
         self._status = status
-        self._decode = make_decoder(WorkerUp)
+        self._decode = make_decoder(msg.WorkerUp)
 
-    def take_all(self, agent: Agent, messages: Sequence[FromWorker]) -> None:
+    def take_all(self, agent: Agent, messages: Sequence[msg.FromWorker]) -> None:
         """Take the reports of a host's ranks together: one journal line each, and one write for all of them.
 
         Commands that one of them leads to are not sent before it is written, and nothing is confirmed before all are.
@@ -53,7 +37,7 @@ class WorkerRouter:
             for message in messages:
                 self.take(agent, message)
 
-    def take(self, agent: Agent, relayed: FromWorker) -> None:
+    def take(self, agent: Agent, relayed: msg.FromWorker) -> None:
         """Take one message of a worker."""
         process = relayed.process
         if not self.may_speak_for(agent, process):
@@ -64,17 +48,17 @@ class WorkerRouter:
             self._job.refusals.note(f"ignored a message of {process}: {error}")
             return
         match message:
-            case WorkerHello():
+            case msg.WorkerHello():
                 pass  # meant for the agent
-            case StoreSet():
+            case msg.StoreSet():
                 problem = self._job.store.set(process, message)
                 if problem:
                     self._job.refusals.note(problem)
-            case StoreAdd():
+            case msg.StoreAdd():
                 self._job.store.add(process, message)
-            case StoreWait():
+            case msg.StoreWait():
                 self._job.store.wait(process, message)
-            case StoreRecall():
+            case msg.StoreRecall():
                 self._job.store.recalled(process, message)
             case _ if message.process != process:
                 self._job.refusals.note(
@@ -122,21 +106,21 @@ class AgentRouter:
         self._status = status
         self._shutdown = shutdown
 
-    def take(self, agent: Agent, message: AgentUp) -> None:
+    def take(self, agent: Agent, message: msg.AgentUp) -> None:
         """Take one message of an agent."""
         match message:
-            case FromWorker():
+            case msg.FromWorker():
                 self._workers.take(agent, message)
-            case FromWorkers():
+            case msg.FromWorkers():
                 self._workers.take_all(agent, message.messages)
-            case Samples():
+            case msg.Samples():
                 self._health.observe(tuple(sample for sample in message.samples if sample.process in agent.running))
-            case TraceChunk():
+            case msg.TraceChunk():
                 self._trace.append(message)
             case GpuStatus():
                 if message.agent == agent.name:
                     self._status.append(self._job.clock.now(), message)
-            case StackTaken():
+            case msg.StackTaken():
                 if self._workers.may_speak_for(agent, message.process):
                     self._health.take_stack(message)
             case ProcessExited():
@@ -144,11 +128,11 @@ class AgentRouter:
             case ProcessStarted() | ProcessDying():
                 if self._workers.may_speak_for(agent, message.process):
                     self._driver.feed(message)
-            case Received():
+            case msg.Received():
                 agent.confirm(message.count)
-            case PrivateState():
+            case msg.PrivateState():
                 self._take_private(agent, message)
-            case Hello():
+            case msg.Hello():
                 raise ProtocolError(f"agent {agent.name} said Hello twice")
 
     def take_exit(self, agent: Agent, event: ProcessExited) -> None:
@@ -169,7 +153,7 @@ class AgentRouter:
         position: Position = msgspec.structs.replace(self._job.board.position(event.process), private_versions=(-1, -1))
         return msgspec.structs.replace(event, position=position)
 
-    def _take_private(self, agent: Agent, state: PrivateState) -> None:
+    def _take_private(self, agent: Agent, state: msg.PrivateState) -> None:
         if not self._job.agents.owns(agent, state.source):
             self._job.refusals.note(f"ignored private state from agent {agent.name} of a process that it does not run")
         elif state.problem:

@@ -10,19 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import product
 
 from relight.core.account.report import JobReport
-from relight.core.protocol.commands import (
-    Assign,
-    Begin,
-    Command,
-    EndJob,
-    Kill,
-    ReleaseHost,
-    Restore,
-    Resume,
-    Save,
-    Spawn,
-    Stop,
-)
+from relight.core.protocol import commands as cmd
 from relight.core.protocol.events import AgentLost, Restored
 from relight.core.protocol.fault import Action
 from relight.sim.judge.ends import check_end
@@ -72,7 +60,7 @@ class Checker:
         self.falling_back = False  # the last of them is not finished
         self.kept: tuple[int, tuple[tuple[str, ...], ...]] = (-1, ())  # a version, and by rank its snapshots' holders
         self.generation = 1
-        self.standing: Command | None = None  # the newest order to all
+        self.standing: cmd.Command | None = None  # the newest order to all
         self.faults: tuple[tuple[Action, str, str], ...] = ()  # what, process, point
         self.disturbed: set[str] = set()  # kinds of faults that are not of one process
         self.parts = 1  # that the state is divided into
@@ -175,7 +163,7 @@ class Checker:
                 what = f"a snapshot of version {version}, which was undone in generation {generation}"
                 raise Violation(f"I15: rank {worker.rank} keeps {what}")
 
-    def saves(self, piece: Saved, save: Save) -> None:
+    def saves(self, piece: Saved, save: cmd.Save) -> None:
         """I1 and I3 of a last checkpoint."""
         version = piece.state.version
         if version != save.target or not self.is_right(piece.state):  # a flipped bit may go unnoticed until here
@@ -201,43 +189,43 @@ class Checker:
             raise Violation(f"I11: version {version} is published while ranks {ranks} do not hold it")
         self.shown = version
 
-    def commanded(self, command: Command, members: Iterable[str]) -> None:
+    def commanded(self, command: cmd.Command, members: Iterable[str]) -> None:
         """Called before the command is carried out."""
-        if isinstance(command, Begin | Resume) and len(command.buddies) not in (0, self.world_size):
+        if isinstance(command, cmd.Begin | cmd.Resume) and len(command.buddies) not in (0, self.world_size):
             raise Violation(
                 f"I15: {len(command.buddies)} of {self.world_size} ranks are told who keeps their snapshots"
             )
         if command == self.standing or command.why.startswith("again: "):
             # Said again to an agent, or by a controller, that was restarted. Perhaps its predecessor never said it.
-            self.falling_back = self.falling_back and not isinstance(command, Resume)
+            self.falling_back = self.falling_back and not isinstance(command, cmd.Resume)
             return
-        if isinstance(command, Begin | Stop | Restore | Resume | Save):
+        if isinstance(command, cmd.Begin | cmd.Stop | cmd.Restore | cmd.Resume | cmd.Save):
             self.standing = command
         match command:
-            case Stop() | Begin():
+            case cmd.Stop() | cmd.Begin():
                 self._check_generation(command)
-            case Spawn() | ReleaseHost():
+            case cmd.Spawn() | cmd.ReleaseHost():
                 held = [w.name for w in self.members() if self.host_of.get(w.name) == command.agent]
                 if fault := self.placement.fault(command, held):
                     raise Violation(fault)
-            case Kill():
+            case cmd.Kill():
                 self._check_kill(command)
-            case Restore():
+            case cmd.Restore():
                 self._check_current(command)
                 check_restore(self, command, [self.workers[name] for name in members])
-            case Save():
+            case cmd.Save():
                 if command.target < self.finished:
                     raise Violation(f"I7: {command.target} is saved last, though version {self.finished} was finished")
-            case Resume():
+            case cmd.Resume():
                 self.falling_back = False
                 self._check_current(command)
                 for name in members:
                     self.check_content(self.workers[name], "resumes with")
                 self._check_alike([self.workers[name] for name in members])
-            case Assign():
+            case cmd.Assign():
                 self._check_current(command)
 
-    def final(self, end: EndJob, report: JobReport) -> None:
+    def final(self, end: cmd.EndJob, report: JobReport) -> None:
         """The job has ended; was that its right end?"""
         check_end(self, end, report)
 
@@ -274,18 +262,18 @@ class Checker:
                 if said.setdefault(part_key(worker.rank, self.parts), digest) != digest:
                     raise Violation(f"I5: rank {worker.rank} resumes though what it said to hold is not what others do")
 
-    def _check_generation(self, command: Stop | Begin) -> None:
+    def _check_generation(self, command: cmd.Stop | cmd.Begin) -> None:
         """I10. Begin belongs to the generation that the ranks were started in."""
-        first = isinstance(command, Begin) and command.generation >= self.generation
+        first = isinstance(command, cmd.Begin) and command.generation >= self.generation
         if not first and command.generation <= self.generation:
             raise Violation(f"I10: generation {command.generation} after {self.generation}")
         self.generation = command.generation
 
-    def _check_current(self, command: Assign | Restore | Resume) -> None:
+    def _check_current(self, command: cmd.Assign | cmd.Restore | cmd.Resume) -> None:
         if command.generation < self.generation:
             raise Violation(f"I9: {type(command).__name__} of generation {command.generation} in {self.generation}")
 
-    def _check_kill(self, kill: Kill) -> None:
+    def _check_kill(self, kill: cmd.Kill) -> None:
         worker = self.workers.get(kill.process)
         if worker is None or not worker.healthy or any(text in kill.why for text in _HARMLESS_KILLS):
             return

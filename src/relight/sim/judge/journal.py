@@ -8,26 +8,8 @@ a worker did between two reports; in a simulation checker.py sees that, in a tes
 from collections.abc import Iterable
 from typing import Protocol
 
+from relight.core.protocol import commands as cmd
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import (
-    Assign,
-    Begin,
-    CancelHost,
-    Command,
-    EndJob,
-    FallbackTier,
-    Kill,
-    Notice,
-    OrderHost,
-    RefuseDrain,
-    Release,
-    ReleaseHost,
-    Restore,
-    Resume,
-    Save,
-    Spawn,
-    Stop,
-)
 from relight.core.protocol.position import Position
 from relight.sim.judge.placement import Placement
 from relight.sim.judge.supply import Supply
@@ -44,7 +26,7 @@ class Line(Protocol):
     @property
     def event(self) -> ev.Event | None: ...
     @property
-    def command(self) -> Command | None: ...
+    def command(self) -> cmd.Command | None: ...
 
 
 def check_journal(lines: Iterable[Line], world_size: int, *, ended: bool = True) -> tuple[str, ...]:
@@ -82,15 +64,15 @@ class _Judge:
         self._stopped: dict[str, ev.Stopped] = {}
         self._restored: dict[str, ev.Restored] = {}
         self._done: dict[str, ev.TrainingDone] = {}
-        self._restore: Restore | None = None
-        self._standing: Command | None = None  # the newest order to all ranks; it may be given again
+        self._restore: cmd.Restore | None = None
+        self._standing: cmd.Command | None = None  # the newest order to all ranks; it may be given again
         self._lineages: dict[int, str] = {}  # by version
         self._digests: dict[tuple[int, str], str] = {}  # by version and part of the state
         self._parts: dict[int, str] = {}  # the part that each rank holds
         self._finished = 0  # newest version that anyone is known to have finished
         self._fallen_to = -1  # the version that an unfinished recovery went back to, below replicas
         self._late: ev.Event | None = None  # what was said last was about a closed generation
-        self._end: EndJob | None = None
+        self._end: cmd.EndJob | None = None
 
     def take(self, line: Line) -> None:
         """Judge one more line."""
@@ -159,53 +141,51 @@ class _Judge:
             self.say(f"I1: version {version} has the content {known} on one rank, {digest} on rank {rank}")
 
     # --- what it orders -------------------------------------------------------------------------------------------
-    def _order(self, command: Command) -> None:
-        if self._end is not None and not isinstance(command, Notice):
+    def _order(self, command: cmd.Command) -> None:
+        if self._end is not None and not isinstance(command, cmd.Notice):
             self.say(f"I9: {type(command).__name__} after the end of the job")
-        if self._late is not None and not isinstance(command, Notice | Spawn):
+        if self._late is not None and not isinstance(command, cmd.Notice | cmd.Spawn):
             self.say(f"I9: {type(self._late).__name__} of a closed generation led to {type(command).__name__}")
         if command == self._standing or command.why.startswith("again: "):  # by, or to, a process that was restarted
-            if isinstance(command, Assign):  # the first time may be missing: the controller died of the event before it
+            if isinstance(command, cmd.Assign):  # the first may be missing: the controller died of the event before it
                 self._give(command.rank, command.process)
             return
-        if isinstance(command, Begin | Stop | Restore | Resume | Save | Release):
+        if isinstance(command, cmd.Begin | cmd.Stop | cmd.Restore | cmd.Resume | cmd.Save | cmd.Release):
             self._standing = command
         match command:
-            case Spawn():
+            case cmd.Spawn():
                 self._agents[command.process] = command.agent
                 if fault := self._placement.fault(command):
                     self.say(fault)
                 if command.rank is not None:
                     self._give(command.rank, command.process)
-            case Assign():
+            case cmd.Assign():
                 self._check_generation(command)
                 self._give(command.rank, command.process)
-            case Stop():
+            case cmd.Stop():
                 self._open(command.generation)
-            case Begin():
+            case cmd.Begin():
                 self._generation = max(self._generation, command.generation)
-            case Restore():
+            case cmd.Restore():
                 self._check_generation(command)
                 self._check_restore(command)
-            case Resume():
+            case cmd.Resume():
                 self._check_generation(command)
                 self._check_resume(command)
-            case Save():
+            case cmd.Save():
                 self._check_generation(command)
                 self._check_save(command)
-            case Release():
+            case cmd.Release():
                 self._check_release()
-            case EndJob():
+            case cmd.EndJob():
                 self._end = command
-            case Kill() | Notice() | ReleaseHost() | RefuseDrain() | OrderHost() | CancelHost():
-                pass
 
     def _give(self, rank: int, process: str) -> None:
         holders = self._holders.setdefault(rank, [])
         if process not in holders:
             holders.append(process)
 
-    def _check_generation(self, command: Assign | Restore | Resume | Save) -> None:
+    def _check_generation(self, command: cmd.Assign | cmd.Restore | cmd.Resume | cmd.Save) -> None:
         if command.generation < self._generation:
             self.say(f"I9: {type(command).__name__} of generation {command.generation} in {self._generation}")
 
@@ -221,7 +201,7 @@ class _Judge:
     def _members(self) -> dict[int, str]:
         return {rank: self._holders[rank][-1] for rank in range(self._world_size) if self._holders.get(rank)}
 
-    def _check_restore(self, restore: Restore) -> None:
+    def _check_restore(self, restore: cmd.Restore) -> None:
         self._restore = restore
         members = self._members()
         silent = [rank for rank in range(self._world_size) if members.get(rank, "") not in self._stopped]
@@ -232,7 +212,7 @@ class _Judge:
             alive = [process for process in holders[:-1] if process not in self._dead]
             if alive:
                 self.say(f"I10: rank {rank} was given to {holders[-1]} while {alive[-1]} was not known to be dead")
-        if restore.tier is not FallbackTier.REPLICA:
+        if restore.tier is not cmd.FallbackTier.REPLICA:
             self._check_fall(restore, {rank: self._stopped[process] for rank, process in members.items()})
             return
         if restore.target < self._finished:
@@ -240,7 +220,7 @@ class _Judge:
         for rank, process in members.items():
             self._check_reachable(restore, rank, self._stopped[process])
 
-    def _check_fall(self, restore: Restore, reports: dict[int, ev.Stopped]) -> None:
+    def _check_fall(self, restore: cmd.Restore, reports: dict[int, ev.Stopped]) -> None:
         """The exception to I7: below replicas finished versions are undone. Only if it must be, and no more of them."""
         intact = {rank for rank, report in reports.items() if not report.blank and not report.torn}
         before = self._fallen_to
@@ -249,7 +229,7 @@ class _Judge:
         lost = held != set(self._parts.values()) or "private state" in restore.why
         if before < 0 and not lost and restore.distrust < 0:
             self.say(f"I7: fallback to the {restore.tier}, though every part of the state has an intact holder")
-        if restore.tier is FallbackTier.BUDDY:
+        if restore.tier is cmd.FallbackTier.BUDDY:
             self._check_snapshots(restore, reports, intact, before)
         elif any(restore.target not in report.checkpoints for report in reports.values()):
             self.say(f"I5: back to the checkpoint of version {restore.target}, which not every rank can see")
@@ -261,7 +241,9 @@ class _Judge:
         if restore.distrust >= 0:  # later versions may have been wrong on all ranks
             self._digests = {key: digest for key, digest in self._digests.items() if key[0] <= restore.target}
 
-    def _check_snapshots(self, restore: Restore, reports: dict[int, ev.Stopped], intact: set[int], before: int) -> None:
+    def _check_snapshots(
+        self, restore: cmd.Restore, reports: dict[int, ev.Stopped], intact: set[int], before: int
+    ) -> None:
         """`before`: newer ones were undone by an order that was not carried out; -1: there was none."""
         kept = {
             (rank, snapshot.rank, snapshot.version) for rank, report in reports.items() for snapshot in report.snapshots
@@ -275,7 +257,7 @@ class _Judge:
         if whole := _whole_and_newer(restore, reports, kept, before):
             self.say(f"I7: back to {restore.target}, though there are snapshots of every rank of {max(whole)}")
 
-    def _check_reachable(self, restore: Restore, rank: int, report: ev.Stopped) -> None:
+    def _check_reachable(self, restore: cmd.Restore, rank: int, report: ev.Stopped) -> None:
         worthless = report.blank or report.torn
         if worthless is not (rank in restore.targets):
             what = "has nothing and" if worthless else "is intact and"
@@ -283,7 +265,7 @@ class _Judge:
         elif not worthless and restore.target not in _reachable(report):
             self.say(f"I5: rank {rank} is to reach {restore.target} from {report.version}, prepared {report.prepared}")
 
-    def _check_save(self, save: Save) -> None:
+    def _check_save(self, save: cmd.Save) -> None:
         """A last checkpoint is of a version that each part has an intact holder of, and undoes nothing."""
         reports = {rank: self._stopped[name] for rank, name in self._members().items() if name in self._stopped}
         for part, rank in save.writers:
@@ -296,7 +278,7 @@ class _Judge:
         if save.target < self._finished:
             self.say(f"I7: a checkpoint of version {save.target} is the last, though {self._finished} was finished")
 
-    def _check_resume(self, resume: Resume) -> None:
+    def _check_resume(self, resume: cmd.Resume) -> None:
         reports = [self._restored.get(process) for process in self._members().values()]
         self._fallen_to = -1
         if self._restore is None or self._restore.generation != resume.generation:
@@ -320,7 +302,7 @@ class _Judge:
 
 
 def _whole_and_newer(
-    restore: Restore, reports: dict[int, ev.Stopped], kept: set[tuple[int, int, int]], before: int
+    restore: cmd.Restore, reports: dict[int, ev.Stopped], kept: set[tuple[int, int, int]], before: int
 ) -> list[int]:
     """Versions newer than the target of which every rank's snapshot is among `kept`, and which may be trusted."""
     newer = {version for _, _, version in kept if version > restore.target and (before < 0 or version <= before)}

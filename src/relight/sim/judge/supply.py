@@ -2,16 +2,7 @@
 
 from collections.abc import Iterable
 
-from relight.core.protocol.commands import (
-    CancelHost,
-    Command,
-    EndJob,
-    Notice,
-    OrderHost,
-    RefuseDrain,
-    ReleaseHost,
-    Spawn,
-)
+from relight.core.protocol import commands as cmd
 from relight.core.protocol.events import AgentJoined, AgentLost, Event, HostRefused
 
 _IS_DRAINED = " is drained: "  # what the controller says when it begins to leave a host
@@ -26,7 +17,7 @@ class Supply:
         self._open: set[str] = set()  # orders
         self._over: set[str] = set()
 
-    def judge(self, event: Event | None, commands: Iterable[Command]) -> str:
+    def judge(self, event: Event | None, commands: Iterable[cmd.Command]) -> str:
         """Describe the first fault of an event and all that the controller ordered after it; or nothing.
 
         It does not matter whether the controller lives to carry them out.
@@ -46,31 +37,31 @@ class Supply:
             case HostRefused() if event.order in self._open - self._here and not event.uncertain:
                 self._end(event.order)
 
-    def fault(self, command: Command) -> str:
+    def fault(self, command: cmd.Command) -> str:
         """Describe what is wrong with a command, or return an empty string."""
         match command:
-            case OrderHost():
+            case cmd.OrderHost():
                 return self._ordered(command)
-            case CancelHost():
+            case cmd.CancelHost():
                 self._end(command.order)
-            case ReleaseHost():
+            case cmd.ReleaseHost():
                 self._here.discard(command.agent)
                 self._leaving.discard(command.agent)
-            case Notice() if _IS_DRAINED in command.why:
+            case cmd.Notice() if _IS_DRAINED in command.why:
                 agent = command.why.partition(_IS_DRAINED)[0]
                 if agent in self._here:
                     self._here.discard(agent)
                     self._leaving.add(agent)
-            case RefuseDrain() if command.agent in self._leaving:
+            case cmd.RefuseDrain() if command.agent in self._leaving:
                 self._leaving.discard(command.agent)
                 self._here.add(command.agent)
-            case Spawn() if command.agent in self._over:
+            case cmd.Spawn() if command.agent in self._over:
                 return f"I19: {command.process} is started on {command.agent}, whose order is over"
-            case EndJob() if self._open:
+            case cmd.EndJob() if self._open:
                 return f"I19: the job ends, and {sorted(self._open)} are still on order"
         return ""
 
-    def _ordered(self, command: OrderHost) -> str:
+    def _ordered(self, command: cmd.OrderHost) -> str:
         is_new = command.order not in self._open | self._over
         self._open.add(command.order)
         if command.why.startswith("again: "):

@@ -16,19 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core.protocol.commands import (
-    Assign,
-    CancelHost,
-    Command,
-    EndJob,
-    Kill,
-    Notice,
-    OrderHost,
-    RefuseDrain,
-    ReleaseHost,
-    Restore,
-    Spawn,
-)
+from relight.core.protocol import commands as cmd
 from relight.sim.model.schedule import Schedule, decode_schedule, encode_schedule
 from relight.sim.planted.mutations import find_mutation
 from relight.sim.world.timed import SimulatedJob, run_schedule
@@ -89,29 +77,29 @@ def describe(job: SimulatedJob) -> str:
     for now, what, thing in job.trace:
         if what == "FAULT":
             lines.append(f"{now:9.3f}  FAULT {thing}")
-        elif what == "command" and not isinstance(thing, Notice):
+        elif what == "command" and not isinstance(thing, cmd.Notice):
             lines.append(f"{now:9.3f}  {_describe_command(thing)}")  # type: ignore[arg-type]
     return "\n".join(lines) + "\n"
 
 
-def _describe_command(command: Command) -> str:
+def _describe_command(command: cmd.Command) -> str:
     match command:
-        case Spawn():
+        case cmd.Spawn():
             return f"Spawn {command.process} {'standby' if command.rank is None else f'rank {command.rank}'}"
-        case Kill():
+        case cmd.Kill():
             return f"Kill {command.process}"
-        case Assign():
+        case cmd.Assign():
             return f"Assign {command.process} rank {command.rank} generation {command.generation}"
-        case Restore():
+        case cmd.Restore():
             sources = [source.rank for source in command.sources]
             what = f"to {command.target} attempt {command.attempt} from {sources} into {list(command.targets)}"
             return f"Restore generation {command.generation} {what}"
-        case EndJob():
+        case cmd.EndJob():
             return f"EndJob {command.error or 'training finished'}"
-        case ReleaseHost() | RefuseDrain():
+        case cmd.ReleaseHost() | cmd.RefuseDrain():
             return f"{type(command).__name__} {command.agent}"
-        case OrderHost() | CancelHost():
+        case cmd.OrderHost() | cmd.CancelHost():
             return f"{type(command).__name__} {command.order}"
-        case Notice():
+        case cmd.Notice():
             return ""
     return f"{type(command).__name__} generation {command.generation}"

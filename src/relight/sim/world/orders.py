@@ -2,59 +2,41 @@
 
 from typing import TYPE_CHECKING
 
-from relight.core.protocol.commands import (
-    Assign,
-    Begin,
-    CancelHost,
-    Command,
-    EndJob,
-    Kill,
-    Notice,
-    OrderHost,
-    RefuseDrain,
-    Release,
-    ReleaseHost,
-    Restore,
-    Resume,
-    Save,
-    Spawn,
-    Stop,
-    WindDown,
-)
+from relight.core.protocol import commands as cmd
 from relight.wire.messages import CopyPrivate, TakePrivate
 
 if TYPE_CHECKING:
     from relight.sim.world.world import World
 
 
-def carry_out(world: "World", command: Command) -> None:
+def carry_out(world: "World", command: cmd.Command) -> None:
     """Carry out one command. Audiences are looked up when it goes out."""
     world.checker.commanded(command, tuple(world.controller.rank_processes().values()))
     match command:
-        case Spawn():
+        case cmd.Spawn():
             world.spawned.add(command.process)
             world.host_of[command.process] = command.agent
             world.tell(command.process, command)
-        case Kill():
+        case cmd.Kill():
             world.tell(command.process, command)
-        case Assign():
+        case cmd.Assign():
             _open_store(world, command.generation)
             world.tell(command.process, command)
-        case Begin() | Stop():
+        case cmd.Begin() | cmd.Stop():
             _open_store(world, command.generation)
             _tell_audience(world, command)
-        case Restore():
+        case cmd.Restore():
             for rank in command.targets:
                 _hand_over_private_state(world, rank, command.target)
             _tell_audience(world, command)
-        case Resume() | Save() | WindDown() | Release():
+        case cmd.Resume() | cmd.Save() | cmd.WindDown() | cmd.Release():
             _tell_audience(world, command)
-        case EndJob():
+        case cmd.EndJob():
             world.end = command
             world.checker.final(command, world.controller.report())
-        case OrderHost() | CancelHost():
+        case cmd.OrderHost() | cmd.CancelHost():
             world.supply(command)
-        case Notice() | ReleaseHost() | RefuseDrain():
+        case cmd.Notice() | cmd.ReleaseHost() | cmd.RefuseDrain():
             pass
 
 
@@ -74,6 +56,8 @@ def _open_store(world: "World", generation: int) -> None:
     world.store_generation = max(world.store_generation, generation)
 
 
-def _tell_audience(world: "World", command: Begin | Stop | Restore | Resume | Save | WindDown | Release) -> None:
+def _tell_audience(
+    world: "World", command: cmd.Begin | cmd.Stop | cmd.Restore | cmd.Resume | cmd.Save | cmd.WindDown | cmd.Release
+) -> None:
     for name in world.controller.audience(command.audience):
         world.tell(name, command)

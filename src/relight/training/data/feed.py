@@ -17,19 +17,7 @@ from torch.utils.data import BatchSampler
 from relight.training.data import rng
 from relight.training.data.feed_worker import Key, Keyed
 from relight.training.data.strays import watch
-from relight.training.torch_private.loaders import (
-    IteratorMethods,
-    attach,
-    attached,
-    batches_drawn,
-    index_queues,
-    index_sampler_of,
-    iterator_methods,
-    replace_iterator_methods,
-    set_index_queues,
-    worker_turns,
-    workers_of,
-)
+from relight.training.torch_private import loaders
 
 
 class Feed:
@@ -111,19 +99,19 @@ class Lane:
                 self._streams = rng.capture()
         else:
             index = draw(iterator)
-        self.number = batches_drawn(iterator) if self._feed.is_restored else self.number + 1
+        self.number = loaders.batches_drawn(iterator) if self._feed.is_restored else self.number + 1
         return index
 
     def draw_ahead(self, iterator: Any, draw: Callable[[Any], Any]) -> None:
         """Draw the first indices now: the script may read this iterator in a thread, beside other draws."""
-        if workers_of(iterator) == 0 and not self._feed.is_restored:
+        if loaders.workers_of(iterator) == 0 and not self._feed.is_restored:
             try:
                 self._ahead = [self.next_index(iterator, draw)]
             except StopIteration:
                 self._ahead = []
 
     def advanced(self, iterator: Any) -> None:
-        if workers_of(iterator) == 0 and threading.current_thread() is not threading.main_thread():
+        if loaders.workers_of(iterator) == 0 and threading.current_thread() is not threading.main_thread():
             self._feed.loads_in_a_thread = True
 
     def _first(self, iterator: Any, draw: Callable[[Any], Any]) -> Any:
@@ -133,9 +121,9 @@ class Lane:
             draw(iterator)
         if skip:
             self.number += skip
-            turns = worker_turns(iterator)
+            turns = loaders.worker_turns(iterator)
             if turns is not None:  # each batch is loaded by the worker that would have loaded it
-                for _ in range(skip % workers_of(iterator)):
+                for _ in range(skip % loaders.workers_of(iterator)):
                     next(turns)
         try:
             return draw(iterator)
@@ -178,12 +166,12 @@ def _is_torch(sampler: Any) -> bool:
 @functools.cache
 def install() -> None:
     """From now on, in this process, DataLoader iterators ask here. Those that no feed has made are as they were."""
-    torchs = iterator_methods()
+    torchs = loaders.iterator_methods()
     init, reset, next_index, advance = torchs.init, torchs.reset, torchs.next_index, torchs.advance
 
     def claim(iterator: Any) -> None:
         feed = _Present.feed
-        attach(iterator, None if feed is None else feed.lane(index_sampler_of(iterator)))
+        loaders.attach(iterator, None if feed is None else feed.lane(loaders.index_sampler_of(iterator)))
         watch.made(iterator)
 
     def on_init(self: Any, loader: Any) -> None:
@@ -193,28 +181,28 @@ def install() -> None:
         if generator:  # as in later epochs, for which the iterator with its workers is kept: it draws no seed for them
             generator.set_state(state)
         claim(self)
-        if (lane := attached(self)) is not None:
+        if (lane := loaders.attached(self)) is not None:
             lane.draw_ahead(self, next_index)
 
     def on_reset(self: Any, loader: Any, first_iter: bool = False) -> None:
         reset(self, loader, first_iter)
         if not first_iter:
             claim(self)
-        lane, queues = attached(self), index_queues(self)
+        lane, queues = loaders.attached(self), loaders.index_queues(self)
         raw = [queue.inner if isinstance(queue, _KeyedQueue) else queue for queue in queues]
         if queues:
-            set_index_queues(self, [_KeyedQueue(queue, lane) for queue in raw] if lane else raw)
+            loaders.set_index_queues(self, [_KeyedQueue(queue, lane) for queue in raw] if lane else raw)
 
     def on_next_index(self: Any) -> Any:
-        lane = attached(self)
+        lane = loaders.attached(self)
         return next_index(self) if lane is None else lane.next_index(self, next_index)
 
     def on_advance(self: Any) -> Any:
-        lane = attached(self)
+        lane = loaders.attached(self)
         if lane is None and _Present.feed is None:
             watch.advanced(self)
         elif lane is not None:
             lane.advanced(self)
         return advance(self)
 
-    replace_iterator_methods(IteratorMethods(on_init, on_reset, on_next_index, on_advance))
+    loaders.replace_iterator_methods(loaders.IteratorMethods(on_init, on_reset, on_next_index, on_advance))

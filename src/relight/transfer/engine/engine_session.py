@@ -6,24 +6,9 @@ from collections.abc import Callable
 
 from relight.errors import ProtocolError, TransferError, UsageError
 from relight.transfer.engine.served_weights import ServedWeights
+from relight.transfer.io import messages as msg
 from relight.transfer.io.buffers import Buffer, close_buffers, open_buffers
 from relight.transfer.io.channel import Channel
-from relight.transfer.io.messages import (
-    PROTOCOL_VERSION,
-    AbandonUpdate,
-    Begin,
-    BucketLoaded,
-    Committed,
-    CommitUpdate,
-    Dismissed,
-    EngineHello,
-    LoadBucket,
-    Ready,
-    Refuse,
-    Release,
-    Welcome,
-    WriteBucket,
-)
 from relight.transfer.plan.manifest import differences
 from relight.transfer.plan.plan import Bucket, plan_buckets
 from relight.transfer.plan.schedule import IPC_BUFFERS
@@ -42,14 +27,14 @@ class EngineSession:
         self._served = served
         self._name = name
         self._notify = notify
-        self._begun: Begin | None = None
+        self._begun: msg.Begin | None = None
         self._buckets: tuple[Bucket, ...] = ()
         self._buffers: tuple[Buffer, ...] = ()
 
     def run(self) -> None:
         """Take updates until the publisher ends the connection. Raises OSError, ProtocolError or TransferError."""
-        hello = EngineHello(
-            protocol_version=PROTOCOL_VERSION,
+        hello = msg.EngineHello(
+            protocol_version=msg.PROTOCOL_VERSION,
             name=self._name,
             pid=os.getpid(),
             version=-1 if self._served.stale else self._served.version,
@@ -58,21 +43,21 @@ class EngineSession:
         self._channel.send(hello)
         while (message := self._channel.receive()) is not None:
             match message:
-                case Welcome():
+                case msg.Welcome():
                     self._open_buffers(message)
                     self._target.prepare()
-                case Begin():
+                case msg.Begin():
                     self._begin(message)
-                case LoadBucket():
+                case msg.LoadBucket():
                     self._load(message)
-                case CommitUpdate():
+                case msg.CommitUpdate():
                     self._commit(message)
-                case AbandonUpdate():
+                case msg.AbandonUpdate():
                     if self._begun is not None and self._begun.update == message.update:
                         self._break_off(message.why)
-                case Dismissed():
+                case msg.Dismissed():
                     self._notify(f"dismissed by the publisher: {message.why}")
-                case WriteBucket() | Release():
+                case msg.WriteBucket() | msg.Release():
                     raise ProtocolError("an engine writes no buckets")
 
     def end(self, why: str) -> None:
@@ -81,13 +66,13 @@ class EngineSession:
         close_buffers(self._buffers)
         self._buffers = ()
 
-    def _open_buffers(self, welcome: Welcome) -> None:
+    def _open_buffers(self, welcome: msg.Welcome) -> None:
         descriptors, self._channel.descriptors = self._channel.descriptors, []
         self._buffers = open_buffers(descriptors, welcome.buffer_bytes)
         if len(self._buffers) != IPC_BUFFERS:
             raise ProtocolError(f"{len(self._buffers)} buffers came instead of {IPC_BUFFERS}")
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, begin: msg.Begin) -> None:
         self._break_off("another update began")
         why = self._objection(begin)
         if not why:
@@ -98,12 +83,12 @@ class EngineSession:
                 why = str(error)
         if why:
             self._notify(f"refused version {begin.version}: {why}")
-            self._channel.send(Refuse(update=begin.update, why=why))
+            self._channel.send(msg.Refuse(update=begin.update, why=why))
             return
         self._begun = begin
-        self._channel.send(Ready(update=begin.update))
+        self._channel.send(msg.Ready(update=begin.update))
 
-    def _objection(self, begin: Begin) -> str:
+    def _objection(self, begin: msg.Begin) -> str:
         own = self._served
         if begin.generation < own.generation or begin.version < own.version:
             return (
@@ -116,7 +101,7 @@ class EngineSession:
             return "; ".join(differences(begin.manifest, self._target.wants))
         return ""
 
-    def _load(self, order: LoadBucket) -> None:
+    def _load(self, order: msg.LoadBucket) -> None:
         begun = self._begun
         if begun is None or begun.update != order.update:
             return
@@ -134,9 +119,9 @@ class EngineSession:
             self._refuse(begun, f"it could not take a bucket: {type(error).__name__}: {error}")
             return
         seconds = (time.monotonic_ns() - started_ns) / 1e9
-        self._channel.send(BucketLoaded(update=begun.update, bucket=order.bucket, intact=intact, seconds=seconds))
+        self._channel.send(msg.BucketLoaded(update=begun.update, bucket=order.bucket, intact=intact, seconds=seconds))
 
-    def _begin_in_place(self, begun: Begin) -> None:
+    def _begin_in_place(self, begun: msg.Begin) -> None:
         """From here until the commit the weights are a mixture, which no request may see."""
         self._served.stop_requests()
         if self._channel.has_ended():  # after a long wait for requests, or a freeze; nothing is overwritten yet
@@ -144,7 +129,7 @@ class EngineSession:
         self._served.pause_engine()
         self._channel.set_timeout(begun.patience_seconds or None)  # a frozen publisher must not keep requests out
 
-    def _commit(self, order: CommitUpdate) -> None:
+    def _commit(self, order: msg.CommitUpdate) -> None:
         begun = self._begun
         if begun is None or begun.update != order.update:
             return
@@ -159,15 +144,15 @@ class EngineSession:
         self._begun = None
         try:
             # Before the version can be seen here: a caller that waits for it may close this receiver at once.
-            self._channel.send(Committed(update=begun.update, version=begun.version))
+            self._channel.send(msg.Committed(update=begun.update, version=begun.version))
         finally:
             self._served.set_version(begun.version, begun.generation)
             self._admit_requests()
 
-    def _refuse(self, begun: Begin, why: str) -> None:
+    def _refuse(self, begun: msg.Begin, why: str) -> None:
         self._notify(why)
         self._break_off(why)
-        self._channel.send(Refuse(update=begun.update, why=why))
+        self._channel.send(msg.Refuse(update=begun.update, why=why))
 
     def _break_off(self, why: str) -> None:
         """End the update without effect; one in place leaves the engine stale until the next update."""

@@ -12,16 +12,8 @@ from typing import Any
 import msgspec
 
 from relight.errors import ProtocolError
+from relight.transfer.io import messages as msg
 from relight.transfer.io.channel import Channel
-from relight.transfer.io.messages import (
-    MAX_NAME,
-    PROTOCOL_VERSION,
-    Dismissed,
-    EngineHello,
-    SourceHello,
-    ToPublisher,
-    Welcome,
-)
 from relight.transfer.plan.division import ShardSpec
 from relight.transfer.plan.result import SELF
 
@@ -60,7 +52,7 @@ class Members:
         self,
         selector: selectors.BaseSelector,
         listener: socket.socket,
-        welcome: Welcome,
+        welcome: msg.Welcome,
         descriptors: Sequence[int],
         *,
         heard: Callable[[Member, Any], None],
@@ -135,7 +127,7 @@ class Members:
             return
         self._selector.unregister(descriptor)
         with contextlib.suppress(OSError, ProtocolError):
-            member.channel.post(Dismissed(why=why))  # last words, if they fit
+            member.channel.post(msg.Dismissed(why=why))  # last words, if they fit
         member.channel.close()
         self._gone(member, why)
 
@@ -145,7 +137,7 @@ class Members:
         except OSError:
             return
         try:
-            channel = Channel(connection, ToPublisher)
+            channel = Channel(connection, msg.ToPublisher)
             channel.set_timeout(0.0)  # the loop never blocks
         except (OSError, ProtocolError) as error:
             self._notify(f"refused a connection: {error}")
@@ -173,29 +165,31 @@ class Members:
 
     def _hear(self, member: Member, message: Any) -> None:
         match message:
-            case EngineHello() | SourceHello() if member.hello is None:
+            case msg.EngineHello() | msg.SourceHello() if member.hello is None:
                 self._greet(member, message)
-            case EngineHello() | SourceHello():
+            case msg.EngineHello() | msg.SourceHello():
                 self.dismiss(member, "it said twice who it is")
             case _ if member.hello is None:
                 self.dismiss(member, "it spoke before it said who it is")
             case _:
                 self._heard(member, message)
 
-    def _greet(self, member: Member, hello: EngineHello | SourceHello) -> None:
-        if hello.protocol_version != PROTOCOL_VERSION:
-            self.dismiss(member, f"it speaks version {hello.protocol_version} of the protocol, not {PROTOCOL_VERSION}")
+    def _greet(self, member: Member, hello: msg.EngineHello | msg.SourceHello) -> None:
+        if hello.protocol_version != msg.PROTOCOL_VERSION:
+            self.dismiss(
+                member, f"it speaks version {hello.protocol_version} of the protocol, not {msg.PROTOCOL_VERSION}"
+            )
             return
         names = {other.name for other in self} | {SELF}
-        name = member.name = hello.name[:MAX_NAME]
+        name = member.name = hello.name[: msg.MAX_NAME]
         for number in itertools.count(1):
             if member.name not in names:
                 break
             member.name = f"{name}@{member.channel.peer_pid}" + (f".{number}" if number > 1 else "")
         member.hello, member.greet_by = hello, 0.0
-        if isinstance(hello, SourceHello):
+        if isinstance(hello, msg.SourceHello):
             member.held, member.is_source = hello.held, True
-        if isinstance(hello, EngineHello):
+        if isinstance(hello, msg.EngineHello):
             member.version, member.generation = hello.version, hello.generation
         self.send(member, self._welcome, self._descriptors)
         self._came(member)

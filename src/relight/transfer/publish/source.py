@@ -13,24 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from relight.errors import ProtocolError, TransferError, UsageError
+from relight.transfer.io import messages as msg
 from relight.transfer.io.buffers import Buffer, close_buffers, open_buffers
 from relight.transfer.io.channel import Channel, connect, socket_path
-from relight.transfer.io.messages import (
-    PROTOCOL_VERSION,
-    AbandonUpdate,
-    Begin,
-    BucketWritten,
-    CommitUpdate,
-    Dismissed,
-    FromPublisher,
-    LoadBucket,
-    Ready,
-    Refuse,
-    Release,
-    SourceHello,
-    Welcome,
-    WriteBucket,
-)
 from relight.transfer.plan.division import ShardSpec, as_known, find_entries
 from relight.transfer.plan.manifest import Manifest, differences
 from relight.transfer.plan.plan import Bucket, plan_buckets
@@ -115,23 +100,25 @@ class SourceLink:
             if self._is_stopped:  # meanwhile
                 return
             channel.send(
-                SourceHello(protocol_version=PROTOCOL_VERSION, name=self._name, pid=os.getpid(), held=self._held)
+                msg.SourceHello(
+                    protocol_version=msg.PROTOCOL_VERSION, name=self._name, pid=os.getpid(), held=self._held
+                )
             )
             while (message := channel.receive()) is not None:
                 match message:
-                    case Welcome():
+                    case msg.Welcome():
                         self._buffers = self._open_buffers(channel, message)
                         joined()
-                    case Begin():
+                    case msg.Begin():
                         self._begin(channel, message)
-                    case WriteBucket():
+                    case msg.WriteBucket():
                         self._write(channel, message)
-                    case AbandonUpdate() | Release():
+                    case msg.AbandonUpdate() | msg.Release():
                         if message.update == self._update:
                             self._end()
-                    case Dismissed():
+                    case msg.Dismissed():
                         return
-                    case LoadBucket() | CommitUpdate():
+                    case msg.LoadBucket() | msg.CommitUpdate():
                         raise ProtocolError("a source loads nothing")
         except OSError:
             pass  # the publisher is gone, as at the end of the stream
@@ -144,14 +131,14 @@ class SourceLink:
     # --- how buckets get to the publisher: here by shared memory (see `remote_source` for other ways) ----------------
     def _connect(self) -> Any:
         """Raises OSError, ProtocolError or TransferError."""
-        return Channel(connect(self._path), FromPublisher)
+        return Channel(connect(self._path), msg.FromPublisher)
 
-    def _open_buffers(self, channel: Any, welcome: Welcome) -> tuple[Buffer, ...]:
+    def _open_buffers(self, channel: Any, welcome: msg.Welcome) -> tuple[Buffer, ...]:
         """Return the buffers that buckets are written into. Raises TransferError."""
         descriptors, channel.descriptors = channel.descriptors, []
         return open_buffers(descriptors, welcome.buffer_bytes)
 
-    def _hand_over(self, channel: Any, written: BucketWritten, view: memoryview) -> None:
+    def _hand_over(self, channel: Any, written: msg.BucketWritten, view: memoryview) -> None:
         """The bucket lies in `view`. Raises OSError."""
         del view  # the publisher's engines see it there
         channel.send(written)
@@ -162,11 +149,11 @@ class SourceLink:
         if self._channel is not None:
             self._channel.break_off()
 
-    def _begin(self, channel: Any, begin: Begin) -> None:
+    def _begin(self, channel: Any, begin: msg.Begin) -> None:
         self._end()
         why = self._objection(begin) or self._lease.acquire(begin.version)
         if why:
-            channel.send(Refuse(update=begin.update, why=why))
+            channel.send(msg.Refuse(update=begin.update, why=why))
             return
         try:
             self._source.settle()
@@ -175,9 +162,9 @@ class SourceLink:
             return
         self._update = begin.update
         self._buckets = plan_buckets(begin.manifest, begin.bucket_bytes)
-        channel.send(Ready(update=begin.update))
+        channel.send(msg.Ready(update=begin.update))
 
-    def _objection(self, begin: Begin) -> str:
+    def _objection(self, begin: msg.Begin) -> str:
         own, offered = self._source.manifest, begin.manifest
         if bool(offered.parts) != (self._held is not None):
             which = "a part of" if self._held is not None else "all"
@@ -203,13 +190,13 @@ class SourceLink:
         update, channel = self._update, self._channel
         if update >= 0 and channel is not None:
             with contextlib.suppress(OSError):
-                channel.send(Refuse(update=update, why=why))
+                channel.send(msg.Refuse(update=update, why=why))
 
     def _fail(self, channel: Any, update: int, error: Exception) -> None:
         self._end()
-        channel.send(Refuse(update=update, why=f"{type(error).__name__}: {error}"))
+        channel.send(msg.Refuse(update=update, why=f"{type(error).__name__}: {error}"))
 
-    def _write(self, channel: Any, order: WriteBucket) -> None:
+    def _write(self, channel: Any, order: msg.WriteBucket) -> None:
         if order.update != self._update:
             return
         if not (0 <= order.bucket < len(self._buckets) and 0 <= order.buffer < len(self._buffers)):
@@ -222,5 +209,5 @@ class SourceLink:
             self._fail(channel, order.update, error)
             return
         seconds = (time.monotonic_ns() - started_ns) / 1e9
-        written = BucketWritten(update=order.update, bucket=order.bucket, digest=digest, seconds=seconds)
+        written = msg.BucketWritten(update=order.update, bucket=order.bucket, digest=digest, seconds=seconds)
         self._hand_over(channel, written, view[: bucket.nbytes])

@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relight.errors import TransferError
-from relight.transfer.io.messages import (
-    Behind,
-    BucketLoaded,
-    BucketWritten,
-    Committed,
-    Ready,
-    Refuse,
-)
+from relight.transfer.io import messages as msg
 from relight.transfer.plan.manifest import describe_bytes
 from relight.transfer.plan.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
 from relight.transfer.plan.result import SELF, Published, Stage
@@ -123,25 +116,25 @@ class Updates:
         publication = self.current
         now = time.monotonic()
         match message:
-            case Behind():
+            case msg.Behind():
                 member.version, member.generation, member.offered = -1, 0, (0, -1)
                 self._mailbox.post(self.help_late_engines)
             case _ if publication is None or message.update != publication.number:
                 pass  # about an update that is over
-            case Ready():
+            case msg.Ready():
                 self._ready(publication, member)
-            case Refuse():
+            case msg.Refuse():
                 self._refused(publication, member, message.why)
             case _ if publication.update is None:
                 pass
-            case BucketWritten():
+            case msg.BucketWritten():
                 publication.note_stage(member, "broadcast", message.bucket, message.seconds)
                 self._obey(publication, publication.update.written(member.name, message.bucket, message.digest, now))
-            case BucketLoaded():
+            case msg.BucketLoaded():
                 publication.note_stage(member, "reload", message.bucket, message.seconds)
                 answer = publication.update.loaded if message.intact else publication.update.damaged
                 self._obey(publication, answer(member.name, message.bucket, now))
-            case Committed():
+            case msg.Committed():
                 member.version, member.generation = publication.version, publication.generation
                 publication.note_stage(member, "commit", -1)
                 self._obey(publication, publication.update.committed(member.name))

@@ -16,23 +16,9 @@ from typing import Any
 import msgspec
 
 from relight.errors import ProtocolError, TransferError
+from relight.transfer.io import messages as msg
 from relight.transfer.io.buffers import Buffer, close_buffers, open_buffers
 from relight.transfer.io.channel import Channel, connect, socket_path
-from relight.transfer.io.messages import (
-    AbandonUpdate,
-    Begin,
-    Behind,
-    BucketLoaded,
-    Committed,
-    CommitUpdate,
-    Dismissed,
-    EngineHello,
-    FromPublisher,
-    LoadBucket,
-    Ready,
-    Refuse,
-    Welcome,
-)
 from relight.transfer.io.tcp import Strangers, TcpChannel, accept_forever, listen_on
 from relight.transfer.plan.plan import Bucket, plan_buckets
 from relight.wire.connection.tls import Tls
@@ -44,12 +30,12 @@ REPEAT_SECONDS = 60.0
 class ForwardedBucket(msgspec.Struct, frozen=True, tag=True):
     """LoadBucket to an engine that shares no buffers: the bucket's bytes come right after it."""
 
-    load: LoadBucket
+    load: msg.LoadBucket
     nbytes: int
 
 
-FromRelay = EngineHello | Behind | Ready | Refuse | BucketLoaded | Committed
-FromBridge = Welcome | Begin | ForwardedBucket | CommitUpdate | AbandonUpdate | Dismissed
+FromRelay = msg.EngineHello | msg.Behind | msg.Ready | msg.Refuse | msg.BucketLoaded | msg.Committed
+FromBridge = msg.Welcome | msg.Begin | ForwardedBucket | msg.CommitUpdate | msg.AbandonUpdate | msg.Dismissed
 
 
 class PublishBridge:
@@ -115,7 +101,7 @@ class PublishBridge:
             if self._closed:
                 other.break_off()
         try:
-            publisher = Channel(connect(socket_path(self._place)), FromPublisher)
+            publisher = Channel(connect(socket_path(self._place)), msg.FromPublisher)
         except (OSError, ProtocolError, TransferError):
             pass  # there is no publisher here now: the relay asks again
         else:
@@ -163,15 +149,15 @@ def _carry_down(publisher: Channel, relay: TcpChannel) -> None:
     try:
         while (message := publisher.receive()) is not None:
             match message:
-                case LoadBucket():
+                case msg.LoadBucket():
                     nbytes = buckets[message.bucket].nbytes
                     relay.send(ForwardedBucket(message, nbytes))
                     relay.send_bytes([buffers[message.buffer].view[:nbytes]])
                     continue
-                case Welcome():
+                case msg.Welcome():
                     descriptors, publisher.descriptors = publisher.descriptors, []
                     buffers = open_buffers(descriptors, message.buffer_bytes)
-                case Begin():
+                case msg.Begin():
                     buckets = plan_buckets(message.manifest, message.bucket_bytes)
             relay.send(message)
     finally:

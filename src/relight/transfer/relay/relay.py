@@ -22,20 +22,7 @@ from typing import Any
 import xxhash
 
 from relight.errors import ProtocolError, TransferError, UsageError
-from relight.transfer.io.messages import (
-    PROTOCOL_VERSION,
-    AbandonUpdate,
-    Begin,
-    Behind,
-    BucketLoaded,
-    Committed,
-    CommitUpdate,
-    Dismissed,
-    EngineHello,
-    Ready,
-    Refuse,
-    Welcome,
-)
+from relight.transfer.io import messages as msg
 from relight.transfer.io.tcp import TcpChannel, begin_connecting, discard, parse_endpoint
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import Bucket, bucket_bytes_for
@@ -149,13 +136,13 @@ class Relay:
             self._break_off("the connection to the publisher's host ended")
             channel.close()
 
-    def _hello(self) -> EngineHello:
+    def _hello(self) -> msg.EngineHello:
         engines = () if self._publisher is None else self._publisher.engines()
         self._known = {(engine.name, engine.pid) for engine in engines}
         complete = all((engine.generation, engine.version) == self._current for engine in engines)
         generation, version = self._current if engines and complete else (0, -1)
-        return EngineHello(
-            protocol_version=PROTOCOL_VERSION,
+        return msg.EngineHello(
+            protocol_version=msg.PROTOCOL_VERSION,
             name=self._name,
             pid=os.getpid(),
             version=version,
@@ -176,7 +163,7 @@ class Relay:
             passing = self._passing
             if passing is None:
                 if self._has_newcomer():
-                    channel.send(Behind())
+                    channel.send(msg.Behind())
             elif passing.handle.over:
                 self._refuse(channel, passing)
             elif patience and time.monotonic() > ends:
@@ -192,18 +179,18 @@ class Relay:
 
     def _hear(self, channel: TcpChannel, message: Any) -> None:
         match message:
-            case Welcome():
+            case msg.Welcome():
                 self._open_place(message.buffer_bytes)
-            case Begin():
+            case msg.Begin():
                 self._begin(channel, message)
             case ForwardedBucket():
                 self._pass_on(channel, message)
-            case CommitUpdate():
+            case msg.CommitUpdate():
                 self._commit(channel, message)
-            case AbandonUpdate():
+            case msg.AbandonUpdate():
                 if self._passing is not None and self._passing.begin.update == message.update:
                     self._break_off(message.why)
-            case Dismissed():
+            case msg.Dismissed():
                 self._notify(f"dismissed by the publisher: {message.why}")
 
     def _open_place(self, buffer_bytes: int) -> None:
@@ -226,7 +213,7 @@ class Relay:
         self._buffer_bytes = buffer_bytes
 
     # --- an update ----------------------------------------------------------------------------------------------
-    def _begin(self, channel: TcpChannel, begin: Begin) -> None:
+    def _begin(self, channel: TcpChannel, begin: msg.Begin) -> None:
         self._break_off("another update began")
         publisher = self._publisher
         why = ""
@@ -249,9 +236,9 @@ class Relay:
             else:
                 self._passing = _Passing(begin, stream, handle)
                 channel.set_timeout(begin.patience_seconds or None)  # also in the middle of a bucket
-                channel.send(Ready(update=begin.update))
+                channel.send(msg.Ready(update=begin.update))
                 return
-        channel.send(Refuse(update=begin.update, why=why))
+        channel.send(msg.Refuse(update=begin.update, why=why))
 
     def _pass_on(self, channel: TcpChannel, forwarded: ForwardedBucket) -> None:
         passing = self._passing
@@ -261,7 +248,7 @@ class Relay:
             discard(channel, forwarded.nbytes)
             self._refuse(channel, passing)
 
-    def _commit(self, channel: TcpChannel, order: CommitUpdate) -> None:
+    def _commit(self, channel: TcpChannel, order: msg.CommitUpdate) -> None:
         passing = self._passing
         if passing is None or passing.begin.update != order.update:
             return
@@ -271,11 +258,11 @@ class Relay:
             if self._stopped.is_set():
                 return
         if result.error:
-            channel.send(Refuse(update=order.update, why=result.error))
+            channel.send(msg.Refuse(update=order.update, why=result.error))
             return
         self._current = (passing.begin.generation, passing.begin.version)
         self._known.clear()  # an engine that is still behind was dropped meanwhile, and is asked for once more
-        channel.send(Committed(update=order.update, version=passing.begin.version))
+        channel.send(msg.Committed(update=order.update, version=passing.begin.version))
 
     def _refuse(self, channel: TcpChannel, passing: "_Passing") -> None:
         """The engines here do not take it after all."""
@@ -283,7 +270,7 @@ class Relay:
         passing.stream.close("the update is over")
         result = passing.handle.wait(_CANCEL_SECONDS)
         why = "it was broken off here" if result is None else result.error
-        channel.send(Refuse(update=passing.begin.update, why=why))
+        channel.send(msg.Refuse(update=passing.begin.update, why=why))
 
     def _break_off(self, why: str) -> None:
         """The update ends without effect: every engine here keeps the version it has."""
@@ -299,7 +286,7 @@ class Relay:
 class _Passing:
     """An update on its way through this host."""
 
-    begin: Begin
+    begin: msg.Begin
     stream: "_Stream"
     handle: Handle
 
@@ -315,7 +302,7 @@ class _Stream:
     writer reads its bytes into the buffer that is free, and the relay's waits meanwhile.
     """
 
-    def __init__(self, channel: TcpChannel, begin: Begin) -> None:
+    def __init__(self, channel: TcpChannel, begin: msg.Begin) -> None:
         self.manifest: Manifest = begin.manifest
         self._channel = channel
         self._update = begin.update
@@ -371,7 +358,7 @@ class _Stream:
             seconds = (time.monotonic_ns() - started_ns) / 1e9
             with contextlib.suppress(OSError):  # the relay's thread notices too
                 self._channel.send(
-                    BucketLoaded(update=self._update, bucket=bucket.index, intact=intact, seconds=seconds)
+                    msg.BucketLoaded(update=self._update, bucket=bucket.index, intact=intact, seconds=seconds)
                 )
             if intact:
                 return digest

@@ -14,20 +14,9 @@ from pathlib import Path
 import msgspec
 
 from relight.errors import ProtocolError, TransferError
+from relight.transfer.io import messages as msg
 from relight.transfer.io.buffers import Buffer, close_buffers, create_buffers, open_buffers
 from relight.transfer.io.channel import Channel
-from relight.transfer.io.messages import (
-    AbandonUpdate,
-    Begin,
-    BucketWritten,
-    FromPublisher,
-    Ready,
-    Refuse,
-    Release,
-    SourceHello,
-    Welcome,
-    WriteBucket,
-)
 from relight.transfer.io.tcp import TcpChannel, begin_connecting, discard, parse_endpoint
 from relight.transfer.plan.division import ShardSpec
 from relight.transfer.plan.plan import Bucket, plan_buckets
@@ -42,11 +31,11 @@ BRIDGE, SOURCE = "source-bridge", "remote-source"
 class BucketPayload(msgspec.Struct, frozen=True, tag=True):
     """BucketWritten from a source that shares no buffers: the bucket's bytes come right after it."""
 
-    written: BucketWritten
+    written: msg.BucketWritten
     nbytes: int
 
 
-FromSource = SourceHello | Ready | Refuse | BucketPayload
+FromSource = msg.SourceHello | msg.Ready | msg.Refuse | BucketPayload
 
 
 class SourceBridge(PublishBridge):
@@ -91,17 +80,17 @@ class _SourceProxy:
         publisher = self._publisher
         while (message := publisher.receive()) is not None:
             match message:
-                case Welcome():
+                case msg.Welcome():
                     descriptors, publisher.descriptors = publisher.descriptors, []
                     self._buffers = open_buffers(descriptors, message.buffer_bytes)
-                case Begin():
+                case msg.Begin():
                     buckets = plan_buckets(message.manifest, message.bucket_bytes)
                     with self._lock:
                         self._buckets, self._places, self._update = buckets, {}, message.update
-                case WriteBucket():
+                case msg.WriteBucket():
                     with self._lock:
                         self._places[message.bucket] = message.buffer
-                case AbandonUpdate() | Release():
+                case msg.AbandonUpdate() | msg.Release():
                     with self._lock:
                         self._update = -1
             self._source.send(message)
@@ -115,7 +104,7 @@ class _SourceProxy:
                     self._publisher.send(message.written)
         self._publisher.break_off()
 
-    def _receive_bucket(self, written: BucketWritten, nbytes: int) -> bool:
+    def _receive_bucket(self, written: msg.BucketWritten, nbytes: int) -> bool:
         """Receive a bucket into its buffer. Returns False for one of an update that has ended: it is discarded."""
         with self._lock:
             is_awaited = written.update == self._update
@@ -154,7 +143,7 @@ class RemoteSourceLink(SourceLink):
     def _connect(self) -> TcpChannel:
         host, _ = parse_endpoint(self._endpoint)
         channel = TcpChannel(
-            begin_connecting(self._endpoint), self._token, FromPublisher, tls=self._tls, server_name=host
+            begin_connecting(self._endpoint), self._token, msg.FromPublisher, tls=self._tls, server_name=host
         )
         try:
             channel.introduce(SOURCE, BRIDGE)
@@ -163,12 +152,12 @@ class RemoteSourceLink(SourceLink):
             raise
         return channel
 
-    def _open_buffers(self, channel: TcpChannel, welcome: Welcome) -> tuple[Buffer, ...]:
+    def _open_buffers(self, channel: TcpChannel, welcome: msg.Welcome) -> tuple[Buffer, ...]:
         """Make buffers of this process, from which buckets are sent."""
         del channel
         return create_buffers(IPC_BUFFERS, welcome.buffer_bytes)
 
-    def _hand_over(self, channel: TcpChannel, written: BucketWritten, view: memoryview) -> None:
+    def _hand_over(self, channel: TcpChannel, written: msg.BucketWritten, view: memoryview) -> None:
         channel.send(BucketPayload(written, len(view)))
         channel.send_bytes([view])
 

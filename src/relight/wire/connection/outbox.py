@@ -13,22 +13,14 @@ import msgspec
 
 from relight.core.protocol.commands import Kill, Spawn
 from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted
+from relight.wire import messages as msg
 from relight.wire.connection.framing import encode_frame
-from relight.wire.messages import (
-    CopyPrivate,
-    ForgetProcess,
-    FromWorker,
-    FromWorkers,
-    PrivateState,
-    TakePrivate,
-    ToWorkers,
-)
 
 MAX_UNCONFIRMED_BYTES = 64 * 2**20
 COUNTED = (
-    *(ProcessStarted, ProcessDying, ProcessExited, FromWorker, FromWorkers),  # agent to controller
-    *(Spawn, Kill, ToWorkers, CopyPrivate, TakePrivate, ForgetProcess),  # controller to agent
-    PrivateState,  # from one agent to the other, through the controller
+    *(ProcessStarted, ProcessDying, ProcessExited, msg.FromWorker, msg.FromWorkers),  # agent to controller
+    *(Spawn, Kill, msg.ToWorkers, msg.CopyPrivate, msg.TakePrivate, msg.ForgetProcess),  # controller to agent
+    msg.PrivateState,  # from one agent to the other, through the controller
 )
 
 

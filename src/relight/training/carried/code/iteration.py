@@ -6,18 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
-from relight.training.carried.code.source import (
-    LOOPS,
-    body_of,
-    heads,
-    is_head,
-    is_user_frame,
-    node_of,
-    placed,
-    statements_of,
-    up_to_entered,
-    way_to,
-)
+from relight.training.carried.code import source
 
 
 @dataclass(frozen=True)
@@ -61,17 +50,17 @@ def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, int], line: int =
     block: ast.With | None = None
     here: FrameType | None = frame
     while here is not None:
-        if not is_user_frame(here):
+        if not source.is_user_frame(here):
             here = here.f_back  # a library that calls the script's function back
             number += 1
             continue
-        node = node_of(here.f_code)
+        node = source.node_of(here.f_code)
         if node is None or isinstance(node, ast.Lambda):
             return None
         at_line = line if number == 0 and line else here.f_lineno
-        way = way_to(body_of(node), at_line)
+        way = source.way_to(source.body_of(node), at_line)
         if number == 0:
-            way = up_to_entered(way, at_line)
+            way = source.up_to_entered(way, at_line)
         if not way:
             return None
         asked = asked_at.get(here.f_code, 0)
@@ -112,16 +101,16 @@ def block_ahead(frame: FrameType) -> int | None:
 
     The frame is at the head of a `for` over the steps.
     """
-    node = node_of(frame.f_code)
-    way = way_to(body_of(node), frame.f_lineno)
+    node = source.node_of(frame.f_code)
+    way = source.way_to(source.body_of(node), frame.f_lineno)
     if not way:
         return None
     body, at = way[-1]
     loop = body[at]
-    if not isinstance(loop, ast.For) or not is_head(loop, frame.f_lineno):
+    if not isinstance(loop, ast.For) or not source.is_head(loop, frame.f_lineno):
         return None
     names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
-    for statement in statements_of(loop.body):
+    for statement in source.statements_of(loop.body):
         if isinstance(statement, ast.With):
             entered = [item.context_expr for item in statement.items]
             if any(isinstance(one, ast.Name) and one.id in names for one in entered):
@@ -131,7 +120,7 @@ def block_ahead(frame: FrameType) -> int | None:
 
 def _innermost_loop(way: list[tuple[list[ast.stmt], int]], asked: int) -> int | None:
     """Which part of a way is the loop that asks for a step at a line; 0: any."""
-    loops = [i for i, (body, at) in enumerate(way) if isinstance(body[at], LOOPS) and _spans(body[at], asked)]
+    loops = [i for i, (body, at) in enumerate(way) if isinstance(body[at], source.LOOPS) and _spans(body[at], asked)]
     loop = max(loops, default=None)
     return None if loop == len(way) - 1 else loop  # this line is the loop's own head: something that it calls
 
@@ -142,7 +131,7 @@ def _before(way: list[tuple[list[ast.stmt], int]]) -> list[ast.stmt]:
     for index, (body, at) in enumerate(way):
         prior += body[:at]
         if index < len(way) - 1:
-            prior += heads(body[at])
+            prior += source.heads(body[at])
     return prior
 
 
@@ -152,7 +141,7 @@ def _of_loop(place: tuple[list[ast.stmt], int], block: ast.With, asked: int) -> 
     counted = _counted(loop, block)
     first, last = _turn_of(loop, counted)
     body = getattr(loop, "body", [])
-    begins_late = bool(asked) and not is_head(loop, asked)
+    begins_late = bool(asked) and not source.is_head(loop, asked)
     pieces = (Piece(0, (*first, *body, *last)),)
     above = begins_late or body[0] is not block
     is_only_block = isinstance(loop, ast.For) and not above and len(body) == 1
@@ -162,7 +151,7 @@ def _of_loop(place: tuple[list[ast.stmt], int], block: ast.With, asked: int) -> 
 def _turn_of(loop: ast.stmt, counted: frozenset[str]) -> tuple[list[ast.stmt], list[ast.stmt]]:
     """The effect of a loop's head at the start of a turn, and the names that it counts at its end."""
     if not isinstance(loop, ast.For):
-        return heads(loop), []
+        return source.heads(loop), []
     names = [node for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
     first: list[ast.expr] = [name for name in names if name.id not in counted]
     last: list[ast.expr] = [name for name in names if name.id in counted]
@@ -170,7 +159,7 @@ def _turn_of(loop: ast.stmt, counted: frozenset[str]) -> tuple[list[ast.stmt], l
 
 
 def _unset(names: list[ast.expr], at: ast.stmt) -> list[ast.stmt]:
-    return [placed(ast.Assign(names, ast.Constant(None)), at)] if names else []
+    return [source.placed(ast.Assign(names, ast.Constant(None)), at)] if names else []
 
 
 def _counted(loop: ast.stmt, block: ast.With) -> frozenset[str]:

@@ -5,20 +5,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+from relight.training.carried.code import source
 from relight.training.carried.code.iteration import iteration_of
-from relight.training.carried.code.source import (
-    LOOPS,
-    body_of,
-    children_of,
-    heads,
-    is_head,
-    node_of,
-    short,
-    statements_of,
-    up_to_entered,
-    user_frames,
-    way_to,
-)
 
 
 def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> str | None:
@@ -27,21 +15,21 @@ def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> 
     `frame` is the one that iterates over the steps. `built_at`, from `lines_of` where `relight.Training` was made,
     leaves out loops that make a new one in each turn.
     """
-    for depth, here in enumerate(user_frames(frame)):
-        node = node_of(here.f_code)
+    for depth, here in enumerate(source.user_frames(frame)):
+        node = source.node_of(here.f_code)
         if node is None or isinstance(node, ast.Lambda):
             continue
-        way = way_to(body_of(node), here.f_lineno)
-        loops = [body[at] for body, at in way if isinstance(body[at], LOOPS)]
+        way = source.way_to(source.body_of(node), here.f_lineno)
+        loops = [body[at] for body, at in way if isinstance(body[at], source.LOOPS)]
         if depth == 0 and loops and way[-1][0][way[-1][1]] is loops[-1]:
             loops = loops[:-1]  # the loop over the steps themselves: this line is its head
         for loop in reversed(loops):
-            if is_head(loop, here.f_lineno):
+            if source.is_head(loop, here.f_lineno):
                 continue
             lines = range(loop.lineno, (loop.end_lineno or loop.lineno) + 1)
             if any(name == here.f_code.co_filename and line in lines for name, line in built_at):
                 continue
-            return f"{short(here.f_code.co_filename)}:{loop.lineno}"
+            return f"{source.short(here.f_code.co_filename)}:{loop.lineno}"
     return None
 
 
@@ -61,23 +49,23 @@ def accumulates_by_hand(frame: FrameType, is_optimizer: Callable[[ast.expr], boo
             continue
         others = [other for other in block if other is not statement]
         if _calls(others, "backward") and not _calls(others, "zero_grad"):
-            return f"{short(frame.f_code.co_filename)}:{statement.lineno}"
+            return f"{source.short(frame.f_code.co_filename)}:{statement.lineno}"
     return None
 
 
 def yields_inside(frame: FrameType) -> str | None:
     """FILE:LINE of a `yield` in the block of the `with step` in this frame, or None; context managers may have one."""
-    node = node_of(frame.f_code)
-    way = up_to_entered(way_to(body_of(node), frame.f_lineno), frame.f_lineno)
+    node = source.node_of(frame.f_code)
+    way = source.up_to_entered(source.way_to(source.body_of(node), frame.f_lineno), frame.f_lineno)
     caller = frame.f_back
     if not way or (caller is not None and caller.f_code.co_filename == contextlib.__file__):
         return None
     block = way[-1][0][way[-1][1]]
-    for statement in statements_of(getattr(block, "body", [])):
-        for part in [statement] if not children_of(statement) else heads(statement):
+    for statement in source.statements_of(getattr(block, "body", [])):
+        for part in [statement] if not source.children_of(statement) else source.heads(statement):
             for inner in ast.walk(part):
                 if isinstance(inner, (ast.Yield, ast.YieldFrom)):
-                    return f"{short(frame.f_code.co_filename)}:{inner.lineno}"
+                    return f"{source.short(frame.f_code.co_filename)}:{inner.lineno}"
     return None
 
 
