@@ -1,6 +1,13 @@
 """For all tests."""
 
+import os
+import sys
+
 from hypothesis import settings
+
+# Processes of jobs compile relight anew at each start if nothing keeps what was compiled: half of the time of a start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long an example takes is the machine's business: benchmarks measure, tests do not.
 settings.register_profile("relight", deadline=None)
