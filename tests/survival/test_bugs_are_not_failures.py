@@ -62,7 +62,8 @@ def test_an_exception_between_steps_is_not_repeated(bench: Bench) -> None:
     check_traceback(outcome, 0)
 
 
-@pytest.mark.parametrize("how", ["exit_code", pytest.param("exit_0", marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("how", ["exit_code", "exit_0"])
 def test_the_same_exit_twice_is_a_bug(bench: Bench, how: str) -> None:
     outcome = bench.run(broken(how))
     check_refused(outcome, "rank 1", "step 3", "bug")

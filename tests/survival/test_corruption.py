@@ -26,7 +26,7 @@ def check_doubted(outcome: Outcome, rank: int) -> None:
     ("what", "rank", "arguments"),
     [
         ("flip-parameter", 0, ()),
-        ("flip-optimizer", 2, ()),
+        pytest.param("flip-optimizer", 2, (), marks=pytest.mark.all),
         pytest.param("flip-buffer", 1, ("--local-buffers",), marks=pytest.mark.all),
     ],
 )
@@ -85,7 +85,9 @@ def test_who_compares_in_each_step_has_lost_nothing(bench: Bench) -> None:
     ("fault", "arguments"),
     [
         ("flip-parameter rank 1 in FORWARD of step 0", ("--batchnorm", "--local-buffers")),
-        ("flip-buffer rank 1 in FORWARD of step 0", ("--batchnorm", "--local-buffers")),
+        pytest.param(
+            "flip-buffer rank 1 in FORWARD of step 0", ("--batchnorm", "--local-buffers"), marks=pytest.mark.all
+        ),
         ("flip-buffer rank 1 in FORWARD of step 0", ("--local-buffers",)),
     ],
 )

@@ -9,7 +9,10 @@ from tests.survival.judge import check_protocol, check_survived
 FAULTS = ("kill rank 0 in FORWARD of step 5", "kill rank 1 in BACKWARD of step 14")
 
 
-@pytest.mark.parametrize("kind", ["own", "two", "workers", pytest.param("stateful", marks=pytest.mark.all)])
+@pytest.mark.parametrize(
+    "kind",
+    ["own", pytest.param("two", marks=pytest.mark.all), "workers", pytest.param("stateful", marks=pytest.mark.all)],
+)
 def test_the_replacement_draws_the_same_data(bench: Bench, kind: str) -> None:
     training = Training(ranks=2, steps=20, program="augmenting.py", arguments=("--data", kind))
     check_survived(bench.run(training, faults=FAULTS, standbys=2), bench.reference(training))

@@ -172,7 +172,7 @@ def test_options(bench: Bench, arguments: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        (),
+        pytest.param((), marks=pytest.mark.all),
         pytest.param(("--optimizer", "sgd"), marks=pytest.mark.all),
         pytest.param(("--optimizer", "adamw-fused"), marks=pytest.mark.all),
         pytest.param(("--batchnorm",), marks=pytest.mark.all),

@@ -10,7 +10,11 @@ STEP = 3
 TRAINING = Training(ranks=2, steps=STEP + 3, program="long_backward.py")
 
 
-@pytest.mark.parametrize("faults", [[], ["kill rank 1 in BACKWARD of step 1"]], ids=["at first", "after a recovery"])
+@pytest.mark.parametrize(
+    "faults",
+    [pytest.param([], marks=pytest.mark.all), ["kill rank 1 in BACKWARD of step 1"]],
+    ids=["at first", "after a recovery"],
+)
 def test_a_long_backward_pass_is_left_early(bench: Bench, faults: list[str]) -> None:
     struck = [*faults, f"kill rank 1 in FORWARD of step {STEP}"]
     outcome = bench.run(TRAINING, faults=struck, standbys=len(struck), environment={LONG_STEP: str(STEP)})

@@ -8,7 +8,8 @@ from tests.survival.harness import Bench, Outcome, Training
 from tests.survival.judge import check_faults, check_survived
 
 PYTHON = {"PYTHON": sys.executable}
-FAULTS = ("raise in rank 0 in FORWARD of step 2", "kill rank 1 in OPTIMIZER of step 4")
+KILL = ("kill rank 1 in OPTIMIZER of step 4",)
+RAISE_AND_KILL = ("raise in rank 0 in FORWARD of step 2", *KILL)
 
 
 def run(
@@ -19,13 +20,16 @@ def run(
     environment: dict[str, str] = PYTHON,
 ) -> Outcome:
     training = Training(ranks=2, program=program, arguments=arguments)
-    return bench.run(training, faults=faults, flags=("--no-python",), standbys=2, environment=environment)
+    return bench.run(
+        training, faults=faults, flags=("--no-python",), standbys=1 if faults == KILL else 2, environment=environment
+    )
 
 
-def test_such_a_worker_is_replaced_like_any_other(bench: Bench) -> None:
-    outcome = run(bench, faults=FAULTS)
+@pytest.mark.parametrize("faults", [KILL, pytest.param(RAISE_AND_KILL, marks=pytest.mark.all)], ids=len)
+def test_such_a_worker_is_replaced_like_any_other(bench: Bench, faults: tuple[str, ...]) -> None:
+    outcome = run(bench, faults=faults)
     check_survived(outcome, bench.reference(Training(ranks=2)))
-    check_faults(outcome, FAULTS)
+    check_faults(outcome, faults)
 
 
 @pytest.mark.all

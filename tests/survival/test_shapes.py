@@ -13,7 +13,7 @@ STEPS = 11
 DEATHS = ("backward:5:1", "written:8:0")
 LATE_DEATHS = ("late:4:1", "written:7:0", "end:9:1")
 HAVE_LATE_PLACES = ("two-writes", "logged", "sam")
-ALWAYS = ("two-writes", "momentum-encoder", "evaluation")
+ALWAYS = ("two-writes", "evaluation")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from tests.survival.judge import check_protocol, check_survived
 
 WINDOWS = ("--slow-window-seconds", "0.6")  # three of them in a row
 SLOW = "slow rank 1 in FORWARD of step 3"
-TRAINING = Training(steps=60, arguments=("--pause", "0.02"))
+TRAINING = Training(steps=40, arguments=("--pause", "0.02"))
 
 
 def test_a_slow_rank_is_replaced_between_two_steps(bench: Bench) -> None:

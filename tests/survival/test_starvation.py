@@ -26,7 +26,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("steps", "hang_seconds"), [(150, 5.0), pytest.param(600, 1.0, marks=pytest.mark.all)], ids=["short", "long"]
+    ("steps", "hang_seconds"), [(100, 5.0), pytest.param(600, 1.0, marks=pytest.mark.all)], ids=["short", "long"]
 )
 def test_four_workers_and_two_busy_loops(bench: Bench, steps: int, hang_seconds: float) -> None:
     """No process is declared lost, though every one waits for a processor most of the time."""
