@@ -145,7 +145,12 @@ class Job:
     # --- while it runs ----------------------------------------------------------------------------------------
     def processes(self) -> list[psutil.Process]:
         """The job's living processes, the launcher included."""
-        return [process for process in psutil.process_iter() if _environment_of(process).get(_MARK) == self._mark]
+        mark, found = f"{_MARK}={self._mark}".encode(), []
+        for name in filter(str.isdecimal, os.listdir("/proc")):  # psutil reads as much in four times the time
+            with contextlib.suppress(OSError, psutil.Error):  # gone, or another user's
+                if mark in Path("/proc", name, "environ").read_bytes():
+                    found.append(psutil.Process(int(name)))
+        return found
 
     def workers(self) -> dict[str, psutil.Process]:
         """The job's workers and standbys by name."""
