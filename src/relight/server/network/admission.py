@@ -31,18 +31,11 @@ class Peer:
 class Admission:
     """Admits peers that prove that they know the job's token. All others get the reason, and are cut off."""
 
-    def __init__(
-        self,
-        token: bytes,
-        settings: JobSettings,
-        tls: Tls | None = None,
-        deadline_seconds: float = HANDSHAKE_SECONDS,
-    ) -> None:
+    def __init__(self, token: bytes, settings: JobSettings, tls: Tls | None = None) -> None:
         self._token = token
         self._settings = settings
         self._tls = tls
         self.life = secrets.token_hex(8)  # names this run of the controller
-        self._deadline_seconds = deadline_seconds
         self._strangers: dict[Connection, asyncio.Timeout] = {}  # oldest first, with what ends their handshake
 
     def welcome(self, connection: Connection, peer: Peer, life: str = "", received: int = 0) -> None:
@@ -63,16 +56,16 @@ class Admission:
         """
         refused = Refused(reason="")
         try:
-            async with asyncio.timeout(self._deadline_seconds) as patience:
+            async with asyncio.timeout(HANDSHAKE_SECONDS) as patience:
                 if len(self._strangers) >= MAX_STRANGERS:
                     self._turn_out_one()
                 self._strangers[connection] = patience
                 if self._tls is not None:
-                    await connection.start_tls(self._tls, self._deadline_seconds)
+                    await connection.start_tls(self._tls, HANDSHAKE_SECONDS)
                 return await self._challenge(connection)
         except TimeoutError:
             if connection in self._strangers:
-                refused = Refused(reason=f"no valid Hello within {self._deadline_seconds:g} s")
+                refused = Refused(reason=f"no valid Hello within {HANDSHAKE_SECONDS:g} s")
             else:
                 reason = f"more than {MAX_STRANGERS} connections wait to be authenticated; try again"
                 refused = Refused(reason=reason, again=True)

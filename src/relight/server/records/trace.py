@@ -62,9 +62,9 @@ class TraceFile:
 class StatusFile:
     """States that workers and agents report, besides phases."""
 
-    def __init__(self, run_dir: Path, on_failure: Callable[[str], None], max_bytes: int = MAX_STATUS_BYTES) -> None:
+    def __init__(self, run_dir: Path, on_failure: Callable[[str], None]) -> None:
         missed = "what is published and restored is not shown"
-        self._lines = Lines(run_dir / "status.jsonl", on_failure, missed, max_bytes)
+        self._lines = Lines(run_dir / "status.jsonl", on_failure, missed, MAX_STATUS_BYTES)
 
     def append(self, now: float, status: Status) -> None:
         self._lines.append(StatusLine(now=round(now, 3), status=status))

@@ -115,9 +115,9 @@ class Mutation:
             writes=self.writes,
         )
 
-    def hunt(self, first: int = 0, limit: int = 0) -> tuple[int, Violation] | None:
+    def hunt(self, first: int = 0) -> tuple[int, Violation] | None:
         """The number of random schedules that it took, and what broke."""
-        for count in range(1, (limit or self.within) + 1):
+        for count in range(1, self.within + 1):
             violation = self.breaks(self.schedule(first + count - 1))
             if violation is not None:
                 return count, violation

@@ -61,18 +61,18 @@ text { font: 11px system-ui, sans-serif; fill: var(--ink, #1c1c1c) }
 """
 
 
-def draw_svg(window: Window, title: str = "", width: int = WIDTH) -> str:
+def draw_svg(window: Window, title: str = "") -> str:
     """The window as one SVG document. Rows beyond MAX_ROWS that nothing happened to are left out, and counted."""
     rows = window.choose_rows(MAX_ROWS)
     hidden = len(window.rows) - len(rows)
-    axis = plan_axis(window.start_ns, window.end_ns, width - _LEFT - _RIGHT, _changes(window, rows))
+    axis = plan_axis(window.start_ns, window.end_ns, WIDTH - _LEFT - _RIGHT, _changes(window, rows))
     has_controller = bool(window.bands)
     first = _TOP + _STEP_LANE + (_CONTROLLER_LANE if has_controller else 0)
     bottom = first + len(rows) * _ROW
     height = bottom + _FOOT + (14 if hidden else 0)
     tops = {row.rank: first + index * _ROW for index, row in enumerate(rows)}
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(title or "timeline")}">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style>{_TEXTURES}",
         *_step_names(rows, axis),
@@ -82,14 +82,14 @@ def draw_svg(window: Window, title: str = "", width: int = WIDTH) -> str:
         *_restores(window, tops, axis),
         *_strikes(window, tops, axis),
         *_cuts(axis, first, bottom),
-        *_foot(window, axis, bottom, width),
+        *_foot(window, axis, bottom),
     ]
     if hidden:
         parts.append(_text(_LEFT, height - 4, f"{hidden} more ranks are not shown", "small"))
     return "\n".join([*parts, "</svg>", ""])
 
 
-def legend_svg(width: int = WIDTH) -> str:
+def legend_svg() -> str:
     """Draw the legend of colours, textures and signs."""
     entries = [(activity.value, NAMES[activity]) for activity in Activity if activity is not Activity.STARTING]
     entries += [("dark", "parameters before the update (version i)"), ("light", "after it (i + 1)")]
@@ -97,12 +97,12 @@ def legend_svg(width: int = WIDTH) -> str:
     parts = []
     for kind, words in entries:
         length = 30 + len(words) * _LETTER_PIXELS
-        if x + length > width:
+        if x + length > WIDTH:
             x, y = 4.0, y + 20
         parts.append(_rect(x, y, 18, 12, kind) + _texture(x, y, 18, 12, kind) + _text(x + 23, y + 10, words, "small"))
         x += length + 12
     parts.append(_bolt(x + 8, y + 6, 0.5) + _text(x + 20, y + 10, "failure", "small"))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 20:.0f}" role="img" aria-label="legend">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 20:.0f}" role="img" aria-label="legend">'
     return "\n".join([head, f"<style>{_STYLE}</style>{_TEXTURES}", *parts, "</svg>", ""])
 
 
@@ -254,16 +254,16 @@ def _cuts(axis: Axis, top: float, bottom: float) -> Iterable[str]:
         yield _text(x - len(length) * 3, bottom + 6, f"≈ {length}", "small")
 
 
-def _foot(window: Window, axis: Axis, bottom: float, width: int) -> Iterable[str]:
+def _foot(window: Window, axis: Axis, bottom: float) -> Iterable[str]:
     def label(time_ns: int) -> str:
         return duration((time_ns - window.zero_ns) / 1e9, "−")
 
     y = bottom + 16
     yield _text(_LEFT, y, label(window.start_ns), "small")
     last = label(window.end_ns)
-    yield _text(width - _RIGHT - len(last) * _LETTER_PIXELS, y, last, "small")
+    yield _text(WIDTH - _RIGHT - len(last) * _LETTER_PIXELS, y, last, "small")
     zero = _x(axis, window.zero_ns)
-    if _LEFT + 70 < zero < width - 90:
+    if _LEFT + 70 < zero < WIDTH - 90:
         yield _text(zero - 3, y, "0", "small")
         yield f'<line class="rule" x1="{zero:.1f}" x2="{zero:.1f}" y1="{bottom - 8}" y2="{bottom + 4}"/>'
 
