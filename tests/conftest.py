@@ -1,5 +1,6 @@
 """For all tests."""
 
+import gc
 import os
 import sys
 
@@ -12,3 +13,9 @@ sys.dont_write_bytecode = False
 # How long an example takes is the machine's business: benchmarks measure, tests do not.
 settings.register_profile("relight", deadline=None)
 settings.load_profile("relight")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests, a million objects, out of every search for garbage, and of forked processes' copies."""
+    gc.collect()
+    gc.freeze()

@@ -136,8 +136,10 @@ def _runs_stages(parameters: Collection[int]) -> bool:
     module = sys.modules.get(_STAGES)
     if module is None:
         return False
-    base: Any = module._PipelineStageBase
-    # Not isinstance: it asks each object's __class__, which for some of torch's own warns, and an abstract class takes
-    # ten times as long to answer.
-    stages: list[Any] = [thing for thing in gc.get_objects() if base in type(thing).__mro__]
+    kinds: list[Any] = [module._PipelineStageBase]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    # An object refers to its class, so the collector finds the stages, in a quarter of the time that a look at each
+    # object takes.
+    stages = [thing for thing in gc.get_referrers(*kinds) if type(thing) in kinds]
     return any(id(parameter) in parameters for stage in stages for parameter in stage.submod.parameters())
